@@ -1,0 +1,244 @@
+import pytest
+import torch
+from scipy import stats
+
+from vit_lightning import augment
+from vit_lightning.augment import HorizontalFlip, RandomCrop, mix, sample_keys, uniform
+from vit_lightning.errors import UserError
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+# Vigna's splitmix64.c with seed 1234567
+PUBLISHED = [
+    6457827717110365317,
+    3203168211198807973,
+    9817491932198370423,
+    4593380528125082431,
+    16408922859458223821,
+]
+
+
+def splitmix64(seed, number=0):
+    bits = (seed + GOLDEN * (number + 1)) & MASK
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & MASK
+    return bits ^ (bits >> 31)
+
+
+def unsigned(tensor):
+    return [value & MASK for value in tensor.tolist()]
+
+
+def keys(count, seed=0, epoch=0):
+    return sample_keys(seed, epoch, torch.arange(count))
+
+
+def ramps(count, height, width, dtype=torch.uint8):
+    """Row + 1 in channel 0, column + 1 in channel 1: what is left of them tells the shift."""
+    rows = torch.arange(1, height + 1).view(-1, 1).expand(height, width)
+    columns = torch.arange(1, width + 1).expand(height, width)
+    return torch.stack([rows, columns]).expand(count, 2, height, width).to(dtype)
+
+
+def offsets(crop, images_keys, size):
+    """(top, left) that each key gives, of the window in the padded image."""
+    seen = crop(ramps(len(images_keys), size, size), images_keys).long()
+    middle = size // 2
+    return [(int(image[0, middle, middle]) - 1 - middle, int(image[1, middle, middle]) - 1 - middle) for image in seen]
+
+
+def test_reference_gives_the_published_numbers():
+    assert [splitmix64(1234567, number) for number in range(5)] == PUBLISHED
+
+
+def test_mix_gives_the_published_numbers_as_streams():
+    assert [unsigned(mix(torch.tensor([1234567]), number))[0] for number in range(5)] == PUBLISHED
+
+
+@pytest.mark.parametrize("stream", [0, 1, 7])
+def test_mix_equals_splitmix64_for_all_kinds_of_numbers(stream):
+    bits = [0, 1, -1, 2**63 - 1, -(2**63), 1234567, -987654321] + [(i * GOLDEN) % 2**63 for i in range(50)]
+    assert unsigned(mix(torch.tensor(bits), stream)) == [splitmix64(value & MASK, stream) for value in bits]
+
+
+def test_mix_does_not_write_into_its_input():
+    bits = torch.arange(5)
+    mix(bits)
+    assert bits.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (42, 3), (2**32 - 1, 100_000)])
+def test_sample_keys_are_nested_splitmix64(seed, epoch):
+    indices = [0, 1, 59_999, -1, 2**40]
+    start = splitmix64((splitmix64(seed) + epoch) & MASK)
+    expected = [splitmix64((start + index) & MASK) for index in indices]
+    assert unsigned(sample_keys(seed, epoch, torch.tensor(indices))) == expected
+
+
+def test_sample_keys_depend_on_nothing_but_seed_epoch_and_index():
+    everything = sample_keys(5, 2, torch.arange(1000))
+    torch.manual_seed(123)
+    torch.rand(10)
+    some = torch.tensor([999, 3, 3, 500])
+    assert torch.equal(sample_keys(5, 2, some), everything[some])
+    assert torch.equal(sample_keys(5, 2, some.to(torch.int32)), everything[some])
+
+
+def test_sample_keys_differ_for_each_seed_epoch_and_index():
+    all_keys = torch.cat([keys(1000, seed, epoch) for seed in range(10) for epoch in range(10)])
+    assert len(all_keys.unique()) == 100_000
+
+
+def test_random_numbers_leave_torchs_generator_alone():
+    state = torch.get_rng_state()
+    batch = torch.zeros(8, 3, 6, 6)
+    HorizontalFlip()(RandomCrop()(batch, keys(8)), keys(8))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_uniform_is_the_upper_24_bits():
+    expected = [(splitmix64(value & MASK, 3) >> 40) / 2**24 for value in keys(100).tolist()]
+    assert uniform(keys(100), 3).dtype is torch.float32
+    assert uniform(keys(100), 3).tolist() == expected
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2, 3])
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (1, 0), (0, 1)])
+def test_uniform_is_uniform(seed, epoch, stream):
+    draws = uniform(keys(100_000, seed, epoch), stream).double()
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    assert abs(draws.mean().item() - 1 / 2) < 4 * (1 / 12 / 100_000) ** 0.5
+    assert abs(draws.var().item() - 1 / 12) < 4 * (1 / 180 / 100_000) ** 0.5
+    assert stats.kstest(draws.numpy(), "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: uniform(keys(100_000), 2),
+        lambda: uniform(keys(100_000, seed=1), 1),
+        lambda: uniform(keys(100_000, epoch=1), 1),
+        lambda: uniform(keys(100_000), 1).roll(1),
+        lambda: uniform(mix(keys(100_000), 1), 1),
+    ],
+    ids=["stream", "seed", "epoch", "next image", "mixed again"],
+)
+def test_uniform_numbers_are_independent(other):
+    pairs = torch.stack([uniform(keys(100_000), 1), other()])
+    counts = torch.histogramdd(pairs.T.contiguous(), [10, 10], range=[0.0, 1.0, 0.0, 1.0]).hist
+    assert stats.chisquare(counts.flatten().numpy()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("padding", [1, 2, 4])
+def test_random_crop_is_pad_and_slice_for_every_offset(padding, dtype):
+    choices = 2 * padding + 1
+    crop, batch_keys = RandomCrop(padding), keys(1500)
+    shifts = offsets(crop, batch_keys, size=10)
+    shifts = [(top + padding, left + padding) for top, left in shifts]
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randint(1, 256, (1500, 3, 10, 10), generator=generator).to(dtype)
+    padded = torch.nn.functional.pad(batch, [padding] * 4)
+    expected = [image[:, top : top + 10, left : left + 10] for image, (top, left) in zip(padded, shifts, strict=True)]
+    out = crop(batch, batch_keys)
+    assert out.dtype is dtype
+    assert torch.equal(out, torch.stack(expected))
+    assert set(shifts) == {(top, left) for top in range(choices) for left in range(choices)}
+
+
+def test_random_crop_offsets_are_equally_likely():
+    shifts = offsets(RandomCrop(2), keys(20_000), size=6)
+    counts = [shifts.count((top, left)) for top in range(-2, 3) for left in range(-2, 3)]
+    assert sum(counts) == 20_000
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_random_crop_of_rectangles():
+    batch = ramps(500, 4, 9)
+    out = RandomCrop(1)(batch, keys(500))
+    windows = torch.nn.functional.pad(batch[0], [1] * 4).unfold(1, 4, 1).unfold(2, 9, 1).permute(1, 2, 0, 3, 4)
+    windows = {tuple(window.flatten().tolist()) for window in windows.flatten(0, 1)}
+    assert {tuple(image.flatten().tolist()) for image in out} == windows
+    assert len(windows) == 9
+
+
+def test_what_comes_in_at_the_border_is_black():
+    out = RandomCrop(3)(torch.full((200, 3, 8, 8), 255, dtype=torch.uint8), keys(200))
+    assert set(out.unique().tolist()) == {0, 255}
+    black = (out == 0).all(1)
+    assert torch.equal(black, (out == 0).any(1))
+    assert black[:, 0].all(-1).any()
+    assert black[:, -1].all(-1).any()
+    assert not black[:, 3:5, 3:5].any()
+
+
+@pytest.mark.parametrize("padding", [0, 1, 2, 3, 4, 8, 16, 100])
+def test_the_largest_random_number_stays_inside_the_padded_image(monkeypatch, padding):
+    monkeypatch.setattr(augment, "uniform", lambda keys, stream: torch.full((len(keys),), 1 - 2**-24))
+    batch = ramps(1, 5, 5)
+    expected = torch.nn.functional.pad(batch, [padding] * 4)[..., 2 * padding :, 2 * padding :]
+    assert torch.equal(RandomCrop(padding)(batch, keys(1)), expected)
+
+
+def test_random_crop_without_padding_changes_nothing():
+    batch = ramps(10, 5, 5)
+    assert torch.equal(RandomCrop(0)(batch, keys(10)), batch)
+
+
+@pytest.mark.parametrize("change", [RandomCrop(2), HorizontalFlip()], ids=["crop", "flip"])
+def test_a_batch_of_one_equals_a_batch_of_many(change):
+    batch = torch.rand(40, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    together = change(batch, keys(40))
+    alone = [change(batch[i : i + 1], keys(40)[i : i + 1]) for i in range(40)]
+    assert torch.equal(together, torch.cat(alone))
+    assert not torch.equal(together, batch)
+
+
+@pytest.mark.parametrize("change", [RandomCrop(2), HorizontalFlip(1.0)], ids=["crop", "flip"])
+def test_changes_do_not_write_into_the_images(change):
+    batch = torch.rand(40, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    before = batch.clone()
+    change(batch, keys(40))
+    assert torch.equal(batch, before)
+
+
+@pytest.mark.parametrize("change", [RandomCrop(2), HorizontalFlip()], ids=["crop", "flip"])
+def test_changes_give_contiguous_images_of_the_same_shape(change):
+    out = change(torch.zeros(7, 3, 6, 5, dtype=torch.uint8), keys(7))
+    assert out.shape == (7, 3, 6, 5)
+    assert out.is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
+def test_horizontal_flip_mirrors_the_asked_share_exactly(p, dtype):
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randint(0, 256, (10_000, 2, 2, 3), generator=generator).to(dtype)
+    batch[..., 0], batch[..., 2] = 1, 2
+    out = HorizontalFlip(p)(batch, keys(10_000))
+    flipped = out[:, 0, 0, 0] == 2
+    mirrored = torch.stack([batch[..., 2], batch[..., 1], batch[..., 0]], dim=-1)
+    assert out.dtype is dtype
+    assert torch.equal(out[flipped], mirrored[flipped])
+    assert torch.equal(out[~flipped], batch[~flipped])
+    assert abs(flipped.float().mean().item() - p) <= 4 * (p * (1 - p) / 10_000) ** 0.5
+
+
+def test_flip_and_crop_of_the_same_key_are_independent():
+    shifts = offsets(RandomCrop(1), keys(20_000), size=4)
+    batch = torch.tensor([0.0, 1.0]).expand(20_000, 1, 1, 2)
+    flips = HorizontalFlip()(batch, keys(20_000))[:, 0, 0, 0].long().tolist()
+    counts = torch.zeros(2, 3, 3)
+    for flip, (top, left) in zip(flips, shifts, strict=True):
+        counts[flip, top + 1, left + 1] += 1
+    assert stats.chisquare(counts.flatten().numpy()).pvalue > 1e-3
+
+
+def test_bad_settings_are_errors_with_their_values():
+    with pytest.raises(UserError, match="padding=-1 must be at least 0"):
+        RandomCrop(-1)
+    for p in (-0.1, 1.5, float("nan")):
+        with pytest.raises(UserError, match=f"p={p} must be between 0 and 1"):
+            HorizontalFlip(p)

@@ -1,0 +1,437 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vit_lightning.blocks import (
+    ClassificationHead,
+    ClassToken,
+    ClassTokenPool,
+    ConvProjection,
+    DropPath,
+    FeedForwardBlock,
+    LayerNorm,
+    LayerScale,
+    LinearProjection,
+    MeanPool,
+    MultiHeadAttention,
+    NamedSequential,
+    PatchEmbedding,
+    ResidualAdd,
+    TransformerEncoderBlock,
+    attend,
+    attention_weights,
+    pair,
+)
+from vit_lightning.errors import UserError
+
+PATCHES = [(4, 4), (2, 6), (6, 2), (1, 1)]
+
+
+def randn(*shape, dtype=torch.float64, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def randomise(module, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(0.5 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    return module
+
+
+def boolean_mask(*shape, seed=0):
+    mask = torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+    return mask | torch.eye(shape[-1], dtype=torch.bool)
+
+
+def attention_like_torchs(emb_size, num_heads, bias=True):
+    theirs = randomise(nn.MultiheadAttention(emb_size, num_heads, bias=bias, batch_first=True).double())
+    ours = MultiHeadAttention(emb_size, num_heads, qkv_bias=bias).double()
+    names = {"qkv.weight": "in_proj_weight", "projection.weight": "out_proj.weight"}
+    if bias:
+        names |= {"qkv.bias": "in_proj_bias", "projection.bias": "out_proj.bias"}
+    else:
+        nn.init.zeros_(ours.projection.bias)
+    weights = dict(theirs.named_parameters())
+    ours.load_state_dict({name: weights[other] for name, other in names.items()}, strict=bias)
+    return ours, theirs, names
+
+
+@pytest.mark.parametrize(("size", "expected"), [(7, (7, 7)), ((3, 5), (3, 5)), ([3, 5], (3, 5))])
+def test_pair_gives_height_and_width(size, expected):
+    assert pair(size) == expected
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+@pytest.mark.parametrize("patch", PATCHES, ids=str)
+def test_conv_and_linear_projection_are_equal_for_equal_weights(patch, channels):
+    conv = randomise(ConvProjection(channels, patch, 8).double())
+    linear = LinearProjection(channels, patch, 8).double()
+    linear.load_state_dict(
+        {"linear.weight": conv.conv.weight.detach().flatten(1), "linear.bias": conv.conv.bias.detach()}
+    )
+    images = randn(2, channels, 3 * patch[0], 2 * patch[1])
+    assert conv(images).shape == (2, 6, 8)
+    torch.testing.assert_close(conv(images), linear(images), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=str)
+def test_linear_projection_is_torchs_unfold_and_a_matrix(patch):
+    projection = randomise(LinearProjection(3, patch, 8).double())
+    images = randn(2, 3, 3 * patch[0], 2 * patch[1])
+    patches = F.unfold(images, patch, stride=patch).transpose(1, 2)
+    expected = F.linear(patches, projection.linear.weight, projection.linear.bias)
+    torch.testing.assert_close(projection(images), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [ConvProjection, LinearProjection])
+def test_patches_come_row_by_row(make):
+    projection = make(1, (2, 3), 1).double()
+    nn.init.ones_(projection[0 if make is ConvProjection else 1].weight)
+    nn.init.zeros_(projection[0 if make is ConvProjection else 1].bias)
+    numbers = torch.arange(8, dtype=torch.float64).view(2, 4)
+    image = numbers.repeat_interleave(2, dim=0).repeat_interleave(3, dim=1)[None, None]
+    assert (projection(image)[0, :, 0] / 6).tolist() == list(range(8))
+
+
+def test_class_token_goes_first_in_every_image_and_takes_the_type_of_the_tokens():
+    class_token = randomise(ClassToken(4))
+    tokens = randn(3, 5, 4, dtype=torch.bfloat16)
+    out = class_token(tokens)
+    assert out.dtype is torch.bfloat16
+    assert torch.equal(out[:, 0], class_token.token[0, 0].to(torch.bfloat16).expand(3, 4))
+    assert torch.equal(out[:, 1:], tokens)
+
+
+def test_patch_embedding_adds_positions_to_the_class_token_too():
+    class AddOne(nn.Module):
+        def forward(self, tokens):
+            return tokens + 1.0
+
+    embedding = PatchEmbedding(
+        projection=ConvProjection(3, (2, 2), 4), class_token=ClassToken(4), positions=AddOne(), dropout=0.0
+    )
+    out = embedding(randn(2, 3, 4, 4, dtype=torch.float32))
+    assert list(dict(embedding.named_children())) == ["projection", "class_token", "positions", "dropout"]
+    assert torch.equal(out[:, 0], torch.ones(2, 4))
+
+
+def test_patch_embedding_drops_embedded_tokens_in_training_only():
+    embedding = PatchEmbedding(projection=nn.Identity(), class_token=None, positions=None, dropout=0.5)
+    ones = torch.ones(1, 100, 100)
+    torch.manual_seed(0)
+    assert set(embedding(ones).unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(embedding.eval()(ones), ones)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("emb_size", "num_heads"), [(12, 1), (12, 3), (16, 16)])
+def test_attention_and_its_gradients_equal_torchs(emb_size, num_heads, bias, masked):
+    ours, theirs, names = attention_like_torchs(emb_size, num_heads, bias)
+    mask = boolean_mask(7, 7) if masked else None
+    tokens = [randn(2, 7, emb_size).requires_grad_() for _ in range(2)]
+    out = ours(tokens[0], mask)
+    expected, _ = theirs(tokens[1], tokens[1], tokens[1], attn_mask=None if mask is None else ~mask)
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+
+    direction = randn(2, 7, emb_size, seed=1)
+    out.backward(direction)
+    expected.backward(direction)
+    torch.testing.assert_close(tokens[0].grad, tokens[1].grad, rtol=1e-10, atol=1e-10)
+    for name, other in names.items():
+        torch.testing.assert_close(
+            ours.get_parameter(name).grad, theirs.get_parameter(other).grad, rtol=1e-10, atol=1e-10
+        )
+
+
+def test_attention_with_a_mask_for_each_image_and_head_equals_torchs():
+    ours, theirs, _ = attention_like_torchs(12, 3)
+    tokens, mask = randn(2, 7, 12), boolean_mask(2, 3, 7, 7)
+    expected, _ = theirs(tokens, tokens, tokens, attn_mask=~mask.flatten(0, 1))
+    torch.testing.assert_close(ours(tokens, mask), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(7, 7), (1, 1, 7, 7), (2, 1, 7, 7), (2, 1, 1, 7), (1, 3, 1, 7), (3, 7, 7)], ids=str)
+def test_masks_broadcast_to_images_heads_queries_and_keys(shape):
+    attention = randomise(MultiHeadAttention(12, 3).double())
+    tokens = randn(2, 7, 12)
+    mask = torch.rand(*shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    mask[..., 0] = True
+    torch.testing.assert_close(attention(tokens, mask), attention(tokens, mask.expand(2, 3, 7, 7).contiguous()))
+    assert not torch.allclose(attention(tokens, mask), attention(tokens))
+
+
+def test_key_mask_equals_leaving_the_keys_out():
+    attention = randomise(MultiHeadAttention(12, 3).double())
+    tokens = randn(2, 7, 12)
+    keep = torch.arange(7) < 4
+    torch.testing.assert_close(attention(tokens, keep[None, None, None])[:, :4], attention(tokens[:, :4]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_query_that_may_attend_to_nothing_gets_zeros_and_finite_gradients(dtype):
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[2] = False
+    queries, keys, values = (randn(1, 2, 5, 4, dtype=dtype, seed=seed).requires_grad_() for seed in range(3))
+    out = attend(queries, keys, values, scale=0.5, mask=mask, dropout=0.0)
+    weights = attention_weights(queries, keys, scale=0.5, mask=mask)
+    (out.sum() + weights.square().sum()).backward()
+    assert torch.equal(out[:, :, 2], torch.zeros(1, 2, 4, dtype=dtype))
+    assert torch.equal(weights[:, :, 2], torch.zeros(1, 2, 5, dtype=dtype))
+    assert (out[:, :, [0, 1, 3, 4]] != 0).all()
+    assert all(tensor.grad.isfinite().all() for tensor in (queries, keys, values))
+
+
+@pytest.mark.parametrize("mask", [None, boolean_mask(6, 6)], ids=["all", "masked"])
+def test_attention_weights_are_the_ones_that_attention_uses(mask):
+    queries, keys, values = (randn(2, 3, 6, 4, seed=seed) for seed in range(3))
+    weights = attention_weights(queries, keys, scale=0.7, mask=mask)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 6, dtype=torch.float64))
+    if mask is not None:
+        assert (weights[..., ~mask] == 0).all()
+    out = attend(queries, keys, values, scale=0.7, mask=mask, dropout=0.0)
+    torch.testing.assert_close(weights @ values, out, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [None, 0.1, 1.0])
+def test_scale_multiplies_the_scores_before_the_softmax(scale):
+    attention = randomise(MultiHeadAttention(12, 3, scale=scale).double())
+    tokens = randn(2, 5, 12)
+    queries, keys, values = (
+        part.view(2, 5, 3, 4).transpose(1, 2)
+        for part in F.linear(tokens, attention.qkv.weight, attention.qkv.bias).chunk(3, dim=-1)
+    )
+    scores = queries @ keys.transpose(-1, -2) * (4**-0.5 if scale is None else scale)
+    expected = attention.projection((scores.softmax(-1) @ values).transpose(1, 2).reshape(2, 5, 12))
+    torch.testing.assert_close(attention(tokens), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_dim_head_sets_the_width_and_the_scale_of_a_head():
+    attention = MultiHeadAttention(10, 3, dim_head=16)
+    assert attention.scale == 0.25
+    assert {name: tuple(weight.shape) for name, weight in attention.named_parameters()} == {
+        "qkv.weight": (3 * 48, 10),
+        "qkv.bias": (3 * 48,),
+        "projection.weight": (10, 48),
+        "projection.bias": (10,),
+    }
+    assert attention(randn(2, 5, 10, dtype=torch.float32)).shape == (2, 5, 10)
+
+
+def test_qkv_bias_can_be_left_out_and_the_projection_keeps_its_own():
+    assert list(dict(MultiHeadAttention(12, 3, qkv_bias=False).named_parameters())) == [
+        "qkv.weight",
+        "projection.weight",
+        "projection.bias",
+    ]
+
+
+def test_num_heads_that_does_not_divide_is_an_error_with_both_values_and_the_choices():
+    with pytest.raises(UserError, match=r"num_heads=5 does not divide emb_size=12 .*1, 2, 3, 4, 6, 12"):
+        MultiHeadAttention(12, 5)
+
+
+@pytest.mark.parametrize("mask", [None, boolean_mask(9, 9)], ids=["all", "masked"])
+def test_bfloat16_attention_on_cpu_agrees_with_float32(mask):
+    tensors = [randn(2, 3, 9, 8, dtype=torch.bfloat16, seed=seed) for seed in range(3)]
+    half = [tensor.clone().requires_grad_() for tensor in tensors]
+    full = [tensor.float().requires_grad_() for tensor in tensors]
+    out = attend(*half, scale=0.35, mask=mask, dropout=0.0)
+    expected = attend(*full, scale=0.35, mask=mask, dropout=0.0)
+    assert out.dtype is torch.bfloat16
+    torch.testing.assert_close(out.float(), expected, rtol=0.02, atol=0.03)
+    out.sum().backward()
+    expected.sum().backward()
+    for ours, theirs in zip(half, full, strict=True):
+        torch.testing.assert_close(ours.grad.float(), theirs.grad, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_dropout_zeroes_the_asked_share_and_scales_the_rest(dtype):
+    torch.manual_seed(0)
+    zeros, values = torch.zeros(4, 8, 32, 32, dtype=dtype), torch.eye(32, dtype=dtype).expand(4, 8, 32, 32)
+    weights = attend(zeros, zeros, values, scale=1.0, mask=None, dropout=0.25).float() * 32
+    share = (weights == 0).float().mean().item()
+    assert abs(share - 0.25) < 5 * (0.25 * 0.75 / weights.numel()) ** 0.5
+    torch.testing.assert_close(
+        weights[weights != 0], torch.full_like(weights[weights != 0], 1 / 0.75), rtol=0.01, atol=0
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["dropout", "projection_dropout"])
+def test_attention_drops_in_training_only(name, dtype):
+    plain = randomise(MultiHeadAttention(12, 3)).to(dtype)
+    dropping = MultiHeadAttention(12, 3, **{name: 0.5}).to(dtype)
+    dropping.load_state_dict(plain.state_dict())
+    tokens = randn(2, 5, 12, dtype=dtype)
+    torch.manual_seed(0)
+    assert not torch.equal(dropping(tokens), dropping(tokens))
+    assert torch.equal(dropping.eval()(tokens), plain(tokens))
+
+
+def test_projection_dropout_acts_on_the_output():
+    attention = MultiHeadAttention(64, 4, projection_dropout=0.3)
+    nn.init.zeros_(attention.projection.weight)
+    nn.init.ones_(attention.projection.bias)
+    torch.manual_seed(0)
+    out = attention(torch.zeros(8, 64, 64))
+    assert abs((out == 0).float().mean().item() - 0.3) < 5 * (0.3 * 0.7 / out.numel()) ** 0.5
+    torch.testing.assert_close(out.unique(), torch.tensor([0.0, 1 / 0.7]))
+
+
+def test_feed_forward_block_is_linear_gelu_linear():
+    block = randomise(FeedForwardBlock(6, expansion=2.5).double())
+    tokens = randn(2, 5, 6)
+    expected = tokens @ block.expand.weight.T + block.expand.bias
+    expected = expected * 0.5 * (1.0 + torch.erf(expected / 2**0.5))
+    expected = expected @ block.contract.weight.T + block.contract.bias
+    torch.testing.assert_close(block(tokens), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("expansion", "hidden"), [(4.0, 24), (2, 12), (2.5, 15), (1 / 3, 2), (1.3, 8)])
+def test_feed_forward_block_rounds_its_hidden_width(expansion, hidden):
+    block = FeedForwardBlock(6, expansion=expansion)
+    assert (block.expand.out_features, block.contract.in_features) == (hidden, hidden)
+
+
+def test_feed_forward_block_has_named_children_in_order():
+    names = list(dict(FeedForwardBlock(6).named_children()))
+    assert names == ["expand", "activation", "dropout", "contract", "output_dropout"]
+
+
+def test_feed_forward_block_drops_after_the_activation_and_after_the_output():
+    block = FeedForwardBlock(50, dropout=0.4)
+    seen = []
+    block.dropout.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    torch.manual_seed(0)
+    out = block(torch.randn(4, 50, 50))
+    assert abs((seen[0] == 0).float().mean().item() - 0.4) < 0.02
+    assert abs((out == 0).float().mean().item() - 0.4) < 0.03
+    assert not (block.eval()(torch.randn(4, 50, 50)) == 0).any()
+
+
+def test_drop_path_leaves_out_whole_images_and_scales_the_others():
+    branch = randn(64, 3, 4)
+    torch.manual_seed(0)
+    out = DropPath(0.25)(branch)
+    kept = (out != 0).flatten(1).any(1)
+    assert 0 < kept.sum() < 64
+    torch.testing.assert_close(out, branch / 0.75 * kept[:, None, None])
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_drop_path_keeps_the_expectation(p):
+    torch.manual_seed(0)
+    out = DropPath(p)(torch.ones(40_000, 1, 1))
+    assert abs(out.mean().item() - 1.0) < 5 * (p / (1 - p) / len(out)) ** 0.5
+    assert abs((out == 0).float().mean().item() - p) < 5 * (p * (1 - p) / len(out)) ** 0.5
+
+
+def test_drop_path_is_the_identity_in_evaluation_and_for_p_zero():
+    branch = randn(8, 3, 4)
+    assert DropPath(0.9).eval()(branch) is branch
+    assert DropPath(0.0).train()(branch) is branch
+
+
+def test_drop_path_keeps_bfloat16():
+    torch.manual_seed(0)
+    assert DropPath(0.5)(torch.ones(4, 2, 2, dtype=torch.bfloat16)).dtype is torch.bfloat16
+
+
+def test_layer_scale_multiplies_each_channel():
+    scale = LayerScale(4, 0.1)
+    assert torch.equal(scale.scale, torch.full((4,), 0.1))
+    with torch.no_grad():
+        scale.scale.copy_(torch.tensor([1.0, 2.0, 0.0, -1.0]))
+    assert torch.equal(scale(torch.ones(2, 3, 4)), torch.tensor([1.0, 2.0, 0.0, -1.0]).expand(2, 3, 4))
+
+
+def test_residual_add_does_not_write_into_its_input():
+    tokens = randn(2, 3, 4)
+    before = tokens.clone()
+    out = ResidualAdd(nn.Linear(4, 4).double())(tokens)
+    assert torch.equal(tokens, before)
+    assert out.data_ptr() != tokens.data_ptr()
+
+
+def test_residual_add_is_input_plus_branch():
+    tokens = randn(2, 3, 4)
+    assert torch.equal(ResidualAdd(nn.Tanh())(tokens), tokens + tokens.tanh())
+
+
+def test_named_sequential_leaves_none_children_out_and_keeps_the_order():
+    block = NamedSequential(second=nn.Tanh(), nothing=None, first=nn.ReLU())
+    assert list(dict(block.named_children())) == ["second", "first"]
+    assert torch.equal(block(torch.tensor([-1.0, 1.0])), torch.tensor([-1.0, 1.0]).tanh().relu())
+
+
+def test_layer_norm_uses_the_epsilon_of_the_public_weights():
+    tokens = 1e-3 * randn(2, 3, 8)
+    variance = tokens.var(-1, correction=0, keepdim=True)
+    expected = (tokens - tokens.mean(-1, keepdim=True)) / (variance + 1e-6).sqrt()
+    torch.testing.assert_close(LayerNorm(8).double()(tokens), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("layer_scale", [None, 0.5])
+def test_encoder_block_is_two_pre_norm_residuals(layer_scale):
+    attention, feed_forward = MultiHeadAttention(8, 2), FeedForwardBlock(8)
+    block = randomise(
+        TransformerEncoderBlock(8, attention=attention, feed_forward=feed_forward, layer_scale=layer_scale).double()
+    )
+    halves = {"attention": attention, "feed_forward": feed_forward}
+    tokens = expected = randn(2, 5, 8)
+    for name, fn in halves.items():
+        parts = block.get_submodule(name).fn
+        normed = F.layer_norm(expected, (8,), parts.norm.weight, parts.norm.bias, eps=1e-6)
+        expected = expected + fn(normed) * (1.0 if layer_scale is None else parts.layer_scale.scale)
+    torch.testing.assert_close(block(tokens), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_encoder_block_names_its_parts_and_leaves_out_the_absent_ones():
+    def names(**options):
+        block = TransformerEncoderBlock(8, attention=nn.Tanh(), feed_forward=nn.Tanh(), **options)
+        return [list(dict(half.fn.named_children())) for half in block]
+
+    assert names() == [["norm", "attention"], ["norm", "feed_forward"]]
+    assert names(layer_scale=0.1, drop_path=0.1) == [
+        ["norm", "attention", "layer_scale", "drop_path"],
+        ["norm", "feed_forward", "layer_scale", "drop_path"],
+    ]
+
+
+def test_encoder_block_sets_the_initial_layer_scale_and_the_drop_rate_of_both_branches():
+    block = TransformerEncoderBlock(8, attention=nn.Tanh(), feed_forward=nn.Tanh(), layer_scale=0.3, drop_path=0.2)
+    for half in block:
+        assert half.fn.drop_path.p == 0.2
+        assert torch.equal(half.fn.layer_scale.scale, torch.full((8,), 0.3))
+
+
+def test_class_token_pool_takes_token_zero():
+    tokens = randn(2, 5, 4)
+    assert torch.equal(ClassTokenPool()(tokens), tokens[:, 0])
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+def test_mean_pool_leaves_the_tokens_before_the_patches_out(prefix):
+    tokens = randn(2, 5, 4)
+    tokens[:, :prefix] = 1e6
+    expected = sum(tokens[:, i] for i in range(prefix, 5)) / (5 - prefix)
+    torch.testing.assert_close(MeanPool(prefix)(tokens), expected)
+
+
+def test_classification_head_without_classes_gives_the_pooled_features():
+    head = ClassificationHead(pool=ClassTokenPool(), emb_size=4, num_classes=0)
+    tokens = randn(2, 5, 4)
+    assert list(dict(head.named_children())) == ["pool"]
+    assert torch.equal(head(tokens), tokens[:, 0])
+
+
+def test_classification_head_with_representation_is_linear_tanh_linear():
+    head = ClassificationHead(pool=ClassTokenPool(), emb_size=4, num_classes=3, representation_size=6)
+    head = randomise(head.double())
+    tokens = randn(2, 5, 4)
+    hidden = F.linear(tokens[:, 0], head.representation.linear.weight, head.representation.linear.bias).tanh()
+    torch.testing.assert_close(head(tokens), F.linear(hidden, head.linear.weight, head.linear.bias))

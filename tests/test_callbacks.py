@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import io
+import random
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+
+from vit_lightning import Digits, ViT, ViTClassifier
+from vit_lightning.callbacks import LearningRate, StepSeeds, Stopwatch, TrainingBar
+
+
+class Draws(ViTClassifier):
+    def __init__(self) -> None:
+        super().__init__(
+            ViT(image_size=8, patch_size=4, in_channels=1, num_classes=10, emb_size=8, depth=1, num_heads=1)
+        )
+        self.drawn: list[tuple[float, float, float]] = []
+
+    def training_step(self, batch, batch_idx):
+        self.drawn.append((float(torch.rand(())), random.random(), float(np.random.rand())))  # noqa: NPY002
+        return super().training_step(batch, batch_idx)
+
+
+def fit(*callbacks, data=None, **arguments):
+    module = Draws()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+    run = Trainer(accelerator="cpu", callbacks=[*callbacks], **{**quiet, "max_epochs": 1, **arguments})
+    run.fit(module, datamodule=data or Digits(batch_size=200))
+    return run, module
+
+
+def test_randomness_of_a_step_follows_seed_and_step_alone():
+    draws = []
+    for seed in (1, 1, 2):
+        seed_everything(random.randrange(1000), verbose=False)
+        draws.append(fit(StepSeeds(seed), enable_progress_bar=False)[1].drawn)
+    first, again, other = draws
+    assert first == again
+    assert len(set(first)) == 7
+    assert not set(first) & set(other)
+
+
+def test_stopwatch_counts_images_and_leaves_validation_out():
+    watch = Stopwatch()
+    fit(watch, enable_progress_bar=False, max_epochs=2)
+    assert watch.images == 2 * 1294
+    assert 0 < watch.seconds < 60
+    resumed = Stopwatch()
+    resumed.load_state_dict(watch.state_dict())
+    assert (resumed.seconds, resumed.images) == (watch.seconds, watch.images)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_shows_epoch_step_loss_accuracy_and_time_left(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    fit(TrainingBar(), max_epochs=2)
+    last = terminal.getvalue().split("\r")[-1]
+    for part in ("epoch 2/2", "step 14/14", "loss ", "acc ", "val acc ", "left"):
+        assert part in last
+
+
+def test_the_bar_is_quiet_without_a_terminal(capsys):
+    fit(TrainingBar())
+    assert "epoch" not in capsys.readouterr().err
+
+
+def test_the_learning_rate_is_logged():
+    run, _ = fit(LearningRate(), enable_progress_bar=False)
+    assert float(run.callback_metrics["lr"]) == pytest.approx(0.0, abs=1e-9)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+
+from vit_lightning import Digits, UserError, ViT, ViTClassifier
+from vit_lightning.callbacks import StepSeeds
+from vit_lightning.checkpoints import CheckpointConfig, Checkpoints, find_checkpoint, load_network, read_checkpoint
+
+
+def network(**arguments) -> ViT:
+    sizes = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10, "emb_size": 8, "depth": 1}
+    return ViT(**{**sizes, "num_heads": 1, "emb_dropout": 0.1, **arguments})
+
+
+def fit(folder, *callbacks, config=None, resume=None, **arguments):
+    seed_everything(3, verbose=False)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    checkpoints = Checkpoints(folder, config or CheckpointConfig(), {"seed_everything": 3})
+    run = Trainer(
+        accelerator="cpu", callbacks=[checkpoints, StepSeeds(3), *callbacks], **{**quiet, "max_epochs": 3, **arguments}
+    )
+    module = ViTClassifier(network())
+    run.fit(module, datamodule=Digits(batch_size=200), ckpt_path=resume, weights_only=True)
+    return run, module, checkpoints
+
+
+class Scores(Callback):
+    """Puts chosen validation accuracies in place of the measured ones."""
+
+    def __init__(self, *scores: float) -> None:
+        self.scores = scores
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        pl_module.log("chosen", self.scores[trainer.current_epoch])
+
+
+@pytest.mark.parametrize(("mode", "best_step"), [("max", 14), ("min", 7)])
+def test_best_is_the_first_best_and_last_the_end(tmp_path, mode, best_step):
+    fit(tmp_path, Scores(0.1, 0.3, 0.3), config=CheckpointConfig(monitor="chosen", mode=mode))
+    assert read_checkpoint(tmp_path / "checkpoints/best.ckpt")["global_step"] == best_step
+    assert read_checkpoint(tmp_path / "checkpoints/last.ckpt")["global_step"] == 21
+
+
+def test_a_checkpoint_holds_page_and_metrics_as_plain_data(tmp_path):
+    fit(tmp_path, max_epochs=1)
+    checkpoint = read_checkpoint(tmp_path / "checkpoints/last.ckpt")
+    assert checkpoint["page"] == {"seed_everything": 3}
+    assert {"val/acc", "val/loss", "train/acc", "train/loss"} <= set(checkpoint["metrics"])
+
+
+def test_last_is_written_when_training_ends_in_mid_epoch(tmp_path):
+    fit(tmp_path, max_epochs=-1, max_steps=10)
+    assert read_checkpoint(tmp_path / "checkpoints/last.ckpt")["global_step"] == 10
+
+
+class Writes(Callback):
+    """Remembers when checkpoints are written: (completed batches, in the last batch, accumulating)."""
+
+    def __init__(self) -> None:
+        self.moments: list[tuple[int, bool, bool]] = []
+        self._in_batch = False
+
+    def on_train_batch_start(self, *_):
+        self._in_batch = True
+
+    def on_train_epoch_end(self, *_):
+        self._in_batch = False
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        accumulating = trainer.fit_loop._should_accumulate()
+        self.moments.append((progress.current.ready, self._in_batch and progress.is_last_batch, accumulating))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+@pytest.mark.parametrize("val_check_interval", [1.0, 0.4])
+def test_nothing_is_written_in_an_epoch_s_last_batch_or_while_gradients_accumulate(
+    tmp_path, accumulate, val_check_interval
+):
+    writes = Writes()
+    config = CheckpointConfig(every_n_steps=1)
+    arguments = {"accumulate_grad_batches": accumulate, "val_check_interval": val_check_interval}
+    fit(tmp_path, writes, config=config, **arguments)
+    assert len(writes.moments) >= 3
+    assert not any(last or accumulating for _, last, accumulating in writes.moments)
+    assert all(ready % accumulate == 0 or ready == 7 for ready, _, _ in writes.moments)
+
+
+class Stop(Callback):
+    """Ends the process's training as a kill would: by leaving in the middle."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.fit_loop.epoch_loop.batch_progress.total.completed == self.after:
+            raise KeyError("killed")
+
+
+@pytest.mark.parametrize("killed_at", [2, 7, 10, 13, 14, 20])
+def test_a_run_that_goes_on_ends_in_the_same_weights(tmp_path, killed_at):
+    config = CheckpointConfig(every_n_steps=1)
+    _, reference, _ = fit(tmp_path / "reference", config=config)
+    with pytest.raises(KeyError, match="killed"):
+        fit(tmp_path / "run", Stop(killed_at), config=config)
+    run, resumed, _ = fit(tmp_path / "run", config=config, resume=tmp_path / "run/checkpoints/last.ckpt")
+    assert run.global_step == 21
+    for name, weight in reference.state_dict().items():
+        assert torch.equal(weight, resumed.state_dict()[name]), name
+
+
+def test_time_makes_last_fall_due(tmp_path):
+    writes = Writes()
+    fit(tmp_path, writes, config=CheckpointConfig(every_minutes=0.0), max_epochs=1, limit_val_batches=0)
+    assert [ready for ready, _, _ in writes.moments] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_find_checkpoint_prefers_best(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="holds neither"):
+        find_checkpoint(tmp_path)
+    (tmp_path / "checkpoints/last.ckpt").touch()
+    assert find_checkpoint(tmp_path).name == "last.ckpt"
+    (tmp_path / "checkpoints/best.ckpt").touch()
+    assert find_checkpoint(tmp_path).name == "best.ckpt"
+    assert find_checkpoint(tmp_path / "checkpoints/last.ckpt").name == "last.ckpt"
+    with pytest.raises(UserError, match="neither a run folder nor a file"):
+        find_checkpoint(tmp_path / "missing")
+
+
+class Payload:
+    def __init__(self, marker) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return (open, (str(self.marker), "w"))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_in_a_checkpoint_does_not_run(tmp_path, zipped):
+    path, marker = tmp_path / "evil.ckpt", tmp_path / "marker"
+    torch.save({"state_dict": {}, "x": Payload(marker)}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(UserError) as caught:
+        read_checkpoint(path)
+    assert not marker.exists()
+    assert "weights_only=False" not in str(caught.value)
+    path.write_bytes(pickle.dumps(Payload(marker)))
+    with pytest.raises(UserError):
+        read_checkpoint(path)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"text", bytes(1000)])
+def test_a_file_that_is_no_checkpoint_is_named(tmp_path, content):
+    path = tmp_path / "x.ckpt"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=str(path)):
+        read_checkpoint(path)
+
+
+def test_a_checkpoint_of_another_architecture_names_the_difference(tmp_path):
+    weights = {f"network.{name}": value for name, value in network().state_dict().items()}
+    with pytest.raises(UserError, match="another architecture") as caught:
+        load_network(network(depth=2, emb_size=16), {"state_dict": weights}, tmp_path)
+    assert len(caught.value.problems) <= 6
+    same = network()
+    load_network(same, {"state_dict": weights}, tmp_path)
+    assert all(torch.equal(value, weights[f"network.{name}"]) for name, value in same.state_dict().items())

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+from sklearn.metrics import top_k_accuracy_score
+from torch.utils.data import DataLoader, TensorDataset
+
+from vit_lightning import Digits, LossConfig, OptimizerConfig, UserError, ViT, ViTClassifier
+
+QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+
+def small(num_classes: int = 10) -> ViT:
+    return ViT(image_size=8, patch_size=4, in_channels=1, num_classes=num_classes, emb_size=16, depth=1, num_heads=2)
+
+
+def trainer(**arguments: object) -> Trainer:
+    return Trainer(accelerator="cpu", **{**QUIET, "max_epochs": 1, **arguments})
+
+
+def test_five_lines_of_python_train_and_test():
+    seed_everything(0, verbose=False)
+    module, data, run = ViTClassifier(small()), Digits(), trainer(max_epochs=2)
+    run.fit(module, data)
+    (results,) = run.test(module, data, verbose=False)
+    assert set(results) == {"test/loss", "test/acc", "test/acc5", "test/ece"}
+    assert results["test/acc"] > 0.15
+
+
+def test_figures_of_an_epoch_are_those_of_all_its_images():
+    seed_everything(0, verbose=False)
+    module, data = ViTClassifier(small()), Digits(batch_size=100)
+    torch.nn.init.normal_(module.network.head.linear.weight)
+    (results,) = trainer().test(module, data, verbose=False)
+    images, labels = data.normalise(data.dataset("test").images), data.dataset("test").labels
+    with torch.no_grad():
+        logits = module.eval()(images)
+    assert results["test/loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+    assert results["test/acc"] == pytest.approx(float((logits.argmax(1) == labels).double().mean()), abs=1e-7)
+    assert results["test/acc5"] == pytest.approx(top_k_accuracy_score(labels, logits, k=5), abs=1e-7)
+    matrix = module.confusion.compute()
+    assert matrix.sum() == 360
+    assert matrix.diagonal().sum() == (logits.argmax(1) == labels).sum()
+
+
+def test_label_smoothing_acts_in_training_only():
+    module = ViTClassifier(small(), loss=LossConfig(label_smoothing=0.3))
+    logits, labels = torch.randn(4, 10), torch.arange(4)
+    smooth = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.3)
+    plain = torch.nn.functional.cross_entropy(logits, labels)
+    assert module.losses["train"](logits, labels) == smooth
+    assert module.losses["val"](logits, labels) == module.losses["test"](logits, labels) == plain
+
+
+def test_five_classes_have_no_top_5():
+    assert "acc5" not in ViTClassifier(small(5)).test_metrics
+    assert "acc5" in ViTClassifier(small(6)).test_metrics
+
+
+class Rates(Callback):
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        ({"max_epochs": 2}, 14),
+        ({"max_epochs": 2, "accumulate_grad_batches": 3}, 6),
+        ({"max_epochs": -1, "max_steps": 5}, 5),
+        ({"max_epochs": 3, "max_steps": 5}, 5),
+        ({"max_epochs": 3, "limit_train_batches": 2}, 6),
+        ({"max_epochs": 2, "limit_train_batches": 0.5}, 6),
+        ({"max_epochs": 3, "overfit_batches": 2}, 6),
+    ],
+)
+def test_the_schedule_ends_with_training(arguments, steps):
+    rates = Rates()
+    run = trainer(callbacks=[rates], **arguments)
+    run.fit(ViTClassifier(small(), optimizer=OptimizerConfig(lr=1.0, min_lr=0.25)), Digits(batch_size=200))
+    assert run.global_step == steps
+    used = rates.rates[:: run.accumulate_grad_batches][:steps]
+    expected = [0.25 + 0.75 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * k / steps))) for k in range(1, steps + 1)]
+    if "accumulate_grad_batches" not in arguments:
+        assert used == pytest.approx(torch.stack(expected).tolist(), rel=1e-6)
+    assert rates.rates[-1] == pytest.approx(0.25)
+
+
+def test_warm_up_counts_epochs_of_optimizer_steps():
+    rates = Rates()
+    config = OptimizerConfig(lr=1.0, warmup_epochs=0.5, schedule="constant")
+    run = trainer(callbacks=[rates], accumulate_grad_batches=2)
+    run.fit(ViTClassifier(small(), optimizer=config), Digits(batch_size=100))
+    assert rates.rates[:10] == pytest.approx([0.25, 0.25, 0.5, 0.5, 0.75, 0.75, 1.0, 1.0, 1.0, 1.0])
+
+
+def test_loaders_of_the_user_s_own_work():
+    rates = Rates()
+    images = TensorDataset(torch.randn(20, 1, 8, 8), torch.arange(20) % 10)
+    run = trainer(callbacks=[rates], max_epochs=2)
+    run.fit(ViTClassifier(small(), optimizer=OptimizerConfig(lr=1.0)), DataLoader(images, batch_size=5))
+    assert len(rates.rates) == 8
+    assert rates.rates[-1] == pytest.approx(0.0)
+
+
+def test_a_schedule_without_an_end_is_refused():
+    with pytest.raises(UserError, match="max_epochs"):
+        trainer(max_epochs=-1, max_steps=-1).fit(ViTClassifier(small()), Digits())
+
+
+def test_a_network_without_classes_is_refused():
+    with pytest.raises(UserError, match="num_classes=0"):
+        ViTClassifier(small(0))
+    with pytest.raises(UserError, match="num_classes=None"):
+        ViTClassifier(torch.nn.Linear(2, 2))
+
+
+def test_predictions_are_probabilities_in_the_order_of_the_split():
+    seed_everything(0, verbose=False)
+    data = Digits()
+    batches = trainer().predict(ViTClassifier(small()), data)
+    assert torch.equal(torch.cat([batch["indices"] for batch in batches]), torch.arange(360))
+    assert torch.equal(torch.cat([batch["labels"] for batch in batches]), data.dataset("test").labels)
+    assert torch.cat([batch["probabilities"] for batch in batches]).sum(1) == pytest.approx(torch.ones(360))
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_other_precisions_train_with_clipping(precision):
+    seed_everything(0, verbose=False)
+    run = trainer(precision=precision, gradient_clip_val=1.0, limit_train_batches=3)
+    run.fit(ViTClassifier(small()), Digits())
+    assert torch.isfinite(run.callback_metrics["train/loss"])

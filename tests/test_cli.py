@@ -1,0 +1,78 @@
+"""The installed command, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import SMALL
+
+from vit_lightning.cli import VERBS, main
+
+
+@pytest.mark.parametrize("program", ["lightning", "vit-lightning", "python"])
+def test_three_names_are_one_program(lightning, program):
+    result = lightning("--help", program=program)
+    assert result.returncode == 0
+    for verb, text in VERBS.items():
+        assert f"{verb} " in result.stdout
+        assert text in result.stdout
+
+
+def test_the_version_is_the_package_s(capsys):
+    import vit_lightning
+
+    assert main(["--version"]) == 0
+    assert vit_lightning.__version__ in capsys.readouterr().out
+
+
+def test_an_unknown_verb_names_the_nearest(capsys):
+    assert main(["tets"]) == 2
+    assert "did you mean test?" in capsys.readouterr().err
+
+
+def test_a_verb_explains_its_keys(lightning):
+    result = lightning("fit", "--help")
+    assert result.returncode == 0
+    for key in ("--optimizer.lr", "learning rate after the warm-up", "--trainer.max_epochs", "--seed_everything"):
+        assert key in result.stdout
+
+
+def test_print_config_prints_a_page_and_does_nothing(in_folder, capsys):
+    assert main(["fit", *SMALL, "--print_config"]) == 0
+    assert "num_classes: 10" in capsys.readouterr().out
+    assert not list(in_folder.iterdir())
+
+
+def test_a_mistake_is_answered_without_a_traceback(lightning, tmp_path):
+    result = lightning("fit", *SMALL, "--model.patch_size=3")
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == [
+        "lightning fit: model.patch_size=3 does not divide image_size=8 (squares that do: 1, 2, 4, 8)"
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_from_start_to_prediction(lightning, tmp_path):
+    fitted = lightning("fit", *SMALL, "--out=run")
+    assert fitted.returncode == 0, fitted.stderr
+    assert fitted.stderr == ""
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    tested = lightning("test", "--ckpt", "run", program="python")
+    assert tested.returncode == 0, tested.stderr
+    assert f"{results['test/acc']:.4f}" in tested.stdout
+    assert lightning("predict", "--ckpt=run", program="vit-lightning").returncode == 0
+
+
+def test_two_processes_train_and_count_each_image_once(lightning, tmp_path):
+    flags = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=50"]
+    result = lightning("fit", *SMALL, *flags, "--trainer.max_epochs=2", "--out=run")
+    assert result.returncode == 0, result.stderr
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["steps"] == 26
+    assert results["epochs"] == 2
+    alone = lightning("test", "--ckpt=run", "--trainer.devices=1", "--trainer.strategy=auto", "--out=alone")
+    assert alone.returncode == 0, alone.stderr
+    again = json.loads((tmp_path / "alone" / "results.json").read_text())
+    for name, value in again.items():
+        assert results[name] == pytest.approx(value, abs=1e-6), name

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+
+from vit_lightning import Digits, HorizontalFlip, RandomCrop, UserError, ViT, ViTClassifier
+from vit_lightning.augment import mix
+from vit_lightning.data import stratified_cut
+
+
+def pixels(data: Digits, split: str) -> set[bytes]:
+    return {image.numpy().tobytes() for image in data.dataset(split).images}
+
+
+def test_digits_are_split_once_and_for_all():
+    data = Digits()
+    sizes = {split: len(data.dataset(split)) for split in ("train", "val", "test")}
+    assert sizes == {"train": 1294, "val": 143, "test": 360}
+    assert len(set.union(*(pixels(data, split) for split in sizes))) == sum(map(len, (pixels(data, s) for s in sizes)))
+    counts = torch.bincount(data.dataset("test").labels)
+    assert counts.min() >= 34
+    assert counts.max() <= 38
+
+
+def test_digits_test_images_depend_on_split_seed_alone():
+    seed_everything(1, verbose=False)
+    first = Digits().dataset("test")
+    seed_everything(2, verbose=False)
+    assert torch.equal(first.images, Digits().dataset("test").images)
+    assert not torch.equal(first.images, Digits(split_seed=1).dataset("test").images)
+
+
+def test_digits_keep_scikit_learn_s_pixels():
+    from sklearn.datasets import load_digits
+
+    data = Digits()
+    ours = torch.cat([data.dataset(split).images for split in ("train", "val", "test")])
+    theirs = {image.astype(np.uint8).tobytes() for image in load_digits().images}
+    assert {(image[0].numpy() / (255 / 16)).round().astype(np.uint8).tobytes() for image in ours} == theirs
+
+
+def test_normalised_training_images_have_mean_0_and_deviation_1():
+    data = Digits()
+    images = data.normalise(data.dataset("train").images)
+    assert images.dtype == torch.float32
+    assert abs(float(images.mean())) < 1e-3
+    assert abs(float(images.std()) - 1) < 1e-3
+
+
+def test_stratified_cut_takes_the_share_of_each_class():
+    labels = [0] * 100 + [1] * 50 + [2] * 10
+    rest, cut = stratified_cut(labels, 0.1, seed=3)
+    assert sorted(rest + cut) == list(range(160))
+    assert [sum(labels[i] == c for i in cut) for c in range(3)] == [10, 5, 1]
+    assert (rest, cut) == stratified_cut(labels, 0.1, seed=3)
+    assert cut != stratified_cut(labels, 0.1, seed=4)[1]
+
+
+def test_all_bad_values_are_named_at_once():
+    with pytest.raises(UserError) as caught:
+        Digits(batch_size=0, num_workers=-1, split_seed=-2)
+    assert [problem.split("=")[0] for problem in caught.value.problems] == ["batch_size", "num_workers", "split_seed"]
+
+
+class Recorder(ViTClassifier):
+    """Remembers which images it was trained on, and what they looked like."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(
+            ViT(image_size=8, patch_size=4, in_channels=1, num_classes=10, emb_size=8, depth=1, num_heads=1)
+        )
+        self.seen: list[list[int]] = []
+        self.images: list[torch.Tensor] = []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(batch.indices.tolist())
+        self.images.append(batch.images.clone())
+        return super().training_step(batch, batch_idx)
+
+
+def train(data: Digits, **arguments: object) -> Recorder:
+    module = Recorder()
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    Trainer(accelerator="cpu", max_epochs=2, **quiet, **arguments).fit(module, datamodule=data)
+    return module
+
+
+def test_each_epoch_shows_each_image_once_in_an_order_of_its_own():
+    seed_everything(5, verbose=False)
+    seen = train(Digits(batch_size=200)).seen
+    first, second = sum(seen[:7], []), sum(seen[7:], [])
+    assert sorted(first) == sorted(second) == list(range(1294))
+    assert first != second
+
+
+def test_order_and_augmentation_follow_the_seed_and_not_the_workers():
+    def images(seed: int, workers: int) -> list[torch.Tensor]:
+        seed_everything(seed, verbose=False)
+        data = Digits(batch_size=500, num_workers=workers, augment=[RandomCrop(2), HorizontalFlip()])
+        return train(data).images
+
+    reference = images(5, 0)
+    assert all(torch.equal(a, b) for a, b in zip(reference, images(5, 2), strict=True))
+    assert not torch.equal(reference[0], images(6, 0)[0])
+    assert not torch.equal(reference[0], reference[3])
+
+
+def test_augmentations_of_a_list_draw_independent_numbers():
+    keys = torch.arange(100)
+    assert not torch.equal(mix(keys, 0), mix(keys, 1))
+
+
+def test_images_that_are_measured_are_not_augmented():
+    data = Digits(batch_size=200, augment=[RandomCrop(2)])
+    run = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    shown = []
+
+    class Watch(Recorder):
+        def predict_step(self, batch, batch_idx):
+            shown.append(batch.images)
+
+    run.predict(Watch(), data)
+    assert torch.equal(torch.cat(shown), data.normalise(data.dataset("test").images))
+
+
+def test_limit_train_batches_ends_the_epoch_early_with_an_order_of_its_own():
+    seen = train(Digits(batch_size=200), limit_train_batches=2).seen
+    assert len(seen) == 4
+    assert seen[:2] != seen[2:]
+
+
+def test_overfit_batches_repeats_the_same_images():
+    seen = train(Digits(batch_size=200), overfit_batches=2).seen
+    assert len(seen) == 4
+    assert seen[:2] == seen[2:]

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import write_images
+from PIL import Image
+
+from vit_lightning import ImageFolder, UserError
+from vit_lightning.imagefolder import centre_box, random_resized_box
+from vit_lightning.sampling import Request
+
+CLASSES = ("cat", "dog", "owl")
+
+
+def make_folder(root: Path, *splits: str, count: int = 10) -> Path:
+    for place in splits or ("",):
+        for number, name in enumerate(CLASSES):
+            write_images(root / place / name, count, seed=hash((place, number)) % 1000)
+    return root
+
+
+def files(data: ImageFolder, split: str) -> list[Path]:
+    return data._splits[split][0]
+
+
+@pytest.mark.parametrize(
+    ("splits", "sizes"),
+    [
+        (("train", "val", "test"), (30, 30, 30)),
+        (("train", "validation", "test"), (30, 30, 30)),
+        (("train", "test"), (27, 3, 30)),
+        (("train", "val"), (24, 30, 6)),
+        (("train",), (21, 3, 6)),
+        ((), (21, 3, 6)),
+    ],
+)
+def test_splits_come_from_folders_or_are_cut_from_training(tmp_path, splits, sizes):
+    data = ImageFolder(root=make_folder(tmp_path, *splits), image_size=8)
+    found = [files(data, split) for split in ("train", "val", "test")]
+    assert tuple(map(len, found)) == sizes
+    assert len(set(sum(found, []))) == sum(sizes)
+    assert data.class_names == list(CLASSES)
+
+
+def test_cuts_follow_split_seed(tmp_path):
+    root = make_folder(tmp_path, "train")
+    assert files(ImageFolder(root=root), "test") == files(ImageFolder(root=root), "test")
+    assert files(ImageFolder(root=root), "test") != files(ImageFolder(root=root, split_seed=1), "test")
+
+
+def test_images_become_batches_of_one_size(tmp_path):
+    data = ImageFolder(root=make_folder(tmp_path, "train"), image_size=(8, 12))
+    batch = data.dataset("train").__getitems__(Request([0, 5], [11, 12]))
+    assert batch.images.shape == (2, 3, 8, 12)
+    assert batch.images.dtype == torch.uint8
+    assert batch.labels.tolist() == [data._splits["train"][1][0], data._splits["train"][1][5]]
+
+
+def test_a_key_draws_the_same_crop_again(tmp_path):
+    train = ImageFolder(root=make_folder(tmp_path, "train"), image_size=8, min_area=0.2).dataset("train")
+    one, again, other = (train.__getitems__(Request([0], [key])).images for key in (7, 7, 8))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+def test_an_image_of_the_right_size_keeps_its_pixels(tmp_path):
+    for name in CLASSES:
+        write_images(tmp_path / name, 10, size=(16, 16))
+    data = ImageFolder(root=tmp_path, image_size=16, centre_share=1.0)
+    shown = data.dataset("test").__getitems__(Request([0], None)).images[0]
+    stored = np.asarray(Image.open(files(data, "test")[0]))
+    assert np.array_equal(shown.permute(1, 2, 0).numpy(), stored)
+
+
+def test_random_boxes_lie_inside_and_keep_area_and_ratio():
+    boxes = [random_resized_box(500, 375, min_area=0.3, key=key) for key in range(2000)]
+    left, upper, right, lower = np.array(boxes).T
+    assert left.min() >= 0
+    assert upper.min() >= 0
+    assert right.max() <= 500
+    assert lower.max() <= 375
+    share = (right - left) * (lower - upper) / (500 * 375)
+    ratio = (right - left) / (lower - upper)
+    assert 0.29 < share.min() < 0.33
+    assert share.max() > 0.9
+    assert 0.74 < ratio.min()
+    assert ratio.max() < 1.35
+
+
+def test_centre_box_has_the_target_s_ratio_and_share():
+    assert centre_box(500, 375, target=(224, 224), share=1.0) == (62.5, 0.0, 437.5, 375.0)
+    assert centre_box(100, 100, target=(10, 10), share=0.5) == (25.0, 25.0, 75.0, 75.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix"), [("CMYK", "jpg"), ("L", "png"), ("RGBA", "png"), ("P", "gif"), ("1", "png")]
+)
+def test_other_eight_bit_kinds_become_rgb(tmp_path, mode, suffix):
+    root = make_folder(tmp_path, "train", "test")
+    picture = Image.fromarray(np.full((14, 20, 3), 200, dtype=np.uint8)).convert(mode)
+    path = root / "test" / "cat" / f"000.{suffix}"
+    path.unlink(missing_ok=True)
+    picture.save(path)
+    data = ImageFolder(root=root, image_size=8)
+    index = files(data, "test").index(path)
+    shown = data.dataset("test").__getitems__(Request([index], None)).images.float()
+    assert abs(float(shown.mean()) - 200) < 4
+
+
+def damage(path: Path, kind: str) -> None:
+    if kind == "cut short":
+        path.write_bytes(path.read_bytes()[:200])
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "text":
+        path.write_text("no image")
+    else:
+        Image.fromarray(np.zeros((9, 9), dtype=np.uint16)).save(path, format="PNG")
+
+
+@pytest.mark.parametrize("kind", ["cut short", "empty", "text", "16 bits"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_is_an_error_that_names_the_file(tmp_path, kind, workers):
+    root = make_folder(tmp_path, "train", "test")
+    bad = root / "test" / "dog" / "003.jpg"
+    damage(bad, kind)
+    data = ImageFolder(root=root, image_size=8, num_workers=workers)
+    with pytest.raises(UserError) as caught:
+        list(data.test_dataloader())
+    assert len(caught.value.problems) == 1
+    assert str(bad) in caught.value.problems[0]
+
+
+def test_folders_that_do_not_fit_are_named_all_at_once(tmp_path):
+    root = make_folder(tmp_path, "train", "test")
+    write_images(root / "test" / "fox", 2)
+    for image in (root / "test" / "owl").iterdir():
+        image.unlink()
+    with pytest.raises(UserError) as caught:
+        ImageFolder(root=root).dataset("test")
+    assert [
+        str(root / "test" / name) in problem
+        for name, problem in zip(("fox", "owl"), caught.value.problems, strict=True)
+    ]
+
+
+def test_bad_values_are_named_all_at_once(tmp_path):
+    with pytest.raises(UserError) as caught:
+        ImageFolder(root=tmp_path / "missing", image_size=0, min_area=0.0, val_share=1.0)
+    assert [problem.split("=")[0] for problem in caught.value.problems] == [
+        "min_area",
+        "val_share",
+        "image_size",
+        "root",
+    ]

@@ -1,0 +1,286 @@
+import math
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from vit_lightning.augment import sample_keys
+from vit_lightning.errors import UserError
+from vit_lightning.sampling import (
+    Images,
+    Loader,
+    Request,
+    epoch_order,
+    evaluation_requests,
+    train_batch_count,
+    train_requests,
+)
+
+SPLITS = [
+    (size, batch_size, ranks)
+    for size in (1, 2, 3, 7, 8, 9, 10, 16, 17, 31, 64, 65, 100, 1797)
+    for batch_size in (1, 2, 3, 8, 64, 2000)
+    for ranks in (1, 2, 3, 7, 8)
+    if size >= ranks and size < 200 * batch_size
+]
+
+
+def epoch_of(rank=0, *, size=23, batch_size=3, ranks=1, seed=0, completed=0, batches=None):
+    requests = train_requests(
+        size=size,
+        batch_size=batch_size,
+        seed=seed,
+        completed=completed,
+        batches_per_epoch=train_batch_count(size, batch_size, ranks) if batches is None else batches,
+        rank=rank,
+        ranks=ranks,
+    )
+    return list(requests)
+
+
+@cache
+def on_all_ranks(size, batch_size, ranks):
+    return [epoch_of(rank, size=size, batch_size=batch_size, ranks=ranks) for rank in range(ranks)]
+
+
+def indices(requests):
+    return [index for request in requests for index in request.indices]
+
+
+def images(count=20):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (count, 3, 4, 4), dtype=torch.uint8, generator=generator)
+    return Images(pixels, torch.arange(count) * 10)
+
+
+def loader(dataset, requests, num_workers=0):
+    return Loader(dataset, lambda: iter(requests), len(requests), num_workers=num_workers, pin_memory=False)
+
+
+def error_of(iterator):
+    try:
+        next(iterator)
+    except UserError as error:
+        # frames in the traceback hold the workers: left to the garbage collector, they take 5 s to end
+        return error.with_traceback(None)
+
+
+class Refuses(Dataset):
+    def __init__(self, problems, after):
+        self.problems, self.after = problems, after
+
+    def __getitems__(self, request):
+        return UserError(self.problems) if request.indices[0] >= self.after else request
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_epoch_order_has_each_image_once(size, seed):
+    assert sorted(epoch_order(seed, 3, size)) == list(range(size))
+
+
+def test_epoch_orders_differ_between_epochs_and_seeds():
+    orders = {tuple(epoch_order(seed, epoch, 100)) for seed in range(10) for epoch in range(10)}
+    assert len(orders) == 100
+
+
+def test_epoch_order_depends_on_nothing_but_seed_epoch_and_size():
+    before = epoch_order(1, 2, 100)
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    assert epoch_order(1, 2, 100) == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_neighbours_are_parted():
+    order = epoch_order(0, 0, 1000)
+    neighbours = sum(abs(a - b) == 1 for a, b in pairwise(order))
+    assert neighbours < 15
+
+
+def test_every_image_comes_to_every_place():
+    orders = torch.tensor([epoch_order(0, epoch, 10) for epoch in range(2000)])
+    counts = torch.stack([(orders == image).sum(0) for image in range(10)])
+    assert ((counts - 200).abs() < 5 * (2000 * 0.1 * 0.9) ** 0.5).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "batch_size", "ranks", "expected"),
+    [(100, 10, 1, 10), (101, 10, 1, 11), (10, 4, 2, 2), (9, 4, 2, 1), (8, 4, 2, 1), (5, 100, 2, 1), (7, 1, 7, 1)],
+)
+def test_train_batch_count_by_hand(size, batch_size, ranks, expected):
+    assert train_batch_count(size, batch_size, ranks) == expected
+
+
+def test_training_has_each_image_once_per_epoch_on_all_ranks_together():
+    for split in SPLITS:
+        seen = [index for requests in on_all_ranks(*split) for index in indices(requests)]
+        assert sorted(seen) == list(range(split[0])), split
+
+
+def test_training_has_equally_many_batches_on_all_ranks_and_none_is_empty():
+    for split in SPLITS:
+        for requests in on_all_ranks(*split):
+            assert len(requests) == train_batch_count(*split), split
+            assert all(request.indices for request in requests), split
+
+
+def test_training_batches_are_full_but_for_the_last():
+    for size, batch_size, ranks in SPLITS:
+        sizes = [[len(request.indices) for request in requests] for requests in on_all_ranks(size, batch_size, ranks)]
+        last = [of_rank.pop() for of_rank in sizes]
+        assert all(set(of_rank) <= {batch_size} for of_rank in sizes), (size, batch_size, ranks)
+        assert max(last) <= batch_size + (ranks > 1), (size, batch_size, ranks)
+        assert max(last) - min(last) <= 1, (size, batch_size, ranks)
+
+
+def test_one_rank_has_as_many_batches_as_a_plain_loader():
+    for size, batch_size, ranks in SPLITS:
+        if ranks == 1:
+            assert train_batch_count(size, batch_size, 1) == math.ceil(size / batch_size)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_share_the_batches_of_the_epochs_order(ranks):
+    order, step = epoch_order(0, 0, 23), 3 * ranks
+    on_ranks = [epoch_of(rank, ranks=ranks) for rank in range(ranks)]
+    for number, together in enumerate(list(zip(*on_ranks, strict=True))[:-1]):
+        assert indices(together) == order[number * step : (number + 1) * step]
+    assert indices(list(zip(*on_ranks, strict=True))[-1]) == order[(len(on_ranks[0]) - 1) * step :]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_keys_are_those_of_seed_epoch_and_index(ranks):
+    count = train_batch_count(23, 3, ranks)
+    for request in epoch_of(ranks - 1, ranks=ranks, seed=9, completed=4 * count):
+        assert request.keys == sample_keys(9, 4, torch.tensor(request.indices)).tolist()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_going_on_after_any_number_of_batches_gives_the_rest_of_the_same_sequence(ranks):
+    count = train_batch_count(23, 3, ranks)
+    for rank in range(ranks):
+        epochs = [epoch_of(rank, ranks=ranks, completed=epoch * count) for epoch in range(3)]
+        for completed in range(3 * count):
+            epoch, done = divmod(completed, count)
+            assert epoch_of(rank, ranks=ranks, completed=completed) == epochs[epoch][done:]
+
+
+def test_epochs_and_seeds_have_other_orders():
+    count = train_batch_count(23, 3, 1)
+    orders = [indices(epoch_of(completed=epoch * count, seed=seed)) for epoch in range(4) for seed in range(4)]
+    assert len({tuple(order) for order in orders}) == 16
+
+
+@pytest.mark.parametrize("completed", range(9))
+def test_limited_epochs_count_their_own_batches(completed):
+    epoch, done = divmod(completed, 3)
+    order = epoch_order(0, epoch, 23)
+    first = epoch_of(completed=completed, batches=3)[0]
+    assert first.indices == order[3 * done : 3 * done + 3]
+
+
+@pytest.mark.parametrize(("batch_size", "ranks"), [(1, 1), (3, 1), (2, 2)])
+def test_requests_hold_plain_numbers(batch_size, ranks):
+    request = epoch_of(batch_size=batch_size, ranks=ranks)[0]
+    assert {type(number) for number in request.indices + request.keys} == {int}
+
+
+def test_evaluation_has_each_image_once_on_all_ranks_together():
+    for size, batch_size, ranks in SPLITS:
+        seen = [
+            index
+            for rank in range(ranks)
+            for index in indices(evaluation_requests(size=size, batch_size=batch_size, rank=rank, ranks=ranks))
+        ]
+        assert sorted(seen) == list(range(size)), (size, batch_size, ranks)
+
+
+def test_evaluation_has_equally_many_batches_on_all_ranks_and_none_is_empty():
+    for size, batch_size, ranks in SPLITS:
+        on_ranks = [
+            evaluation_requests(size=size, batch_size=batch_size, rank=rank, ranks=ranks) for rank in range(ranks)
+        ]
+        assert len({len(requests) for requests in on_ranks}) == 1, (size, batch_size, ranks)
+        sizes = [len(request.indices) for requests in on_ranks for request in requests]
+        assert min(sizes) > 0, (size, batch_size, ranks)
+        assert max(sizes) <= max(batch_size, 2 if ranks > 1 else 1), (size, batch_size, ranks)
+
+
+def test_evaluation_on_one_rank_keeps_the_order_and_has_no_keys():
+    requests = evaluation_requests(size=23, batch_size=4, rank=0, ranks=1)
+    assert indices(requests) == list(range(23))
+    assert len(requests) == 6
+    assert all(request.keys is None for request in requests)
+
+
+def test_images_gives_the_asked_ones_with_labels_places_and_keys():
+    dataset = images()
+    batch = dataset.__getitems__(Request([5, 2, 5], [7, -8, 9]))
+    assert len(dataset) == 20
+    assert torch.equal(batch.images, torch.stack([dataset.images[5], dataset.images[2], dataset.images[5]]))
+    assert batch.images.dtype is torch.uint8
+    assert batch.labels.tolist() == [50, 20, 50]
+    assert batch.indices.tolist() == [5, 2, 5]
+    assert batch.keys.tolist() == [7, -8, 9]
+    assert batch.labels.dtype is batch.indices.dtype is batch.keys.dtype is torch.int64
+
+
+@pytest.mark.parametrize("requests", [epoch_of(size=20), evaluation_requests(size=20, batch_size=3, rank=0, ranks=1)])
+def test_loaders_with_and_without_workers_give_identical_batches(requests):
+    dataset = images()
+    here, workers = loader(dataset, requests), loader(dataset, requests, num_workers=2)
+    assert len(here) == len(workers) == len(requests)
+    batches = list(zip(here, workers, requests, strict=True))
+    for ours, theirs, request in batches:
+        assert ours.indices.tolist() == request.indices
+        for one, other in zip(ours, theirs, strict=True):
+            assert (one is None and other is None) or torch.equal(one, other)
+    assert (batches[0][0].keys is None) == (requests[0].keys is None)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_loader_asks_for_its_requests_at_the_first_batch_of_each_epoch(num_workers):
+    completed = []
+
+    def requests():
+        completed.append(count[0])
+        return iter(epoch_of(size=20, completed=count[0]))
+
+    count = [0]
+    several = Loader(images(), requests, 7, num_workers=num_workers, pin_memory=False)
+    iterator = iter(several)
+    assert completed == []
+    count[0] = 7
+    first = next(iterator)
+    assert set(completed) == {7}
+    assert first.indices.tolist() == epoch_of(size=20, completed=7)[0].indices
+    count[0] = 16
+    assert len(list(iterator)) == 6
+    assert set(completed) == {7}
+
+    assert [batch.indices.tolist() for batch in several] == [
+        request.indices for request in epoch_of(size=20, completed=16)
+    ]
+    assert set(completed) == {7, 16}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_user_error_that_a_dataset_returns_is_raised_as_it_is(num_workers):
+    requests = [Request([i], None) for i in range(3)]
+    iterator = iter(loader(Refuses(["a.png is no image", "b.png is no image"], after=1), requests, num_workers))
+    assert next(iterator) == requests[0]
+    error = error_of(iterator)
+    assert type(error) is UserError
+    assert error.problems == ["a.png is no image", "b.png is no image"]
+    assert str(error) == "a.png is no image\nb.png is no image"
+
+
+def test_loader_keeps_no_state():
+    plain = loader(images(), epoch_of(size=20))
+    next(iter(plain))
+    assert plain.state_dict() == {}
+    plain.load_state_dict({})
+    assert len(list(plain)) == 7

@@ -1,0 +1,156 @@
+"""What watches a run: step seeds, time, progress."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from tqdm import tqdm
+
+from vit_lightning.augment import sample_keys
+
+
+class StepSeeds(Callback):
+    """Makes the randomness of a step (dropout, drop path) a pure function of (seed, rank, completed batches).
+
+    So no random state has to be stored, and a run that goes on draws what it would have drawn.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        completed = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        key = int(sample_keys(self.seed, completed, torch.tensor([trainer.global_rank]))[0])
+        torch.manual_seed(key)
+        random.seed(key)
+        np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002  # for code of others that draws from it
+
+
+class Stopwatch(Callback):
+    """Seconds in training (validation and checkpoints left out) and images trained on, over all ranks."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.images = 0
+        self._since = 0.0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._since == 0.0:
+            self._since = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.images += len(batch[0]) * trainer.world_size
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._since:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self.seconds += time.perf_counter() - self._since
+            self._since = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "images": self.images}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seconds, self.images = state_dict["seconds"], state_dict["images"]
+
+
+class LearningRate(Callback):
+    """Logs ``lr``, the rate of the first parameter group, with the steps that are logged."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        pl_module.log("lr", rate, on_step=True, on_epoch=False)
+
+
+class TrainingBar(ProgressBar):
+    """One bar for the whole training: epoch, step, loss, accuracy, time left. Nothing where there is no terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bar: tqdm[Any] | None = None
+        self._enabled = sys.stderr.isatty()
+
+    def disable(self) -> None:
+        self._enabled = False
+
+    def enable(self) -> None:
+        self._enabled = sys.stderr.isatty()
+
+    def print(self, *args: Any, sep: str = " ", **kwargs: Any) -> None:
+        tqdm.write(sep.join(map(str, args)), file=sys.stderr)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        progress = trainer.fit_loop.epoch_loop.batch_progress.total
+        total = trainer.num_training_batches * (trainer.max_epochs or 1)
+        if trainer.max_steps > 0:
+            total = min(total, trainer.max_steps * trainer.accumulate_grad_batches)
+        self._open(int(total), initial=progress.completed)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._bar is not None and self._bar.update():  # true when tqdm has redrawn, at most ten times a second
+            self._show(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._show(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._close()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._open(int(sum(trainer.num_test_batches)), text="test")
+
+    def on_test_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        if self._bar is not None:
+            self._bar.update()
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._close()
+
+    def _open(self, total: int, *, initial: int = 0, text: str = "") -> None:
+        if self._enabled:
+            self._bar = tqdm(
+                total=total,
+                initial=initial,
+                desc=text,
+                dynamic_ncols=True,
+                file=sys.stderr,
+                bar_format="{desc} {percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt}{postfix}, {remaining} left",
+            )
+
+    def _show(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._bar is None:
+            return
+        metrics = self.get_metrics(trainer, pl_module)
+        names = {"train/loss_step": "loss", "train/acc": "acc", "val/acc": "val acc"}
+        shown = [f"{text} {metrics[name]:.3f}" for name, text in names.items() if name in metrics]
+        self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
+        self._bar.set_postfix_str(", ".join(shown), refresh=False)
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

@@ -1,0 +1,153 @@
+"""What is trained: a network, its loss, its metrics and its optimizer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError, MulticlassConfusionMatrix
+
+from vit_lightning.errors import UserError
+from vit_lightning.optim import OptimizerConfig, optimizer_and_schedule
+
+Stage = Literal["train", "val", "test"]
+
+
+@dataclass
+class LossConfig:
+    """Cross entropy.
+
+    Args:
+        label_smoothing: share of the target that is spread over all classes in training.
+    """
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise UserError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1")
+
+
+class ViTClassifier(LightningModule):
+    """Trains a network that gives logits (b, num_classes) for images (b, c, H, W).
+
+    Logs ``loss`` and ``acc`` under ``train/``, ``val/`` and ``test/``, ``acc5`` of more than five classes under the
+    last two, and ``test/ece``, the calibration error. Batches are (images, labels, ...).
+
+    Args:
+        network: a ViT or any other module.
+        num_classes: number of classes; ``network.num_classes`` when not given.
+        optimizer: rate, decay and schedule.
+        loss: the loss in training; validation and test report plain cross entropy.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        num_classes: int | None = None,
+        optimizer: OptimizerConfig | None = None,
+        loss: LossConfig | None = None,
+    ) -> None:
+        super().__init__()
+        classes = getattr(network, "num_classes", None) if num_classes is None else num_classes
+        if not isinstance(classes, int) or classes < 2:
+            raise UserError(f"num_classes={classes} must be at least 2 to classify")
+        self.network = network
+        self.num_classes = classes
+        self.optimizer_config = optimizer or OptimizerConfig()
+        smoothing = (loss or LossConfig()).label_smoothing
+        self.losses: dict[Stage, nn.Module] = {
+            "train": nn.CrossEntropyLoss(label_smoothing=smoothing),
+            "val": nn.CrossEntropyLoss(),
+            "test": nn.CrossEntropyLoss(),
+        }
+        self.train_metrics = _metrics("train", classes)
+        self.val_metrics = _metrics("val", classes)
+        self.test_metrics = _metrics("test", classes)
+        self.confusion = MulticlassConfusionMatrix(classes, validate_args=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(images)
+        return logits
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss, _ = self.shared_step(batch, "train")
+        self.log("train/loss_step", loss, prog_bar=True, on_step=True, on_epoch=False)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.shared_step(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        _, logits = self.shared_step(batch, "test")
+        self.confusion.update(logits, batch[1])
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Class probabilities (b, num_classes) with labels (b,) and the place of each image in its split (b,)."""
+        probabilities = self(batch[0]).float().softmax(dim=-1)
+        return {"probabilities": probabilities, "labels": batch[1], "indices": batch[2]}
+
+    def shared_step(self, batch: Any, stage: Stage) -> tuple[Tensor, Tensor]:
+        """Loss and logits of a batch; counts it into the metrics of its stage."""
+        images, labels = batch[0], batch[1]
+        logits = self(images)
+        loss: Tensor = self.losses[stage](logits, labels)
+        with torch.no_grad():
+            for name, metric in getattr(self, f"{stage}_metrics").items():
+                if name == "loss":
+                    metric.update(loss, len(labels))
+                else:
+                    metric.update(logits, labels)
+                self.log(f"{stage}/{name}", metric, prog_bar=name == "acc", on_step=False, on_epoch=True)
+        return loss, logits
+
+    def on_test_epoch_start(self) -> None:
+        self.confusion.reset()
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        batches = self._batches_per_epoch()
+        steps_per_epoch = max(1, math.ceil(batches / self.trainer.accumulate_grad_batches))
+        optimizer, schedule = optimizer_and_schedule(
+            self.network,
+            self.optimizer_config,
+            total_steps=self._total_steps(steps_per_epoch),
+            steps_per_epoch=steps_per_epoch,
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _batches_per_epoch(self) -> int:
+        """Batches of an epoch; ``Trainer.estimated_stepping_batches`` would use up the loader's state."""
+        batches = getattr(self.trainer.datamodule, "train_batches_per_epoch", None)  # type: ignore[attr-defined]
+        if batches is None:  # loaders of the user's own
+            return int(self.trainer.estimated_stepping_batches) // max(1, self.trainer.max_epochs or 1)
+        limit = self.trainer.limit_train_batches
+        return int(batches * limit) if isinstance(limit, float) else min(int(batches), int(limit or batches))
+
+    def _total_steps(self, steps_per_epoch: int) -> int:
+        epochs, steps = self.trainer.max_epochs, self.trainer.max_steps
+        by_epochs = math.inf if epochs is None or epochs < 0 else epochs * steps_per_epoch
+        total = min(by_epochs, math.inf if steps < 0 else steps)
+        if math.isinf(total):
+            raise UserError("trainer.max_epochs=-1: the schedule needs an end, give trainer.max_epochs or max_steps")
+        return int(total)
+
+
+def _metrics(stage: str, classes: int) -> nn.ModuleDict:
+    metrics: dict[str, Metric] = {
+        "loss": MeanMetric(nan_strategy="disable"),
+        "acc": MulticlassAccuracy(classes, average="micro", validate_args=False),
+    }
+    if stage != "train" and classes > 5:
+        metrics["acc5"] = MulticlassAccuracy(classes, top_k=5, average="micro", validate_args=False)
+    if stage == "test":
+        metrics["ece"] = MulticlassCalibrationError(classes, n_bins=15, validate_args=False)
+    for metric in metrics.values():
+        metric.persistent(stage == "train")  # an epoch that is interrupted keeps what it had counted
+    return nn.ModuleDict(metrics)

@@ -1,0 +1,67 @@
+"""The ``lightning`` command. Nothing heavy is imported before it is known what is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+
+VERBS = {
+    "fit": "train on the images of a page, then test the best checkpoint",
+    "validate": "measure a trained model on the validation images",
+    "test": "measure a trained model on the test images",
+    "predict": "write what a trained model says of each test image",
+}
+
+USAGE = """usage: lightning VERB [--config PAGE.yaml ...] [--key=value ...]
+
+{verbs}
+
+lightning fit --config experiments/digits.yaml --model.depth=3     a page, with one key changed
+lightning test --ckpt runs/digits/RUN                              a run folder or a checkpoint file
+lightning fit --config PAGE.yaml --print_config                    all keys, resolved
+lightning VERB --help                                              all keys, explained"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit code: 0 done, 2 something the user has to change."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        width = max(map(len, VERBS))
+        print(USAGE.format(verbs="\n".join(f"  {verb:<{width}}  {text}" for verb, text in VERBS.items())))
+        return 0
+    if arguments[0] == "--version":
+        from vit_lightning import __version__
+
+        print(f"vit_lightning {__version__}")
+        return 0
+    verb = arguments[0]
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        print(f"lightning: there is no verb {verb}{hint} (choose {', '.join(VERBS)})", file=sys.stderr)
+        return 2
+    return _run(verb, arguments[1:])
+
+
+def _run(verb: str, arguments: list[str]) -> int:
+    from vit_lightning.config import make_parser, resolve, to_yaml
+    from vit_lightning.errors import UserError
+    from vit_lightning.run import evaluate, fit
+
+    if {"-h", "--help"} & {*arguments}:
+        make_parser(verb).print_help()
+        return 0
+    try:
+        config = resolve(arguments, verb)
+        if config.print_config:
+            print(to_yaml(config), end="")
+        elif verb == "fit":
+            fit(config)
+        else:
+            evaluate(config, verb)
+    except UserError as error:
+        for problem in error.problems:
+            print(f"lightning {verb}: {problem}", file=sys.stderr)
+        return 2
+    return 0

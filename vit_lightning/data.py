@@ -1,0 +1,224 @@
+"""Data modules: where images come from, how they are split, and what the model has to know of them."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from vit_lightning.augment import Augmentation, mix
+from vit_lightning.errors import UserError
+from vit_lightning.sampling import (
+    Batch,
+    Images,
+    Loader,
+    Request,
+    evaluation_requests,
+    train_batch_count,
+    train_requests,
+)
+
+Split = Literal["train", "val", "test"]
+Statistics = tuple[float, ...]
+"""One number for each channel, of pixels between 0 and 1."""
+
+
+def stratified_cut(labels: Sequence[int], share: int | float, seed: int) -> tuple[list[int], list[int]]:
+    """Indices (rest, cut), both in order; the cut holds ``share`` of the images, as a number or as a share."""
+    from sklearn.model_selection import train_test_split
+
+    rest, cut = train_test_split(range(len(labels)), test_size=share, random_state=seed, stratify=labels)
+    return sorted(rest), sorted(cut)
+
+
+class ImageData(LightningDataModule):
+    """What all data modules share: loaders with an exact order, augmentation and normalisation on the device.
+
+    A subclass says what the model has to know (``image_size``, ``in_channels``, ``class_names``, ``mean``, ``std``)
+    before anything is read, and makes the dataset of a split when it is needed.
+    """
+
+    in_channels: int = 3
+    mean: Statistics
+    std: Statistics
+
+    def __init__(
+        self, *, batch_size: int, num_workers: int, split_seed: int, augment: Sequence[Augmentation] | None
+    ) -> None:
+        super().__init__()
+        limits = {"batch_size": (batch_size, 1), "num_workers": (num_workers, 0), "split_seed": (split_seed, 0)}
+        problems = [
+            f"{key}={value} must be at least {least}" for key, (value, least) in limits.items() if value < least
+        ]
+        if problems:
+            raise UserError(problems)
+        self.batch_size, self.num_workers, self.split_seed = batch_size, num_workers, split_seed
+        self.augment = list(augment or [])
+        self._datasets: dict[Split, Dataset[Batch]] = {}
+        self._loaders: dict[Split, Loader] = {}
+
+    @property
+    @abstractmethod
+    def image_size(self) -> tuple[int, int]:
+        """Height and width in pixels of what the model gets."""
+
+    @property
+    @abstractmethod
+    def class_names(self) -> list[str]:
+        """Name of each class, in the order of the labels."""
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @abstractmethod
+    def make_dataset(self, split: Split) -> Dataset[Batch]:
+        """The images of a split; asked for once."""
+
+    def dataset(self, split: Split) -> Dataset[Batch]:
+        """The images of a split."""
+        if split not in self._datasets:
+            self._datasets[split] = self.make_dataset(split)
+        return self._datasets[split]
+
+    def setup(self, stage: str) -> None:
+        splits: dict[str, list[Split]] = {"fit": ["train", "val"], "validate": ["val"]}
+        for split in splits.get(stage, ["test"]):
+            self.dataset(split)
+
+    @property
+    def train_batches_per_epoch(self) -> int:
+        """Batches that each rank sees in an epoch, before Lightning's ``limit_train_batches``."""
+        return train_batch_count(len(self.dataset("train")), self.batch_size, self._ranks)  # type: ignore[arg-type]
+
+    def train_dataloader(self) -> Loader:
+        return self._loader("train", self._train_requests, self.train_batches_per_epoch)
+
+    def val_dataloader(self) -> Loader:
+        return self._evaluation_loader("val")
+
+    def test_dataloader(self) -> Loader:
+        return self._evaluation_loader("test")
+
+    def predict_dataloader(self) -> Loader:
+        return self._evaluation_loader("test")
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Augments (training only) and normalises, on the device."""
+        if not isinstance(batch, Batch):
+            return batch  # loaders of the user's own, given to Trainer.fit beside this module
+        images = batch.images
+        if batch.keys is not None:
+            for number, augment in enumerate(self.augment):
+                images = augment(images, mix(batch.keys, number))
+        assert self.trainer is not None
+        # what Lightning converted was uint8; precision bf16-true or 64-true wants the model's own type
+        return batch._replace(images=self.normalise(images).to(self.trainer.lightning_module.dtype))
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 images (b, c, H, W) to float32 with mean 0 and deviation 1 over the training images."""
+        mean, scale = _normalisation(self.mean, self.std, images.device)
+        return images.to(torch.float32).sub_(mean).mul_(scale)
+
+    def _train_requests(self) -> Iterator[Request]:
+        assert self.trainer is not None
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress
+        # overfit_batches shows the same batches again and again, those of epoch 0
+        overfit = self.trainer.overfit_batches  # type: ignore[attr-defined]
+        completed = progress.current.ready if overfit else progress.total.completed
+        return train_requests(
+            size=len(self.dataset("train")),  # type: ignore[arg-type]
+            batch_size=self.batch_size,
+            seed=int(os.environ.get("PL_GLOBAL_SEED", 0)),  # what Lightning's seed_everything was given
+            completed=completed,
+            batches_per_epoch=int(self.trainer.num_training_batches),
+            rank=self._rank,
+            ranks=self._ranks,
+        )
+
+    def _evaluation_loader(self, split: Split) -> Loader:
+        requests = evaluation_requests(
+            size=len(self.dataset(split)),  # type: ignore[arg-type]
+            batch_size=self.batch_size,
+            rank=self._rank,
+            ranks=self._ranks,
+        )
+        return self._loader(split, partial(iter, requests), len(requests))
+
+    def _loader(self, split: Split, requests: Callable[[], Iterator[Request]], length: int) -> Loader:
+        if split not in self._loaders or len(self._loaders[split]) != length:
+            self._loaders[split] = Loader(
+                self.dataset(split),
+                requests,
+                length,
+                num_workers=self.num_workers,
+                pin_memory=torch.cuda.is_available(),
+            )
+        return self._loaders[split]
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self.trainer is None else self.trainer.global_rank
+
+    @property
+    def _ranks(self) -> int:
+        return 1 if self.trainer is None else self.trainer.world_size
+
+
+@lru_cache
+def _normalisation(mean: Statistics, std: Statistics, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean of 8-bit pixels and the factor after it, (c, 1, 1); kept, since making them on a GPU waits for it."""
+    centre = torch.tensor(mean, device=device).mul(255.0)[:, None, None]
+    return centre, torch.tensor(std, device=device).mul(255.0).reciprocal()[:, None, None]
+
+
+class Digits(ImageData):
+    """scikit-learn's 1,797 scanned digits, 8x8 and gray (Alpaydin and Kaynak 1998): real images, nothing to download.
+
+    Args:
+        batch_size: images in a batch, on each device.
+        num_workers: processes that load; the images are in memory, so none are needed.
+        split_seed: draws the 360 test images, stratified, and the 143 validation images from the rest.
+        augment: random changes of the training images, in order.
+    """
+
+    in_channels = 1
+    # of the training images for split_seed 0
+    mean = (0.3053,)
+    std = (0.3761,)
+
+    def __init__(
+        self,
+        *,
+        batch_size: int = 64,
+        num_workers: int = 0,
+        split_seed: int = 0,
+        augment: list[Augmentation] | None = None,
+    ) -> None:
+        super().__init__(batch_size=batch_size, num_workers=num_workers, split_seed=split_seed, augment=augment)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return 8, 8
+
+    @property
+    def class_names(self) -> list[str]:
+        return [str(digit) for digit in range(10)]
+
+    def make_dataset(self, split: Split) -> Dataset[Batch]:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        rest, test = stratified_cut(digits.target, 360, self.split_seed)
+        train, val = stratified_cut(digits.target[rest], 143, self.split_seed)
+        indices = {"train": [rest[i] for i in train], "val": [rest[i] for i in val], "test": test}[split]
+        # 0 to 16 becomes 0 to 255
+        images = torch.from_numpy(digits.images[indices]).mul(255.0 / 16.0).round().to(torch.uint8)
+        return Images(images[:, None], torch.from_numpy(digits.target[indices]).long())

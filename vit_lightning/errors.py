@@ -1,0 +1,19 @@
+"""What goes wrong because of what the user asked for, as opposed to a fault of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """One or more things the user has to change. The command prints them without a traceback and exits with 2.
+
+    Each problem is one line and names key, value and choices.
+    """
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+    def __reduce__(self) -> tuple[type[UserError], tuple[list[str]]]:
+        return type(self), (self.problems,)  # must survive the way out of a data-loading worker

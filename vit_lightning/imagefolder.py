@@ -1,0 +1,249 @@
+"""Images in class folders, decoded when they are needed."""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from vit_lightning.augment import Augmentation
+from vit_lightning.blocks import pair
+from vit_lightning.data import ImageData, Split, Statistics, stratified_cut
+from vit_lightning.errors import UserError
+from vit_lightning.sampling import Batch, Request
+
+Box = tuple[float, float, float, float]
+"""Left, upper, right and lower edge of a crop, in pixels."""
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
+SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "val": ("val", "valid", "validation"),
+    "test": ("test",),
+}
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "La", "RGBa")
+
+
+def random_resized_box(width: int, height: int, *, min_area: float, key: int) -> Box:
+    """A random part (Szegedy et al. 2015), ``min_area`` to all of the area and 3:4 to 4:3 wide, from the key alone."""
+    draw = random.Random(key)
+    for _ in range(10):
+        area = width * height * draw.uniform(min_area, 1.0)
+        ratio = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, upper = draw.randint(0, width - w), draw.randint(0, height - h)
+            return left, upper, left + w, upper + h
+    return 0, 0, width, height
+
+
+def centre_box(width: int, height: int, *, target: tuple[int, int], share: float) -> Box:
+    """The largest box in the middle with the target's ratio of height to width, shrunk to ``share`` of its sides."""
+    scale = min(height / target[0], width / target[1]) * share
+    h, w = target[0] * scale, target[1] * scale
+    return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
+
+
+def read_rgb(path: Path) -> Image.Image:
+    """The image as 8-bit RGB; a damaged file or one that 8 bits cannot hold is an error that names it."""
+    try:
+        with Image.open(path) as image:
+            if image.mode not in _EIGHT_BIT:
+                raise UserError(f"{path}: image of mode {image.mode} has more than 8 bits a channel")
+            return image.convert("RGB")
+    except UserError:
+        raise
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as fault:
+        raise UserError(f"{path}: damaged image ({fault})") from fault
+
+
+def _read_file(files: Sequence[Path], index: int) -> Image.Image:
+    return read_rgb(files[index])
+
+
+class DecodedImages(Dataset[Batch]):
+    """Images that are opened one by one, cropped and resized to one size: uint8 (3, H, W).
+
+    Args:
+        read: opens the image of an index.
+        labels: label of each image.
+        image_size: height and width of what comes out.
+        min_area: smallest part of the image that a random crop shows.
+        centre_share: share of the sides that the fixed crop shows, where nothing is random.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], Image.Image],
+        labels: Sequence[int],
+        *,
+        image_size: tuple[int, int],
+        min_area: float,
+        centre_share: float,
+    ) -> None:
+        self.read, self.labels = read, torch.tensor(labels)
+        self.image_size, self.min_area, self.centre_share = image_size, min_area, centre_share
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, request: Request) -> Batch | UserError:
+        keys: Sequence[int | None] = [None] * len(request.indices) if request.keys is None else request.keys
+        try:
+            images = np.stack([self._pixels(index, key) for index, key in zip(request.indices, keys, strict=True)])
+        except UserError as error:
+            return error
+        indices = torch.tensor(request.indices)
+        tensor = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+        return Batch(
+            tensor, self.labels[indices], indices, None if request.keys is None else torch.tensor(request.keys)
+        )
+
+    def _pixels(self, index: int, key: int | None) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        image = self.read(index)
+        if key is None:
+            box = centre_box(*image.size, target=self.image_size, share=self.centre_share)
+        else:
+            box = random_resized_box(*image.size, min_area=self.min_area, key=key)
+        height, width = self.image_size  # Pillow itself copies where the box is the image and has its size
+        return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC, box=box))
+
+
+class ImageFolder(ImageData):
+    """Images in one folder for each class: ROOT/train/CLASS/*.jpg, with ROOT/val and ROOT/test or without.
+
+    What has no folder is cut from the training images, stratified, by ``split_seed``. If ROOT holds the class folders
+    itself, validation and test are both cut from it. ``val`` may also be named ``valid`` or ``validation``.
+
+    Args:
+        root: folder with the images.
+        image_size: height and width that the model gets, in pixels; images are cropped and resized to it.
+        batch_size: images in a batch, on each device.
+        num_workers: processes that decode images.
+        split_seed: draws the images of the splits that have no folder.
+        augment: random changes of the training images after the random crop, in order.
+        val_share: share of the training images that validation gets if it has no folder.
+        test_share: share of the training images that the test gets if it has no folder.
+        min_area: smallest part of a training image that a random crop shows; 1 takes the whole image.
+        centre_share: share of the sides of a validation or test image that the model sees.
+        mean: mean of each channel, of pixels between 0 and 1; ImageNet's by default.
+        std: standard deviation of each channel.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: Path,
+        image_size: int | tuple[int, int] = 224,
+        batch_size: int = 64,
+        num_workers: int = 2,
+        split_seed: int = 0,
+        augment: list[Augmentation] | None = None,
+        val_share: float = 0.1,
+        test_share: float = 0.2,
+        min_area: float = 0.08,
+        centre_share: float = 0.875,
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
+    ) -> None:
+        super().__init__(batch_size=batch_size, num_workers=num_workers, split_seed=split_seed, augment=augment)
+        shares = {"min_area": min_area, "centre_share": centre_share}
+        problems = [
+            f"{key}={value} must be above 0 and at most 1" for key, value in shares.items() if not 0 < value <= 1
+        ]
+        cuts = {"val_share": val_share, "test_share": test_share}
+        problems += [f"{key}={value} must be above 0 and below 1" for key, value in cuts.items() if not 0 < value < 1]
+        if min(pair(image_size)) < 1:
+            problems.append(f"image_size={image_size} must be at least 1")
+        if not Path(root).is_dir():
+            problems.append(f"root={root} is not a folder")
+        if problems:
+            raise UserError(problems)
+        self.root = Path(root)
+        self.val_share, self.test_share = val_share, test_share
+        self.min_area, self.centre_share = min_area, centre_share
+        self.mean: Statistics = tuple(mean)
+        self.std: Statistics = tuple(std)
+        self._image_size = pair(image_size)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return self._image_size
+
+    @property
+    def class_names(self) -> list[str]:
+        return self._class_names
+
+    @cached_property
+    def _folders(self) -> dict[Split, Path]:
+        """Folder of each split that has one."""
+        found = {
+            split: self.root / name
+            for split, names in SPLIT_FOLDERS.items()
+            for name in names
+            if (self.root / name).is_dir()
+        }
+        return found if "train" in found else {"train": self.root}
+
+    @cached_property
+    def _class_names(self) -> list[str]:
+        folder = self._folders["train"]
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        if len(names) < 2:
+            raise UserError(f"root={self.root}: {folder} must hold at least two class folders, found {len(names)}")
+        return names
+
+    @cached_property
+    def _splits(self) -> dict[Split, tuple[list[Path], list[int]]]:
+        """Files and labels of each split."""
+        splits = {split: self._files(folder) for split, folder in self._folders.items()}
+        missing: dict[Split, float] = {"test": self.test_share, "val": self.val_share}
+        for split, share in missing.items():
+            if split not in splits:
+                files, labels = splits["train"]
+                rest, cut = self._cut(labels, share, split)
+                splits[split] = [files[i] for i in cut], [labels[i] for i in cut]
+                splits["train"] = [files[i] for i in rest], [labels[i] for i in rest]
+        return splits
+
+    def _cut(self, labels: list[int], share: float, split: Split) -> tuple[list[int], list[int]]:
+        try:
+            return stratified_cut(labels, share, self.split_seed)
+        except ValueError as fault:
+            raise UserError(f"root={self.root}: cannot cut {share:.0%} for {split} from training: {fault}") from fault
+
+    def _files(self, folder: Path) -> tuple[list[Path], list[int]]:
+        files: list[Path] = []
+        labels: list[int] = []
+        found = {entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
+        problems = [f"{folder / name}: class {name} is not in training" for name in sorted(found - {*self.class_names})]
+        for label, name in enumerate(self.class_names):
+            inside = sorted((folder / name).rglob("*")) if name in found else []
+            images = [path for path in inside if path.suffix.lower() in SUFFIXES]
+            if not images and (name in found or folder == self._folders["train"]):
+                problems.append(f"{folder / name}: no images ({', '.join(SUFFIXES)})")
+            files += images
+            labels += [label] * len(images)
+        if problems:
+            raise UserError(problems)
+        return files, labels
+
+    def make_dataset(self, split: Split) -> Dataset[Batch]:
+        files, labels = self._splits[split]
+        return DecodedImages(
+            partial(_read_file, files),
+            labels,
+            image_size=self.image_size,
+            min_area=self.min_area,
+            centre_share=self.centre_share,
+        )

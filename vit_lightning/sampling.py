@@ -1,0 +1,146 @@
+"""Which images make up which batch: a pure function of the seed and of how many batches are done.
+
+No order is stored anywhere. A run that goes on after an interruption asks how many batches it has completed and finds
+itself where it was, with any number of workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vit_lightning.augment import sample_keys
+from vit_lightning.errors import UserError
+
+
+class Batch(NamedTuple):
+    """What a loader yields."""
+
+    images: Tensor
+    """(b, c, H, W), uint8 from the loader, normalised float32 in the model's step."""
+    labels: Tensor
+    """(b,), int64."""
+    indices: Tensor
+    """(b,), place of each image in its split."""
+    keys: Tensor | None
+    """(b,), random key of each image in this epoch; None where nothing is random."""
+
+
+class Request(NamedTuple):
+    """What a loader asks its dataset for; becomes a Batch."""
+
+    indices: list[int]
+    keys: list[int] | None
+
+
+def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
+    """Order of ``size`` images in an epoch."""
+    key = int(sample_keys(seed, epoch, torch.tensor([-1]))[0])
+    order: list[int] = torch.randperm(size, generator=torch.Generator().manual_seed(key)).tolist()
+    return order
+
+
+def train_batch_count(size: int, batch_size: int, ranks: int) -> int:
+    """Batches of an epoch; the last one is smaller, unless that would leave a rank without an image."""
+    return max(1, math.ceil((size - ranks + 1) / (batch_size * ranks)))
+
+
+def train_requests(
+    *, size: int, batch_size: int, seed: int, completed: int, batches_per_epoch: int, rank: int, ranks: int
+) -> Iterator[Request]:
+    """The rest of the epoch in which ``completed`` batches of the whole run are done; each image comes once."""
+    epoch, done = divmod(completed, batches_per_epoch)
+    order = epoch_order(seed, epoch, size)
+    step = batch_size * ranks
+    count = train_batch_count(size, batch_size, ranks)
+    for number in range(done, count):
+        together = torch.tensor(order[number * step : (number + 1) * step if number < count - 1 else size])
+        mine = torch.tensor_split(together, ranks)[rank]
+        yield Request(mine.tolist(), sample_keys(seed, epoch, mine).tolist())
+
+
+def evaluation_requests(*, size: int, batch_size: int, rank: int, ranks: int) -> list[Request]:
+    """Each image once over all ranks, and the same number of batches on every rank (or ranks would wait for ever)."""
+    mine = torch.arange(rank, size, ranks)
+    count = max(1, min(math.ceil(math.ceil(size / ranks) / batch_size), size // ranks))
+    return [Request(part.tolist(), None) for part in torch.tensor_split(mine, count) if len(part)]
+
+
+class _Requests:
+    """The batch sampler of a DataLoader; asked anew at the start of each epoch."""
+
+    def __init__(self, requests: Callable[[], Iterator[Request]]) -> None:
+        self._requests = requests
+
+    def __iter__(self) -> Iterator[Request]:
+        return self._requests()
+
+
+class Loader:
+    """Iterates over the batches of one split.
+
+    Not a DataLoader itself, so that Lightning does not put a sampler of its own into it; a generator, so that the order
+    is asked for at the first batch, when Lightning has restored its counters, and not when the iterator is made.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        requests: Callable[[], Iterator[Request]],
+        length: int,
+        *,
+        num_workers: int,
+        pin_memory: bool,
+    ) -> None:
+        self.dataset = dataset
+        self._length = length
+        self._loader: DataLoader[Batch] = DataLoader(
+            dataset,
+            batch_sampler=_Requests(requests),  # type: ignore[arg-type]  # a request, not a list of indices
+            collate_fn=_as_it_is,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            pin_memory=pin_memory,
+        )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._loader:
+            if isinstance(batch, UserError):  # from a worker, where raising it would bury it in a traceback
+                raise batch
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the place in the order follows from Lightning's batch counter."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore, see ``state_dict``."""
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+class Images(Dataset[Batch]):
+    """Images in memory: uint8 (n, c, H, W) and their labels (n,)."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        assert images.dtype == torch.uint8
+        assert len(images) == len(labels)
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, request: Request) -> Batch:
+        indices = torch.tensor(request.indices)
+        keys = None if request.keys is None else torch.tensor(request.keys)
+        return Batch(self.images[indices], self.labels[indices], indices, keys)

@@ -1,0 +1,196 @@
+"""torchvision's datasets that fit in memory, downloaded when they are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from vit_lightning.augment import Augmentation
+from vit_lightning.data import ImageData, Split, Statistics, stratified_cut
+from vit_lightning.errors import UserError
+from vit_lightning.sampling import Batch, Images
+
+SetName = Literal["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "SVHN", "STL10", "USPS"]
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the model has to know before anything is downloaded; mean and std of the training images."""
+
+    num_classes: int
+    image_size: tuple[int, int]
+    mean: Statistics
+    std: Statistics
+    train: dict[str, Any] = field(default_factory=lambda: {"train": True})
+    test: dict[str, Any] = field(default_factory=lambda: {"train": False})
+
+
+_SPLIT = {"train": {"split": "train"}, "test": {"split": "test"}}
+_FACTS: dict[str, _Facts] = {
+    "CIFAR10": _Facts(10, (32, 32), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "CIFAR100": _Facts(100, (32, 32), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "MNIST": _Facts(10, (28, 28), (0.1307,), (0.3081,)),
+    "FashionMNIST": _Facts(10, (28, 28), (0.2860,), (0.3530,)),
+    "KMNIST": _Facts(10, (28, 28), (0.1918,), (0.3483,)),
+    "SVHN": _Facts(10, (32, 32), (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), **_SPLIT),
+    "STL10": _Facts(10, (96, 96), (0.4467, 0.4398, 0.4066), (0.2603, 0.2566, 0.2713), **_SPLIT),
+    "USPS": _Facts(10, (16, 16), (0.2469,), (0.2989,)),
+}
+
+
+class TorchvisionSet(ImageData):
+    """One of torchvision's sets, with its own test images; validation is cut from the training images, stratified.
+
+    Args:
+        name: the set, named as in ``torchvision.datasets``.
+        root: folder for the downloaded files.
+        batch_size: images in a batch, on each device.
+        num_workers: processes that load; the images are in memory, so none are needed.
+        split_seed: draws the validation images.
+        augment: random changes of the training images, in order.
+        val_share: share of the training images that validation gets.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: SetName,
+        root: Path = Path("data"),
+        batch_size: int = 128,
+        num_workers: int = 0,
+        split_seed: int = 0,
+        augment: list[Augmentation] | None = None,
+        val_share: float = 0.1,
+    ) -> None:
+        super().__init__(batch_size=batch_size, num_workers=num_workers, split_seed=split_seed, augment=augment)
+        if not 0.0 < val_share < 1.0:
+            raise UserError(f"val_share={val_share} must be above 0 and below 1")
+        if name not in _FACTS:
+            raise UserError(f"name={name} is none of {', '.join(_FACTS)}")
+        self.set_name, self.root, self.val_share = name, Path(root), val_share
+        self._facts = _FACTS[name]
+        self.mean, self.std, self.in_channels = self._facts.mean, self._facts.std, len(self._facts.mean)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return self._facts.image_size
+
+    @property
+    def num_classes(self) -> int:
+        return self._facts.num_classes
+
+    @property
+    def class_names(self) -> list[str]:
+        """The set's own names once it is there, else the numbers of the classes."""
+        names = getattr(self._training_set, "classes", None) if "_training_set" in self.__dict__ else None
+        return list(names) if names else [str(label) for label in range(self.num_classes)]
+
+    def prepare_data(self) -> None:
+        """Downloads, with torchvision's progress bar; does nothing for files that are there and intact."""
+        self._set("train", download=True)
+        self._set("test", download=True)
+
+    def _set(self, part: Literal["train", "test"], *, download: bool = False) -> Any:
+        import torchvision
+
+        arguments = self._facts.train if part == "train" else self._facts.test
+        try:
+            return getattr(torchvision.datasets, self.set_name)(str(self.root), download=download, **arguments)
+        except (OSError, RuntimeError) as fault:
+            raise UserError(f"{self.set_name} cannot be had in root={self.root}: {fault}") from fault
+
+    @cached_property
+    def _training_set(self) -> Any:
+        return self._set("train")
+
+    def make_dataset(self, split: Split) -> Dataset[Batch]:
+        images, labels = _tensors(self._training_set if split != "test" else self._set("test"))
+        if split == "test":
+            return Images(images, labels)
+        train, val = stratified_cut(labels.tolist(), self.val_share, self.split_seed)
+        indices = train if split == "train" else val
+        return Images(images[indices], labels[indices])
+
+
+def _tensors(dataset: Any) -> tuple[Tensor, Tensor]:
+    """uint8 images (n, c, H, W) and int64 labels of a torchvision set, whatever layout it keeps them in."""
+    images = torch.as_tensor(np.asarray(dataset.data))
+    labels = torch.as_tensor(np.asarray(getattr(dataset, "targets", getattr(dataset, "labels", None)))).long()
+    if images.ndim == 3:
+        images = images[:, None]
+    elif images.shape[-1] == 3:
+        images = images.permute(0, 3, 1, 2).contiguous()
+    return images, labels
+
+
+class CIFAR10(TorchvisionSet):
+    """CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images, 32x32 in colour, 10 classes.
+
+    Args:
+        root: folder for the downloaded files (170 MB).
+        batch_size: images in a batch, on each device.
+        num_workers: processes that load; the images are in memory, so none are needed.
+        split_seed: draws the validation images.
+        augment: random changes of the training images, in order.
+        val_share: share of the training images that validation gets.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: Path = Path("data"),
+        batch_size: int = 128,
+        num_workers: int = 0,
+        split_seed: int = 0,
+        augment: list[Augmentation] | None = None,
+        val_share: float = 0.1,
+    ) -> None:
+        super().__init__(
+            name="CIFAR10",
+            root=root,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            split_seed=split_seed,
+            augment=augment,
+            val_share=val_share,
+        )
+
+
+class CIFAR100(TorchvisionSet):
+    """CIFAR-100 (Krizhevsky 2009): 50,000 training and 10,000 test images, 32x32 in colour, 100 classes.
+
+    Args:
+        root: folder for the downloaded files (170 MB).
+        batch_size: images in a batch, on each device.
+        num_workers: processes that load; the images are in memory, so none are needed.
+        split_seed: draws the validation images.
+        augment: random changes of the training images, in order.
+        val_share: share of the training images that validation gets.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: Path = Path("data"),
+        batch_size: int = 128,
+        num_workers: int = 0,
+        split_seed: int = 0,
+        augment: list[Augmentation] | None = None,
+        val_share: float = 0.1,
+    ) -> None:
+        super().__init__(
+            name="CIFAR100",
+            root=root,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            split_seed=split_seed,
+            augment=augment,
+            val_share=val_share,
+        )

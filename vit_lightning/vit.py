@@ -1,0 +1,250 @@
+"""The Vision Transformer, put together from ``blocks.py`` and ``positions.py``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vit_lightning.blocks import (
+    Block,
+    ClassificationHead,
+    ClassToken,
+    ClassTokenPool,
+    ConvProjection,
+    FeedForwardBlock,
+    LayerNorm,
+    LinearProjection,
+    MeanPool,
+    MultiHeadAttention,
+    NamedSequential,
+    PatchEmbedding,
+    Pool,
+    Size,
+    TransformerEncoder,
+    TransformerEncoderBlock,
+    pair,
+)
+from vit_lightning.errors import UserError
+from vit_lightning.positions import LearnedPositions, Positions, SinCos2dPositions
+
+Attention = Callable[[int, int], nn.Module]
+"""Makes an attention block from emb_size and num_heads."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes of a published model; the number behind the slash of a preset name is the patch size."""
+
+    emb_size: int
+    depth: int
+    num_heads: int
+    source: str
+
+
+PRESETS = {
+    "Ti": Preset(192, 12, 3, "Touvron et al. 2021 (DeiT), table 1"),
+    "S": Preset(384, 12, 6, "Touvron et al. 2021 (DeiT), table 1"),
+    "B": Preset(768, 12, 12, "Dosovitskiy et al. 2021 (ViT), table 1"),
+    "L": Preset(1024, 24, 16, "Dosovitskiy et al. 2021 (ViT), table 1"),
+    "H": Preset(1280, 32, 16, "Dosovitskiy et al. 2021 (ViT), table 1"),
+}
+
+
+class ViT(NamedSequential):
+    """Vision Transformer (Dosovitskiy et al. 2021): images (b, c, H, W) -> logits (b, num_classes).
+
+    Args:
+        preset: size and patch as in the literature, such as Ti/16, S/16, B/32, L/16, H/14: any of Ti, S, B, L, H with
+            any patch size. Sizes given beside it replace the preset's; without a preset they replace those of B/16.
+        image_size: height and width of the images in pixels, one number for squares.
+        patch_size: height and width of a patch in pixels; must divide the image size.
+        in_channels: channels of the images.
+        num_classes: number of classes; 0 gives the pooled features instead of logits.
+        emb_size: width of the tokens.
+        depth: number of encoder blocks.
+        num_heads: number of attention heads.
+        class_token: whether a learned token goes before the patches.
+        pool: cls takes the class token, mean the mean over the patch tokens (never over the class token).
+        patch_projection: patches to tokens by a strided convolution or by a linear layer; equal for equal weights.
+        positions: learned for each token, fixed 2-D sine and cosine, or none.
+        norm: normalisation before each branch and after the encoder.
+        attention: attention of each block.
+        feed_forward: feed-forward part of each block.
+        emb_dropout: dropout on the embedded patches.
+        drop_path: probability of leaving out a branch in the last block; it grows linearly from 0 in the first.
+        layer_scale: initial value of a learned factor on each branch; none when not given.
+        representation_size: width of a layer with tanh before the classifier; none when not given.
+
+    Raises:
+        UserError: names every size that does not fit.
+    """
+
+    patch_embedding: PatchEmbedding
+    encoder: TransformerEncoder
+    norm: nn.Module
+    head: ClassificationHead
+
+    def __init__(
+        self,
+        preset: str | None = None,
+        *,
+        image_size: int | tuple[int, int] = 224,
+        patch_size: int | tuple[int, int] | None = None,
+        in_channels: int = 3,
+        num_classes: int = 1000,
+        emb_size: int | None = None,
+        depth: int | None = None,
+        num_heads: int | None = None,
+        class_token: bool = True,
+        pool: Pool = "cls",
+        patch_projection: Literal["conv", "linear"] | Callable[[int, Size, int], nn.Module] = "conv",
+        positions: Literal["learned", "sincos2d", "none"] | Positions = "learned",
+        norm: Block = LayerNorm,
+        attention: Attention = MultiHeadAttention,
+        feed_forward: Block = FeedForwardBlock,
+        emb_dropout: float = 0.0,
+        drop_path: float = 0.0,
+        layer_scale: float | None = None,
+        representation_size: int | None = None,
+    ) -> None:
+        sizes, preset_patch = preset_sizes("B/16" if preset is None else preset)
+        emb_size = sizes.emb_size if emb_size is None else emb_size
+        depth = sizes.depth if depth is None else depth
+        num_heads = sizes.num_heads if num_heads is None else num_heads
+        image_size, patch_size = pair(image_size), pair(preset_patch if patch_size is None else patch_size)
+        positive = {"in_channels": in_channels, "emb_size": emb_size, "depth": depth, "num_heads": num_heads}
+        if representation_size is not None:
+            positive["representation_size"] = representation_size
+        problems = [
+            *(f"{name}={value} must be at least 1" for name, value in positive.items() if value < 1),
+            *([f"num_classes={num_classes} must be at least 0"] if num_classes < 0 else []),
+            *_patch_problems(image_size, patch_size),
+            *_probability_problems({"emb_dropout": emb_dropout, "drop_path": drop_path}),
+        ]
+        if pool == "cls" and not class_token:
+            problems.append("pool=cls needs class_token=true (or choose pool=mean)")
+        if positions == "sincos2d" and emb_size % 4:
+            problems.append(f"emb_size={emb_size} must be a multiple of 4 for positions=sincos2d")
+        if problems:
+            raise UserError(problems)
+
+        grid = (image_size[0] // patch_size[0], image_size[1] // patch_size[1])
+        prefix_tokens = int(class_token)
+        make_projection = _PROJECTIONS[patch_projection] if isinstance(patch_projection, str) else patch_projection
+        make_positions = _POSITIONS[positions] if isinstance(positions, str) else positions
+        super().__init__(
+            patch_embedding=PatchEmbedding(
+                projection=make_projection(in_channels, patch_size, emb_size),
+                class_token=ClassToken(emb_size) if class_token else None,
+                positions=None if make_positions is None else make_positions(grid, emb_size, prefix_tokens),
+                dropout=emb_dropout,
+            ),
+            encoder=TransformerEncoder(
+                *(
+                    TransformerEncoderBlock(
+                        emb_size,
+                        attention=attention(emb_size, num_heads),
+                        feed_forward=feed_forward(emb_size),
+                        norm=norm,
+                        layer_scale=layer_scale,
+                        drop_path=rate,
+                    )
+                    for rate in torch.linspace(0.0, drop_path, depth, device="cpu").tolist()
+                )
+            ),
+            norm=norm(emb_size),
+            head=ClassificationHead(
+                pool=ClassTokenPool() if pool == "cls" else MeanPool(prefix_tokens),
+                emb_size=emb_size,
+                num_classes=num_classes,
+                representation_size=representation_size,
+            ),
+        )
+        self.image_size, self.patch_size, self.in_channels = image_size, patch_size, in_channels
+        self.num_classes, self.emb_size, self.depth, self.num_heads = num_classes, emb_size, depth, num_heads
+        self.initialise()
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Images (b, c, H, W) to the tokens after the last norm, (b, [1 +] n, e), before pooling."""
+        tokens: Tensor = self.norm(self.encoder(self.patch_embedding(images)))
+        return tokens
+
+    def initialise(self) -> None:
+        """Draw all weights as Google's ``vision_transformer`` does (``models_vit.py``).
+
+        Projection of the patches LeCun normal, queries, keys, values and all other matrices Xavier uniform, positions
+        normal with deviation 0.02, classifier and class token zero, biases zero.
+        """
+        for name, module in self.named_modules():
+            if isinstance(module, MultiHeadAttention):
+                for matrix in module.qkv.weight.chunk(3):
+                    nn.init.xavier_uniform_(matrix)
+            elif isinstance(module, (nn.Linear, nn.Conv2d)) and not name.endswith("qkv"):
+                _initialise_matrix(name, module)
+            elif isinstance(module, LearnedPositions):
+                nn.init.normal_(module.table, std=0.02)
+            if isinstance(getattr(module, "bias", None), nn.Parameter):
+                nn.init.zeros_(module.bias)
+
+    def no_decay(self) -> set[str]:
+        """Names of the parameters that take no weight decay: vectors, class token and positions."""
+        embeddings = ("patch_embedding.class_token.", "patch_embedding.positions.")
+        return {name for name, weight in self.named_parameters() if weight.ndim < 2 or name.startswith(embeddings)}
+
+    def layer_index(self, parameter: str) -> int:
+        """Depth of a parameter: 0 in the embedding, 1 to ``depth`` in the blocks, ``depth + 1`` in norm and head."""
+        first, second = parameter.split(".")[:2]
+        if first == "encoder":
+            return int(second) + 1
+        return 0 if first == "patch_embedding" else self.depth + 1
+
+
+_PROJECTIONS: dict[str, Callable[[int, Size, int], nn.Module]] = {"conv": ConvProjection, "linear": LinearProjection}
+_POSITIONS: dict[str, Positions | None] = {"learned": LearnedPositions, "sincos2d": SinCos2dPositions, "none": None}
+
+
+def preset_sizes(name: str) -> tuple[Preset, int]:
+    """Sizes and patch size of a preset name such as ``Ti/16``."""
+    size, _, patch = name.partition("/")
+    if size not in PRESETS or not patch.isdecimal() or int(patch) < 1:
+        raise UserError(f"preset={name} is none of {', '.join(PRESETS)} with a patch size behind it, such as Ti/16")
+    return PRESETS[size], int(patch)
+
+
+def _patch_problems(image_size: Size, patch_size: Size) -> list[str]:
+    if min(image_size) < 1 or min(patch_size) < 1:
+        return [f"image_size={_text(image_size)} and patch_size={_text(patch_size)} must be at least 1"]
+    if patch_size[0] > image_size[0] or patch_size[1] > image_size[1]:
+        return [f"patch_size={_text(patch_size)} is larger than image_size={_text(image_size)}"]
+    if image_size[0] % patch_size[0] or image_size[1] % patch_size[1]:
+        choices = [n for n in range(1, min(image_size) + 1) if image_size[0] % n == 0 and image_size[1] % n == 0]
+        return [
+            f"patch_size={_text(patch_size)} does not divide image_size={_text(image_size)} "
+            f"(squares that do: {', '.join(map(str, choices))})"
+        ]
+    return []
+
+
+def _probability_problems(rates: dict[str, float]) -> list[str]:
+    return [f"{name}={rate} must be at least 0 and below 1" for name, rate in rates.items() if not 0.0 <= rate < 1.0]
+
+
+def _text(size: Size) -> str:
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
+
+
+def _initialise_matrix(name: str, module: nn.Linear | nn.Conv2d) -> None:
+    if name.startswith("patch_embedding.projection"):
+        fan_in = module.weight[0].numel()
+        # truncated at two deviations, corrected so that the deviation is 1 / sqrt(fan_in), as JAX's lecun_normal
+        std = math.sqrt(1.0 / fan_in) / 0.87962566103423978
+        nn.init.trunc_normal_(module.weight, std=std, a=-2.0 * std, b=2.0 * std)
+    elif name == "head.linear":
+        nn.init.zeros_(module.weight)
+    else:
+        nn.init.xavier_uniform_(module.weight)
