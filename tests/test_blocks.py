@@ -435,3 +435,27 @@ def test_classification_head_with_representation_is_linear_tanh_linear():
     tokens = randn(2, 5, 4)
     hidden = F.linear(tokens[:, 0], head.representation.linear.weight, head.representation.linear.bias).tanh()
     torch.testing.assert_close(head(tokens), F.linear(hidden, head.linear.weight, head.linear.bias))
+
+
+def test_a_slice_of_a_block_is_a_plain_sequential():
+    block = FeedForwardBlock(8)
+    part = block[:2]
+    assert list(part.state_dict()) == ["expand.weight", "expand.bias"]
+    assert torch.equal(part(torch.ones(1, 8)), block.activation(block.expand(torch.ones(1, 8))))
+    assert block[-1] is block.output_dropout
+
+
+@pytest.mark.parametrize(
+    ("make", "keys"),
+    [
+        (lambda: MultiHeadAttention(8, 2, dropout=1.5, projection_dropout=-1.0), ["dropout", "projection_dropout"]),
+        (lambda: MultiHeadAttention(8, 0), ["num_heads"]),
+        (lambda: MultiHeadAttention(8, 2, dim_head=0), ["num_heads"]),
+        (lambda: FeedForwardBlock(8, expansion=0.0, dropout=1.0), ["dropout", "expansion"]),
+        (lambda: DropPath(1.0), ["p"]),
+    ],
+)
+def test_values_that_cannot_work_are_refused_when_the_block_is_made(make, keys):
+    with pytest.raises(UserError) as caught:
+        make()
+    assert [problem.split("=")[0] for problem in caught.value.problems] == keys

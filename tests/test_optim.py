@@ -251,3 +251,18 @@ def test_all_problems_are_listed_at_once():
 def test_zeros_are_no_problem():
     config = OptimizerConfig(lr=0, weight_decay=0, betas=(0, 0), eps=0, warmup_epochs=0, min_lr=0)
     assert config.betas == (0, 0)
+
+
+def test_a_compiled_network_has_the_same_groups():
+    network = ViT(image_size=8, patch_size=4, emb_size=16, depth=1, num_heads=2, num_classes=3)
+    plain, compiled = parameter_groups(network, 0.1), parameter_groups(torch.compile(network), 0.1)
+    assert [[id(weight) for weight in group["params"]] for group in plain] == [
+        [id(weight) for weight in group["params"]] for group in compiled
+    ]
+
+
+def test_a_floor_above_the_rate_and_a_frozen_network_are_refused():
+    with pytest.raises(UserError, match=r"min_lr=0.01 must not be above lr=0.001"):
+        OptimizerConfig(lr=1e-3, min_lr=1e-2)
+    with pytest.raises(UserError, match="all are frozen"):
+        parameter_groups(torch.nn.Linear(2, 2).requires_grad_(False), 0.1)

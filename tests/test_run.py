@@ -80,7 +80,7 @@ def test_testing_again_needs_no_page_and_gives_the_same_numbers(in_folder, place
 def test_predictions_are_written_for_each_test_image(in_folder):
     results = run()
     evaluate(resolve(["--ckpt=out", "--out=said"], "predict"), "predict")
-    rows = list(csv.DictReader(Path("said/predictions.csv").open()))
+    rows = list(csv.DictReader(Path("said/predictions.csv").read_text().splitlines()))
     assert len(rows) == 360
     assert sum(row["label"] == row["prediction"] for row in rows) / 360 == pytest.approx(results["test/acc"])
 

@@ -29,11 +29,23 @@ def pair(size: int | Size) -> Size:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
+def share_problems(shares: dict[str, float]) -> list[str]:
+    """What is wrong with shares that are dropped."""
+    return [f"{name}={share} must be at least 0 and below 1" for name, share in shares.items() if not 0.0 <= share < 1]
+
+
 class NamedSequential(nn.Sequential):
     """``nn.Sequential`` with names; a child that is None is left out, so that absent parts renumber nothing."""
 
     def __init__(self, **children: nn.Module | None) -> None:
         super().__init__(OrderedDict((name, child) for name, child in children.items() if child is not None))
+
+    def __getitem__(self, place: int | slice) -> nn.Module:  # type: ignore[override]
+        """A child, or for a slice a plain Sequential of several (torch would call our constructor, which differs)."""
+        if isinstance(place, slice):
+            return nn.Sequential(OrderedDict(list(self._modules.items())[place]))
+        child: nn.Module = super().__getitem__(place)
+        return child
 
 
 class LayerNorm(nn.LayerNorm):
@@ -138,12 +150,17 @@ class MultiHeadAttention(nn.Module):
         projection_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if dim_head is None and emb_size % num_heads:
+        problems = share_problems({"dropout": dropout, "projection_dropout": projection_dropout})
+        if num_heads < 1 or (dim_head is not None and dim_head < 1):
+            problems.append(f"num_heads={num_heads} and dim_head={dim_head} must be at least 1")
+        elif dim_head is None and emb_size % num_heads:
             divisors = [n for n in range(1, emb_size + 1) if emb_size % n == 0]
-            raise UserError(
+            problems.append(
                 f"num_heads={num_heads} does not divide emb_size={emb_size} "
                 f"(choose one of {', '.join(map(str, divisors))}, or give attention.dim_head)"
             )
+        if problems:
+            raise UserError(problems)
         dim_head = emb_size // num_heads if dim_head is None else dim_head
         self.num_heads = num_heads
         self.scale = dim_head**-0.5 if scale is None else scale
@@ -172,6 +189,11 @@ class FeedForwardBlock(NamedSequential):
 
     def __init__(self, emb_size: int = 768, *, expansion: float = 4.0, dropout: float = 0.0) -> None:
         hidden = round(expansion * emb_size)
+        problems = share_problems({"dropout": dropout})
+        if hidden < 1:
+            problems.append(f"expansion={expansion} leaves no hidden layer")
+        if problems:
+            raise UserError(problems)
         super().__init__(
             expand=nn.Linear(emb_size, hidden),
             activation=nn.GELU(),
@@ -190,7 +212,7 @@ class LayerScale(nn.Module):
         self.scale = nn.Parameter(torch.full((emb_size,), init))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return tokens * self.scale
+        return tokens * self.scale.to(tokens.dtype)
 
 
 class DropPath(nn.Module):
@@ -201,6 +223,9 @@ class DropPath(nn.Module):
 
     def __init__(self, p: float = 0.0) -> None:
         super().__init__()
+        problems = share_problems({"p": p})
+        if problems:
+            raise UserError(problems)
         self.p = p
 
     def forward(self, branch: Tensor) -> Tensor:

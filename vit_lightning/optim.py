@@ -24,7 +24,7 @@ class OptimizerConfig:
         betas: decay rates of AdamW's two moments.
         eps: AdamW's epsilon.
         schedule: cosine goes from lr to min_lr, constant stays at lr.
-        warmup_epochs: epochs in which the rate grows linearly from 0 to lr; may be a fraction.
+        warmup_epochs: epochs in which the rate grows linearly from 0 to lr; cut to all of training.
         min_lr: rate at the end of training.
     """
 
@@ -45,6 +45,8 @@ class OptimizerConfig:
         ]
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             problems.append(f"betas={list(self.betas)} must both be at least 0 and below 1")
+        if not problems and self.min_lr > self.lr:
+            problems.append(f"min_lr={self.min_lr} must not be above lr={self.lr}")
         if problems:
             raise UserError(problems)
 
@@ -57,7 +59,14 @@ def parameter_groups(network: nn.Module, weight_decay: float) -> list[dict[str, 
     """
     trainable = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
     facts = getattr(network, "no_decay", None)
-    without = facts() if callable(facts) else {name for name, weight in trainable.items() if weight.ndim < 2}
+    if callable(facts):
+        names = facts()
+        # torch.compile puts a prefix before the names of what it wraps
+        without = {name for name in trainable if name.replace("_orig_mod.", "") in names}
+    else:
+        without = {name for name, weight in trainable.items() if weight.ndim < 2}
+    if not trainable:
+        raise UserError("the network has no parameter to train: all are frozen")
     return [
         {"params": [trainable[name] for name in trainable if name not in without], "weight_decay": weight_decay},
         {"params": [trainable[name] for name in trainable if name in without], "weight_decay": 0.0},

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from vit_lightning.errors import UserError
+
 Positions = Callable[[tuple[int, int], int, int], nn.Module]
 """Makes positions from the grid of patches (rows, columns), emb_size and the number of tokens before the patches."""
 
@@ -52,8 +54,12 @@ class SinCos2dPositions(nn.Module):
         self, grid: tuple[int, int], emb_size: int, prefix_tokens: int = 0, *, temperature: float = 10_000.0
     ) -> None:
         super().__init__()
+        if emb_size % 4:
+            raise UserError(f"emb_size={emb_size} must be a multiple of 4 for 2-D sine and cosine positions")
         self.grid, self.emb_size, self.prefix_tokens, self.temperature = grid, emb_size, prefix_tokens, temperature
-        self.register_buffer("table", self._exact_table().to(torch.get_default_dtype()), persistent=False)
+        self.register_buffer(
+            "table", self._exact_table().to(torch.get_default_device(), torch.get_default_dtype()), persistent=False
+        )
 
     def _exact_table(self) -> Tensor:
         prefix = torch.zeros(self.prefix_tokens, self.emb_size, dtype=torch.float64, device="cpu")

@@ -46,7 +46,7 @@ def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
 
 
 def train_batch_count(size: int, batch_size: int, ranks: int) -> int:
-    """Batches of an epoch; the last one is smaller, unless that would leave a rank without an image."""
+    """Batches of an epoch; the last holds what is left, and a few more if a rank would else get none."""
     return max(1, math.ceil((size - ranks + 1) / (batch_size * ranks)))
 
 
@@ -114,7 +114,10 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._loader:
             if isinstance(batch, UserError):  # from a worker, where raising it would bury it in a traceback
-                raise batch
+                try:
+                    raise batch
+                finally:
+                    del batch  # or error, traceback and this frame keep each other alive, and the workers with them
             yield batch
 
     def state_dict(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from vit_lightning.blocks import (
     TransformerEncoder,
     TransformerEncoderBlock,
     pair,
+    share_problems,
 )
 from vit_lightning.errors import UserError
 from vit_lightning.positions import LearnedPositions, Positions, SinCos2dPositions
@@ -124,19 +125,22 @@ class ViT(NamedSequential):
             *(f"{name}={value} must be at least 1" for name, value in positive.items() if value < 1),
             *([f"num_classes={num_classes} must be at least 0"] if num_classes < 0 else []),
             *_patch_problems(image_size, patch_size),
-            *_probability_problems({"emb_dropout": emb_dropout, "drop_path": drop_path}),
+            *share_problems({"emb_dropout": emb_dropout, "drop_path": drop_path}),
         ]
         if pool == "cls" and not class_token:
             problems.append("pool=cls needs class_token=true (or choose pool=mean)")
-        if positions == "sincos2d" and emb_size % 4:
-            problems.append(f"emb_size={emb_size} must be a multiple of 4 for positions=sincos2d")
-        if problems:
-            raise UserError(problems)
-
-        grid = (image_size[0] // patch_size[0], image_size[1] // patch_size[1])
+        grid = (image_size[0] // max(1, patch_size[0]), image_size[1] // max(1, patch_size[1]))
         prefix_tokens = int(class_token)
         make_projection = _PROJECTIONS[patch_projection] if isinstance(patch_projection, str) else patch_projection
         make_positions = _POSITIONS[positions] if isinstance(positions, str) else positions
+        if emb_size > 0 and num_heads > 0:
+            problems += _block_problems("attention", lambda: attention(emb_size, num_heads))
+        if emb_size > 0:
+            problems += _block_problems("feed_forward", lambda: feed_forward(emb_size))
+            problems += _block_problems("positions", lambda: make_positions and make_positions((1, 1), emb_size, 0))
+        if problems:
+            raise UserError(problems)
+
         super().__init__(
             patch_embedding=PatchEmbedding(
                 projection=make_projection(in_channels, patch_size, emb_size),
@@ -175,16 +179,17 @@ class ViT(NamedSequential):
         return tokens
 
     def initialise(self) -> None:
-        """Draw all weights as Google's ``vision_transformer`` does (``models_vit.py``).
+        """Draw all weights, after Google's ``vision_transformer`` (``models_vit.py``).
 
-        Projection of the patches LeCun normal, queries, keys, values and all other matrices Xavier uniform, positions
-        normal with deviation 0.02, classifier and class token zero, biases zero.
+        Projection of the patches LeCun normal, queries, keys and values (each by itself) and all other matrices Xavier
+        uniform, positions normal with deviation 0.02, classifier, class token and biases zero.
         """
+        fused = {module.qkv for module in self.modules() if isinstance(module, MultiHeadAttention)}
         for name, module in self.named_modules():
-            if isinstance(module, MultiHeadAttention):
-                for matrix in module.qkv.weight.chunk(3):
+            if module in fused:
+                for matrix in module.weight.chunk(3):
                     nn.init.xavier_uniform_(matrix)
-            elif isinstance(module, (nn.Linear, nn.Conv2d)) and not name.endswith("qkv"):
+            elif isinstance(module, (nn.Linear, nn.Conv2d)):
                 _initialise_matrix(name, module)
             elif isinstance(module, LearnedPositions):
                 nn.init.normal_(module.table, std=0.02)
@@ -230,8 +235,15 @@ def _patch_problems(image_size: Size, patch_size: Size) -> list[str]:
     return []
 
 
-def _probability_problems(rates: dict[str, float]) -> list[str]:
-    return [f"{name}={rate} must be at least 0 and below 1" for name, rate in rates.items() if not 0.0 <= rate < 1.0]
+def _block_problems(name: str, make: Callable[[], object]) -> list[str]:
+    """What a block says against its arguments, so that it can be told together with all else that is wrong."""
+    try:
+        with torch.device("meta"):  # takes no memory and draws no random numbers
+            make()
+    except UserError as error:
+        own = ("num_heads", "emb_size")
+        return [problem if problem.startswith(own) else f"{name}.{problem}" for problem in error.problems]
+    return []
 
 
 def _text(size: Size) -> str:

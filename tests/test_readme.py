@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import re
+
+from conftest import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text()
+
+
+def code_after(marker: str) -> str:
+    return re.search(rf"<!-- {marker} -->\n```\w+\n(.*?)```", README, re.DOTALL).group(1)
+
+
+def test_the_five_lines_train_and_test(in_folder):
+    code = code_after("five lines").replace("max_epochs=5", 'max_epochs=1, accelerator="cpu"')
+    assert "max_epochs=1" in code
+    lines = [line for line in code.splitlines() if line and not line.startswith(("from", "import"))]
+    assert len(lines) <= 5
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert float(names["trainer"].callback_metrics["test/acc"]) > 0.05
+
+
+def test_files_that_the_readme_names_are_there():
+    table = re.findall(r"^\| (`\w+\.py`(?:, `\w+\.py`)*) \|", README, re.MULTILINE)
+    named = set(re.findall(r"`(\w+\.py)`", " ".join(table)))
+    there = {path.name for path in (REPOSITORY / "vit_lightning").glob("*.py")}
+    assert named == there - {"__init__.py", "__main__.py", "errors.py"}
