@@ -11,8 +11,8 @@ from conftest import REPOSITORY
 
 LEVELS = [
     ["errors"],
-    ["blocks", "positions", "optim", "augment"],
-    ["sampling"],
+    ["blocks", "optim", "augment", "pages"],
+    ["positions", "sampling", "checks"],
     ["data"],
     ["imagefolder", "torchvision_sets", "vit"],
     ["classifier", "callbacks", "checkpoints", "tracking"],

@@ -57,7 +57,6 @@ def test_promised_keys_are_flags():
         "--data.batch_size=7",
         "--data.split_seed=4",
         "--trainer.max_epochs=9",
-        "--init_from=somewhere",
         "--out=there",
         "--test=false",
     ]
@@ -66,12 +65,7 @@ def test_promised_keys_are_flags():
     arguments = config.model.init_args
     assert (arguments.depth, arguments.pool, arguments.attention.init_args.dropout) == (2, "mean", 0.1)
     assert (config.optimizer.lr, config.data.init_args.batch_size, config.data.init_args.split_seed) == (0.5, 7, 4)
-    assert (config.trainer.max_epochs, str(config.init_from), str(config.out), config.test) == (
-        9,
-        "somewhere",
-        "there",
-        False,
-    )
+    assert (config.trainer.max_epochs, str(config.out), config.test) == (9, "there", False)
 
 
 def test_keys_mean_the_same_in_a_page(tmp_path):

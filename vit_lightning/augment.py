@@ -61,7 +61,7 @@ class RandomCrop(Augmentation):
 
     def __init__(self, padding: int = 4) -> None:
         if padding < 0:
-            raise UserError(f"padding={padding} must be at least 0")
+            raise UserError(f"augment.RandomCrop.padding={padding} must be at least 0")
         self.padding = padding
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class HorizontalFlip(Augmentation):
 
     def __init__(self, p: float = 0.5) -> None:
         if not 0.0 <= p <= 1.0:
-            raise UserError(f"p={p} must be between 0 and 1")
+            raise UserError(f"augment.HorizontalFlip.p={p} must be between 0 and 1")
         self.p = p
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:

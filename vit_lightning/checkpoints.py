@@ -113,15 +113,15 @@ def _between_steps(trainer: Trainer) -> bool:
     return not progress.is_last_batch and not trainer.fit_loop._should_accumulate()
 
 
-def find_checkpoint(place: Path) -> Path:
+def find_checkpoint(place: Path, key: str = "ckpt") -> Path:
     """The file to load for a run folder (its best checkpoint, or its last if it has no best) or a file."""
     if place.is_dir():
         found = [place / name for name in (BEST, LAST) if (place / name).is_file()]
         if not found:
-            raise UserError(f"ckpt={place}: the folder holds neither {BEST} nor {LAST}")
+            raise UserError(f"{key}={place}: the folder holds neither {BEST} nor {LAST}")
         return found[0]
     if not place.is_file():
-        raise UserError(f"ckpt={place} is neither a run folder nor a file")
+        raise UserError(f"{key}={place} is neither a run folder nor a file")
     return place
 
 
@@ -134,7 +134,7 @@ def run_folder_of(checkpoint: Path) -> Path | None:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """The contents of a checkpoint; only tensors and plain data are read, nothing in it can run."""
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as fault:  # torch raises a dozen types for damaged files
         raise UserError(
             f"{path} cannot be read as a checkpoint of tensors and plain data ({_first_line(fault)})"
@@ -144,26 +144,31 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def load_network(network: nn.Module, checkpoint: dict[str, Any], path: Path) -> None:
-    """Puts the weights of a checkpoint into a network of the same architecture."""
+def network_weights(network: nn.Module, checkpoint: dict[str, Any], path: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint for a network, which must be of the same architecture."""
     prefix = "network."
     weights: dict[str, Tensor] = {
         name.removeprefix(prefix): value for name, value in checkpoint["state_dict"].items() if name.startswith(prefix)
     }
     own = network.state_dict()
     problems = [
-        *(f"lacks {name}" for name in own if name not in weights),
-        *(f"has {name}, which the model lacks" for name in weights if name not in own),
+        *(f"it lacks {name}" for name in own if name not in weights),
+        *(f"it has {name}, which the model lacks" for name in weights if name not in own),
         *(
-            f"has {name} as {_shape(weights[name])}, the model as {_shape(own[name])}"
+            f"it has {name} as {_shape(weights[name])}, the model as {_shape(own[name])}"
             for name in own
             if name in weights and weights[name].shape != own[name].shape
         ),
     ]
     if problems:
-        shown = problems[:5] + ([f"and {len(problems) - 5} more differences"] if len(problems) > 5 else [])
-        raise UserError([f"{path} is of another architecture than the model: it {shown[0]}", *shown[1:]])
-    network.load_state_dict(weights)
+        more = f" (and {len(problems) - 3} more differences)" if len(problems) > 3 else ""
+        raise UserError(f"{path} is of another architecture than the model: {'; '.join(problems[:3])}{more}")
+    return weights
+
+
+def load_network(network: nn.Module, checkpoint: dict[str, Any], path: Path) -> None:
+    """Puts the weights of a checkpoint into a network of the same architecture."""
+    network.load_state_dict(network_weights(network, checkpoint, path))
 
 
 def _shape(tensor: Tensor) -> str:

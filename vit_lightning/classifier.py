@@ -139,6 +139,12 @@ class ViTClassifier(LightningModule):
         return int(total)
 
 
+def metric_names(classes: int) -> list[str]:
+    """What is logged while training, and can be monitored."""
+    names = [f"{stage}/{name}" for stage in ("val", "train") for name in _metrics(stage, classes)]
+    return [*names, "train/loss_step", "lr"]
+
+
 def _metrics(stage: str, classes: int) -> nn.ModuleDict:
     metrics: dict[str, Metric] = {
         "loss": MeanMetric(nan_strategy="disable"),

@@ -61,7 +61,13 @@ def _run(verb: str, arguments: list[str]) -> int:
         else:
             evaluate(config, verb)
     except UserError as error:
-        for problem in error.problems:
-            print(f"lightning {verb}: {problem}", file=sys.stderr)
+        _tell(verb, error.problems)
         return 2
     return 0
+
+
+def _tell(verb: str, problems: Sequence[str]) -> None:
+    """Problems on one screen."""
+    shown = list(problems) if len(problems) <= 13 else [*problems[:12], f"and {len(problems) - 12} more"]
+    for problem in shown:
+        print(f"lightning {verb}: {problem}", file=sys.stderr)

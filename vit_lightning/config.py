@@ -2,59 +2,82 @@
 
 from __future__ import annotations
 
-import json
+import inspect
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace  # type: ignore[attr-defined]
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from torch import nn
 
 from vit_lightning.blocks import pair
-from vit_lightning.checkpoints import CheckpointConfig, find_checkpoint, read_checkpoint
-from vit_lightning.classifier import LossConfig
-from vit_lightning.data import ImageData
+from vit_lightning.checkpoints import CheckpointConfig, find_checkpoint, network_weights, read_checkpoint
+from vit_lightning.checks import Key, find_class, find_problems
+from vit_lightning.classifier import LossConfig, metric_names
+from vit_lightning.data import Digits, ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.optim import OptimizerConfig
+from vit_lightning.pages import Page, flatten, merge, page_of_flag, read_flags, read_page, unflatten
+from vit_lightning.vit import ViT
 
 OWN_TRAINER_ARGUMENTS: set[str | int] = {"default_root_dir", "use_distributed_sampler", "barebones"}
 """Arguments of Lightning's Trainer that are ours to set: the run folder, and that our loaders divide the images."""
 
 
+class Settings(NamedTuple):
+    """The groups of a page that are plain settings."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    loss: LossConfig = LossConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+
+KEYS = {
+    "experiment": Key(str | None),
+    "seed_everything": Key(int),
+    "model": Key(nn.Module, ViT, supplied=("image_size", "in_channels", "num_classes")),
+    "data": Key(ImageData, Digits),
+    **{name: Key(type(settings), type(settings)) for name, settings in Settings()._asdict().items()},
+    "trainer": Key(Trainer, Trainer, hidden={str(name) for name in OWN_TRAINER_ARGUMENTS}),
+    "init_from": Key(Path | None),
+    "test": Key(bool),
+    "out": Key(Path | None),
+    "ckpt": Key(Path | None),
+    "print_config": Key(bool),
+}
+"""Keys of a page, which are also the flags."""
+
+CLASS_DEFAULTS = {"model": "vit_lightning.ViT", "data": "vit_lightning.Digits"}
+NOT_IN_PAGE = ("out", "ckpt", "print_config")
+"""What a run's own page leaves out: where it went, and what it was asked besides."""
+
+
+@lru_cache
 def make_parser(verb: str = "fit") -> ArgumentParser:
-    """The keys of a page, which are also the flags, with their types and help."""
-    parser = _empty_parser(verb)
-    parser.add_argument("--config", action=ActionConfigFile, help="a page; several are merged in order")
+    """The keys with their types and help."""
+    parser = ArgumentParser(prog=f"lightning {verb}", exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--print_config", type=bool, default=False, help="print the resolved configuration and exit")
     parser.add_argument("--out", type=Path | None, default=None, help="folder for what the command leaves; must be new")
     if verb != "fit":
         parser.add_argument("--ckpt", type=Path | None, default=None, help="run folder (its best checkpoint) or file")
     parser.add_argument("--experiment", type=str | None, default=None, help="name of the page; the file's by default")
     parser.add_argument("--seed_everything", type=int, default=0, help="seed of weights, order, augmentation, dropout")
-    parser.add_argument(
-        "--model", type=nn.Module, default={"class_path": "vit_lightning.ViT"}, help="the network; ViT by default"
-    )
-    _add_data(parser)
-    parser.add_argument("--loss", type=LossConfig, default=LossConfig())
-    parser.add_argument("--optimizer", type=OptimizerConfig, default=OptimizerConfig())
-    parser.add_argument("--checkpoint", type=CheckpointConfig, default=CheckpointConfig())
+    for name, kind, text in (("model", nn.Module, "the network"), ("data", ImageData, "the images")):
+        default = {"class_path": CLASS_DEFAULTS[name]}
+        parser.add_argument(f"--{name}", type=kind, default=default, help=f"{text}; {CLASS_DEFAULTS[name]} by default")
+    for name, settings in Settings()._asdict().items():
+        parser.add_argument(f"--{name}", type=type(settings), default=settings)
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, skip=OWN_TRAINER_ARGUMENTS)
     parser.set_defaults({"trainer.enable_model_summary": False})
     parser.add_argument("--init_from", type=Path | None, default=None, help="run folder or file with first weights")
     parser.add_argument("--test", type=bool, default=True, help="whether fit tests the best checkpoint at its end")
     return parser
-
-
-def _empty_parser(verb: str) -> ArgumentParser:
-    return ArgumentParser(prog=f"lightning {verb}", exit_on_error=False, print_config=None, allow_abbrev=False)
-
-
-def _add_data(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--data", type=ImageData, default={"class_path": "vit_lightning.Digits"}, help="the images; Digits by default"
-    )
 
 
 def resolve(arguments: Sequence[str], verb: str = "fit") -> Namespace:
@@ -63,93 +86,70 @@ def resolve(arguments: Sequence[str], verb: str = "fit") -> Namespace:
     A verb that uses a trained model starts from the page in its checkpoint.
 
     Raises:
-        UserError: names keys, values and choices.
+        UserError: all that is wrong, each with key, value and choices.
     """
     flags = read_flags(arguments)
-    if verb != "fit":
-        flags = [*_page_of_checkpoint(flags), *flags]
-    pages = {place: read_page(place) for key, place in flags if key == "config"}
-    data = _parse_data(flags, pages)
-    facts = data_facts(data)
-    # first, so that what a page or a flag says of the same comes after it and shows
-    base = [f"--model.{name}={json.dumps(value)}" for name, value in facts.items()]
-    config = _parse(make_parser(verb), [*base, *(f"--{key}={value}" for key, value in flags)])
-    if config.experiment is None:
-        config.experiment = Path(list(pages)[-1]).stem if pages else "run"
-    _check(config, facts)
+    page = read_all(flags, verb)
+    try:
+        config, facts = _parse(page, verb)
+        problems = _range_problems(config, facts)
+    except (ArgumentError, UserError) as fault:
+        problems = _all_problems(page, verb, fault)
+    if problems:
+        raise UserError(problems)
     return config
 
 
-def read_flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Keys and values of ``--key=value`` and ``--key value``, in order; a key without a value is switched on."""
-    flags: list[tuple[str, str]] = []
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--") or word == "--":
-            raise UserError(f"{word}: what is this? (keys are given as --key=value)")
-        key, equals, value = word[2:].partition("=")
-        if not equals:
-            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        flags.append((key, value))
-    return flags
-
-
-def read_page(place: str) -> dict[str, Any]:
-    """The contents of a page, given as a file or, with line breaks or braces, as its text."""
-    try:
-        text = place if "\n" in place or place.startswith("{") else Path(place).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as fault:
-        raise UserError(f"config={place}: {fault.__class__.__name__}, is it there and is it a page?") from fault
-    try:
-        page = yaml.safe_load(text)
-    except yaml.YAMLError as fault:
-        raise UserError(f"config={place} is no YAML: {_flat(str(fault))}") from fault
-    if not isinstance(page, dict):
-        raise UserError(f"config={place} holds no keys")
+def read_all(flags: Sequence[tuple[str, str]], verb: str) -> Page:
+    """What pages and flags say together, the later over the earlier; pages come before flags."""
+    page: Page = {}
+    places = [Path(value) for key, value in flags if key == "config"]
+    pages = [read_page(place) for place in places]
+    if verb != "fit":
+        pages.insert(0, _page_of_checkpoint(flags))
+    for said in pages:
+        page = merge(page, said, CLASS_DEFAULTS)
+    if places and "experiment" not in page:
+        page["experiment"] = places[-1].stem
+    for key, value in flags:
+        if key != "config":
+            page = merge(page, page_of_flag(key, value, list(CLASS_DEFAULTS)), CLASS_DEFAULTS)
     return page
 
 
-def _page_of_checkpoint(flags: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _page_of_checkpoint(flags: Sequence[tuple[str, str]]) -> Page:
     places = [value for key, value in flags if key == "ckpt"]
     if not places:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
-    page = read_checkpoint(find_checkpoint(Path(places[-1]))).get("page")
-    return [] if page is None else [("config", yaml.safe_dump(page))]
+    page: Page = flatten(read_checkpoint(find_checkpoint(Path(places[-1]))).get("page") or {})
+    return page
 
 
-def _parse_data(flags: list[tuple[str, str]], pages: dict[str, dict[str, Any]]) -> ImageData:
-    """The data module alone, before anything else: what it knows belongs into the rest of the configuration."""
-    parser = _empty_parser("fit")
-    _add_data(parser)
-    arguments = []
-    for key, value in flags:
-        if key == "config" and "data" in pages[value]:
-            arguments.append(f"--data={yaml.safe_dump(pages[value]['data'], default_flow_style=True, width=10**9)}")
-        elif key == "data" or key.startswith("data."):
-            arguments.append(f"--{key}={value}")
-    return make_data(_parse(parser, arguments))
-
-
-def _parse(parser: ArgumentParser, arguments: list[str]) -> Namespace:
+def _parse(page: Page, verb: str) -> tuple[Namespace, dict[str, Any]]:
+    """The typed configuration with all defaults, and what the data says that the model has to know."""
+    parser = make_parser(verb)
+    data = parser.parse_object(unflatten({"data": page["data"]} if "data" in page else {}))
+    made = make_data(data)
     try:
-        return parser.parse_args(arguments)
-    except ArgumentError as fault:
-        raise UserError(_flat(str(fault))) from fault
+        made.check()
+        facts = data_facts(made)
+    except UserError as error:
+        raise UserError([f"data.{problem}" for problem in error.problems]) from error
+    model = page.get("model", {})
+    model = {"class_path": model} if isinstance(model, str) else model
+    class_path = model.get("class_path", CLASS_DEFAULTS["model"])
+    complete = {**page, "model": {"class_path": class_path, **_accepted(facts, class_path), **model}}
+    config = parser.parse_object(unflatten(complete))
+    if config.experiment is None:
+        config.experiment = "run"
+    return config, facts
 
 
-def _check(config: Namespace, facts: dict[str, Any]) -> None:
-    """What no single type can tell."""
-    problems = []
-    if config.seed_everything < 0:
-        problems.append(f"seed_everything={config.seed_everything} must be at least 0")
-    given = config.model.get("init_args", Namespace())
-    for name, fact in facts.items():
-        same = pair if name == "image_size" else int
-        if name in given and same(given[name]) != same(fact):
-            problems.append(f"model.{name}={given[name]} does not fit the data, which has {fact} (leave it out)")
-    if problems:
-        raise UserError(problems)
+def _accepted(facts: dict[str, Any], class_path: str) -> dict[str, Any]:
+    """The facts that a network has arguments for."""
+    network = find_class(class_path)
+    names = inspect.signature(network).parameters if network is not None else ()
+    return {name: fact for name, fact in facts.items() if name in names}
 
 
 def data_facts(data: ImageData) -> dict[str, Any]:
@@ -173,24 +173,7 @@ def make_network(config: Namespace) -> nn.Module:
 
 def make_trainer_arguments(config: Namespace) -> dict[str, Any]:
     """Arguments of Lightning's Trainer, with callbacks, loggers, profiler and strategy made."""
-    arguments: dict[str, Any] = vars(_instantiate(config, "trainer"))
-    return dict(arguments)
-
-
-def _instantiate(config: Namespace, key: str) -> Any:
-    try:
-        made = make_parser().instantiate(Namespace({key: config[key]}))[key]
-    except UserError as error:
-        raise UserError([f"{key}.{problem}" for problem in error.problems]) from error
-    return made
-
-
-class Settings(NamedTuple):
-    """The groups of a page that are plain settings."""
-
-    optimizer: OptimizerConfig
-    loss: LossConfig
-    checkpoint: CheckpointConfig
+    return dict(vars(_instantiate(config, "trainer")))
 
 
 def make_settings(config: Namespace) -> Settings:
@@ -198,9 +181,23 @@ def make_settings(config: Namespace) -> Settings:
     return Settings(*(_instantiate(config, key) for key in Settings._fields))
 
 
+def _instantiate(config: Namespace, key: str) -> Any:
+    try:
+        return make_parser().instantiate(Namespace({key: config[key]}))[key]
+    except (ValueError, TypeError, MisconfigurationException) as fault:
+        cause: BaseException | None = fault
+        while cause is not None and not isinstance(cause, UserError):
+            cause = cause.__context__  # jsonargparse puts its own around those of classes in lists
+        problems = [f": {' '.join(str(fault).split())}"] if cause is None else [f".{text}" for text in cause.problems]
+        raise UserError([f"{key}{problem}" for problem in problems]) from fault
+
+
 def to_yaml(config: Namespace) -> str:
     """A page that repeats the run: everything that was resolved, nothing of where it came from or went to."""
-    return str(make_parser().dump(_page(config), skip_unset=False))
+    page = config.clone()
+    for key in NOT_IN_PAGE:
+        page.pop(key, None)
+    return str(make_parser().dump(page, skip_unset=False))
 
 
 def to_plain(config: Namespace) -> dict[str, Any]:
@@ -209,13 +206,121 @@ def to_plain(config: Namespace) -> dict[str, Any]:
     return plain
 
 
-def _page(config: Namespace) -> Namespace:
-    page = config.clone()
-    for key in ("config", "print_config", "out", "ckpt"):
-        page.pop(key, None)
-    return page
+def _all_problems(page: Page, verb: str, fault: Exception) -> list[str]:
+    """Everything that is wrong with a page that was refused: keys and types first, then the values of the others."""
+    keys = {name: key for name, key in KEYS.items() if verb != "fit" or name != "ckpt"}
+    found = find_problems(page, keys)
+    problems = [problem.text for problem in found]
+    for problem in found:
+        _remove(page, problem.path)
+    for _ in range(3):  # what only shows when the data's own problems are out of the way
+        try:
+            config, facts = _parse(page, verb)
+            return [*problems, *_range_problems(config, facts)]
+        except UserError as error:
+            problems += error.problems
+            if not all(_remove(page, tuple(text.split("=")[0].split("."))) for text in error.problems):
+                break
+        except ArgumentError as error:
+            problems += [] if problems else [" ".join(str(error).split())]
+            break
+    return problems or [" ".join(str(fault).split())]
 
 
-def _flat(message: str) -> str:
-    """jsonargparse's message in one line."""
-    return " ".join(line.strip() for line in message.splitlines() if line.strip())
+def _remove(page: Page, path: tuple[str, ...]) -> bool:
+    """Takes a key out of a page; whether it was there."""
+    node: Any = page
+    for name in path[:-1]:
+        node = node.get(name) if isinstance(node, dict) else None
+    if not isinstance(node, dict) or path[-1] not in node:
+        return False
+    del node[path[-1]]
+    return True
+
+
+def _range_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:
+    """What no single type can tell: values that do not fit, alone or together."""
+    problems = []
+    if config.seed_everything < 0:
+        problems.append(f"seed_everything={config.seed_everything} must be at least 0")
+    given = config.model.get("init_args", Namespace())
+    for name, fact in facts.items():
+        same = pair if name == "image_size" else int
+        if name in given and same(given[name]) != same(fact):
+            problems.append(f"model.{name}={given[name]} does not fit the data, which has {fact} (leave it out)")
+    if not any(problem.startswith("model.") for problem in problems):
+        problems += _model_problems(config)
+    for key in Settings._fields:
+        try:
+            _instantiate(config, key)
+        except UserError as error:
+            problems += error.problems
+    return [*problems, *_trainer_problems(config.trainer), *_monitor_problems(config, facts["num_classes"])]
+
+
+def _model_problems(config: Namespace) -> list[str]:
+    """What the network says against its arguments, and against the weights it is to start from."""
+    try:
+        with torch.device("meta"):  # without memory, time and random numbers
+            network = make_network(config)
+    except UserError as error:
+        return error.problems
+    except (ValueError, TypeError, AssertionError) as fault:  # a network of somebody else
+        return [f"model: {type(fault).__name__}: {' '.join(str(fault).split())}"]
+    except Exception:  # one that cannot be built without memory
+        return []
+    try:
+        for key in ("init_from", "ckpt"):
+            if config.get(key) is not None:
+                path = find_checkpoint(config[key], key)
+                network_weights(network, read_checkpoint(path), path)
+    except UserError as error:
+        return error.problems
+    return []
+
+
+_AT_LEAST: dict[str, int] = {
+    "max_epochs": 1,
+    "max_steps": 1,
+    "min_epochs": 0,
+    "min_steps": 0,
+    "num_nodes": 1,
+    "accumulate_grad_batches": 1,
+    "check_val_every_n_epoch": 1,
+    "log_every_n_steps": 0,
+    "gradient_clip_val": 0,
+}
+
+
+def _trainer_problems(trainer: Namespace) -> list[str]:
+    endless = {"max_epochs": "-1 for no end", "max_steps": "-1 for no end"}
+    problems = []
+    for name, least in _AT_LEAST.items():
+        value = trainer.get(name)
+        if value is None or (name in endless and value == -1):
+            continue
+        if not math.isfinite(value) or value < least:
+            problems.append(" ".join([f"trainer.{name}={value} must be at least {least}", *_or(endless.get(name))]))
+    return problems
+
+
+def _or(text: str | None) -> list[str]:
+    return [] if text is None else [f"(or {text})"]
+
+
+def _monitor_problems(config: Namespace, num_classes: int) -> list[str]:
+    """Monitored metrics that nobody logs; what callbacks of the user's own log cannot be known."""
+    callbacks = config.trainer.callbacks or []
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    if not all(callback.class_path.startswith(("lightning.", "vit_lightning.")) for callback in callbacks):
+        return []
+    monitors = [("checkpoint.monitor", config.checkpoint.monitor)]
+    for callback in callbacks:
+        name = callback.class_path.rpartition(".")[2]
+        monitors.append((f"trainer.callbacks.{name}.monitor", callback.get("init_args.monitor")))
+    known = metric_names(num_classes)
+    return [
+        f"{key}={metric} is logged by nobody (choose {', '.join(known)})"
+        for key, metric in monitors
+        if metric is not None and metric not in known
+    ]

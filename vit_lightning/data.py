@@ -78,6 +78,13 @@ class ImageData(LightningDataModule):
     def num_classes(self) -> int:
         return len(self.class_names)
 
+    def check(self) -> None:
+        """Looks, without reading images, whether the data can be had.
+
+        Raises:
+            UserError: names what is missing.
+        """
+
     @abstractmethod
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         """The images of a split; asked for once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,14 @@ class DecodedImages(Dataset[Batch]):
         return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC, box=box))
 
 
+def _class_folders(folder: Path) -> list[str]:
+    return [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+
+
+def _images_in(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+
+
 class ImageFolder(ImageData):
     """Images in one folder for each class: ROOT/train/CLASS/*.jpg, with ROOT/val and ROOT/test or without.
 
@@ -198,14 +206,33 @@ class ImageFolder(ImageData):
     @cached_property
     def _class_names(self) -> list[str]:
         folder = self._folders["train"]
-        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        names = sorted(_class_folders(folder))
         if len(names) < 2:
             raise UserError(f"root={self.root}: {folder} must hold at least two class folders, found {len(names)}")
         return names
 
+    def check(self) -> None:
+        """Each class folder of training holds an image, and the other splits hold no class that training lacks."""
+        names = self.class_names
+        problems = [
+            f"root={self.root}: {folder / name} is a class that is not in training"
+            for folder in self._folders.values()
+            for name in sorted({*_class_folders(folder)} - {*names})
+        ]
+        problems += [
+            f"root={self.root}: {folder / name} holds no images ({', '.join(SUFFIXES)})"
+            for folder in self._folders.values()
+            for name in names
+            if (folder / name).is_dir() or folder == self._folders["train"]
+            if not any(_images_in(folder / name))
+        ]
+        if problems:
+            raise UserError(problems)
+
     @cached_property
     def _splits(self) -> dict[Split, tuple[list[Path], list[int]]]:
         """Files and labels of each split."""
+        self.check()
         splits = {split: self._files(folder) for split, folder in self._folders.items()}
         missing: dict[Split, float] = {"test": self.test_share, "val": self.val_share}
         for split, share in missing.items():
@@ -225,17 +252,10 @@ class ImageFolder(ImageData):
     def _files(self, folder: Path) -> tuple[list[Path], list[int]]:
         files: list[Path] = []
         labels: list[int] = []
-        found = {entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
-        problems = [f"{folder / name}: class {name} is not in training" for name in sorted(found - {*self.class_names})]
         for label, name in enumerate(self.class_names):
-            inside = sorted((folder / name).rglob("*")) if name in found else []
-            images = [path for path in inside if path.suffix.lower() in SUFFIXES]
-            if not images and (name in found or folder == self._folders["train"]):
-                problems.append(f"{folder / name}: no images ({', '.join(SUFFIXES)})")
+            images = sorted(_images_in(folder / name))
             files += images
             labels += [label] * len(images)
-        if problems:
-            raise UserError(problems)
         return files, labels
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:

@@ -52,13 +52,13 @@ def fit(config: Namespace) -> Results:
     seed_everything(config.seed_everything, verbose=False)
     data, module = _data_and_module(config)
     if config.init_from is not None:
-        path = find_checkpoint(config.init_from)
+        path = find_checkpoint(config.init_from, "init_from")
         load_network(module.network, read_checkpoint(path), path)
     if config.trainer.fast_dev_run:
         return _fast_dev_run(config, data, module)
 
+    arguments = make_trainer_arguments(config)
     folder = claim_folder(config.out, Path("runs") / config.experiment, f"seed{config.seed_everything}")
-    _write_whole(folder / "config.yaml", to_yaml(config))
     stopwatch = Stopwatch()
     own = [
         StepSeeds(config.seed_everything),
@@ -66,7 +66,8 @@ def fit(config: Namespace) -> Results:
         stopwatch,
         Checkpoints(folder, make_settings(config).checkpoint, to_plain(config)),
     ]
-    trainer = _trainer(config, folder, own, MetricsFile(folder))
+    trainer = _trainer(arguments, folder, own, MetricsFile(folder))
+    _write_whole(folder / "config.yaml", to_yaml(config))
     _say(f"{config.experiment}: {_describe(module, data)}")
     trainer.fit(module, datamodule=data)
 
@@ -103,7 +104,7 @@ def evaluate(config: Namespace, verb: str) -> Results:
     load_network(module.network, read_checkpoint(path), path)
     run = run_folder_of(path)
     folder = claim_folder(config.out, (Path("runs") / path.stem if run is None else run) / verb, "")
-    trainer = _trainer(config, folder, [], None)
+    trainer = _trainer(make_trainer_arguments(config), folder, [], None)
     if verb == "predict":
         batches = trainer.predict(module, datamodule=data) or []
         if trainer.is_global_zero:
@@ -152,9 +153,8 @@ def _data_and_module(config: Namespace) -> tuple[ImageData, ViTClassifier]:
     return data, module
 
 
-def _trainer(config: Namespace, folder: Path, own: list[Callback], metrics: MetricsFile | None) -> Trainer:
+def _trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], metrics: MetricsFile | None) -> Trainer:
     """Lightning's Trainer with the page's arguments; the page's callbacks and loggers come beside ours."""
-    arguments = make_trainer_arguments(config)
     callbacks = arguments.pop("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
     loggers = arguments.pop("logger")
@@ -164,17 +164,23 @@ def _trainer(config: Namespace, folder: Path, own: list[Callback], metrics: Metr
         own = [*own, TrainingBar()]
     if arguments["enable_checkpointing"] is None and metrics is None:
         arguments["enable_checkpointing"] = False
-    return Trainer(
-        **arguments,
-        callbacks=[*own, *callbacks],
-        logger=[metrics, *loggers] if metrics is not None else False,
-        default_root_dir=folder,
-        use_distributed_sampler=False,  # our loaders divide the images among ranks, without repeating any
-    )
+    try:
+        return Trainer(
+            **arguments,
+            callbacks=[*own, *callbacks],
+            logger=[metrics, *loggers] if metrics is not None else False,
+            default_root_dir=folder,
+            use_distributed_sampler=False,  # our loaders divide the images among ranks, without repeating any
+        )
+    except Exception as fault:  # Lightning raises a dozen types for arguments that do not fit
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+        raise UserError(f"trainer: {' '.join(str(fault).split())[:400]}") from fault
 
 
 def _fast_dev_run(config: Namespace, data: ImageData, module: ViTClassifier) -> Results:
-    trainer = _trainer(config, Path("runs"), [StepSeeds(config.seed_everything)], None)
+    own: list[Callback] = [StepSeeds(config.seed_everything)]
+    trainer = _trainer(make_trainer_arguments(config), Path("runs"), own, None)
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data, verbose=False)
     _say("fast_dev_run: training, validation and test work; nothing was saved")

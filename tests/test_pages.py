@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+
+from vit_lightning import UserError
+from vit_lightning.pages import flatten, merge, page_of_flag, read_flags, read_page, unflatten
+
+DEFAULTS = {"model": "vit_lightning.ViT"}
+
+
+def test_flags_are_read_in_order():
+    words = ["--a.b=1", "--c", "2", "--on", "--d=", "--e=x=y"]
+    assert read_flags(words) == [("a.b", "1"), ("c", "2"), ("on", "true"), ("d", ""), ("e", "x=y")]
+    with pytest.raises(UserError, match="a=1"):
+        read_flags(["a=1"])
+
+
+def test_a_page_has_no_key_twice_and_knows_numbers(tmp_path):
+    page = tmp_path / "page.yaml"
+    page.write_text("a: {b: 1e-3, c: 1.5E+2, d: 10, e: 1e3x}\n")
+    assert read_page(page) == {"a": {"b": 0.001, "c": 150.0, "d": 10, "e": "1e3x"}}
+    page.write_text("a: 1\nb: {c: 1, c: 2}\na: 3\n")
+    with pytest.raises(UserError) as caught:
+        read_page(page)
+    assert len(caught.value.problems) == 2
+
+
+def test_code_in_a_page_does_not_run(tmp_path):
+    page, marker = tmp_path / "page.yaml", tmp_path / "marker"
+    page.write_text(f"a: !!python/object/apply:os.mkdir [{marker}]\n")
+    with pytest.raises(UserError, match="no YAML"):
+        read_page(page)
+    assert not marker.exists()
+
+
+def test_flatten_and_unflatten_are_inverse():
+    nested = {
+        "x": [{"class_path": "a.B", "init_args": {"c": {"class_path": "d.E", "init_args": {"f": 1}}}}],
+        "y": {"z": 2},
+    }
+    assert flatten(nested) == {"x": [{"class_path": "a.B", "c": {"class_path": "d.E", "f": 1}}], "y": {"z": 2}}
+    assert unflatten(flatten(nested)) == nested
+    assert unflatten({"class_path": "ViT"}) == {"class_path": "vit_lightning.ViT", "init_args": {}}
+
+
+@pytest.mark.parametrize(
+    ("base", "said", "merged"),
+    [
+        ({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}}, {"a": {"b": 1, "c": 3}}),
+        ({"a": [1]}, {"a": [2]}, {"a": [2]}),
+        ({"a": [1]}, {"a+": [2]}, {"a": [1, 2]}),
+        ({}, {"a+": 2}, {"a": [2]}),
+        ({"m": {"class_path": "A", "x": 1}}, {"m": {"class_path": "B"}}, {"m": {"class_path": "B"}}),
+        (
+            {"m": {"class_path": "A", "x": 1}},
+            {"m": {"class_path": "A", "y": 2}},
+            {"m": {"class_path": "A", "x": 1, "y": 2}},
+        ),
+        ({"m": "A"}, {"m": {"x": 1}}, {"m": {"class_path": "A", "x": 1}}),
+        ({"model": {"x": 1}}, {"model": {"class_path": "ViT"}}, {"model": {"x": 1, "class_path": "ViT"}}),
+        ({"model": {"x": 1}}, {"model": {"class_path": "B"}}, {"model": {"class_path": "B"}}),
+    ],
+)
+def test_what_is_said_later_wins_key_by_key(base, said, merged):
+    assert merge(base, said, DEFAULTS) == merged
+
+
+def test_a_flag_is_a_small_page():
+    assert page_of_flag("a.init_args.b", "1", []) == {"a": {"b": "1"}}
+    assert page_of_flag("a", "[1, {class_path: B, init_args: {c: 2}}]", []) == {"a": [1, {"class_path": "B", "c": 2}]}
+    assert page_of_flag("data", "Digits", ["data"]) == {"data": {"class_path": "Digits"}}
+    with pytest.raises(UserError, match="a="):
+        page_of_flag("a", "[1", [])

@@ -1,0 +1,153 @@
+"""Pages and flags as plain data: read strictly and merged.
+
+A class in a page is ``{class_path: NAME, init_args: {...}}``, or without ``class_path`` the arguments of the default
+class. Here both are one flat mapping, the name under ``class_path`` and the arguments beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import vit_lightning
+from vit_lightning.errors import UserError
+
+Page = dict[str, Any]
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML in which no key comes twice and 1e-3 is a number."""
+
+    duplicates: list[str]
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                self.duplicates.append(f"{key} comes twice (line {key_node.start_mark.line + 1})")
+            seen.add(key)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Keys and values of ``--key=value`` and ``--key value``, in order; a key without a value is switched on."""
+    flags: list[tuple[str, str]] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise UserError(f"{word}: what is this? (keys are given as --key=value)")
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+        flags.append((key, value))
+    return flags
+
+
+def read_page(place: Path) -> Page:
+    """The contents of a page."""
+    try:
+        text = place.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        reason = fault.strerror if isinstance(fault, OSError) else "it is no text"
+        raise UserError(f"config={place} cannot be read: {reason}") from fault
+    page = _load(text, f"config={place}")
+    if not isinstance(page, dict):
+        raise UserError(f"config={place} holds no keys")
+    flat: Page = flatten(page)
+    return flat
+
+
+def _load(text: str, source: str) -> Any:
+    loader = _StrictLoader(text)
+    loader.duplicates = []
+    try:
+        value = loader.get_single_data()
+    except yaml.YAMLError as fault:
+        raise UserError(f"{source} is no YAML: {' '.join(str(fault).split())}") from fault
+    if loader.duplicates:
+        raise UserError([f"{source}: {duplicate}" for duplicate in loader.duplicates])
+    return value
+
+
+def flatten(value: Any) -> Any:
+    """The same with the arguments of each class beside its name."""
+    if isinstance(value, list):
+        return [flatten(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    items = {key: flatten(item) for key, item in value.items() if key != "init_args"}
+    arguments = flatten(value.get("init_args"))
+    return {**items, **(arguments if isinstance(arguments, dict) else {})}
+
+
+def unflatten(value: Any) -> Any:
+    """The same with the arguments of each class under ``init_args``, and the names of our own classes in full."""
+    if isinstance(value, list):
+        return [unflatten(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    items = {key: unflatten(item) for key, item in value.items()}
+    if "class_path" not in items:
+        return items
+    return {"class_path": full_name(items.pop("class_path")), "init_args": items}
+
+
+def full_name(class_path: Any) -> Any:
+    """A class of this package may be named without it."""
+    return f"vit_lightning.{class_path}" if class_path in vit_lightning.__all__ else class_path
+
+
+def merge(base: Page, page: Page, defaults: dict[str, str]) -> Page:
+    """``base`` with what ``page`` says; arguments of a class that the page exchanges for another are dropped.
+
+    Args:
+        base: what was said before.
+        page: what is said now.
+        defaults: class of each key whose class need not be named.
+    """
+    merged = dict(base)
+    for key, value in page.items():
+        if key.endswith("+"):
+            old = merged.get(key[:-1]) or []
+            merged[key[:-1]] = [
+                *(old if isinstance(old, list) else [old]),
+                *(value if isinstance(value, list) else [value]),
+            ]
+        elif isinstance(merged.get(key), str) and isinstance(value, dict) and "class_path" not in value:
+            merged[key] = {"class_path": merged[key], **value}
+        elif isinstance(merged.get(key), dict) and isinstance(value, dict):
+            before, after = merged[key].get("class_path", defaults.get(key)), value.get("class_path")
+            same = after is None or (before is not None and full_name(before) == full_name(after))
+            merged[key] = merge(merged[key], value, {}) if same else value
+        else:
+            merged[key] = value
+    return merged
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def page_of_flag(key: str, value: str, classes: Sequence[str]) -> Page:
+    """A page that says what the flag says; ``--data=ImageFolder`` names a class for the keys in ``classes``."""
+    # other values stay words: jsonargparse reads them as what the key wants
+    said: Any = flatten(_load(value, f"{key}={value}")) if value[:1] in ("[", "{") else value
+    parts = [part for part in key.split(".") if part != "init_args"]
+    if len(parts) == 1 and parts[0] in classes and isinstance(said, str):
+        said = {"class_path": said}
+    for part in reversed(parts):
+        said = {part: said}
+    page: Page = said
+    return page
