@@ -15,7 +15,7 @@ LEVELS = [
     ["positions", "sampling", "checks"],
     ["data"],
     ["imagefolder", "torchvision_sets", "vit"],
-    ["classifier", "callbacks", "checkpoints", "tracking"],
+    ["classifier", "callbacks", "checkpoints", "tracking", "environment", "figures", "folder"],
     ["config"],
     ["run"],
     ["cli"],

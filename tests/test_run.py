@@ -5,15 +5,20 @@ import json
 import multiprocessing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from conftest import SMALL
+from PIL import Image
 
 from vit_lightning import UserError
+from vit_lightning.callbacks import StepSeeds
 from vit_lightning.checkpoints import read_checkpoint
+from vit_lightning.cli import main
 from vit_lightning.config import resolve
-from vit_lightning.run import claim_folder, evaluate, fit
+from vit_lightning.folder import claim_folder
+from vit_lightning.run import evaluate, fit, resume
 from vit_lightning.tracking import read_metrics
 
 
@@ -24,7 +29,16 @@ def run(*flags: str, out: str = "out"):
 def test_a_run_leaves_what_it_promises(in_folder, capsys):
     results = fit(resolve([*SMALL, "--experiment=small"]))
     (folder,) = (in_folder / "runs" / "small").iterdir()
-    assert {path.name for path in folder.iterdir()} == {"config.yaml", "checkpoints", "metrics.jsonl", "results.json"}
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml",
+        "environment.json",
+        "checkpoints",
+        "metrics.jsonl",
+        "warnings.log",
+        "test_predictions.npz",
+        "curves.png",
+        "results.json",
+    }
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
     assert [path.name for path in in_folder.iterdir()] == ["runs"]
     assert json.loads((folder / "results.json").read_text()) == results
@@ -153,3 +167,103 @@ def test_runs_that_start_together_never_share_a_folder(tmp_path):
     for process in processes:
         process.join()
     assert len(names) == 8
+
+
+def weights(folder: str) -> dict[str, torch.Tensor]:
+    state = read_checkpoint(Path(folder, "checkpoints/last.ckpt"))["state_dict"]
+    return {name: value for name, value in state.items() if name.startswith("network.")}
+
+
+def numbers(results: dict) -> dict:
+    return {name: value for name, value in results.items() if "second" not in name}
+
+
+class Kill(Exception):
+    pass
+
+
+def killed(folder: str, *flags: str, before_step: int) -> None:
+    """A run that ends as if it had been killed before a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        train = StepSeeds.on_train_batch_start
+
+        def stop(self, trainer, *rest):
+            if trainer.global_step == before_step:
+                raise Kill
+            train(self, trainer, *rest)
+
+        patch.setattr(StepSeeds, "on_train_batch_start", stop)
+        with pytest.raises(Kill):
+            run(*flags, out=folder)
+
+
+@pytest.mark.parametrize("before_step", [0, 5, 21, 30, 41])
+def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(in_folder, before_step):
+    flags = ["--trainer.max_epochs=2", "--checkpoint.every_n_steps=4", "--model.emb_dropout=0.1"]
+    reference = run(*flags, out="reference")
+    killed("run", *flags, before_step=before_step)
+    assert not Path("run/results.json").exists()
+    assert numbers(resume(Path("run"))) == numbers(reference)
+    assert all(torch.equal(weight, weights("run")[name]) for name, weight in weights("reference").items())
+    rows = [
+        [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(Path(f))] for f in ("reference", "run")
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_resuming_tests_a_run_that_was_trained(in_folder):
+    results = run()
+    Path("out/results.json").unlink()
+    last = Path("out/checkpoints/last.ckpt").read_bytes()
+    assert numbers(resume(Path("out"))) == numbers(results)
+    assert Path("out/checkpoints/last.ckpt").read_bytes() == last
+
+
+def test_resuming_what_is_done_does_nothing(in_folder):
+    results = run()
+    before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
+    assert main(["fit", "--resume", "out"]) == 0
+    assert resume(Path("out")) == results
+    assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
+
+
+def test_resume_takes_a_run_folder_and_nothing_else(in_folder, capsys):
+    assert main(["fit", "--resume=nowhere"]) == 2
+    assert "resume=nowhere is no run folder" in capsys.readouterr().err
+    assert main(["fit", "--resume=out", "--model.depth=3"]) == 2
+    assert "model.depth=3 beside --resume" in capsys.readouterr().err
+
+
+def test_the_folder_tells_where_a_run_took_place(in_folder):
+    run()
+    environment = json.loads(Path("out/environment.json").read_text())
+    assert torch.__version__.startswith(environment["packages"]["torch"])
+    assert {"command", "python", "processor", "cores", "gpus", "git", "started"} <= set(environment)
+
+
+def test_test_predictions_agree_with_the_accuracy(in_folder):
+    results = run()
+    table = np.load("out/test_predictions.npz")
+    assert table["index"].tolist() == list(range(360))
+    assert (table["label"] == table["prediction"]).mean() == pytest.approx(results["test/acc"])
+    assert 0.1 <= table["confidence"].min() <= table["confidence"].max() <= 1
+    assert Path("out/test_predictions.npz").stat().st_size < 8000
+
+
+def test_warnings_are_kept_in_the_folder(in_folder):
+    Path("page.yaml").write_text("trainer: {callbacks: [{class_path: loud.Loud}]}\n")
+    Path("loud.py").write_text(
+        "import warnings\nfrom lightning.pytorch import Callback\n"
+        "class Loud(Callback):\n    def on_train_start(self, *_):\n        warnings.warn('something is odd')\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(in_folder)
+        with pytest.warns(UserWarning, match="something is odd"):
+            run("--config=page.yaml")
+    assert "UserWarning: something is odd" in Path("out/warnings.log").read_text()
+
+
+def test_the_curves_are_a_picture(in_folder):
+    run()
+    with Image.open("out/curves.png") as picture:
+        assert picture.size == (1350, 540)

@@ -81,6 +81,45 @@ class LearningRate(Callback):
         pl_module.log("lr", rate, on_step=True, on_epoch=False)
 
 
+class TestPredictions(Callback):
+    """What the model says of each test image, over all ranks, in the order of the images.
+
+    ``table`` has a row for each image: index, label, prediction and the probability of the prediction.
+    """
+
+    __test__ = False  # no test, whatever pytest thinks of the name
+
+    def __init__(self) -> None:
+        self._parts: list[torch.Tensor] = []
+        self.table: dict[str, np.ndarray[Any, Any]] = {}
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._parts = []
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        confidence, prediction = outputs.detach().float().softmax(dim=-1).max(dim=-1)
+        columns = [batch.indices.double(), batch.labels.double(), prediction.double(), confidence.double()]
+        self._parts.append(torch.stack([column.cpu() for column in columns], dim=1))
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        rows = torch.cat(self._parts)
+        if trainer.world_size > 1:
+            gathered: list[Any] = [None] * trainer.world_size
+            torch.distributed.all_gather_object(gathered, rows)
+            rows = torch.cat(gathered)
+        rows = rows[rows[:, 0].argsort()]
+        kinds = {"index": np.int32, "label": np.int32, "prediction": np.int32, "confidence": np.float32}
+        self.table = {name: rows[:, n].numpy().astype(kind) for n, (name, kind) in enumerate(kinds.items())}
+
+
 class TrainingBar(ProgressBar):
     """One bar for the whole training: epoch, step, loss, accuracy, time left. Nothing where there is no terminal."""
 

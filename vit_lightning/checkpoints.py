@@ -55,6 +55,7 @@ class Checkpoints(Checkpoint):
         self._saved_step = -1
         self._saved_time = time.monotonic()
         self._due = False
+        self._finished = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_time = time.monotonic()
@@ -80,8 +81,8 @@ class Checkpoints(Checkpoint):
         self._save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_step != self._saved_step:
-            self._save_last(trainer)
+        self._finished = True
+        self._save_last(trainer)
 
     def _save_last(self, trainer: Trainer) -> None:
         self._saved_step, self._saved_time, self._due = trainer.global_step, time.monotonic(), False
@@ -98,6 +99,7 @@ class Checkpoints(Checkpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["page"] = self.page
+        checkpoint["finished"] = self._finished
         checkpoint["metrics"] = {name: float(number) for name, number in trainer.callback_metrics.items()}
 
     def state_dict(self) -> dict[str, Any]:

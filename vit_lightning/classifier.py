@@ -85,9 +85,11 @@ class ViTClassifier(LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.shared_step(batch, "val")
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
+    def test_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Gives the logits to callbacks, besides counting them."""
         _, logits = self.shared_step(batch, "test")
         self.confusion.update(logits, batch[1])
+        return logits
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Class probabilities (b, num_classes) with labels (b,) and the place of each image in its split (b,)."""
@@ -107,6 +109,12 @@ class ViTClassifier(LightningModule):
                     metric.update(logits, labels)
                 self.log(f"{stage}/{name}", metric, prog_bar=name == "acc", on_step=False, on_epoch=True)
         return loss, logits
+
+    def on_train_epoch_start(self) -> None:
+        # a checkpoint of an epoch's end still holds what that epoch had counted
+        for metric in self.train_metrics.values():
+            assert isinstance(metric, Metric)
+            metric.reset()
 
     def on_test_epoch_start(self) -> None:
         self.confusion.reset()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 VERBS = {
     "fit": "train on the images of a page, then test the best checkpoint",
@@ -18,6 +19,7 @@ USAGE = """usage: lightning VERB [--config PAGE.yaml ...] [--key=value ...]
 {verbs}
 
 lightning fit --config experiments/digits.yaml --model.depth=3     a page, with one key changed
+lightning fit --resume runs/digits/RUN                             go on where a run was stopped
 lightning test --ckpt runs/digits/RUN                              a run folder or a checkpoint file
 lightning fit --config PAGE.yaml --print_config                    all keys, resolved
 lightning VERB --help                                              all keys, explained"""
@@ -47,12 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(verb: str, arguments: list[str]) -> int:
     from vit_lightning.config import make_parser, resolve, to_yaml
     from vit_lightning.errors import UserError
-    from vit_lightning.run import evaluate, fit
+    from vit_lightning.pages import read_flags
+    from vit_lightning.run import evaluate, fit, resume
 
     if {"-h", "--help"} & {*arguments}:
         make_parser(verb).print_help()
         return 0
     try:
+        flags = read_flags(arguments)
+        if verb == "fit" and "resume" in dict(flags):
+            resume(_only_resume(flags))
+            return 0
         config = resolve(arguments, verb)
         if config.print_config:
             print(to_yaml(config), end="")
@@ -64,6 +71,15 @@ def _run(verb: str, arguments: list[str]) -> int:
         _tell(verb, error.problems)
         return 2
     return 0
+
+
+def _only_resume(flags: Sequence[tuple[str, str]]) -> Path:
+    from vit_lightning.errors import UserError
+
+    others = [f"{key}={value}" for key, value in flags if key != "resume"]
+    if others:
+        raise UserError(f"{', '.join(others)} beside --resume: a run goes on with its own configuration")
+    return Path(dict(flags)["resume"])
 
 
 def _tell(verb: str, problems: Sequence[str]) -> None:

@@ -51,6 +51,11 @@ class MetricsFile(Logger):
         self._file.write(json.dumps(row) + "\n")
 
     @rank_zero_only
+    def mark_resumed(self, step: int) -> None:
+        """Says that the rows after ``step`` optimizer steps come again, from a run that goes on from there."""
+        self.log_metrics({"resumed": 1.0}, step=step)
+
+    @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Nothing: the run folder holds config.yaml."""
 
@@ -81,12 +86,16 @@ def json_number(value: float | Tensor) -> float | str:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of ``metrics.jsonl``; a line that a kill cut short is left out."""
+    """The rows of ``metrics.jsonl``, each step once; a line that a kill cut short is left out."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows: list[dict[str, Any]] = []
     for line in lines:
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError:
             continue
+        if "resumed" in row:  # what was logged after the checkpoint that the run went on from comes again
+            rows = [earlier for earlier in rows if earlier["step"] < row["step"]]
+        else:
+            rows.append(row)
     return rows

@@ -1,0 +1,78 @@
+"""Where a run took place: what one needs to know to repeat it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = (
+    "vit-lightning",
+    "torch",
+    "torchvision",
+    "lightning",
+    "torchmetrics",
+    "einops",
+    "numpy",
+    "wandb",
+    "jsonargparse",
+)
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, hardware, the state of the code in git, and the command; nothing from environment variables."""
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": shlex.join(["lightning", *sys.argv[1:]]) if "lightning" in sys.argv[0] else shlex.join(sys.argv),
+        "folder": str(Path.cwd()),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        "cuda": torch.version.cuda if torch.cuda.is_available() else None,
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "git": _git(Path(__file__).parent) or _git(Path.cwd()),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _git(folder: Path) -> dict[str, Any] | None:
+    """Commit of the code that runs, and the files that differ from it; None where it is not a checkout."""
+    commit = _ask_git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changed = (_ask_git(folder, "status", "--porcelain") or "").splitlines()
+    return {"commit": commit.strip(), "changed": changed}
+
+
+def _ask_git(folder: Path, *arguments: str) -> str | None:
+    try:
+        answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout if answer.returncode == 0 else None
