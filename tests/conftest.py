@@ -12,6 +12,8 @@ from PIL import Image
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
+os.environ["WANDB_MODE"] = "disabled"  # but where W&B is what is tested
+
 SMALL = (
     "--model.patch_size=4",
     "--model.emb_size=16",

@@ -15,9 +15,10 @@ LEVELS = [
     ["positions", "sampling", "checks"],
     ["data"],
     ["imagefolder", "torchvision_sets", "vit"],
-    ["classifier", "callbacks", "checkpoints", "tracking", "environment", "figures", "folder"],
+    ["classifier", "callbacks", "checkpoints", "tracking", "environment", "figures", "flops", "folder", "wandb_mirror"],
     ["config"],
     ["run"],
+    ["evaluation"],
     ["cli"],
     ["__main__"],
 ]

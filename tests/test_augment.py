@@ -1,9 +1,12 @@
+import math
+
 import pytest
 import torch
 from scipy import stats
+from torchvision.transforms import v2
 
 from vit_lightning import augment
-from vit_lightning.augment import HorizontalFlip, RandomCrop, mix, sample_keys, uniform
+from vit_lightning.augment import HorizontalFlip, RandomAffine, RandomCrop, affine, mix, sample_keys, uniform
 from vit_lightning.errors import UserError
 
 MASK = (1 << 64) - 1
@@ -242,3 +245,41 @@ def test_bad_settings_are_errors_with_their_values():
     for p in (-0.1, 1.5, float("nan")):
         with pytest.raises(UserError, match=f"p={p} must be between 0 and 1"):
             HorizontalFlip(p)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (12, 20)])
+@pytest.mark.parametrize(
+    ("degrees", "factor", "right", "down"),
+    [(0, 1, 0, 0), (30, 1, 0, 0), (-20, 1.3, 0, 0), (0, 1, 2, -3), (15, 0.8, 1, 2)],
+)
+def test_affine_equals_torchvision_for_fixed_parameters(size, degrees, factor, right, down):
+    images = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    theirs = v2.functional.affine(
+        images,
+        angle=degrees,
+        translate=[right, down],
+        scale=factor,
+        shear=[0.0, 0.0],
+        interpolation=v2.InterpolationMode.BILINEAR,
+    )
+    both = torch.ones(2)
+    shifts = (2 * right / size[1] * both, 2 * down / size[0] * both)
+    ours = affine(images, math.radians(degrees) * both, factor * both, *shifts)
+    assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_random_affine_draws_within_its_limits_for_each_image_by_itself():
+    images = torch.randint(0, 256, (64, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    keys = sample_keys(0, 0, torch.arange(64))
+    augment = RandomAffine(10.0, (0.9, 1.1), 0.1)
+    together = augment(images, keys)
+    assert together.dtype == torch.uint8
+    assert all(torch.equal(together[i : i + 1], augment(images[i : i + 1], keys[i : i + 1])) for i in range(64))
+    assert torch.equal(RandomAffine(0.0, (1.0, 1.0), 0.0)(images, keys), images)
+    assert not torch.equal(together, images)
+
+
+def test_random_affine_refuses_what_cannot_be():
+    with pytest.raises(UserError) as caught:
+        RandomAffine(degrees=-1.0, scale=(1.2, 0.8))
+    assert len(caught.value.problems) == 2

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import multiprocessing
@@ -17,8 +18,9 @@ from vit_lightning.callbacks import StepSeeds
 from vit_lightning.checkpoints import read_checkpoint
 from vit_lightning.cli import main
 from vit_lightning.config import resolve
+from vit_lightning.evaluation import evaluate
 from vit_lightning.folder import claim_folder
-from vit_lightning.run import evaluate, fit, resume
+from vit_lightning.run import fit, resume
 from vit_lightning.tracking import read_metrics
 
 
@@ -37,6 +39,8 @@ def test_a_run_leaves_what_it_promises(in_folder, capsys):
         "warnings.log",
         "test_predictions.npz",
         "curves.png",
+        "confusion.png",
+        "test_images.png",
         "results.json",
     }
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
@@ -44,7 +48,17 @@ def test_a_run_leaves_what_it_promises(in_folder, capsys):
     assert json.loads((folder / "results.json").read_text()) == results
     assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["init_args"]["emb_size"] == 16
     numbers = {"test/acc", "test/loss", "test/acc5", "test/ece", "val/acc", "val/loss", "train/acc", "train/loss"}
-    facts = {"seconds", "train_seconds", "images_per_second", "parameters", "steps", "epochs", "best_step", "seed"}
+    facts = {
+        "seconds",
+        "train_seconds",
+        "images_per_second",
+        "parameters",
+        "steps",
+        "epochs",
+        "best_step",
+        "seed",
+        "flops",
+    }
     assert numbers | facts <= set(results)
     assert 0 <= results["test/acc"] <= 1
     assert results["steps"] == 21
@@ -153,20 +167,26 @@ def test_a_folder_in_use_is_refused_before_training(in_folder):
 
 
 def claim(barrier, folders, parent):
-    barrier.wait()
-    folders.put(claim_folder(None, Path(parent), "seed0"))
+    for number in range(50):
+        barrier.wait()
+        folders.put((number, claim_folder(None, parent / str(number), "seed0")))
+        barrier.wait()
+        with contextlib.suppress(UserError):
+            folders.put((number, claim_folder(parent / "given" / str(number), parent, "")))
 
 
-def test_runs_that_start_together_never_share_a_folder(tmp_path):
+def test_eight_runs_that_start_together_never_share_a_folder_in_fifty_rounds(tmp_path):
     context = multiprocessing.get_context("fork")
     barrier, folders = context.Barrier(8), context.Queue()
     processes = [context.Process(target=claim, args=(barrier, folders, tmp_path)) for _ in range(8)]
     for process in processes:
         process.start()
-    names = {folders.get(timeout=30) for _ in processes}
+    claimed = [folders.get(timeout=60) for _ in range(50 * 9)]
     for process in processes:
         process.join()
-    assert len(names) == 8
+    assert folders.empty()
+    assert len({folder for _, folder in claimed}) == 50 * 9
+    assert [sum(number == n for n, _ in claimed) for number in range(50)] == [9] * 50
 
 
 def weights(folder: str) -> dict[str, torch.Tensor]:
@@ -266,4 +286,4 @@ def test_warnings_are_kept_in_the_folder(in_folder):
 def test_the_curves_are_a_picture(in_folder):
     run()
     with Image.open("out/curves.png") as picture:
-        assert picture.size == (1350, 540)
+        assert picture.size == (900, 360)

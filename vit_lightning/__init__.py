@@ -24,6 +24,7 @@ _HOMES = {
     "MultiHeadAttention": "blocks",
     "OptimizerConfig": "optim",
     "PatchEmbedding": "blocks",
+    "RandomAffine": "augment",
     "RandomCrop": "augment",
     "ResidualAdd": "blocks",
     "TorchvisionSet": "torchvision_sets",
@@ -36,6 +37,7 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from vit_lightning.augment import HorizontalFlip as HorizontalFlip
+    from vit_lightning.augment import RandomAffine as RandomAffine
     from vit_lightning.augment import RandomCrop as RandomCrop
     from vit_lightning.blocks import ClassificationHead as ClassificationHead
     from vit_lightning.blocks import FeedForwardBlock as FeedForwardBlock

@@ -6,9 +6,11 @@ is in, nor workers, ranks, or an interruption can change them. No random state e
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vit_lightning.errors import UserError
@@ -69,7 +71,7 @@ class RandomCrop(Augmentation):
         choices = 2 * self.padding + 1
         top = (uniform(keys, 1) * choices).long()
         left = (uniform(keys, 2) * choices).long()
-        padded = torch.nn.functional.pad(images, [self.padding] * 4)
+        padded = F.pad(images, [self.padding] * 4)
         rows = top[:, None] + torch.arange(height, device=images.device)
         columns = left[:, None] + torch.arange(width, device=images.device)
         image = torch.arange(len(images), device=images.device)
@@ -92,3 +94,43 @@ class HorizontalFlip(Augmentation):
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         flip = uniform(keys, 3) < self.p
         return torch.where(flip[:, None, None, None], images.flip(-1), images)
+
+
+class RandomAffine(Augmentation):
+    """Turns, scales and shifts each image about its centre, with bilinear interpolation; what comes in is black.
+
+    Args:
+        degrees: largest angle, to either side.
+        scale: smallest and largest factor of size.
+        translate: largest shift, as a share of height and width.
+    """
+
+    def __init__(self, degrees: float = 10.0, scale: tuple[float, float] = (0.9, 1.1), translate: float = 0.1) -> None:
+        problems = []
+        if degrees < 0.0 or translate < 0.0:
+            problems.append(f"augment.RandomAffine.degrees={degrees} and translate={translate} must be at least 0")
+        if not 0.0 < scale[0] <= scale[1]:
+            problems.append(f"augment.RandomAffine.scale={list(scale)} must be above 0, the smaller factor first")
+        if problems:
+            raise UserError(problems)
+        self.degrees, self.scale, self.translate = degrees, scale, translate
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        angle = (2.0 * uniform(keys, 4) - 1.0) * math.radians(self.degrees)
+        factor = self.scale[0] + uniform(keys, 5) * (self.scale[1] - self.scale[0])
+        # in the coordinates of grid_sample an image goes from -1 to 1
+        shifts = [2.0 * self.translate * (2.0 * uniform(keys, stream) - 1.0) for stream in (6, 7)]
+        return affine(images, angle, factor, shifts[0], shifts[1])
+
+
+def affine(images: Tensor, angle: Tensor, factor: Tensor, right: Tensor, down: Tensor) -> Tensor:
+    """Images turned clockwise by ``angle`` radians, scaled by ``factor``, shifted in halves of their size; all (b,)."""
+    height, width = images.shape[-2:]
+    cos, sin = angle.cos() / factor, angle.sin() / factor
+    # from each pixel of the result to where it comes from, in units of half an image, hence the ratio of the sides
+    ratio = height / width
+    inverse = torch.stack([cos, sin * ratio, -cos * right - sin * ratio * down], dim=1)
+    inverse = torch.stack([inverse, torch.stack([-sin / ratio, cos, sin / ratio * right - cos * down], dim=1)], dim=1)
+    grid = F.affine_grid(inverse, list(images.shape), align_corners=False)
+    moved = F.grid_sample(images.to(torch.float32), grid, align_corners=False)
+    return moved.to(images.dtype) if images.is_floating_point() else moved.round().to(images.dtype)

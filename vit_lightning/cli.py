@@ -11,6 +11,7 @@ VERBS = {
     "fit": "train on the images of a page, then test the best checkpoint",
     "validate": "measure a trained model on the validation images",
     "test": "measure a trained model on the test images",
+    "sync": "send a run to W&B, or what W&B lacks of it",
     "predict": "write what a trained model says of each test image",
 }
 
@@ -49,13 +50,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(verb: str, arguments: list[str]) -> int:
     from vit_lightning.config import make_parser, resolve, to_yaml
     from vit_lightning.errors import UserError
+    from vit_lightning.evaluation import evaluate
     from vit_lightning.pages import read_flags
-    from vit_lightning.run import evaluate, fit, resume
+    from vit_lightning.run import fit, resume, sync
 
     if {"-h", "--help"} & {*arguments}:
-        make_parser(verb).print_help()
+        print("usage: lightning sync RUN_FOLDER") if verb == "sync" else make_parser(verb).print_help()
         return 0
     try:
+        if verb == "sync":
+            if len(arguments) != 1:
+                raise UserError("give one run folder: lightning sync RUN_FOLDER")
+            sync(Path(arguments[0]))
+            return 0
         flags = read_flags(arguments)
         if verb == "fit" and "resume" in dict(flags):
             resume(_only_resume(flags))

@@ -25,6 +25,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.optim import OptimizerConfig
 from vit_lightning.pages import Page, flatten, merge, page_of_flag, read_flags, read_page, unflatten
 from vit_lightning.vit import ViT
+from vit_lightning.wandb_mirror import WandbConfig
 
 OWN_TRAINER_ARGUMENTS: set[str | int] = {"default_root_dir", "use_distributed_sampler", "barebones"}
 """Arguments of Lightning's Trainer that are ours to set: the run folder, and that our loaders divide the images."""
@@ -36,6 +37,7 @@ class Settings(NamedTuple):
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    wandb: WandbConfig = WandbConfig()
 
 
 KEYS = {

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import sys
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ProgressBar
@@ -26,7 +26,6 @@ from vit_lightning.checkpoints import (
     find_checkpoint,
     load_network,
     read_checkpoint,
-    run_folder_of,
 )
 from vit_lightning.classifier import ViTClassifier
 from vit_lightning.config import (
@@ -41,9 +40,12 @@ from vit_lightning.config import (
 from vit_lightning.data import ImageData
 from vit_lightning.environment import describe_environment
 from vit_lightning.errors import UserError
-from vit_lightning.figures import curves
+from vit_lightning.figures import confusion, curves, image_grid
+from vit_lightning.flops import forward_flops
 from vit_lightning.folder import claim_folder, give_up, is_first, log_warnings, write_whole
+from vit_lightning.sampling import Request
 from vit_lightning.tracking import MetricsFile, json_number, read_metrics
+from vit_lightning.wandb_mirror import WandbMirror, send_again
 
 Results = dict[str, Any]
 
@@ -63,11 +65,12 @@ class Run:
     stopwatch: Stopwatch
     predictions: TestPredictions
     metrics: MetricsFile
+    mirror: WandbMirror
 
 
 def fit(config: Namespace) -> Results:
     """Trains, tests the best checkpoint, and leaves all of it in a run folder; returns what ``results.json`` holds."""
-    _quiet()
+    quiet()
     if config.trainer.fast_dev_run:
         return _fast_dev_run(config)
     arguments = make_trainer_arguments(config)
@@ -78,7 +81,8 @@ def fit(config: Namespace) -> Results:
         give_up(folder)
         raise
     write_whole(folder / "config.yaml", to_yaml(config))
-    write_whole(folder / "environment.json", json.dumps(describe_environment(), indent=2) + "\n")
+    environment = {"run_id": run.mirror.run_id, **describe_environment()}
+    write_whole(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
     return _train_and_test(run)
 
 
@@ -87,12 +91,12 @@ def resume(folder: Path) -> Results:
 
     Only tests if training was over, and does nothing if all was done.
     """
-    _quiet()
+    quiet()
     if not (folder / "config.yaml").is_file():
         raise UserError(f"resume={folder} is no run folder: it holds no config.yaml")
     if (folder / "results.json").is_file():
         results: Results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        _say(f"{folder}: all was done")
+        say(f"{folder}: all was done")
         _summary(folder, results)
         return results
     config = resolve(["--config", str(folder / "config.yaml")])
@@ -103,39 +107,92 @@ def resume(folder: Path) -> Results:
 def _prepare(config: Namespace, arguments: dict[str, Any], folder: Path) -> Run:
     """Makes all parts of a run; weights and order follow the seed."""
     seed_everything(config.seed_everything, verbose=False)
-    data, module = _data_and_module(config)
+    data, module = make_data_and_module(config)
     if config.init_from is not None:
         path = find_checkpoint(config.init_from, "init_from")
         load_network(module.network, read_checkpoint(path), path)
+    settings, page = make_settings(config), to_plain(config)
     stopwatch, predictions, metrics = Stopwatch(), TestPredictions(), MetricsFile(folder)
-    checkpoints = Checkpoints(folder, make_settings(config).checkpoint, to_plain(config))
+    checkpoints = Checkpoints(folder, settings.checkpoint, page)
+    shape = (data.in_channels, *data.image_size)
+    facts = {"parameters": count_parameters(module), "flops": forward_flops(module.network, shape)}
+    mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**page, **facts})
     own = [StepSeeds(config.seed_everything), LearningRate(), stopwatch, predictions, checkpoints]
-    trainer = _trainer(arguments, folder, own, [metrics])
-    return Run(config, folder, data, module, trainer, stopwatch, predictions, metrics)
+    trainer = make_trainer(arguments, folder, own, [metrics, mirror])
+    return Run(config, folder, data, module, trainer, stopwatch, predictions, metrics, mirror)
 
 
 def _train_and_test(run: Run, last: Path | None = None) -> Results:
     """Trains from the start or from a checkpoint, unless that one is of the end of training; then tests the best."""
     started = time.time()
-    _say(f"{run.config.experiment}: {_describe(run.module, run.data)}")
+    say(f"{run.config.experiment}: {_describe(run.module, run.data)}")
+    run.mirror.start()
     with log_warnings(run.folder):
         checkpoint = read_checkpoint(last) if last is not None else None
         if checkpoint is None or not checkpoint["finished"]:
             if checkpoint is not None:
                 run.metrics.mark_resumed(checkpoint["global_step"])
-                _say(f"goes on after {checkpoint['global_step']} steps")
+                say(f"goes on after {checkpoint['global_step']} steps")
             try:
                 run.trainer.fit(run.module, datamodule=run.data, ckpt_path=last, weights_only=True)
             except (KeyboardInterrupt, SystemExit):
-                _say(f"stopped; to go on: lightning fit --resume {run.folder}")
+                run.mirror.finish(exit_code=1)
+                say(f"stopped; to go on: lightning fit --resume {run.folder}")
                 raise
         results = _test_best(run)
     results["seconds"] = round(time.time() - started, 3)
     if is_first():
-        curves(read_metrics(run.folder), run.folder.name).savefig(run.folder / "curves.png", dpi=150)
+        _draw_and_mirror(run, results)
     write_whole(run.folder / "results.json", json.dumps(results, indent=2) + "\n")
     _summary(run.folder, results)
+    say(run.mirror.hint())
     return results
+
+
+def _draw_and_mirror(run: Run, results: Results) -> None:
+    """The figures of a run, in its folder and in W&B."""
+    drawn = {"curves": curves(read_metrics(run.folder), run.folder.name)}
+    if run.config.test:
+        names = run.data.class_names
+        table = run.predictions.table
+        drawn["confusion"] = confusion(run.module.confusion.compute().cpu().numpy(), names)
+        shown = Request(table["index"][:32].tolist(), None)
+        labels, predictions = table["label"][:32], table["prediction"][:32]
+        drawn["test_images"] = image_grid(
+            run.data.dataset("test").__getitems__(shown).images.numpy(),  # type: ignore[attr-defined]
+            [names[p] if p == t else f"{names[p]} ({names[t]})" for p, t in zip(predictions, labels, strict=True)],
+            (predictions != labels).tolist(),
+        )
+    for name, figure in drawn.items():
+        figure.savefig(run.folder / f"{name}.png", dpi=100)
+    run.mirror.log_images({name: run.folder / f"{name}.png" for name in drawn}, step=results["steps"])
+    run.mirror.log_summary(results)
+    if run.mirror.config.log_model:
+        run.mirror.log_model([find_checkpoint(run.folder), run.folder / "config.yaml"])
+    run.mirror.finish()
+
+
+def run_id(folder: Path) -> str:
+    """The run's id in W&B: kept in ``environment.json``, drawn where there is none yet."""
+    path = folder / "environment.json"
+    if path.is_file():
+        known: str = json.loads(path.read_text(encoding="utf-8"))["run_id"]
+        return known
+    return secrets.token_hex(4)
+
+
+def sync(folder: Path) -> None:
+    """Sends a run to W&B, or what W&B lacks of it, from ``metrics.jsonl``."""
+    if not (folder / "metrics.jsonl").is_file():
+        raise UserError(f"{folder} is no run folder: it holds no metrics.jsonl")
+    config = resolve(["--config", str(folder / "config.yaml")])
+    path = folder / "results.json"
+    results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    settings = replace(make_settings(config).wandb, mode="online")
+    mirror = WandbMirror(folder, run_id(folder), settings, to_plain(config))
+    if not send_again(mirror, read_metrics(folder), results):
+        raise UserError(f"{folder} was not sent: {mirror.reason} (for a key: wandb login)")
+    say(f"{folder} is in W&B as {settings.project}/{mirror.run_id}")
 
 
 def _test_best(run: Run) -> Results:
@@ -146,7 +203,8 @@ def _test_best(run: Run) -> Results:
     watch = last["callbacks"]["Stopwatch"]
     results: Results = {
         "seed": run.config.seed_everything,
-        "parameters": _count(run.module),
+        "parameters": count_parameters(run.module),
+        "flops": run.mirror.page["flops"],
         "epochs": last["epoch"],
         "steps": last["global_step"],
         "best_step": checkpoint["global_step"],
@@ -157,40 +215,13 @@ def _test_best(run: Run) -> Results:
     if run.config.test:
         load_network(run.module.network, checkpoint, best)
         run.trainer.test(run.module, datamodule=run.data, verbose=False)
-        results |= _logged(run.trainer, "test/")
+        results |= logged(run.trainer, "test/")
         if is_first():
             np.savez_compressed(run.folder / "test_predictions.npz", **run.predictions.table)  # type: ignore[arg-type]
     return results
 
 
-def evaluate(config: Namespace, verb: str) -> Results:
-    """``validate``, ``test`` or ``predict`` with the weights of ``config.ckpt``; leaves a folder with what came out."""
-    _quiet()
-    seed_everything(config.seed_everything, verbose=False)
-    config.trainer.logger = False
-    arguments = make_trainer_arguments(config)
-    data, module = _data_and_module(config)
-    path = find_checkpoint(config.ckpt)
-    load_network(module.network, read_checkpoint(path), path)
-    run = run_folder_of(path)
-    folder = claim_folder(config.out, (Path("runs") / path.stem if run is None else run) / verb, "")
-    trainer = _trainer(arguments, folder, [], [])
-    if verb == "predict":
-        batches = trainer.predict(module, datamodule=data) or []
-        if trainer.is_global_zero:
-            _write_predictions(folder / "predictions.csv", batches, data)
-            _say(f"predictions of the test images: {folder / 'predictions.csv'}")
-        return {}
-    run_verb = trainer.validate if verb == "validate" else trainer.test
-    run_verb(module, datamodule=data, verbose=False)
-    results = _logged(trainer, "val/" if verb == "validate" else "test/")
-    write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
-    for name, value in {**results, "weights": path, "results": folder}.items():
-        _say(f"{name:<10} {value:.4f}" if isinstance(value, float) else f"{name:<10} {value}")
-    return results
-
-
-def _data_and_module(config: Namespace) -> tuple[ImageData, ViTClassifier]:
+def make_data_and_module(config: Namespace) -> tuple[ImageData, ViTClassifier]:
     data = make_data(config)
     settings = make_settings(config)
     module = ViTClassifier(
@@ -199,7 +230,7 @@ def _data_and_module(config: Namespace) -> tuple[ImageData, ViTClassifier]:
     return data, module
 
 
-def _trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:
+def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:
     """Lightning's Trainer with the page's arguments; the page's callbacks and loggers come beside ours."""
     callbacks = _as_list(arguments.pop("callbacks"))
     loggers = [logger for logger in _as_list(arguments.pop("logger")) if not isinstance(logger, bool)]
@@ -226,26 +257,26 @@ def _as_list(value: Any) -> list[Any]:
 
 def _fast_dev_run(config: Namespace) -> Results:
     seed_everything(config.seed_everything, verbose=False)
-    data, module = _data_and_module(config)
-    trainer = _trainer(make_trainer_arguments(config), Path("runs"), [StepSeeds(config.seed_everything)], [])
+    data, module = make_data_and_module(config)
+    trainer = make_trainer(make_trainer_arguments(config), Path("runs"), [StepSeeds(config.seed_everything)], [])
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data, verbose=False)
-    _say("fast_dev_run: training, validation and test work; nothing was saved")
-    return _logged(trainer, "")
+    say("fast_dev_run: training, validation and test work; nothing was saved")
+    return logged(trainer, "")
 
 
-def _logged(trainer: Trainer, prefix: str) -> Results:
+def logged(trainer: Trainer, prefix: str) -> Results:
     return {name: json_number(value) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
 
 
-def _count(module: ViTClassifier) -> int:
+def count_parameters(module: ViTClassifier) -> int:
     return sum(weight.numel() for weight in module.network.parameters())
 
 
 def _describe(module: ViTClassifier, data: ImageData) -> str:
     height, width = data.image_size
     return (
-        f"{type(module.network).__name__} with {_count(module):,} parameters on {type(data).__name__}, "
+        f"{type(module.network).__name__} with {count_parameters(module):,} parameters on {type(data).__name__}, "
         f"{data.num_classes} classes, images {data.in_channels}x{height}x{width}"
     )
 
@@ -263,27 +294,16 @@ def _summary(folder: Path, results: Results) -> None:
         f"{'run':<11} {folder}",
         f"{'test again':<11} lightning test --ckpt {folder}",
     ]
-    _say("\n".join(lines))
-
-
-def _write_predictions(path: Path, batches: list[Any], data: ImageData) -> None:
-    names = data.class_names
-    order = torch.cat([batch["indices"] for batch in batches]).argsort()
-    probabilities = torch.cat([batch["probabilities"] for batch in batches])[order]
-    labels = torch.cat([batch["labels"] for batch in batches])[order]
-    lines = ["index,label,prediction,probability"]
-    for index, (label, row) in enumerate(zip(labels.tolist(), probabilities, strict=True)):
-        top = int(row.argmax())
-        lines.append(f"{index},{names[label]},{names[top]},{float(row[top]):.6f}")
-    write_whole(path, "\n".join(lines) + "\n")
+    say("\n".join(lines))
 
 
 @rank_zero_only
-def _say(text: str) -> None:
-    print(text, file=sys.stdout, flush=True)
+def say(text: str) -> None:
+    if text:
+        print(text, file=sys.stdout, flush=True)
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Leaves out what Lightning tells every user at every start, and advice that does not fit our loaders."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)

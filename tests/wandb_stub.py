@@ -1,0 +1,173 @@
+"""A server that answers as W&B's does to wandb 0.31, on this machine, and can hang, refuse and die."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+
+class StubServer(ThreadingHTTPServer):
+    """Keeps what it is sent: ``rows`` by line, ``config``, ``summary``, ``files``; its mode is ok, hang or a status."""
+
+    daemon_threads = True
+
+    def __init__(self, mode: str = "ok") -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.mode = mode
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.rows: dict[int, dict[str, Any]] = {}
+        self.summary: dict[str, Any] = {}
+        self.files: dict[str, bytes] = {}
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        config = json.loads(next(reversed(self.runs.values()))["config"])
+        return {key: entry["value"] for key, entry in config.items() if key != "_wandb"}
+
+    def die(self) -> None:
+        """Later connections are refused, open ones get no answer."""
+        self.mode = "hang"
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: StubServer
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):  # the client has gone
+            super().handle()
+
+    def reply(self, value: Any, status: int = 200) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def answer(self) -> None:
+        server = self.server
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        while server.mode == "hang":
+            time.sleep(0.1)
+        if server.mode != "ok":
+            self.reply({"error": "stub"}, int(server.mode))
+        elif self.path == "/graphql":
+            self.reply({"data": self.graphql(json.loads(body))})
+        elif self.path.endswith("/file_stream"):
+            self.keep(json.loads(body))
+            self.reply({"limits": {}})
+        else:
+            if self.path.startswith("/upload/"):
+                server.files[self.path.removeprefix("/upload/")] = body
+            self.reply({})
+
+    do_GET = do_POST = do_PUT = do_HEAD = answer
+
+    def graphql(self, request: dict[str, Any]) -> dict[str, Any]:
+        server, given = self.server, request.get("variables") or {}
+        name = request.get("operationName") or re.search(r"(?:query|mutation)\s+(\w+)", request["query"])[1]
+        project = {"id": "p", "name": given.get("project", "p"), "entity": {"id": "e", "name": "me"}}
+        if name == "UpsertBucket":
+            new = given["name"] not in server.runs
+            server.runs.setdefault(given["name"], {}).update({k: v for k, v in given.items() if v is not None})
+            bucket = {"id": "b", "name": given["name"], "displayName": given.get("displayName"), "description": None}
+            bucket |= {"config": "{}", "sweepName": None, "project": project, "historyLineCount": len(server.rows)}
+            return {"upsertBucket": {"bucket": bucket, "inserted": new}}
+        if name == "RunResumeStatus":
+            return {"model": {**project, "bucket": self.known_run(given.get("name", ""))}}
+        if name == "CreateRunFiles":
+            files = [{"name": file, "uploadUrl": f"{server.url}/upload/{file}"} for file in given["files"]]
+            return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": files}}
+        if name == "RunStoppedStatus":
+            return {"project": {"run": {"stopped": False}}}
+        if "Viewer" in name:
+            viewer = {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
+            return {"viewer": viewer}
+        return {"serverInfo": {"features": [], "cliVersionInfo": {}, "latestLocalVersionInfo": None}}
+
+    def known_run(self, name: str) -> dict[str, Any] | None:
+        server = self.server
+        if name not in server.runs:
+            return None
+        tail = [json.dumps(row) for row in list(server.rows.values())[-1:]]
+        counts = {"historyLineCount": len(server.rows), "eventsLineCount": 0, "logLineCount": 0}
+        told = {"historyTail": json.dumps(tail), "summaryMetrics": json.dumps(server.summary), "eventsTail": "[]"}
+        config = {"config": server.runs[name].get("config") or "{}", "tags": [], "wandbConfig": '{"t": 1}'}
+        return {"id": "b", "name": name, "displayName": None, **counts, **told, **config}
+
+    def keep(self, sent: dict[str, Any]) -> None:
+        for name, part in (sent.get("files") or {}).items():
+            if name == "wandb-history.jsonl":
+                for number, line in enumerate(part["content"]):
+                    self.server.rows[part["offset"] + number] = json.loads(line)
+            elif name == "wandb-summary.json":
+                self.server.summary = json.loads(part["content"][-1])
+
+
+def read_wandb_file(file: Path) -> dict[str, Any]:
+    """Rows, config, summary, files and facts of the run in a ``.wandb`` file."""
+    from wandb.proto import wandb_internal_pb2
+
+    found: dict[str, Any] = {"rows": [], "config": {}, "summary": {}, "files": [], "run": {}}
+    for chunk in _chunks(file.read_bytes()):
+        record = wandb_internal_pb2.Record.FromString(chunk)
+        kind = record.WhichOneof("record_type")
+        if kind == "history":
+            found["rows"].append(_items(record.history.item))
+        elif kind == "summary":
+            found["summary"] |= _items(record.summary.update)
+        elif kind == "run":
+            run = record.run
+            found["run"] = {"id": run.run_id, "name": run.display_name, "group": run.run_group}
+            found["run"] |= {"job_type": run.job_type, "tags": list(run.tags), "notes": run.notes}
+            found["config"] |= _items(run.config.update)
+        elif kind == "config":
+            found["config"] |= _items(record.config.update)
+        elif kind == "files":
+            found["files"] += [entry.path for entry in record.files.files]
+    return found
+
+
+def _items(entries: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for entry in entries:
+        *parents, last = list(entry.nested_key) or [entry.key]
+        place = found
+        for name in parents:
+            place = place.setdefault(name, {})
+        place[last] = json.loads(entry.value_json)
+    return found
+
+
+def _chunks(data: bytes) -> Iterator[bytes]:
+    """Records of the file (LevelDB's log): 7 bytes of header, blocks of 32 KiB, records in one or more parts."""
+    place, record = 7, b""
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        _, size, kind = struct.unpack("<IHB", data[place : place + 7])
+        if kind == 0 or place + 7 + size > len(data):
+            return
+        record += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
