@@ -8,7 +8,14 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 
 from vit_lightning import Digits, UserError, ViT, ViTClassifier
 from vit_lightning.callbacks import StepSeeds
-from vit_lightning.checkpoints import CheckpointConfig, Checkpoints, find_checkpoint, load_network, read_checkpoint
+from vit_lightning.checkpoints import (
+    AtomicCheckpointIO,
+    CheckpointConfig,
+    Checkpoints,
+    find_checkpoint,
+    load_network,
+    read_checkpoint,
+)
 
 
 def network(**arguments) -> ViT:
@@ -116,7 +123,7 @@ def test_a_run_that_goes_on_ends_in_the_same_weights(tmp_path, killed_at):
 def test_time_makes_last_fall_due(tmp_path):
     writes = Writes()
     fit(tmp_path, writes, config=CheckpointConfig(every_minutes=0.0), max_epochs=1, limit_val_batches=0)
-    assert [ready for ready, _, _ in writes.moments] == [1, 2, 3, 4, 5, 6, 7]
+    assert [ready for ready, _, _ in writes.moments] == [1, 2, 3, 4, 5, 6, 7, 7]
 
 
 def test_find_checkpoint_prefers_best(tmp_path):
@@ -170,3 +177,46 @@ def test_a_checkpoint_of_another_architecture_names_the_difference(tmp_path):
     same = network()
     load_network(same, {"state_dict": weights}, tmp_path)
     assert all(torch.equal(value, weights[f"network.{name}"]) for name, value in same.state_dict().items())
+
+
+@pytest.mark.parametrize("every_n_steps", [1, 2])
+@pytest.mark.parametrize("killed_at", [4, 7, 8, 11, 15])
+def test_a_run_with_validation_in_mid_epoch_goes_on_to_the_same_best(tmp_path, killed_at, every_n_steps):
+    config, often = CheckpointConfig(every_n_steps=every_n_steps), {"val_check_interval": 0.5}
+    _, reference, kept = fit(tmp_path / "reference", config=config, **often)
+    with pytest.raises(KeyError, match="killed"):
+        fit(tmp_path / "run", Stop(killed_at), config=config, **often)
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    _, resumed, found = fit(tmp_path / "run", config=config, resume=last, **often)
+    assert all(torch.equal(weight, resumed.state_dict()[name]) for name, weight in reference.state_dict().items())
+    assert (found.best_score, found.best_step) == (kept.best_score, kept.best_step)
+
+
+def test_the_best_checkpoint_holds_the_weights_that_were_measured(tmp_path):
+    class Measured(Callback):
+        def __init__(self) -> None:
+            self.weights: dict[int, torch.Tensor] = {}
+
+        def on_validation_end(self, trainer, pl_module):
+            self.weights[trainer.global_step] = pl_module.network.head.linear.weight.detach().clone()
+
+    measured = Measured()
+    arguments = {"val_check_interval": 5, "check_val_every_n_epoch": None}
+    _, _, kept = fit(tmp_path, measured, config=CheckpointConfig(monitor="val/loss", mode="min"), **arguments)
+    best = read_checkpoint(tmp_path / "checkpoints/best.ckpt")
+    assert sorted(measured.weights) == [5, 10, 15, 20]
+    assert best["global_step"] == kept.best_step == 20
+    assert torch.equal(best["state_dict"]["network.head.linear.weight"], measured.weights[20])
+
+
+def test_a_checkpoint_is_written_beside_its_place(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("disk full")
+
+    fit(tmp_path, max_epochs=1)
+    path = tmp_path / "checkpoints/last.ckpt"
+    before = path.read_bytes()
+    monkeypatch.setattr("os.replace", refuse)
+    with pytest.raises(OSError, match="disk full"):
+        AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, path)
+    assert path.read_bytes() == before

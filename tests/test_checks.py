@@ -78,3 +78,12 @@ def test_more_problems_than_fit_on_a_screen_are_counted(in_folder, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) <= 15
     assert "and 18 more" in lines[-1]
+
+
+def test_a_secret_of_the_environment_does_not_get_into_a_page(in_folder, capsys, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123")
+    assert main(["fit", DIGITS, "--wandb.notes=my key is 0123456789abcdef0123", "--out=run"]) == 2
+    said = capsys.readouterr().err
+    assert "wandb.notes holds the value of WANDB_API_KEY" in said
+    assert "0123456789abcdef0123" not in said
+    assert not (in_folder / "run").exists()

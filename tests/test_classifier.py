@@ -39,7 +39,7 @@ def test_figures_of_an_epoch_are_those_of_all_its_images():
     assert results["test/loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
     assert results["test/acc"] == pytest.approx(float((logits.argmax(1) == labels).double().mean()), abs=1e-7)
     assert results["test/acc5"] == pytest.approx(top_k_accuracy_score(labels, logits, k=5), abs=1e-7)
-    matrix = module.confusion.compute()
+    matrix = module.confusion_matrix
     assert matrix.sum() == 360
     assert matrix.diagonal().sum() == (logits.argmax(1) == labels).sum()
 
@@ -134,3 +134,58 @@ def test_other_precisions_train_with_clipping(precision):
     run = trainer(precision=precision, gradient_clip_val=1.0, limit_train_batches=3)
     run.fit(ViTClassifier(small()), Digits())
     assert torch.isfinite(run.callback_metrics["train/loss"])
+
+
+def test_losses_are_means_over_images_whatever_the_batches():
+    seed_everything(0, verbose=False)
+    module, data = ViTClassifier(small()), Digits(batch_size=1000)
+    torch.nn.init.normal_(module.network.head.linear.weight)
+    run = trainer(limit_train_batches=2)
+    module.optimizer_config = OptimizerConfig(lr=0.0)
+    run.fit(module, data)
+    images, labels = data.normalise(data.dataset("train").images), data.dataset("train").labels
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(module(images), labels)
+    assert float(run.callback_metrics["train/loss"]) == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_the_calibration_error_is_that_of_probabilities():
+    seed_everything(0, verbose=False)
+    module, data = ViTClassifier(small()), Digits(batch_size=100)
+    for scale in (0.01, 3.0):  # logits that all lie in [0, 1] are no probabilities either
+        torch.nn.init.uniform_(module.network.head.linear.weight, 0.0, scale)
+        (results,) = trainer().test(module, data, verbose=False)
+        with torch.no_grad():
+            probabilities = module(data.normalise(data.dataset("test").images)).softmax(1)
+        confidence, prediction = probabilities.max(1)
+        right = (prediction == data.dataset("test").labels).double()
+        bins = (confidence * 15).ceil().clamp(1, 15)
+        gaps = [abs(float((right - confidence)[bins == b].sum())) for b in range(1, 16)]
+        assert results["test/ece"] == pytest.approx(sum(gaps) / 360, abs=1e-5)
+
+
+def test_loaders_of_the_user_s_own_with_accumulation():
+    rates = Rates()
+    images = TensorDataset(torch.randn(20, 1, 8, 8), torch.arange(20) % 10)
+    run = trainer(callbacks=[rates], max_epochs=2, accumulate_grad_batches=2)
+    run.fit(ViTClassifier(small(), optimizer=OptimizerConfig(lr=1.0)), DataLoader(images, batch_size=5))
+    assert run.global_step == 4
+    assert rates.rates[::2] == pytest.approx([0.8535534, 0.5, 0.1464466, 0.0], abs=1e-6)
+
+
+def test_one_module_can_be_validated_trained_and_trained_again():
+    module, data = ViTClassifier(small()), Digits(batch_size=400)
+    trainer().validate(module, data, verbose=False)
+    trainer().fit(module, data)
+    trainer().test(module, data, verbose=False)
+    run = trainer()
+    run.fit(module, data)
+    assert torch.isfinite(run.callback_metrics["train/loss"])
+
+
+def test_a_data_module_can_be_looked_at_without_a_trainer():
+    data = Digits(batch_size=100)
+    data.setup()
+    batches = list(data.train_dataloader())
+    assert len(batches) == 13
+    assert sorted(index for batch in batches for index in batch.indices.tolist()) == list(range(1294))

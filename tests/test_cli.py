@@ -34,7 +34,9 @@ def test_an_unknown_verb_names_the_nearest(capsys):
 def test_a_verb_explains_its_keys(lightning):
     result = lightning("fit", "--help")
     assert result.returncode == 0
-    for key in ("--optimizer.lr", "learning rate after the warm-up", "--trainer.max_epochs", "--seed_everything"):
+    for key in ("--config", "--resume", "--model.depth", "--model.pool", "--data.batch_size", "--optimizer.lr"):
+        assert key in result.stdout
+    for key in ("learning rate after the warm-up", "--trainer.max_epochs", "--seed_everything", "--wandb.project"):
         assert key in result.stdout
 
 
@@ -71,8 +73,23 @@ def test_two_processes_train_and_count_each_image_once(lightning, tmp_path):
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["steps"] == 26
     assert results["epochs"] == 2
+    said = lightning("predict", "--ckpt=run", "--out=said")
+    assert said.returncode == 0, said.stderr
+    rows = [line.split(",") for line in (tmp_path / "said" / "predictions.csv").read_text().splitlines()[1:]]
+    assert [int(row[0]) for row in rows] == list(range(360))
+    assert sum(row[1] == row[2] for row in rows) / 360 == pytest.approx(results["test/acc"])
     alone = lightning("test", "--ckpt=run", "--trainer.devices=1", "--trainer.strategy=auto", "--out=alone")
     assert alone.returncode == 0, alone.stderr
     again = json.loads((tmp_path / "alone" / "results.json").read_text())
     for name, value in again.items():
         assert results[name] == pytest.approx(value, abs=1e-6), name
+
+
+def test_a_class_in_a_file_beside_the_page_is_found(lightning, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\nclass Net(torch.nn.Sequential):\n"
+        "    def __init__(self, num_classes: int):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
+    )
+    result = lightning("fit", "--model.class_path=mine.Net", "--trainer.max_epochs=1", "--out=run")
+    assert result.returncode == 0, result.stderr

@@ -156,3 +156,25 @@ def test_bad_values_are_user_errors(flags, parts):
     with pytest.raises(UserError) as caught:
         make_settings(resolve([*FIT, *flags]))
     assert all(part in str(caught.value) for part in parts)
+
+
+def test_groups_with_nothing_under_them_say_nothing(tmp_path):
+    text = "model:\ntrainer:\ndata:\noptimizer:\n"
+    config = resolve(["--config", DIGITS, "--config", page(tmp_path, "digits.yaml", text)])
+    assert to_yaml(config) == to_yaml(resolve(["--config", DIGITS]))
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--trainer.limit_train_batches=0",
+        "--seed_everything=4294967296",
+        "--data.split_seed=4294967296",
+        "--checkpoint.every_n_steps=0",
+        "--checkpoint.every_minutes=-1",
+        "--experiment=../x",
+    ],
+)
+def test_values_that_would_break_later_are_refused(flag):
+    with pytest.raises(UserError, match=flag.removeprefix("--").split("=")[0]):
+        resolve([*FIT, flag])

@@ -156,3 +156,28 @@ def test_bad_values_are_named_all_at_once(tmp_path):
         "image_size",
         "root",
     ]
+
+
+@pytest.mark.parametrize("names", [("Train", "test"), ("val", "test")])
+def test_folders_of_splits_are_not_taken_for_classes(tmp_path, names):
+    for name in names:
+        make_folder(tmp_path / name)
+    with pytest.raises(UserError, match="no folder named train"):
+        ImageFolder(root=tmp_path).check()
+
+
+def test_two_folders_for_one_split_or_one_for_two_are_refused(tmp_path):
+    root = make_folder(tmp_path, "train", "val", "valid")
+    (root / "test").symlink_to(root / "train")
+    with pytest.raises(UserError) as caught:
+        ImageFolder(root=root).check()
+    assert ["both there" in problem for problem in caught.value.problems] == [True, False]
+    assert "the same folder" in caught.value.problems[1]
+
+
+def test_hidden_files_are_no_images(tmp_path):
+    root = make_folder(tmp_path, "train")
+    write_images(root / "train" / "cat" / ".thumbs", 3)
+    (root / "train" / "cat" / "._000.jpg").write_bytes(b"metadata")
+    data = ImageFolder(root=root)
+    assert sum(len(files(data, split)) for split in ("train", "val", "test")) == 30

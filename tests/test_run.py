@@ -4,13 +4,14 @@ import contextlib
 import csv
 import json
 import multiprocessing
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import SMALL
+from conftest import SMALL, write_images
 from PIL import Image
 
 from vit_lightning import UserError
@@ -287,3 +288,54 @@ def test_the_curves_are_a_picture(in_folder):
     run()
     with Image.open("out/curves.png") as picture:
         assert picture.size == (900, 360)
+
+
+def test_a_page_s_own_checkpoints_do_not_stand_in_the_way_of_testing(in_folder):
+    Path("page.yaml").write_text(
+        "trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: {monitor: val/loss}}]}\n"
+    )
+    results = run("--config=page.yaml")
+    assert len(list(Path("out/checkpoints").iterdir())) == 3
+    assert evaluate(resolve(["--ckpt=out"], "test"), "test")["test/acc"] == results["test/acc"]
+
+
+def test_a_run_from_first_weights_outlives_them(in_folder):
+    run(out="first")
+    results = run("--init_from=first", out="second")
+    shutil.rmtree("first")
+    assert evaluate(resolve(["--ckpt=second"], "test"), "test")["test/acc"] == results["test/acc"]
+    Path("second/results.json").unlink()
+    assert numbers(resume(Path("second"))) == numbers(results)
+
+
+def test_a_checkpoint_is_found_from_within_its_folder(in_folder, monkeypatch):
+    run()
+    monkeypatch.chdir(in_folder / "out" / "checkpoints")
+    evaluate(resolve(["--ckpt=best.ckpt"], "test"), "test")
+    assert len(list(Path("../test").iterdir())) == 1
+    assert {path.name for path in Path().iterdir()} == {"best.ckpt", "last.ckpt"}
+
+
+def test_a_loss_that_is_no_number_does_not_end_in_a_traceback(in_folder, capsys):
+    run("--optimizer.lr=1e30", "--trainer.max_epochs=2")
+    assert "loss nan" in capsys.readouterr().out
+
+
+def test_a_test_without_batches_leaves_a_run(in_folder):
+    results = run("--trainer.limit_test_batches=0")
+    assert "test/acc" not in results
+    assert not Path("out/test_predictions.npz").exists()
+
+
+@pytest.mark.parametrize("name", ["VisionTransformer", "resnet18"])
+def test_a_network_of_torchvision_trains_and_is_tested(in_folder, name):
+    vit = ["image_size=8", "patch_size=4", "num_layers=1", "num_heads=2", "hidden_dim=8", "mlp_dim=8"]
+    arguments = vit if name == "VisionTransformer" else []
+    for kind in ("a", "b", "c"):
+        write_images(Path("images/train") / kind, 10, size=(8, 8), seed=ord(kind))
+    flags = ["--data=ImageFolder", "--data.root=images", "--data.image_size=8", "--data.num_workers=0"]
+    flags += [f"--model.class_path=torchvision.models.{name}", *(f"--model.{argument}" for argument in arguments)]
+    results = fit(resolve([*flags, "--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--out=out"]))
+    assert evaluate(resolve(["--ckpt=out"], "test"), "test")["test/loss"] == pytest.approx(results["test/loss"])
+    page = yaml.safe_load(Path("out/config.yaml").read_text())
+    assert page["model"]["init_args"]["num_classes"] == 3

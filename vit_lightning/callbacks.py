@@ -34,7 +34,7 @@ class StepSeeds(Callback):
 
 
 class Stopwatch(Callback):
-    """Seconds in training (validation and checkpoints left out) and images trained on, over all ranks."""
+    """Seconds in training, validation left out, and images trained on, over all ranks."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -110,14 +110,19 @@ class TestPredictions(Callback):
         self._parts.append(torch.stack([column.cpu() for column in columns], dim=1))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        rows = torch.cat(self._parts)
-        if trainer.world_size > 1:
-            gathered: list[Any] = [None] * trainer.world_size
-            torch.distributed.all_gather_object(gathered, rows)
-            rows = torch.cat(gathered)
+        rows = gather(trainer, torch.cat(self._parts) if self._parts else torch.empty(0, 4, dtype=torch.float64))
         rows = rows[rows[:, 0].argsort()]
         kinds = {"index": np.int32, "label": np.int32, "prediction": np.int32, "confidence": np.float32}
         self.table = {name: rows[:, n].numpy().astype(kind) for n, (name, kind) in enumerate(kinds.items())}
+
+
+def gather(trainer: Trainer, rows: torch.Tensor) -> torch.Tensor:
+    """The rows of all ranks, one after the other, however many each has."""
+    if trainer.world_size == 1:
+        return rows
+    gathered: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(gathered, rows)
+    return torch.cat(gathered)
 
 
 class TrainingBar(ProgressBar):
@@ -139,10 +144,10 @@ class TrainingBar(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         progress = trainer.fit_loop.epoch_loop.batch_progress.total
-        total = trainer.num_training_batches * (trainer.max_epochs or 1)
-        if trainer.max_steps > 0:
-            total = min(total, trainer.max_steps * trainer.accumulate_grad_batches)
-        self._open(int(total), initial=progress.completed)
+        epochs, steps = trainer.max_epochs or 0, trainer.max_steps
+        ends = [trainer.num_training_batches * epochs] if epochs > 0 else []
+        ends += [steps * trainer.accumulate_grad_batches] if steps > 0 else []
+        self._open(int(min(ends)) if ends else None, initial=progress.completed)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -169,7 +174,7 @@ class TrainingBar(ProgressBar):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._close()
 
-    def _open(self, total: int, *, initial: int = 0, text: str = "") -> None:
+    def _open(self, total: int | None, *, initial: int = 0, text: str = "") -> None:
         if self._enabled:
             self._bar = tqdm(
                 total=total,
@@ -186,7 +191,8 @@ class TrainingBar(ProgressBar):
         metrics = self.get_metrics(trainer, pl_module)
         names = {"train/loss_step": "loss", "train/acc": "acc", "val/acc": "val acc"}
         shown = [f"{text} {metrics[name]:.3f}" for name, text in names.items() if name in metrics]
-        self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
+        epochs = [f"epoch {trainer.current_epoch + 1}", *([str(end)] if (end := trainer.max_epochs or 0) > 0 else [])]
+        self._bar.set_description_str("/".join(epochs), refresh=False)
         self._bar.set_postfix_str(", ".join(shown), refresh=False)
 
     def _close(self) -> None:

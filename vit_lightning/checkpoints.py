@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
@@ -33,6 +36,15 @@ class CheckpointConfig:
     every_n_steps: int | None = None
     every_minutes: float | None = None
 
+    def __post_init__(self) -> None:
+        problems = []
+        if self.every_n_steps is not None and self.every_n_steps < 1:
+            problems.append(f"every_n_steps={self.every_n_steps} must be at least 1")
+        if self.every_minutes is not None and not self.every_minutes >= 0.0:
+            problems.append(f"every_minutes={self.every_minutes} must be at least 0")
+        if problems:
+            raise UserError(problems)
+
 
 class Checkpoints(Checkpoint):
     """Keeps ``last.ckpt``, the newest state, and ``best.ckpt``, the best by a validation metric.
@@ -53,6 +65,7 @@ class Checkpoints(Checkpoint):
         self.best_score: float | None = None
         self.best_step = 0
         self._saved_step = -1
+        self._validated_step = -1
         self._saved_time = time.monotonic()
         self._due = False
         self._finished = False
@@ -69,15 +82,22 @@ class Checkpoints(Checkpoint):
             self._due = True
         if every_n_steps is not None and trainer.global_step - max(0, self._saved_step) >= every_n_steps:
             self._due = True
-        if self._due and _between_steps(trainer):
+        # where validation comes now, the file is written after it: a run that goes on would not validate again
+        if self._due and _between_steps(trainer) and not _validates_now(trainer):
             self._save_last(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and trainer.training and _between_steps(trainer):
+        if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+            return
+        self._validated_step = trainer.global_step
+        if _between_steps(trainer):
             self._save_best(trainer)
+            if self._due:
+                self._save_last(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save_best(trainer)
+        if self._validated_step == trainer.global_step:  # else the score is that of other weights
+            self._save_best(trainer)
         self._save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -115,6 +135,29 @@ def _between_steps(trainer: Trainer) -> bool:
     return not progress.is_last_batch and not trainer.fit_loop._should_accumulate()
 
 
+def _validates_now(trainer: Trainer) -> bool:
+    """Whether validation follows the batch that has just been trained on."""
+    fetcher = trainer.fit_loop._data_fetcher
+    return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and then puts it there, so that it is complete or absent.
+
+    Lightning's own goes through the temporary folder of the machine, and is cut short if that lies on another disk.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.part")
+        with part.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, target)
+
+
 def find_checkpoint(place: Path, key: str = "ckpt") -> Path:
     """The file to load for a run folder (its best checkpoint, or its last if it has no best) or a file."""
     if place.is_dir():
@@ -129,8 +172,10 @@ def find_checkpoint(place: Path, key: str = "ckpt") -> Path:
 
 def run_folder_of(checkpoint: Path) -> Path | None:
     """The run folder that a checkpoint file lies in, if it lies in one."""
-    folder = checkpoint.parent.parent
-    return folder if (folder / "config.yaml").is_file() else None
+    folder = checkpoint.absolute().parent.parent
+    if not (folder / "config.yaml").is_file():
+        return None
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

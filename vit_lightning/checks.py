@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
+import re
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -124,7 +126,8 @@ def _given_by_caller(kind: Any) -> int:
     """Number of arguments that the program gives to a block, before those of the page."""
     for part in (kind, *typing.get_args(kind)):
         if typing.get_origin(part) is Callable or typing.get_origin(part) is typing.get_origin(Callable[[], None]):
-            return len(typing.get_args(part)[0])
+            arguments = typing.get_args(part)
+            return len(arguments[0]) if arguments and isinstance(arguments[0], list) else 0
     return 0
 
 
@@ -218,3 +221,22 @@ def _is_choice(candidate: Any, kind: type) -> bool:
 
 def _dotted(path: tuple[str, ...]) -> str:
     return ".".join(path)
+
+
+_SECRET = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD)(_|$)", re.IGNORECASE)
+
+
+def secret_problems(value: Any, path: tuple[str, ...] = ()) -> list[str]:
+    """Values that hold a secret of the environment: they would end up in the run's files."""
+    if isinstance(value, dict):
+        return [text for name, item in value.items() for text in secret_problems(item, (*path, str(name)))]
+    if isinstance(value, list):
+        return [text for number, item in enumerate(value) for text in secret_problems(item, (*path, str(number)))]
+    secrets = {
+        name: text for name, text in os.environ.items() if _SECRET.search(name) and len(text) >= 16 and "/" not in text
+    }
+    return [
+        f"{_dotted(path)} holds the value of {name}: a key does not belong in a page, W&B reads it from the environment"
+        for name, text in secrets.items()
+        if text in str(value)
+    ]

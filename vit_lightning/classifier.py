@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError, MulticlassConfusionMatrix
 
 from vit_lightning.errors import UserError
@@ -32,6 +32,26 @@ class LossConfig:
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
             raise UserError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1")
+
+
+class MeanLoss(Metric):
+    """Mean over images of the losses of batches; torchmetrics' MeanMetric leaves weights out where it keeps nan."""
+
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, loss: Tensor, images: int) -> None:
+        self.total += loss.detach().to(self.total.dtype) * images
+        self.count += images
+
+    def compute(self) -> Tensor:
+        return (self.total / self.count).to(torch.float32)
 
 
 class ViTClassifier(LightningModule):
@@ -72,6 +92,7 @@ class ViTClassifier(LightningModule):
         self.val_metrics = _metrics("val", classes)
         self.test_metrics = _metrics("test", classes)
         self.confusion = MulticlassConfusionMatrix(classes, validate_args=False)
+        self.confusion_matrix: Tensor | None = None  # (true, predicted), counts of the last test
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.network(images)
@@ -102,13 +123,21 @@ class ViTClassifier(LightningModule):
         logits = self(images)
         loss: Tensor = self.losses[stage](logits, labels)
         with torch.no_grad():
+            # the calibration error takes logits for probabilities where all of a batch lie between 0 and 1
+            probabilities = logits.float().softmax(dim=-1)
             for name, metric in getattr(self, f"{stage}_metrics").items():
                 if name == "loss":
                     metric.update(loss, len(labels))
                 else:
-                    metric.update(logits, labels)
+                    metric.update(probabilities, labels)
                 self.log(f"{stage}/{name}", metric, prog_bar=name == "acc", on_step=False, on_epoch=True)
         return loss, logits
+
+    def on_fit_start(self) -> None:
+        # after Trainer.validate or test their counts are inference tensors, which training may not change
+        for metric in (*self.val_metrics.values(), *self.test_metrics.values()):
+            assert isinstance(metric, Metric)
+            metric.reset()
 
     def on_train_epoch_start(self) -> None:
         # a checkpoint of an epoch's end still holds what that epoch had counted
@@ -118,6 +147,9 @@ class ViTClassifier(LightningModule):
 
     def on_test_epoch_start(self) -> None:
         self.confusion.reset()
+
+    def on_test_epoch_end(self) -> None:
+        self.confusion_matrix = self.confusion.compute()  # over all ranks, so all have to ask at once
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         batches = self._batches_per_epoch()
@@ -133,8 +165,9 @@ class ViTClassifier(LightningModule):
     def _batches_per_epoch(self) -> int:
         """Batches of an epoch; ``Trainer.estimated_stepping_batches`` would use up the loader's state."""
         batches = getattr(self.trainer.datamodule, "train_batches_per_epoch", None)  # type: ignore[attr-defined]
-        if batches is None:  # loaders of the user's own
-            return int(self.trainer.estimated_stepping_batches) // max(1, self.trainer.max_epochs or 1)
+        if batches is None:  # loaders of the user's own: Lightning counts their batches when it is asked for steps
+            _ = self.trainer.estimated_stepping_batches
+            return int(self.trainer.num_training_batches)
         limit = self.trainer.limit_train_batches
         return int(batches * limit) if isinstance(limit, float) else min(int(batches), int(limit or batches))
 
@@ -155,7 +188,7 @@ def metric_names(classes: int) -> list[str]:
 
 def _metrics(stage: str, classes: int) -> nn.ModuleDict:
     metrics: dict[str, Metric] = {
-        "loss": MeanMetric(nan_strategy="disable"),
+        "loss": MeanLoss(),
         "acc": MulticlassAccuracy(classes, average="micro", validate_args=False),
     }
     if stage != "train" and classes > 5:

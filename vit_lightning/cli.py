@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"vit_lightning {__version__}")
         return 0
     verb = arguments[0]
+    sys.path.insert(0, str(Path.cwd()))  # as for python -m: a page may name a class in a file beside it
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f", did you mean {near[0]}?" if near else ""
@@ -48,14 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(verb: str, arguments: list[str]) -> int:
-    from vit_lightning.config import make_parser, resolve, to_yaml
+    from vit_lightning.config import resolve, to_yaml
     from vit_lightning.errors import UserError
     from vit_lightning.evaluation import evaluate
     from vit_lightning.pages import read_flags
     from vit_lightning.run import fit, resume, sync
 
     if {"-h", "--help"} & {*arguments}:
-        print("usage: lightning sync RUN_FOLDER") if verb == "sync" else make_parser(verb).print_help()
+        _explain(verb)
         return 0
     try:
         if verb == "sync":
@@ -77,7 +78,20 @@ def _run(verb: str, arguments: list[str]) -> int:
     except UserError as error:
         _tell(verb, error.problems)
         return 2
+    except KeyboardInterrupt:
+        print(f"lightning {verb}: stopped", file=sys.stderr)
+        return 130
     return 0
+
+
+def _explain(verb: str) -> None:
+    """All keys of a verb with their types, defaults and help."""
+    if verb == "sync":
+        print(f"usage: lightning sync RUN_FOLDER\n\n{VERBS[verb]}")
+        return
+    from vit_lightning.config import make_help
+
+    print(make_help(verb).format_help())
 
 
 def _only_resume(flags: Sequence[tuple[str, str]]) -> Path:

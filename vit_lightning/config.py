@@ -18,7 +18,7 @@ from torch import nn
 
 from vit_lightning.blocks import pair
 from vit_lightning.checkpoints import CheckpointConfig, find_checkpoint, network_weights, read_checkpoint
-from vit_lightning.checks import Key, find_class, find_problems
+from vit_lightning.checks import Key, find_class, find_problems, secret_problems
 from vit_lightning.classifier import LossConfig, metric_names
 from vit_lightning.data import Digits, ImageData
 from vit_lightning.errors import UserError
@@ -27,8 +27,13 @@ from vit_lightning.pages import Page, flatten, merge, page_of_flag, read_flags, 
 from vit_lightning.vit import ViT
 from vit_lightning.wandb_mirror import WandbConfig
 
-OWN_TRAINER_ARGUMENTS: set[str | int] = {"default_root_dir", "use_distributed_sampler", "barebones"}
-"""Arguments of Lightning's Trainer that are ours to set: the run folder, and that our loaders divide the images."""
+OWN_TRAINER_ARGUMENTS: set[str | int] = {
+    "default_root_dir",
+    "use_distributed_sampler",
+    "enable_checkpointing",
+    "barebones",
+}
+"""Arguments of Lightning's Trainer that are ours to set: run folder, checkpoints, and how ranks share images."""
 
 
 class Settings(NamedTuple):
@@ -56,20 +61,47 @@ KEYS = {
 """Keys of a page, which are also the flags."""
 
 CLASS_DEFAULTS = {"model": "vit_lightning.ViT", "data": "vit_lightning.Digits"}
+GROUPS = ("model", "data", "trainer", *Settings._fields)
+"""Keys that hold keys; with nothing under them they say nothing."""
 NOT_IN_PAGE = ("out", "ckpt", "print_config")
 """What a run's own page leaves out: where it went, and what it was asked besides."""
 
 
-@lru_cache
-def make_parser(verb: str = "fit") -> ArgumentParser:
-    """The keys with their types and help."""
-    parser = ArgumentParser(prog=f"lightning {verb}", exit_on_error=False, allow_abbrev=False)
+def make_help(verb: str) -> ArgumentParser:
+    """The keys once more, for reading: with the arguments of the classes that need not be named."""
+    usage = f"lightning {verb} [--config PAGE.yaml ...] [--key=value ...]"
+    parser = ArgumentParser(prog=f"lightning {verb}", usage=usage, description=HELP)
+    parser.add_argument("--config", type=str, help="a page; several are merged in order, flags come after them")
+    if verb == "fit":
+        parser.add_argument("--resume", type=str, help="run folder to go on with; takes no other key")
+    _add_plain_keys(parser, verb)
+    for name, default in (("model", ViT), ("data", Digits), *((n, type(s)) for n, s in Settings()._asdict().items())):
+        parser.add_class_arguments(default, name)
+    parser.add_class_arguments(Trainer, "trainer", skip=OWN_TRAINER_ARGUMENTS)
+    return parser
+
+
+def _add_plain_keys(parser: ArgumentParser, verb: str) -> None:
     parser.add_argument("--print_config", type=bool, default=False, help="print the resolved configuration and exit")
     parser.add_argument("--out", type=Path | None, default=None, help="folder for what the command leaves; must be new")
     if verb != "fit":
         parser.add_argument("--ckpt", type=Path | None, default=None, help="run folder (its best checkpoint) or file")
     parser.add_argument("--experiment", type=str | None, default=None, help="name of the page; the file's by default")
     parser.add_argument("--seed_everything", type=int, default=0, help="seed of weights, order, augmentation, dropout")
+    parser.add_argument("--init_from", type=Path | None, default=None, help="run folder or file with first weights")
+    parser.add_argument("--test", type=bool, default=True, help="whether fit tests the best checkpoint at its end")
+
+
+HELP = """Keys are written the same in a page and as flags. model.class_path and data.class_path name other classes
+(data: CIFAR10, CIFAR100, Digits, ImageFolder, TorchvisionSet), whose arguments stand in their place; blocks such as
+model.attention have arguments of their own (--model.attention.dropout=0.1)."""
+
+
+@lru_cache
+def make_parser(verb: str = "fit") -> ArgumentParser:
+    """The keys with their types and help."""
+    parser = ArgumentParser(prog=f"lightning {verb}", exit_on_error=False, allow_abbrev=False)
+    _add_plain_keys(parser, verb)
     for name, kind, text in (("model", nn.Module, "the network"), ("data", ImageData, "the images")):
         default = {"class_path": CLASS_DEFAULTS[name]}
         parser.add_argument(f"--{name}", type=kind, default=default, help=f"{text}; {CLASS_DEFAULTS[name]} by default")
@@ -77,8 +109,6 @@ def make_parser(verb: str = "fit") -> ArgumentParser:
         parser.add_argument(f"--{name}", type=type(settings), default=settings)
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, skip=OWN_TRAINER_ARGUMENTS)
     parser.set_defaults({"trainer.enable_model_summary": False})
-    parser.add_argument("--init_from", type=Path | None, default=None, help="run folder or file with first weights")
-    parser.add_argument("--test", type=bool, default=True, help="whether fit tests the best checkpoint at its end")
     return parser
 
 
@@ -92,6 +122,8 @@ def resolve(arguments: Sequence[str], verb: str = "fit") -> Namespace:
     """
     flags = read_flags(arguments)
     page = read_all(flags, verb)
+    if secrets := secret_problems(page):
+        raise UserError(secrets)
     try:
         config, facts = _parse(page, verb)
         problems = _range_problems(config, facts)
@@ -110,6 +142,7 @@ def read_all(flags: Sequence[tuple[str, str]], verb: str) -> Page:
     if verb != "fit":
         pages.insert(0, _page_of_checkpoint(flags))
     for said in pages:
+        said = {key: value for key, value in said.items() if value is not None or key not in GROUPS}
         page = merge(page, said, CLASS_DEFAULTS)
     if places and "experiment" not in page:
         page["experiment"] = places[-1].stem
@@ -124,7 +157,7 @@ def _page_of_checkpoint(flags: Sequence[tuple[str, str]]) -> Page:
     if not places:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
     page: Page = flatten(read_checkpoint(find_checkpoint(Path(places[-1]))).get("page") or {})
-    return page
+    return {**page, "init_from": None}  # the weights are the checkpoint's own
 
 
 def _parse(page: Page, verb: str) -> tuple[Namespace, dict[str, Any]]:
@@ -138,10 +171,13 @@ def _parse(page: Page, verb: str) -> tuple[Namespace, dict[str, Any]]:
     except UserError as error:
         raise UserError([f"data.{problem}" for problem in error.problems]) from error
     model = page.get("model", {})
-    model = {"class_path": model} if isinstance(model, str) else model
+    model = {"class_path": model} if isinstance(model, str) else model or {}
     class_path = model.get("class_path", CLASS_DEFAULTS["model"])
     complete = {**page, "model": {"class_path": class_path, **_accepted(facts, class_path), **model}}
     config = parser.parse_object(unflatten(complete))
+    for name, fact in facts.items():  # an argument that a function hands on shows only now
+        if name in config.model.init_args and name not in model:
+            config.model.init_args[name] = fact
     if config.experiment is None:
         config.experiment = "run"
     return config, facts
@@ -196,16 +232,25 @@ def _instantiate(config: Namespace, key: str) -> Any:
 
 def to_yaml(config: Namespace) -> str:
     """A page that repeats the run: everything that was resolved, nothing of where it came from or went to."""
-    page = config.clone()
-    for key in NOT_IN_PAGE:
-        page.pop(key, None)
-    return str(make_parser().dump(page, skip_unset=False))
+    return str(yaml.safe_dump(to_plain(config), sort_keys=False))
 
 
 def to_plain(config: Namespace) -> dict[str, Any]:
     """The same as plain data, for a checkpoint."""
-    plain: dict[str, Any] = yaml.safe_load(to_yaml(config))
+    page = config.clone()
+    for key in NOT_IN_PAGE:
+        page.pop(key, None)
+    plain: dict[str, Any] = _plain(yaml.safe_load(make_parser().dump(page, skip_unset=False)))
     return plain
+
+
+def _plain(value: Any) -> Any:
+    """Without the defaults of networks of others that cannot be written down, such as a function."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _plain(item) for key, item in value.items() if not str(item).startswith("Unable to serialize")}
 
 
 def _all_problems(page: Page, verb: str, fault: Exception) -> list[str]:
@@ -243,8 +288,10 @@ def _remove(page: Page, path: tuple[str, ...]) -> bool:
 def _range_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:
     """What no single type can tell: values that do not fit, alone or together."""
     problems = []
-    if config.seed_everything < 0:
-        problems.append(f"seed_everything={config.seed_everything} must be at least 0")
+    if not 0 <= config.seed_everything < 2**32:
+        problems.append(f"seed_everything={config.seed_everything} must be at least 0 and below 2**32")
+    if Path(config.experiment).name != config.experiment:
+        problems.append(f"experiment={config.experiment} must be a plain name, without slashes")
     given = config.model.get("init_args", Namespace())
     for name, fact in facts.items():
         same = pair if name == "image_size" else int
@@ -281,7 +328,7 @@ def _model_problems(config: Namespace) -> list[str]:
     return []
 
 
-_AT_LEAST: dict[str, int] = {
+_AT_LEAST: dict[str, float] = {
     "max_epochs": 1,
     "max_steps": 1,
     "min_epochs": 0,
@@ -291,6 +338,7 @@ _AT_LEAST: dict[str, int] = {
     "check_val_every_n_epoch": 1,
     "log_every_n_steps": 0,
     "gradient_clip_val": 0,
+    "limit_train_batches": 1e-9,
 }
 
 
@@ -302,8 +350,12 @@ def _trainer_problems(trainer: Namespace) -> list[str]:
         if value is None or (name in endless and value == -1):
             continue
         if not math.isfinite(value) or value < least:
-            problems.append(" ".join([f"trainer.{name}={value} must be at least {least}", *_or(endless.get(name))]))
+            problems.append(" ".join([f"trainer.{name}={value} must be {_least(least)}", *_or(endless.get(name))]))
     return problems
+
+
+def _least(value: float) -> str:
+    return f"at least {value}" if value == int(value) else "above 0"
 
 
 def _or(text: str | None) -> list[str]:

@@ -57,6 +57,8 @@ class ImageData(LightningDataModule):
         problems = [
             f"{key}={value} must be at least {least}" for key, (value, least) in limits.items() if value < least
         ]
+        if split_seed >= 2**32:
+            problems.append(f"split_seed={split_seed} must be below 2**32")
         if problems:
             raise UserError(problems)
         self.batch_size, self.num_workers, self.split_seed = batch_size, num_workers, split_seed
@@ -95,7 +97,7 @@ class ImageData(LightningDataModule):
             self._datasets[split] = self.make_dataset(split)
         return self._datasets[split]
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage: str = "fit") -> None:
         splits: dict[str, list[Split]] = {"fit": ["train", "val"], "validate": ["val"]}
         for split in splits.get(stage, ["test"]):
             self.dataset(split)
@@ -132,20 +134,24 @@ class ImageData(LightningDataModule):
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 images (b, c, H, W) to float32 with mean 0 and deviation 1 over the training images."""
         mean, scale = _normalisation(self.mean, self.std, images.device)
-        return images.to(torch.float32).sub_(mean).mul_(scale)
+        return (images.to(torch.float32) - mean) * scale
 
     def _train_requests(self) -> Iterator[Request]:
-        assert self.trainer is not None
+        if self.trainer is None:  # looked at without a trainer: the first epoch
+            return self._requests_after(0, self.train_batches_per_epoch)
         progress = self.trainer.fit_loop.epoch_loop.batch_progress
         # overfit_batches shows the same batches again and again, those of epoch 0
         overfit = self.trainer.overfit_batches  # type: ignore[attr-defined]
         completed = progress.current.ready if overfit else progress.total.completed
+        return self._requests_after(completed, int(self.trainer.num_training_batches))
+
+    def _requests_after(self, completed: int, batches_per_epoch: int) -> Iterator[Request]:
         return train_requests(
             size=len(self.dataset("train")),  # type: ignore[arg-type]
             batch_size=self.batch_size,
             seed=int(os.environ.get("PL_GLOBAL_SEED", 0)),  # what Lightning's seed_everything was given
             completed=completed,
-            batches_per_epoch=int(self.trainer.num_training_batches),
+            batches_per_epoch=batches_per_epoch,
             rank=self._rank,
             ranks=self._ranks,
         )
@@ -182,8 +188,9 @@ class ImageData(LightningDataModule):
 @lru_cache
 def _normalisation(mean: Statistics, std: Statistics, device: torch.device) -> tuple[Tensor, Tensor]:
     """Mean of 8-bit pixels and the factor after it, (c, 1, 1); kept, since making them on a GPU waits for it."""
-    centre = torch.tensor(mean, device=device).mul(255.0)[:, None, None]
-    return centre, torch.tensor(std, device=device).mul(255.0).reciprocal()[:, None, None]
+    with torch.inference_mode(False):  # made while validating, they could not be used in training
+        centre = torch.tensor(mean, device=device).mul(255.0)[:, None, None]
+        return centre, torch.tensor(std, device=device).mul(255.0).reciprocal()[:, None, None]
 
 
 class Digits(ImageData):

@@ -41,7 +41,7 @@ def describe_environment() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        "git": _git(Path(__file__).parent) or _git(Path.cwd()),
+        "git": {"package": _git(Path(__file__).parent), "working folder": _git(Path.cwd())},
     }
 
 
@@ -62,7 +62,7 @@ def _processor() -> str:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """Commit of the code that runs, and the files that differ from it; None where it is not a checkout."""
+    """Commit of a folder's checkout, and the files that differ from it; None where it is none."""
     commit = _ask_git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None

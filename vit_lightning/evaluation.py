@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,11 @@ import torch
 from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
 
+from vit_lightning.callbacks import gather
 from vit_lightning.checkpoints import find_checkpoint, load_network, read_checkpoint, run_folder_of
 from vit_lightning.config import make_trainer_arguments
 from vit_lightning.data import ImageData
-from vit_lightning.folder import claim_folder, write_whole
+from vit_lightning.folder import claim_folder, settle, write_whole
 from vit_lightning.run import Results, logged, make_data_and_module, make_trainer, quiet, say
 
 
@@ -30,27 +33,31 @@ def evaluate(config: Namespace, verb: str) -> Results:
     folder = claim_folder(config.out, (Path("runs") / path.stem if run is None else run) / verb, "")
     trainer = make_trainer(arguments, folder, [], [])
     if verb == "predict":
-        batches = trainer.predict(module, datamodule=data) or []
-        if trainer.is_global_zero:
-            _write_predictions(folder / "predictions.csv", batches, data)
-            say(f"predictions of the test images: {folder / 'predictions.csv'}")
+        batches: list[Any] = trainer.predict(module, datamodule=data) or []
+        columns = [torch.cat([batch[name].double().cpu() for batch in batches]) for name in ("indices", "labels")]
+        probabilities = torch.cat([batch["probabilities"].double().cpu() for batch in batches])
+        rows = gather(trainer, torch.cat([torch.stack(columns, dim=1), probabilities], dim=1))
+        _write_predictions(folder / "predictions.csv", rows[rows[:, 0].argsort()], data)
+        settle(folder)
+        say(f"predictions of the test images: {folder / 'predictions.csv'}")
         return {}
     run_verb = trainer.validate if verb == "validate" else trainer.test
     run_verb(module, datamodule=data, verbose=False)
     results = logged(trainer, "val/" if verb == "validate" else "test/")
     write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
+    settle(folder)
     for name, value in {**results, "weights": path, "results": folder}.items():
         say(f"{name:<10} {value:.4f}" if isinstance(value, float) else f"{name:<10} {value}")
     return results
 
 
-def _write_predictions(path: Path, batches: list[Any], data: ImageData) -> None:
+def _write_predictions(path: Path, rows: torch.Tensor, data: ImageData) -> None:
+    """Index, label, prediction and its probability of each image, from rows of index, label and all probabilities."""
     names = data.class_names
-    order = torch.cat([batch["indices"] for batch in batches]).argsort()
-    probabilities = torch.cat([batch["probabilities"] for batch in batches])[order]
-    labels = torch.cat([batch["labels"] for batch in batches])[order]
-    lines = ["index,label,prediction,probability"]
-    for index, (label, row) in enumerate(zip(labels.tolist(), probabilities, strict=True)):
-        top = int(row.argmax())
-        lines.append(f"{index},{names[label]},{names[top]},{float(row[top]):.6f}")
-    write_whole(path, "\n".join(lines) + "\n")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["index", "label", "prediction", "probability"])
+    for row in rows:
+        top = int(row[2:].argmax())
+        writer.writerow([int(row[0]), names[int(row[1])], names[top], f"{float(row[2 + top]):.6f}"])
+    write_whole(path, text.getvalue())

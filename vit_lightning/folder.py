@@ -15,6 +15,8 @@ from lightning.fabric.utilities.rank_zero import _get_rank
 
 from vit_lightning.errors import UserError
 
+CLAIM = ".claimed"
+
 
 def is_first() -> bool:
     """Whether this is the process that writes; known before Lightning has connected the others."""
@@ -41,22 +43,30 @@ def claim_folder(out: Path | None, parent: Path, suffix: str) -> Path:
 
 
 def _claim_out(out: Path) -> Path:
-    """``out`` itself, made here and now; an empty folder that is there is made anew, so that one process gets it."""
+    """``out`` itself, if it is new or empty; a file in it, made exclusively, tells which process has it."""
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):
-            out.rmdir()
-        out.mkdir()
+        out.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(out / CLAIM, os.O_CREAT | os.O_EXCL))
     except FileExistsError as fault:
-        raise UserError(f"out={out} is there already and not empty (choose a new folder)") from fault
+        raise UserError(f"out={out} is in use by another run (choose a new folder)") from fault
     except OSError as fault:
         raise UserError(f"out={out} cannot be made: {fault.strerror}") from fault
+    if any(path.name != CLAIM for path in out.iterdir()):
+        (out / CLAIM).unlink()
+        raise UserError(f"out={out} is there already and not empty (choose a new folder)")
     return out
+
+
+def settle(folder: Path) -> None:
+    """Ends the claim on a folder: what has been written to it shows from now on that it is taken."""
+    if is_first():
+        (folder / CLAIM).unlink(missing_ok=True)
 
 
 def give_up(folder: Path) -> None:
     """Takes a claimed folder away again if nothing was written to it."""
     if is_first():
+        settle(folder)
         with contextlib.suppress(OSError):
             folder.rmdir()
 

@@ -123,8 +123,13 @@ def _class_folders(folder: Path) -> list[str]:
     return [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
 
 
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
 def _images_in(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    images = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    return (path for path in images if not _hidden(path.relative_to(folder)))
 
 
 class ImageFolder(ImageData):
@@ -214,7 +219,8 @@ class ImageFolder(ImageData):
     def check(self) -> None:
         """Each class folder of training holds an image, and the other splits hold no class that training lacks."""
         names = self.class_names
-        problems = [
+        problems = self._folder_problems()
+        problems += [
             f"root={self.root}: {folder / name} is a class that is not in training"
             for folder in self._folders.values()
             for name in sorted({*_class_folders(folder)} - {*names})
@@ -228,6 +234,23 @@ class ImageFolder(ImageData):
         ]
         if problems:
             raise UserError(problems)
+
+    def _folder_problems(self) -> list[str]:
+        """Folders that could be taken for a split, or for two."""
+        known = {name for folders in SPLIT_FOLDERS.values() for name in folders}
+        problems = []
+        if self._folders["train"] == self.root and (odd := {n for n in self.class_names if n.lower() in known}):
+            problems.append(f"root={self.root}: {', '.join(sorted(odd))} beside no folder named train")
+        for split, folders in SPLIT_FOLDERS.items():
+            there = [name for name in folders if (self.root / name).is_dir()]
+            if len(there) > 1:
+                problems.append(f"root={self.root}: {' and '.join(there)} are both there for {split} (keep one)")
+        places = [folder.resolve() for folder in self._folders.values()]
+        if len({*places}) < len(places):
+            problems.append(
+                f"root={self.root}: two of {', '.join(map(str, self._folders.values()))} are the same folder"
+            )
+        return problems
 
     @cached_property
     def _splits(self) -> dict[Split, tuple[list[Path], list[int]]]:

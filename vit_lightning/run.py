@@ -14,14 +14,16 @@ from typing import Any
 
 import numpy as np
 from jsonargparse import Namespace
+from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from vit_lightning.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions, TrainingBar
 from vit_lightning.checkpoints import (
     LAST,
+    AtomicCheckpointIO,
     Checkpoints,
     find_checkpoint,
     load_network,
@@ -42,7 +44,7 @@ from vit_lightning.environment import describe_environment
 from vit_lightning.errors import UserError
 from vit_lightning.figures import confusion, curves, image_grid
 from vit_lightning.flops import forward_flops
-from vit_lightning.folder import claim_folder, give_up, is_first, log_warnings, write_whole
+from vit_lightning.folder import claim_folder, give_up, is_first, log_warnings, settle, write_whole
 from vit_lightning.sampling import Request
 from vit_lightning.tracking import MetricsFile, json_number, read_metrics
 from vit_lightning.wandb_mirror import WandbMirror, send_again
@@ -83,6 +85,7 @@ def fit(config: Namespace) -> Results:
     write_whole(folder / "config.yaml", to_yaml(config))
     environment = {"run_id": run.mirror.run_id, **describe_environment()}
     write_whole(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
+    settle(folder)
     return _train_and_test(run)
 
 
@@ -99,9 +102,11 @@ def resume(folder: Path) -> Results:
         say(f"{folder}: all was done")
         _summary(folder, results)
         return results
-    config = resolve(["--config", str(folder / "config.yaml")])
+    last = folder / LAST if (folder / LAST).is_file() else None
+    # the first weights of long ago are only needed for a start from nothing
+    config = resolve(["--config", str(folder / "config.yaml"), *([] if last is None else ["--init_from=null"])])
     run = _prepare(config, make_trainer_arguments(config), folder)
-    return _train_and_test(run, folder / LAST if (folder / LAST).is_file() else None)
+    return _train_and_test(run, last)
 
 
 def _prepare(config: Namespace, arguments: dict[str, Any], folder: Path) -> Run:
@@ -127,19 +132,15 @@ def _train_and_test(run: Run, last: Path | None = None) -> Results:
     started = time.time()
     say(f"{run.config.experiment}: {_describe(run.module, run.data)}")
     run.mirror.start()
-    with log_warnings(run.folder):
-        checkpoint = read_checkpoint(last) if last is not None else None
-        if checkpoint is None or not checkpoint["finished"]:
-            if checkpoint is not None:
-                run.metrics.mark_resumed(checkpoint["global_step"])
-                say(f"goes on after {checkpoint['global_step']} steps")
-            try:
-                run.trainer.fit(run.module, datamodule=run.data, ckpt_path=last, weights_only=True)
-            except (KeyboardInterrupt, SystemExit):
-                run.mirror.finish(exit_code=1)
-                say(f"stopped; to go on: lightning fit --resume {run.folder}")
-                raise
-        results = _test_best(run)
+    try:
+        with log_warnings(run.folder):
+            _train(run, last)
+            results = _test_best(run)
+    except BaseException as fault:
+        run.mirror.finish(exit_code=1)
+        if isinstance(fault, KeyboardInterrupt | SystemExit):
+            say(f"stopped; to go on: lightning fit --resume {run.folder}")
+        raise
     results["seconds"] = round(time.time() - started, 3)
     if is_first():
         _draw_and_mirror(run, results)
@@ -149,13 +150,24 @@ def _train_and_test(run: Run, last: Path | None = None) -> Results:
     return results
 
 
+def _train(run: Run, last: Path | None) -> None:
+    checkpoint = read_checkpoint(last) if last is not None else None
+    if checkpoint is not None and checkpoint.get("finished"):
+        return
+    if checkpoint is not None:
+        run.metrics.mark_resumed(checkpoint["global_step"])
+        say(f"goes on after {checkpoint['global_step']} steps")
+    run.trainer.fit(run.module, datamodule=run.data, ckpt_path=last, weights_only=True)
+
+
 def _draw_and_mirror(run: Run, results: Results) -> None:
     """The figures of a run, in its folder and in W&B."""
     drawn = {"curves": curves(read_metrics(run.folder), run.folder.name)}
-    if run.config.test:
+    if run.predictions.table:
         names = run.data.class_names
         table = run.predictions.table
-        drawn["confusion"] = confusion(run.module.confusion.compute().cpu().numpy(), names)
+        assert run.module.confusion_matrix is not None
+        drawn["confusion"] = confusion(run.module.confusion_matrix.cpu().numpy(), names)
         shown = Request(table["index"][:32].tolist(), None)
         labels, predictions = table["label"][:32], table["prediction"][:32]
         drawn["test_images"] = image_grid(
@@ -216,7 +228,7 @@ def _test_best(run: Run) -> Results:
         load_network(run.module.network, checkpoint, best)
         run.trainer.test(run.module, datamodule=run.data, verbose=False)
         results |= logged(run.trainer, "test/")
-        if is_first():
+        if is_first() and run.predictions.table:
             np.savez_compressed(run.folder / "test_predictions.npz", **run.predictions.table)  # type: ignore[arg-type]
     return results
 
@@ -237,11 +249,16 @@ def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], o
     wants_bar = arguments["enable_progress_bar"] is not False
     if wants_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
         own = [*own, TrainingBar()]
-    if not own_loggers:
-        arguments["enable_checkpointing"] = False
+    if not own_loggers:  # nothing is trained: nothing to save
+        callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
+    plugins = _as_list(arguments.pop("plugins"))
+    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        plugins = [*plugins, AtomicCheckpointIO()]
     try:
         return Trainer(
             **arguments,
+            plugins=plugins,
+            enable_checkpointing=bool(own_loggers),
             callbacks=[*own, *callbacks],
             logger=[*own_loggers, *loggers] or False,
             default_root_dir=folder,
@@ -284,7 +301,7 @@ def _describe(module: ViTClassifier, data: ImageData) -> str:
 def _summary(folder: Path, results: Results) -> None:
     rows = [("test", "test/acc", "test/loss"), ("validation", "val/acc", "val/loss")]
     lines = [
-        f"{name:<11} accuracy {100 * results[acc]:6.2f} %   loss {results[loss]:.4f}"
+        f"{name:<11} accuracy {100 * float(results[acc]):6.2f} %   loss {float(results[loss]):.4f}"
         for name, acc, loss in rows
         if acc in results
     ]

@@ -21,7 +21,7 @@ class MetricsFile(Logger):
     """Lightning logger that appends each set of metrics as one line of JSON to ``metrics.jsonl`` in the run folder.
 
     A line is written out at once, so that a killed run keeps all it had logged. Keys besides the metrics: ``step``
-    (optimizer steps done), ``epoch`` and ``time`` (seconds since 1970).
+    (Lightning's: 0 is the first optimizer step), ``epoch`` and ``time`` (seconds since 1970).
     """
 
     def __init__(self, folder: Path) -> None:
