@@ -339,3 +339,21 @@ def test_a_network_of_torchvision_trains_and_is_tested(in_folder, name):
     assert evaluate(resolve(["--ckpt=out"], "test"), "test")["test/loss"] == pytest.approx(results["test/loss"])
     page = yaml.safe_load(Path("out/config.yaml").read_text())
     assert page["model"]["init_args"]["num_classes"] == 3
+
+
+def test_a_model_is_not_tested_on_images_that_it_learned_from(in_folder):
+    run()
+    with pytest.raises(UserError, match="learned from split 0"):
+        resolve(["--ckpt=out", "--data.split_seed=1"], "test")
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_starts_again(in_folder):
+    flags = ["--trainer.log_every_n_steps=5"]
+    reference = run(*flags, out="reference")
+    killed("run", *flags, before_step=17)
+    assert len(read_metrics(Path("run"))) == 3
+    assert numbers(resume(Path("run"))) == numbers(reference)
+    rows = [
+        [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(Path(f))] for f in ("reference", "run")
+    ]
+    assert rows[0] == rows[1]

@@ -149,7 +149,21 @@ def read_all(flags: Sequence[tuple[str, str]], verb: str) -> Page:
     for key, value in flags:
         if key != "config":
             page = merge(page, page_of_flag(key, value, list(CLASS_DEFAULTS)), CLASS_DEFAULTS)
+    if verb != "fit":
+        _refuse_another_split(pages[0], page)
     return page
+
+
+def _refuse_another_split(trained: Page, asked: Page) -> None:
+    """A model is not measured on images that it has learned from."""
+    before, now = trained.get("data"), asked.get("data")
+    if not isinstance(before, dict) or not isinstance(now, dict) or before.get("class_path") != now.get("class_path"):
+        return
+    first, second = str(before.get("split_seed", 0)), str(now.get("split_seed", 0))
+    if first != second:
+        raise UserError(
+            f"data.split_seed={second}: the model learned from split {first}, and so from images of this test"
+        )
 
 
 def _page_of_checkpoint(flags: Sequence[tuple[str, str]]) -> Page:

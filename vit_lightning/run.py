@@ -154,9 +154,11 @@ def _train(run: Run, last: Path | None) -> None:
     checkpoint = read_checkpoint(last) if last is not None else None
     if checkpoint is not None and checkpoint.get("finished"):
         return
+    done = 0 if checkpoint is None else checkpoint["global_step"]
+    if (run.folder / "metrics.jsonl").is_file():
+        run.metrics.mark_resumed(done)
     if checkpoint is not None:
-        run.metrics.mark_resumed(checkpoint["global_step"])
-        say(f"goes on after {checkpoint['global_step']} steps")
+        say(f"goes on after {done} steps")
     run.trainer.fit(run.module, datamodule=run.data, ckpt_path=last, weights_only=True)
 
 
