@@ -114,6 +114,7 @@ def test_a_server_that_answers_gets_everything_and_no_secret_is_left(tmp_path, s
     flags = ["--wandb.log_model=true"]
     fit(tmp_path, *flags, WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url)
     assert_delivered([*server.rows.values()], tmp_path / "run")
+    assert "ArtifactType" in server.operations  # the stub answers no further of what an upload asks
     assert server.config["model"]["init_args"]["emb_size"] == 16
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert server.summary["test/acc"] == pytest.approx(results["test/acc"])
@@ -178,6 +179,7 @@ def test_a_server_that_dies_in_mid_run_does_not_stop_it_and_is_sent_the_rest_lat
         assert_delivered([*again.rows.values()], tmp_path / "run")
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert again.summary["test/acc"] == pytest.approx(results["test/acc"])
+    assert any(name.startswith("media/images/test_images") for name in again.files)
     assert len(again.runs) == 1
     again.die()
 

@@ -27,6 +27,7 @@ class StubServer(ThreadingHTTPServer):
         self.rows: dict[int, dict[str, Any]] = {}
         self.summary: dict[str, Any] = {}
         self.files: dict[str, bytes] = {}
+        self.operations: list[str] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -82,6 +83,7 @@ class Handler(BaseHTTPRequestHandler):
     def graphql(self, request: dict[str, Any]) -> dict[str, Any]:
         server, given = self.server, request.get("variables") or {}
         name = request.get("operationName") or re.search(r"(?:query|mutation)\s+(\w+)", request["query"])[1]
+        server.operations.append(name)
         project = {"id": "p", "name": given.get("project", "p"), "entity": {"id": "e", "name": "me"}}
         if name == "UpsertBucket":
             new = given["name"] not in server.runs

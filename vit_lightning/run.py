@@ -47,7 +47,7 @@ from vit_lightning.flops import forward_flops
 from vit_lightning.folder import claim_folder, give_up, is_first, log_warnings, settle, write_whole
 from vit_lightning.sampling import Request
 from vit_lightning.tracking import MetricsFile, json_number, read_metrics
-from vit_lightning.wandb_mirror import WandbMirror, send_again
+from vit_lightning.wandb_mirror import WandbMirror, merged_by_step
 
 Results = dict[str, Any]
 
@@ -179,11 +179,17 @@ def _draw_and_mirror(run: Run, results: Results) -> None:
         )
     for name, figure in drawn.items():
         figure.savefig(run.folder / f"{name}.png", dpi=100)
-    run.mirror.log_images({name: run.folder / f"{name}.png" for name in drawn}, step=results["steps"])
-    run.mirror.log_summary(results)
-    if run.mirror.config.log_model:
-        run.mirror.log_model([find_checkpoint(run.folder), run.folder / "config.yaml"])
+    _mirror_results(run.mirror, results)
     run.mirror.finish()
+
+
+def _mirror_results(mirror: WandbMirror, results: Results) -> None:
+    """What a run has when it is over: figures, final values, and the model if it is wanted."""
+    images = {name: mirror.folder / f"{name}.png" for name in ("curves", "confusion", "test_images")}
+    mirror.log_images({name: path for name, path in images.items() if path.is_file()}, step=results["steps"])
+    mirror.log_summary(results)
+    if mirror.config.log_model and mirror.mode == "online":  # offline, W&B would keep a second copy of it
+        mirror.log_model([find_checkpoint(mirror.folder), mirror.folder / "config.yaml"])
 
 
 def run_id(folder: Path) -> str:
@@ -196,7 +202,7 @@ def run_id(folder: Path) -> str:
 
 
 def sync(folder: Path) -> None:
-    """Sends a run to W&B, or what W&B lacks of it, from ``metrics.jsonl``."""
+    """Sends a run to W&B, or what W&B lacks of it, from ``metrics.jsonl``; W&B leaves out the steps that it has."""
     if not (folder / "metrics.jsonl").is_file():
         raise UserError(f"{folder} is no run folder: it holds no metrics.jsonl")
     config = resolve(["--config", str(folder / "config.yaml")])
@@ -204,7 +210,14 @@ def sync(folder: Path) -> None:
     results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     settings = replace(make_settings(config).wandb, mode="online")
     mirror = WandbMirror(folder, run_id(folder), settings, to_plain(config))
-    if not send_again(mirror, read_metrics(folder), results):
+    mirror.start()
+    if mirror.mode == "online":
+        for step, row in merged_by_step(read_metrics(folder)):
+            mirror.log_metrics(row, step)
+        if results:
+            _mirror_results(mirror, results)
+    mirror.finish()
+    if mirror.mode != "online" or mirror.reason:
         raise UserError(f"{folder} was not sent: {mirror.reason} (for a key: wandb login)")
     say(f"{folder} is in W&B as {settings.project}/{mirror.run_id}")
 

@@ -1,6 +1,6 @@
 """Weights & Biases as a mirror of a run: it may be away, slow or dead, and training does not notice.
 
-``metrics.jsonl`` is the truth; what W&B lacks is sent from there (``send_again``). The settings and bounds come from
+``metrics.jsonl`` is the truth; what W&B lacks is sent from there (``run.py: sync``). The settings and bounds come from
 trials with wandb 0.31 against servers that refuse, hang, answer with errors or die (``tests/test_wandb_mirror.py``).
 """
 
@@ -190,7 +190,8 @@ class WandbMirror(Logger):
             return
         if self._run is not None:
             run, self._run = self._run, None
-            self._bounded(lambda: run.finish(exit_code), FINISH_SECONDS + 5.0)
+            if not self._bounded(lambda: run.finish(exit_code), FINISH_SECONDS + 5.0):
+                self.reason = "W&B did not answer in time"
         self._bounded(self._wandb.teardown, 5.0)  # here, not when the process ends
         shutil.rmtree(self.folder / "wandb" / "cache", ignore_errors=True)
 
@@ -212,8 +213,11 @@ class WandbMirror(Logger):
         except Exception as fault:  # W&B's own process is gone: nothing more can be mirrored
             self.reason, self._run = _first_line(fault), None
 
-    def _bounded(self, call: Callable[[], object], seconds: float) -> None:
-        """Runs ``call`` in a thread; if it does not return in time, ends W&B's own process, which frees it."""
+    def _bounded(self, call: Callable[[], object], seconds: float) -> bool:
+        """Runs ``call`` in a thread; if it does not return in time, ends W&B's own process, which frees it.
+
+        Returns whether it did.
+        """
         singleton = getattr(self._wandb.sdk.wandb_setup, "_singleton", None)
 
         def work() -> None:
@@ -228,6 +232,8 @@ class WandbMirror(Logger):
             if process is not None:
                 process._process.kill()
             thread.join(2.0)
+            return False
+        return True
 
 
 _MODES = {
@@ -238,22 +244,6 @@ _MODES = {
     "dryrun": "offline",
     "disabled": "disabled",
 }
-
-
-def send_again(mirror: WandbMirror, rows: Sequence[Mapping[str, Any]], results: Mapping[str, Any]) -> bool:
-    """Sends all rows of ``metrics.jsonl`` online under the run's id; W&B leaves out the steps that it has.
-
-    Returns whether the run is online.
-    """
-    mirror.start()
-    if mirror.mode != "online":
-        mirror.finish()
-        return False
-    for step, row in merged_by_step(rows):
-        mirror.log_metrics(row, step)
-    mirror.log_summary(results)
-    mirror.finish()
-    return True
 
 
 def merged_by_step(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, dict[str, float]]]:
