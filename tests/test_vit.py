@@ -603,3 +603,13 @@ def test_what_blocks_refuse_is_told_with_all_else_and_with_their_key():
         )
     starts = [problem.split("=")[0] for problem in caught.value.problems]
     assert starts == ["patch_size", "attention.dropout", "num_heads", "feed_forward.dropout", "emb_size"]
+
+
+def test_unknown_words_are_refused_in_python_too():
+    with pytest.raises(UserError) as caught:
+        ViT(pool="max", patch_projection="mlp", positions="rotary")
+    assert caught.value.problems == [
+        "pool=max must be one of cls, mean",
+        "patch_projection=mlp must be one of conv, linear",
+        "positions=rotary must be one of learned, sincos2d, none",
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -118,28 +118,25 @@ class ViT(NamedSequential):
         depth = sizes.depth if depth is None else depth
         num_heads = sizes.num_heads if num_heads is None else num_heads
         image_size, patch_size = pair(image_size), pair(preset_patch if patch_size is None else patch_size)
-        positive = {"in_channels": in_channels, "emb_size": emb_size, "depth": depth, "num_heads": num_heads}
-        if representation_size is not None:
-            positive["representation_size"] = representation_size
-        problems = [
-            *(f"{name}={value} must be at least 1" for name, value in positive.items() if value < 1),
-            *([f"num_classes={num_classes} must be at least 0"] if num_classes < 0 else []),
-            *_patch_problems(image_size, patch_size),
-            *share_problems({"emb_dropout": emb_dropout, "drop_path": drop_path}),
-        ]
-        if pool == "cls" and not class_token:
-            problems.append("pool=cls needs class_token=true (or choose pool=mean)")
         grid = (image_size[0] // max(1, patch_size[0]), image_size[1] // max(1, patch_size[1]))
         prefix_tokens = int(class_token)
-        make_projection = _PROJECTIONS[patch_projection] if isinstance(patch_projection, str) else patch_projection
-        make_positions = _POSITIONS[positions] if isinstance(positions, str) else positions
-        if emb_size > 0 and num_heads > 0:
-            problems += _block_problems("attention", lambda: attention(emb_size, num_heads))
-        if emb_size > 0:
-            problems += _block_problems("feed_forward", lambda: feed_forward(emb_size))
-            problems += _block_problems("positions", lambda: make_positions and make_positions((1, 1), emb_size, 0))
+        positive = {"in_channels": in_channels, "emb_size": emb_size, "depth": depth, "num_heads": num_heads}
+        named = {"pool": (pool, _POOLS), "patch_projection": (patch_projection, _PROJECTIONS)}
+        problems = [
+            *_least_problems(positive, representation_size=representation_size, num_classes=num_classes),
+            *_patch_problems(image_size, patch_size),
+            *share_problems({"emb_dropout": emb_dropout, "drop_path": drop_path}),
+            *_choice_problems({**named, "positions": (positions, _POSITIONS)}),
+            *(["pool=cls needs class_token=true (or choose pool=mean)"] if pool == "cls" and not class_token else []),
+        ]
+        make_projection = _PROJECTIONS.get(patch_projection) if isinstance(patch_projection, str) else patch_projection
+        make_positions = _POSITIONS.get(positions) if isinstance(positions, str) else positions
+        problems += _block_problems(
+            emb_size, num_heads, attention=attention, feed_forward=feed_forward, positions=make_positions
+        )
         if problems:
             raise UserError(problems)
+        assert make_projection is not None
 
         super().__init__(
             patch_embedding=PatchEmbedding(
@@ -209,6 +206,7 @@ class ViT(NamedSequential):
         return 0 if first == "patch_embedding" else self.depth + 1
 
 
+_POOLS = ("cls", "mean")
 _PROJECTIONS: dict[str, Callable[[int, Size, int], nn.Module]] = {"conv": ConvProjection, "linear": LinearProjection}
 _POSITIONS: dict[str, Positions | None] = {"learned": LearnedPositions, "sincos2d": SinCos2dPositions, "none": None}
 
@@ -235,15 +233,40 @@ def _patch_problems(image_size: Size, patch_size: Size) -> list[str]:
     return []
 
 
-def _block_problems(name: str, make: Callable[[], object]) -> list[str]:
-    """What a block says against its arguments, so that it can be told together with all else that is wrong."""
-    try:
-        with torch.device("meta"):  # takes no memory and draws no random numbers
-            make()
-    except UserError as error:
-        own = ("num_heads", "emb_size")
-        return [problem if problem.startswith(own) else f"{name}.{problem}" for problem in error.problems]
-    return []
+def _least_problems(positive: dict[str, int], *, representation_size: int | None, num_classes: int) -> list[str]:
+    if representation_size is not None:
+        positive = {**positive, "representation_size": representation_size}
+    problems = [f"{name}={value} must be at least 1" for name, value in positive.items() if value < 1]
+    return problems + ([f"num_classes={num_classes} must be at least 0"] if num_classes < 0 else [])
+
+
+def _choice_problems(named: dict[str, tuple[object, Collection[str]]]) -> list[str]:
+    return [
+        f"{name}={value} must be one of {', '.join(choices)}"
+        for name, (value, choices) in named.items()
+        if isinstance(value, str) and value not in choices
+    ]
+
+
+def _block_problems(
+    emb_size: int, num_heads: int, *, attention: Attention, feed_forward: Block, positions: Positions | None
+) -> list[str]:
+    """What blocks say against their arguments, so that it can be told together with all else that is wrong."""
+    tries: dict[str, Callable[[], object]] = {}
+    if emb_size > 0 and num_heads > 0:
+        tries["attention"] = lambda: attention(emb_size, num_heads)
+    if emb_size > 0:
+        tries["feed_forward"] = lambda: feed_forward(emb_size)
+        tries["positions"] = lambda: positions and positions((1, 1), emb_size, 0)
+    problems = []
+    for name, make in tries.items():
+        try:
+            with torch.device("meta"):  # takes no memory and draws no random numbers
+                make()
+        except UserError as error:
+            own = ("num_heads", "emb_size")
+            problems += [text if text.startswith(own) else f"{name}.{text}" for text in error.problems]
+    return problems
 
 
 def _text(size: Size) -> str:
