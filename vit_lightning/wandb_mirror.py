@@ -190,7 +190,8 @@ class WandbMirror(Logger):
             return
         if self._run is not None:
             run, self._run = self._run, None
-            if not self._bounded(lambda: run.finish(exit_code), FINISH_SECONDS + 5.0):
+            finished = self._bounded(lambda: run.finish(exit_code), FINISH_SECONDS + 5.0)
+            if not finished or getattr(run, "_finish_timed_out", False):
                 self.reason = "W&B did not answer in time"
         self._bounded(self._wandb.teardown, 5.0)  # here, not when the process ends
         shutil.rmtree(self.folder / "wandb" / "cache", ignore_errors=True)
