@@ -39,6 +39,11 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         [DIGITS, "--data.split_seed=-1", "--data.batch_size=0", "--model.patch_size=3"],
         ["data.split_seed=-1", "data.batch_size=0", "model.patch_size=3"],
     ),
+    "a missing page and a wrong flag": (
+        ["--config=nowhere.yaml", "--config=binary.yaml", "--trainer.max_epoch=2", "--data=ImageFolder"],
+        ["config=nowhere.yaml", "config=binary.yaml", "trainer.max_epoch=2"],
+    ),
+    "no device": ([DIGITS, "--trainer.devices=0", "--data.batch_size=0"], ["trainer.devices=0", "data.batch_size=0"]),
     "a callback's argument": (["--config=callback.yaml"], ["trainer.callbacks.0.patience=long", "a whole number"]),
     "a callback's choice": (["--config=mode.yaml"], ["trainer", "mode"]),
     "a class with a wrong argument": (

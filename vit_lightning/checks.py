@@ -8,16 +8,17 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import math
 import os
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from vit_lightning.pages import Page, full_name
 
@@ -55,6 +56,7 @@ class Problem:
 
     path: tuple[str, ...]
     text: str
+    missing: bool = False
 
 
 def find_problems(page: Page, keys: Mapping[str, Key]) -> list[Problem]:
@@ -95,7 +97,7 @@ def _class_problems(path: tuple[str, ...], node: Page, key: Key) -> list[Problem
         elif not _takes_anything(found):
             problems.append(_unknown((*path, name), value, parameters))
     missing = [name for name, parameter in parameters.items() if parameter.needed and name not in given]
-    return problems + [Problem((*path, name), f"{_dotted((*path, name))} is missing") for name in missing]
+    return problems + [Problem((*path, name), f"{_dotted((*path, name))} is missing", missing=True) for name in missing]
 
 
 def _parameters(found: Callable[..., Any], key: Key) -> dict[str, Key]:
@@ -239,4 +241,58 @@ def secret_problems(value: Any, path: tuple[str, ...] = ()) -> list[str]:
         f"{_dotted(path)} holds the value of {name}: a key does not belong in a page, W&B reads it from the environment"
         for name, text in secrets.items()
         if text in str(value)
+    ]
+
+
+_AT_LEAST: dict[str, float] = {
+    "max_epochs": 1,
+    "max_steps": 1,
+    "min_epochs": 0,
+    "min_steps": 0,
+    "num_nodes": 1,
+    "accumulate_grad_batches": 1,
+    "check_val_every_n_epoch": 1,
+    "log_every_n_steps": 0,
+    "gradient_clip_val": 0,
+    "limit_train_batches": 1e-9,
+}
+
+
+def trainer_problems(trainer: Namespace) -> list[str]:
+    """Numbers of the Trainer that cannot be."""
+    endless = {"max_epochs": "-1 for no end", "max_steps": "-1 for no end"}
+    problems = []
+    if trainer.get("devices") in (0, "0") or trainer.get("devices") == []:
+        problems.append(f"trainer.devices={trainer.devices} must be at least 1 (or auto, or -1 for all)")
+    for name, least in _AT_LEAST.items():
+        value = trainer.get(name)
+        if value is None or (name in endless and value == -1):
+            continue
+        if not math.isfinite(value) or value < least:
+            problems.append(" ".join([f"trainer.{name}={value} must be {_least(least)}", *_or(endless.get(name))]))
+    return problems
+
+
+def _least(value: float) -> str:
+    return f"at least {value}" if value == int(value) else "above 0"
+
+
+def _or(text: str | None) -> list[str]:
+    return [] if text is None else [f"(or {text})"]
+
+
+def monitor_problems(config: Namespace, known: Sequence[str]) -> list[str]:
+    """Monitored metrics that nobody logs; what callbacks of the user's own log cannot be known."""
+    callbacks = config.trainer.callbacks or []
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    if not all(callback.class_path.startswith(("lightning.", "vit_lightning.")) for callback in callbacks):
+        return []
+    monitors = [("checkpoint.monitor", config.checkpoint.monitor)]
+    for callback in callbacks:
+        name = callback.class_path.rpartition(".")[2]
+        monitors.append((f"trainer.callbacks.{name}.monitor", callback.get("init_args.monitor")))
+    return [
+        f"{key}={metric} is logged by nobody (choose {', '.join(known)})"
+        for key, metric in monitors
+        if metric is not None and metric not in known
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +17,15 @@ from torch import nn
 
 from vit_lightning.blocks import pair
 from vit_lightning.checkpoints import CheckpointConfig, find_checkpoint, network_weights, read_checkpoint
-from vit_lightning.checks import Key, find_class, find_problems, secret_problems
+from vit_lightning.checks import (
+    Key,
+    Problem,
+    find_class,
+    find_problems,
+    monitor_problems,
+    secret_problems,
+    trainer_problems,
+)
 from vit_lightning.classifier import LossConfig, metric_names
 from vit_lightning.data import Digits, ImageData
 from vit_lightning.errors import UserError
@@ -121,7 +128,9 @@ def resolve(arguments: Sequence[str], verb: str = "fit") -> Namespace:
         UserError: all that is wrong, each with key, value and choices.
     """
     flags = read_flags(arguments)
-    page = read_all(flags, verb)
+    page, unreadable = read_all(flags, verb)
+    if unreadable:  # values cannot be judged without the rest of the page, but what the flags call keys can
+        raise UserError([*unreadable, *(found.text for found in _key_problems(page, verb) if not found.missing)])
     if secrets := secret_problems(page):
         raise UserError(secrets)
     try:
@@ -134,11 +143,17 @@ def resolve(arguments: Sequence[str], verb: str = "fit") -> Namespace:
     return config
 
 
-def read_all(flags: Sequence[tuple[str, str]], verb: str) -> Page:
-    """What pages and flags say together, the later over the earlier; pages come before flags."""
+def read_all(flags: Sequence[tuple[str, str]], verb: str) -> tuple[Page, list[str]]:
+    """What pages and flags say together, the later over the earlier and flags last; and what could not be read."""
     page: Page = {}
+    pages: list[Page] = []
+    unreadable: list[str] = []
     places = [Path(value) for key, value in flags if key == "config"]
-    pages = [read_page(place) for place in places]
+    for place in places:
+        try:
+            pages.append(read_page(place))
+        except UserError as error:
+            unreadable += error.problems
     if verb != "fit":
         pages.insert(0, _page_of_checkpoint(flags))
     for said in pages:
@@ -151,7 +166,7 @@ def read_all(flags: Sequence[tuple[str, str]], verb: str) -> Page:
             page = merge(page, page_of_flag(key, value, list(CLASS_DEFAULTS)), CLASS_DEFAULTS)
     if verb != "fit":
         _refuse_another_split(pages[0], page)
-    return page
+    return page, unreadable
 
 
 def _refuse_another_split(trained: Page, asked: Page) -> None:
@@ -267,10 +282,13 @@ def _plain(value: Any) -> Any:
     return {key: _plain(item) for key, item in value.items() if not str(item).startswith("Unable to serialize")}
 
 
+def _key_problems(page: Page, verb: str) -> list[Problem]:
+    return find_problems(page, {name: key for name, key in KEYS.items() if verb != "fit" or name != "ckpt"})
+
+
 def _all_problems(page: Page, verb: str, fault: Exception) -> list[str]:
     """Everything that is wrong with a page that was refused: keys and types first, then the values of the others."""
-    keys = {name: key for name, key in KEYS.items() if verb != "fit" or name != "ckpt"}
-    found = find_problems(page, keys)
+    found = _key_problems(page, verb)
     problems = [problem.text for problem in found]
     for problem in found:
         _remove(page, problem.path)
@@ -318,7 +336,7 @@ def _range_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:
             _instantiate(config, key)
         except UserError as error:
             problems += error.problems
-    return [*problems, *_trainer_problems(config.trainer), *_monitor_problems(config, facts["num_classes"])]
+    return [*problems, *trainer_problems(config.trainer), *monitor_problems(config, metric_names(facts["num_classes"]))]
 
 
 def _model_problems(config: Namespace) -> list[str]:
@@ -340,55 +358,3 @@ def _model_problems(config: Namespace) -> list[str]:
     except UserError as error:
         return error.problems
     return []
-
-
-_AT_LEAST: dict[str, float] = {
-    "max_epochs": 1,
-    "max_steps": 1,
-    "min_epochs": 0,
-    "min_steps": 0,
-    "num_nodes": 1,
-    "accumulate_grad_batches": 1,
-    "check_val_every_n_epoch": 1,
-    "log_every_n_steps": 0,
-    "gradient_clip_val": 0,
-    "limit_train_batches": 1e-9,
-}
-
-
-def _trainer_problems(trainer: Namespace) -> list[str]:
-    endless = {"max_epochs": "-1 for no end", "max_steps": "-1 for no end"}
-    problems = []
-    for name, least in _AT_LEAST.items():
-        value = trainer.get(name)
-        if value is None or (name in endless and value == -1):
-            continue
-        if not math.isfinite(value) or value < least:
-            problems.append(" ".join([f"trainer.{name}={value} must be {_least(least)}", *_or(endless.get(name))]))
-    return problems
-
-
-def _least(value: float) -> str:
-    return f"at least {value}" if value == int(value) else "above 0"
-
-
-def _or(text: str | None) -> list[str]:
-    return [] if text is None else [f"(or {text})"]
-
-
-def _monitor_problems(config: Namespace, num_classes: int) -> list[str]:
-    """Monitored metrics that nobody logs; what callbacks of the user's own log cannot be known."""
-    callbacks = config.trainer.callbacks or []
-    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-    if not all(callback.class_path.startswith(("lightning.", "vit_lightning.")) for callback in callbacks):
-        return []
-    monitors = [("checkpoint.monitor", config.checkpoint.monitor)]
-    for callback in callbacks:
-        name = callback.class_path.rpartition(".")[2]
-        monitors.append((f"trainer.callbacks.{name}.monitor", callback.get("init_args.monitor")))
-    known = metric_names(num_classes)
-    return [
-        f"{key}={metric} is logged by nobody (choose {', '.join(known)})"
-        for key, metric in monitors
-        if metric is not None and metric not in known
-    ]
