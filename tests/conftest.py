@@ -12,6 +12,7 @@ from PIL import Image
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: the models are small
 os.environ["WANDB_MODE"] = "disabled"  # but where W&B is what is tested
 
 SMALL = (

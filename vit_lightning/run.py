@@ -280,7 +280,9 @@ def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], o
             use_distributed_sampler=False,  # our loaders divide the images among ranks, without repeating any
         )
     except Exception as fault:  # Lightning raises a dozen types for arguments that do not fit
-        raise UserError(f"trainer: {' '.join(str(fault).split())[:400]}") from fault
+        named = ("accelerator", "devices", "strategy", "precision")
+        asked = ", ".join(f"{name}={arguments[name]}" for name in named if arguments[name] is not None)
+        raise UserError(f"trainer: {' '.join(str(fault).split())[:400]} (trainer has {asked})") from fault
 
 
 def _as_list(value: Any) -> list[Any]:
