@@ -11,14 +11,14 @@ from conftest import REPOSITORY
 
 LEVELS = [
     ["errors"],
-    ["blocks", "optim", "augment", "pages"],
-    ["positions", "sampling", "checks"],
-    ["data"],
+    ["blocks", "optim", "augment", "pages", "folder", "tracking"],
+    ["positions", "sampling", "checks", "trust", "stopping"],
+    ["data", "checkpoint_io", "resuming"],
     ["imagefolder", "torchvision_sets", "vit"],
-    ["classifier", "callbacks", "checkpoints", "tracking", "environment", "figures", "flops", "folder", "wandb_mirror"],
+    ["classifier", "callbacks", "checkpoints", "environment", "figures", "flops", "wandb_mirror"],
     ["config"],
     ["run"],
-    ["evaluation"],
+    ["evaluation", "training"],
     ["cli"],
     ["__main__"],
 ]

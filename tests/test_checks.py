@@ -24,7 +24,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "empty page": (["--config=empty.yaml"], ["config=empty.yaml", "no keys"]),
     "page that is no text": (["--config=binary.yaml"], ["config=binary.yaml", "no text"]),
     "page that is a folder": (["--config=."], ["config=.", "directory"]),
-    "network that is not there": ([DIGITS, "--model.class_path=no.Net"], ["model.class_path=no.Net", "module.Class"]),
+    "network that is not there": ([DIGITS, "--model.class_path=no.Net"], ["model.class_path=no.Net", "--trust-config"]),
     "negative width": ([DIGITS, "--model.emb_size=-8"], ["model.emb_size=-8", "at least 1"]),
     "negative epochs": ([DIGITS, "--trainer.max_epochs=-5"], ["trainer.max_epochs=-5", "at least 1"]),
     "dropout of one": ([DIGITS, "--model.emb_dropout=1.0"], ["model.emb_dropout=1.0", "below 1"]),

@@ -91,5 +91,5 @@ def test_a_class_in_a_file_beside_the_page_is_found(lightning, tmp_path):
         "    def __init__(self, num_classes: int):\n"
         "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
     )
-    result = lightning("fit", "--model.class_path=mine.Net", "--trainer.max_epochs=1", "--out=run")
+    result = lightning("fit", "--model.class_path=mine.Net", "--trainer.max_epochs=1", "--out=run", "--trust-config")
     assert result.returncode == 0, result.stderr

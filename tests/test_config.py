@@ -127,7 +127,7 @@ def test_another_network_is_chosen_by_class_path(tmp_path, monkeypatch):
         "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(in_channels * 64, width))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    config = resolve(["--model.class_path=mine.Net", "--model.width=10"])
+    config = resolve(["--model.class_path=mine.Net", "--model.width=10"], trust=True)
     assert make_network(config)[1].weight.shape == (10, 64)
 
 

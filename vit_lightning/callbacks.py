@@ -131,6 +131,7 @@ class TrainingBar(ProgressBar):
     def __init__(self) -> None:
         super().__init__()
         self._bar: tqdm[Any] | None = None
+        self._last_epoch: list[str] = []
         self._enabled = sys.stderr.isatty()
 
     def disable(self) -> None:
@@ -147,6 +148,7 @@ class TrainingBar(ProgressBar):
         epochs, steps = trainer.max_epochs or 0, trainer.max_steps
         ends = [trainer.num_training_batches * epochs] if epochs > 0 else []
         ends += [steps * trainer.accumulate_grad_batches] if steps > 0 else []
+        self._last_epoch = [str(epochs)] if ends and epochs > 0 and ends[0] == min(ends) else []
         self._open(int(min(ends)) if ends else None, initial=progress.completed)
 
     def on_train_batch_end(
@@ -191,7 +193,7 @@ class TrainingBar(ProgressBar):
         metrics = self.get_metrics(trainer, pl_module)
         names = {"train/loss_step": "loss", "train/acc": "acc", "val/acc": "val acc"}
         shown = [f"{text} {metrics[name]:.3f}" for name, text in names.items() if name in metrics]
-        epochs = [f"epoch {trainer.current_epoch + 1}", *([str(end)] if (end := trainer.max_epochs or 0) > 0 else [])]
+        epochs = [f"epoch {trainer.current_epoch + 1}", *self._last_epoch]
         self._bar.set_description_str("/".join(epochs), refresh=False)
         self._bar.set_postfix_str(", ".join(shown), refresh=False)
 

@@ -1,23 +1,22 @@
-"""Files that a run can go on from and that others can load: when they are written, how they are found and read."""
+"""When checkpoints are written, and what they hold besides Lightning's state."""
 
 from __future__ import annotations
 
-import os
+import math
+import shutil
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
 
+from vit_lightning.checkpoint_io import BEST, LAST
 from vit_lightning.errors import UserError
-
-BEST, LAST = Path("checkpoints/best.ckpt"), Path("checkpoints/last.ckpt")
+from vit_lightning.stopping import FiniteGuard
 
 
 @dataclass
@@ -54,14 +53,15 @@ class Checkpoints(Checkpoint):
     file that falls due at such a moment is written at the end of the epoch or of the accumulation.
 
     Args:
-        folder: the run folder; the two files go to ``checkpoints`` in it.
+        folder: the run folder; the files go to ``checkpoints`` in it.
         config: when they are written.
         page: the run's configuration as plain data; goes into each file, so that it can be used without the folder.
+        guard: asked before each file, so that none holds numbers that are not finite.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, page: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, config: CheckpointConfig, page: dict[str, Any], guard: FiniteGuard) -> None:
         self.last, self.best = folder / LAST, folder / BEST
-        self.config, self.page = config, page
+        self.config, self.page, self.guard = config, page, guard
         self.best_score: float | None = None
         self.best_step = 0
         self._saved_step = -1
@@ -69,22 +69,37 @@ class Checkpoints(Checkpoint):
         self._saved_time = time.monotonic()
         self._due = False
         self._finished = False
+        self._resumed = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._resumed:  # what cannot be written or loaded again is found now, not after an hour
+            trial = self.last.with_name(".trial.ckpt")
+            written = self._write(trainer, trial)
+            trial.unlink(missing_ok=True)
+            if not written:
+                raise UserError(f"{self.last.parent} takes no checkpoints: nothing of this run could be kept")
         self._saved_time = time.monotonic()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        minutes = (time.monotonic() - self._saved_time) / 60.0
         every_minutes, every_n_steps = self.config.every_minutes, self.config.every_n_steps
-        if every_minutes is not None and trainer.strategy.broadcast(minutes >= every_minutes):
-            self._due = True
+        if every_minutes is not None:
+            minutes = (time.monotonic() - self._saved_time) / 60.0
+            self._due |= trainer.strategy.broadcast(minutes >= every_minutes)
         if every_n_steps is not None and trainer.global_step - max(0, self._saved_step) >= every_n_steps:
             self._due = True
+        if self._due:
+            self.save_now(trainer)
+
+    def save_now(self, trainer: Trainer) -> bool:
+        """Writes the last checkpoint if this is a moment that training can go on from; whether it is."""
         # where validation comes now, the file is written after it: a run that goes on would not validate again
-        if self._due and _between_steps(trainer) and not _validates_now(trainer):
+        if not _between_steps(trainer) or _validates_now(trainer):
+            return False
+        if self._saved_step != trainer.global_step:
             self._save_last(trainer)
+        return True
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
@@ -106,27 +121,74 @@ class Checkpoints(Checkpoint):
 
     def _save_last(self, trainer: Trainer) -> None:
         self._saved_step, self._saved_time, self._due = trainer.global_step, time.monotonic(), False
-        trainer.save_checkpoint(self.last)
+        self._write(trainer, self.last)
 
     def _save_best(self, trainer: Trainer) -> None:
         if self.config.monitor not in trainer.callback_metrics:
             return
         score = float(trainer.callback_metrics[self.config.monitor])
         sign = 1.0 if self.config.mode == "max" else -1.0
-        if self.best_score is None or sign * score > sign * self.best_score:
-            self.best_score, self.best_step = score, trainer.global_step
-            trainer.save_checkpoint(self.best)
+        if math.isnan(score) or (self.best_score is not None and sign * score <= sign * self.best_score):
+            return
+        before = self.best_score, self.best_step
+        self.best_score, self.best_step = score, trainer.global_step
+        if not self._write(trainer, self.best):
+            self.best_score, self.best_step = before
+
+    def _write(self, trainer: Trainer, path: Path) -> bool:
+        """Writes a file and says whether it is there; a full disk is warned of by what writes."""
+        self.guard.settle(trainer)
+        trainer.save_checkpoint(path)
+        written = getattr(trainer.strategy.checkpoint_io, "failures", 0) == 0
+        return bool(trainer.strategy.broadcast(written))  # only the first rank writes
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["page"] = self.page
         checkpoint["finished"] = self._finished
         checkpoint["metrics"] = {name: float(number) for name, number in trainer.callback_metrics.items()}
+        checkpoint["row"] = _row_to_come(trainer)
+        checkpoint["ranks"] = trainer.world_size
+        checkpoint["images"] = _fingerprint(trainer)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Refuses what cannot go on in the same way: another number of devices, other images."""
+        self._resumed = True
+        problems = []
+        if checkpoint["ranks"] != trainer.world_size:
+            problems.append(
+                f"trainer.devices: {trainer.world_size} devices in all, where the run has {checkpoint['ranks']}: "
+                "its batches would be other ones (give the same number)"
+            )
+        if checkpoint["images"] != _fingerprint(trainer):
+            problems.append("data: the training or validation images are no longer those that the run began with")
+        if problems:
+            raise UserError(problems)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score, "best_step": self.best_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict["best_score"] is not None and not self.best.is_file():
+            warnings.warn(f"{self.best} is missing: the best is looked for among the validations to come", stacklevel=2)
+            return
         self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
+
+
+def _row_to_come(trainer: Trainer) -> dict[str, Any]:
+    """Metrics of this step or epoch, which Lightning logs only after the checkpoint; a kill between would lose them."""
+    connector = trainer._logger_connector
+    if trainer.state.fn != TrainerFn.FITTING or trainer.validating or trainer.global_step == 0:
+        return {}
+    epoch_ends = connector._first_loop_iter is None
+    if not (epoch_ends or connector.should_update_logs):
+        return {}
+    numbers = {name: float(number) for name, number in connector.metrics["log"].items()}
+    return {"step": trainer.global_step - 1, "epoch": trainer.current_epoch, **numbers} if numbers else {}
+
+
+def _fingerprint(trainer: Trainer) -> str:
+    fingerprint = getattr(trainer.datamodule, "fingerprint", None)  # type: ignore[attr-defined]
+    return fingerprint() if callable(fingerprint) else ""
 
 
 def _between_steps(trainer: Trainer) -> bool:
@@ -141,86 +203,19 @@ def _validates_now(trainer: Trainer) -> bool:
     return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and then puts it there, so that it is complete or absent.
+def space_problem(folder: Path, weights: int) -> str | None:
+    """What is wrong if the disk cannot take the checkpoints of a model: last, previous, best, and one being written.
 
-    Lightning's own goes through the temporary folder of the machine, and is cut short if that lies on another disk.
+    Args:
+        folder: the run folder.
+        weights: bytes of the weights; AdamW keeps two more numbers for each.
     """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.part")
-        with part.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
-
-
-def find_checkpoint(place: Path, key: str = "ckpt") -> Path:
-    """The file to load for a run folder (its best checkpoint, or its last if it has no best) or a file."""
-    if place.is_dir():
-        found = [place / name for name in (BEST, LAST) if (place / name).is_file()]
-        if not found:
-            raise UserError(f"{key}={place}: the folder holds neither {BEST} nor {LAST}")
-        return found[0]
-    if not place.is_file():
-        raise UserError(f"{key}={place} is neither a run folder nor a file")
-    return place
-
-
-def run_folder_of(checkpoint: Path) -> Path | None:
-    """The run folder that a checkpoint file lies in, if it lies in one."""
-    folder = checkpoint.absolute().parent.parent
-    if not (folder / "config.yaml").is_file():
+    size = 3 * weights
+    there = sum(path.stat().st_size for path in (folder / LAST).parent.glob("*.ckpt") if path.is_file())
+    needed, free = max(0, 4 * size - there), shutil.disk_usage(folder).free
+    if free >= needed:
         return None
-    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The contents of a checkpoint; only tensors and plain data are read, nothing in it can run."""
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as fault:  # torch raises a dozen types for damaged files
-        raise UserError(
-            f"{path} cannot be read as a checkpoint of tensors and plain data ({_first_line(fault)})"
-        ) from fault
-    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
-        raise UserError(f"{path} is no Lightning checkpoint: it has no state_dict")
-    return checkpoint
-
-
-def network_weights(network: nn.Module, checkpoint: dict[str, Any], path: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint for a network, which must be of the same architecture."""
-    prefix = "network."
-    weights: dict[str, Tensor] = {
-        name.removeprefix(prefix): value for name, value in checkpoint["state_dict"].items() if name.startswith(prefix)
-    }
-    own = network.state_dict()
-    problems = [
-        *(f"it lacks {name}" for name in own if name not in weights),
-        *(f"it has {name}, which the model lacks" for name in weights if name not in own),
-        *(
-            f"it has {name} as {_shape(weights[name])}, the model as {_shape(own[name])}"
-            for name in own
-            if name in weights and weights[name].shape != own[name].shape
-        ),
-    ]
-    if problems:
-        more = f" (and {len(problems) - 3} more differences)" if len(problems) > 3 else ""
-        raise UserError(f"{path} is of another architecture than the model: {'; '.join(problems[:3])}{more}")
-    return weights
-
-
-def load_network(network: nn.Module, checkpoint: dict[str, Any], path: Path) -> None:
-    """Puts the weights of a checkpoint into a network of the same architecture."""
-    network.load_state_dict(network_weights(network, checkpoint, path))
-
-
-def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "one number"
-
-
-def _first_line(fault: Exception) -> str:
-    return (str(fault).splitlines() or [type(fault).__name__])[0][:200]
+    return (
+        f"{folder}: its disk has {free / 1e9:.2f} GB free, and four checkpoints of {size / 1e9:.2f} GB "
+        f"(last, previous, best, and one being written) need {needed / 1e9:.2f} GB"
+    )

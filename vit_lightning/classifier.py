@@ -92,6 +92,7 @@ class ViTClassifier(LightningModule):
         self.val_metrics = _metrics("val", classes)
         self.test_metrics = _metrics("test", classes)
         self.confusion = MulticlassConfusionMatrix(classes, validate_args=False)
+        self._hyperparameters: list[dict[str, Any]] = []
         self.confusion_matrix: Tensor | None = None  # (true, predicted), counts of the last test
 
     def forward(self, images: Tensor) -> Tensor:
@@ -139,6 +140,30 @@ class ViTClassifier(LightningModule):
             assert isinstance(metric, Metric)
             metric.reset()
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The epoch's counts of all ranks together; one of them takes them up again."""
+        counts = {name: value for name, value in checkpoint["state_dict"].items() if name.startswith("train_metrics.")}
+        for name, value in counts.items():
+            total = value.detach().clone()
+            checkpoint["state_dict"][name] = self.trainer.strategy.reduce(total, reduce_op="sum")
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.trainer.global_rank > 0:
+            for name, value in checkpoint["state_dict"].items():
+                if name.startswith("train_metrics."):
+                    value.zero_()
+
+    def on_train_start(self) -> None:
+        """What the page says of rates and decay holds, also where a checkpoint has just said otherwise."""
+        optimizers, schedulers = self.optimizers(use_pl_optimizer=False), self.lr_schedulers()
+        assert isinstance(optimizers, torch.optim.Optimizer)
+        assert isinstance(schedulers, torch.optim.lr_scheduler.LambdaLR)
+        schedulers.base_lrs = [group["initial_lr"] for group in self._hyperparameters]
+        for group, own, factor in zip(
+            optimizers.param_groups, self._hyperparameters, schedulers.lr_lambdas, strict=True
+        ):
+            group.update(own, lr=own["initial_lr"] * factor(schedulers.last_epoch))
+
     def on_train_epoch_start(self) -> None:
         # a checkpoint of an epoch's end still holds what that epoch had counted
         for metric in self.train_metrics.values():
@@ -160,6 +185,9 @@ class ViTClassifier(LightningModule):
             total_steps=self._total_steps(steps_per_epoch),
             steps_per_epoch=steps_per_epoch,
         )
+        self._hyperparameters = [
+            {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
+        ]
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _batches_per_epoch(self) -> int:

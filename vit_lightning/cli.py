@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 VERBS = {
     "fit": "train on the images of a page, then test the best checkpoint",
@@ -15,19 +17,28 @@ VERBS = {
     "predict": "write what a trained model says of each test image",
 }
 
+RESUME = ("never", "auto", "must")
+OPTIONS = ("trust-config", "allow-config-change")
+"""Flags that are no keys of a page: it cannot speak for itself."""
+
 USAGE = """usage: lightning VERB [--config PAGE.yaml ...] [--key=value ...]
 
 {verbs}
 
 lightning fit --config experiments/digits.yaml --model.depth=3     a page, with one key changed
 lightning fit --resume runs/digits/RUN                             go on where a run was stopped
+lightning fit --config PAGE.yaml --resume=auto                     go on with this page's newest run, or start one
 lightning test --ckpt runs/digits/RUN                              a run folder or a checkpoint file
 lightning fit --config PAGE.yaml --print_config                    all keys, resolved
 lightning VERB --help                                              all keys, explained"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line and returns its exit code: 0 done, 2 something the user has to change."""
+    """Runs a command line and returns its exit code.
+
+    0 done; 2 something the user has to change; 3 nothing to go on with; 4 training diverged; 130 and 143 stopped by
+    Ctrl-C and SIGTERM.
+    """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         width = max(map(len, VERBS))
@@ -39,7 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"vit_lightning {__version__}")
         return 0
     verb = arguments[0]
-    sys.path.insert(0, str(Path.cwd()))  # as for python -m: a page may name a class in a file beside it
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f", did you mean {near[0]}?" if near else ""
@@ -49,39 +59,88 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(verb: str, arguments: list[str]) -> int:
-    from vit_lightning.config import resolve, to_yaml
     from vit_lightning.errors import UserError
-    from vit_lightning.evaluation import evaluate
-    from vit_lightning.pages import read_flags
-    from vit_lightning.run import fit, resume, sync
 
     if {"-h", "--help"} & {*arguments}:
         _explain(verb)
         return 0
+    # Lightning alone would let a verb that is told to end (SIGTERM) end with exit code 0
+    signal.signal(signal.SIGTERM, _end)
     try:
         if verb == "sync":
-            if len(arguments) != 1:
-                raise UserError("give one run folder: lightning sync RUN_FOLDER")
-            sync(Path(arguments[0]))
-            return 0
-        flags = read_flags(arguments)
-        if verb == "fit" and "resume" in dict(flags):
-            resume(_only_resume(flags))
-            return 0
-        config = resolve(arguments, verb)
-        if config.print_config:
-            print(to_yaml(config), end="")
-        elif verb == "fit":
-            fit(config)
+            _sync(arguments)
         else:
-            evaluate(config, verb)
+            _run_page(verb, arguments)
     except UserError as error:
         _tell(verb, error.problems)
-        return 2
+        return error.exit_code
     except KeyboardInterrupt:
         print(f"lightning {verb}: stopped", file=sys.stderr)
         return 130
     return 0
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _run_page(verb: str, arguments: list[str]) -> None:
+    from vit_lightning.config import resolve, to_yaml
+    from vit_lightning.evaluation import evaluate
+    from vit_lightning.pages import read_flags
+    from vit_lightning.training import fit, resume
+
+    given = read_flags(arguments)
+    options = [(key, value) for key, value in given if key in OPTIONS]
+    flags = [(key, value) for key, value in given if key not in OPTIONS]
+    trust, allowed = _options(verb, options)
+    folder = dict(flags).get("resume")
+    words = [f"--{key}={value}" for key, value in flags if key != "resume" or verb != "fit" or value in RESUME]
+    if verb == "fit" and folder is not None and folder not in RESUME:
+        _refuse_page(folder, flags)
+        resume(Path(folder), words, allowed, trust=trust)
+        return
+    config = resolve(words, verb, trust=trust)
+    if config.print_config:
+        print(to_yaml(config), end="")
+    elif verb == "fit":
+        fit(config, allowed)
+    else:
+        evaluate(config, verb)
+
+
+def _options(verb: str, options: Sequence[tuple[str, str]]) -> tuple[bool, list[str]]:
+    """What the flags say that are no keys of a page: whether it is trusted, and which keys may change."""
+    from vit_lightning.errors import UserError
+
+    trust = dict(options).get("trust-config", "false")
+    if trust not in ("true", "false"):
+        raise UserError(f"trust-config={trust} must be true or false")
+    allowed = [key for name, value in options if name == "allow-config-change" for key in value.split(",")]
+    if allowed and verb != "fit":
+        raise UserError(f"allow-config-change={','.join(allowed)} is for a run that goes on, with fit")
+    return trust == "true", allowed
+
+
+def _refuse_page(folder: str, flags: Sequence[tuple[str, str]]) -> None:
+    from vit_lightning.errors import UserError
+
+    problems = [
+        f"{key}={value} beside --resume={folder}: a run goes on in its own folder with its own page"
+        for key, value in flags
+        if key in ("config", "out", "print_config")
+    ]
+    if problems:
+        raise UserError(problems)
+
+
+def _sync(arguments: list[str]) -> None:
+    from vit_lightning.errors import UserError
+    from vit_lightning.training import sync
+
+    if len(arguments) != 1:
+        raise UserError("give one run folder: lightning sync RUN_FOLDER")
+    sync(Path(arguments[0]))
 
 
 def _explain(verb: str) -> None:
@@ -92,15 +151,6 @@ def _explain(verb: str) -> None:
     from vit_lightning.config import make_help
 
     print(make_help(verb).format_help())
-
-
-def _only_resume(flags: Sequence[tuple[str, str]]) -> Path:
-    from vit_lightning.errors import UserError
-
-    others = [f"{key}={value}" for key, value in flags if key != "resume"]
-    if others:
-        raise UserError(f"{', '.join(others)} beside --resume: a run goes on with its own configuration")
-    return Path(dict(flags)["resume"])
 
 
 def _tell(verb: str, problems: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import yaml
@@ -16,7 +16,8 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from vit_lightning.blocks import pair
-from vit_lightning.checkpoints import CheckpointConfig, find_checkpoint, network_weights, read_checkpoint
+from vit_lightning.checkpoint_io import find_checkpoint, network_weights, read_checkpoint
+from vit_lightning.checkpoints import CheckpointConfig
 from vit_lightning.checks import (
     Key,
     Problem,
@@ -31,6 +32,7 @@ from vit_lightning.data import Digits, ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.optim import OptimizerConfig
 from vit_lightning.pages import Page, flatten, merge, page_of_flag, read_flags, read_page, unflatten
+from vit_lightning.trust import restrict_imports
 from vit_lightning.vit import ViT
 from vit_lightning.wandb_mirror import WandbConfig
 
@@ -41,6 +43,9 @@ OWN_TRAINER_ARGUMENTS: set[str | int] = {
     "barebones",
 }
 """Arguments of Lightning's Trainer that are ours to set: run folder, checkpoints, and how ranks share images."""
+
+
+Resume = Literal["never", "auto", "must"]
 
 
 class Settings(NamedTuple):
@@ -59,10 +64,11 @@ KEYS = {
     "data": Key(ImageData, Digits),
     **{name: Key(type(settings), type(settings)) for name, settings in Settings()._asdict().items()},
     "trainer": Key(Trainer, Trainer, hidden={str(name) for name in OWN_TRAINER_ARGUMENTS}),
-    "init_from": Key(Path | None),
+    "init_from": Key(str | None),
     "test": Key(bool),
+    "resume": Key(Resume),
     "out": Key(Path | None),
-    "ckpt": Key(Path | None),
+    "ckpt": Key(str | None),
     "print_config": Key(bool),
 }
 """Keys of a page, which are also the flags."""
@@ -70,7 +76,7 @@ KEYS = {
 CLASS_DEFAULTS = {"model": "vit_lightning.ViT", "data": "vit_lightning.Digits"}
 GROUPS = ("model", "data", "trainer", *Settings._fields)
 """Keys that hold keys; with nothing under them they say nothing."""
-NOT_IN_PAGE = ("out", "ckpt", "print_config")
+NOT_IN_PAGE = ("resume", "out", "ckpt", "print_config")
 """What a run's own page leaves out: where it went, and what it was asked besides."""
 
 
@@ -79,8 +85,10 @@ def make_help(verb: str) -> ArgumentParser:
     usage = f"lightning {verb} [--config PAGE.yaml ...] [--key=value ...]"
     parser = ArgumentParser(prog=f"lightning {verb}", usage=usage, description=HELP)
     parser.add_argument("--config", type=str, help="a page; several are merged in order, flags come after them")
+    allow = "key that may differ from that of the run that goes on; may come several times"
     if verb == "fit":
-        parser.add_argument("--resume", type=str, help="run folder to go on with; takes no other key")
+        parser.add_argument("--allow-config-change", type=str, metavar="KEY", help=allow)
+    parser.add_argument("--trust-config", type=bool, default=False, help="pages may name classes of any package")
     _add_plain_keys(parser, verb)
     for name, default in (("model", ViT), ("data", Digits), *((n, type(s)) for n, s in Settings()._asdict().items())):
         parser.add_class_arguments(default, name)
@@ -89,13 +97,21 @@ def make_help(verb: str) -> ArgumentParser:
 
 
 def _add_plain_keys(parser: ArgumentParser, verb: str) -> None:
+    places = ", file, or https://...#sha256=CHECKSUM"
     parser.add_argument("--print_config", type=bool, default=False, help="print the resolved configuration and exit")
     parser.add_argument("--out", type=Path | None, default=None, help="folder for what the command leaves; must be new")
     if verb != "fit":
-        parser.add_argument("--ckpt", type=Path | None, default=None, help="run folder (its best checkpoint) or file")
+        parser.add_argument("--ckpt", type=str | None, default=None, help=f"run folder (its best checkpoint){places}")
     parser.add_argument("--experiment", type=str | None, default=None, help="name of the page; the file's by default")
     parser.add_argument("--seed_everything", type=int, default=0, help="seed of weights, order, augmentation, dropout")
-    parser.add_argument("--init_from", type=Path | None, default=None, help="run folder or file with first weights")
+    parser.add_argument("--init_from", type=str | None, default=None, help=f"first weights: run folder{places}")
+    continues = "continues the newest run of this page that is not over and not in use"
+    parser.add_argument(
+        "--resume",
+        type=Resume,
+        default="never",
+        help=f"auto {continues}, if there is one; must ends with exit code 3 if there is none; a run folder as a flag",
+    )
     parser.add_argument("--test", type=bool, default=True, help="whether fit tests the best checkpoint at its end")
 
 
@@ -119,16 +135,18 @@ def make_parser(verb: str = "fit") -> ArgumentParser:
     return parser
 
 
-def resolve(arguments: Sequence[str], verb: str = "fit") -> Namespace:
+def resolve(arguments: Sequence[str], verb: str = "fit", *, trust: bool = False) -> Namespace:
     """The complete configuration of a command: pages, flags, defaults, and what the model gets from the data.
 
-    A verb that uses a trained model starts from the page in its checkpoint.
+    A verb that uses a trained model starts from the page in its checkpoint. Only with ``trust`` may a page name classes
+    of any package.
 
     Raises:
         UserError: all that is wrong, each with key, value and choices.
     """
     flags = read_flags(arguments)
     page, unreadable = read_all(flags, verb)
+    restrict_imports(page, trust=trust)
     if unreadable:  # values cannot be judged without the rest of the page, but what the flags call keys can
         raise UserError([*unreadable, *(found.text for found in _key_problems(page, verb) if not found.missing)])
     if secrets := secret_problems(page):
@@ -185,7 +203,7 @@ def _page_of_checkpoint(flags: Sequence[tuple[str, str]]) -> Page:
     places = [value for key, value in flags if key == "ckpt"]
     if not places:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
-    page: Page = flatten(read_checkpoint(find_checkpoint(Path(places[-1]))).get("page") or {})
+    page: Page = flatten(read_checkpoint(find_checkpoint(places[-1])).get("page") or {})
     return {**page, "init_from": None}  # the weights are the checkpoint's own
 
 

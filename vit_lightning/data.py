@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from vit_lightning.sampling import (
     Images,
     Loader,
     Request,
+    dataset_fingerprint,
     evaluation_requests,
     train_batch_count,
     train_requests,
@@ -65,6 +67,7 @@ class ImageData(LightningDataModule):
         self.augment = list(augment or [])
         self._datasets: dict[Split, Dataset[Batch]] = {}
         self._loaders: dict[Split, Loader] = {}
+        self._fingerprint: str | None = None
 
     @property
     @abstractmethod
@@ -101,6 +104,13 @@ class ImageData(LightningDataModule):
         splits: dict[str, list[Split]] = {"fit": ["train", "val"], "validate": ["val"]}
         for split in splits.get(stage, ["test"]):
             self.dataset(split)
+
+    def fingerprint(self) -> str:
+        """Tells these training and validation images from others, without decoding any."""
+        if self._fingerprint is None:
+            parts = [dataset_fingerprint(self.dataset(split)) for split in ("train", "val")]
+            self._fingerprint = hashlib.sha256("".join(parts).encode()).hexdigest()
+        return self._fingerprint
 
     @property
     def train_batches_per_epoch(self) -> int:

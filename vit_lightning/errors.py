@@ -11,9 +11,23 @@ class UserError(ValueError):
     Each problem is one line and names key, value and choices.
     """
 
+    exit_code = 2
+
     def __init__(self, problems: str | Iterable[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[list[str]]]:
         return type(self), (self.problems,)  # must survive the way out of a data-loading worker
+
+
+class CannotResume(UserError):
+    """A run that was to go on has nothing to go on from. Exit code 3."""
+
+    exit_code = 3
+
+
+class Diverged(UserError):
+    """Loss, gradients or weights are no longer finite. Exit code 4."""
+
+    exit_code = 4

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from jsonargparse import Namespace
-from lightning.pytorch import seed_everything
+from lightning.pytorch import Trainer, seed_everything
 
 from vit_lightning.callbacks import gather
-from vit_lightning.checkpoints import find_checkpoint, load_network, read_checkpoint, run_folder_of
+from vit_lightning.checkpoint_io import find_checkpoint, load_network, read_checkpoint, run_folder_of
+from vit_lightning.classifier import ViTClassifier
 from vit_lightning.config import make_trainer_arguments
 from vit_lightning.data import ImageData
-from vit_lightning.folder import claim_folder, settle, write_whole
+from vit_lightning.folder import new_folder, write_whole
 from vit_lightning.run import Results, logged, make_data_and_module, make_trainer, quiet, say
 
 
@@ -30,25 +31,27 @@ def evaluate(config: Namespace, verb: str) -> Results:
     path = find_checkpoint(config.ckpt)
     load_network(module.network, read_checkpoint(path), path)
     run = run_folder_of(path)
-    folder = claim_folder(config.out, (Path("runs") / path.stem if run is None else run) / verb, "")
-    trainer = make_trainer(arguments, folder, [], [])
-    if verb == "predict":
-        batches: list[Any] = trainer.predict(module, datamodule=data) or []
-        columns = [torch.cat([batch[name].double().cpu() for batch in batches]) for name in ("indices", "labels")]
-        probabilities = torch.cat([batch["probabilities"].double().cpu() for batch in batches])
-        rows = gather(trainer, torch.cat([torch.stack(columns, dim=1), probabilities], dim=1))
-        _write_predictions(folder / "predictions.csv", rows[rows[:, 0].argsort()], data)
-        settle(folder)
-        say(f"predictions of the test images: {folder / 'predictions.csv'}")
-        return {}
-    run_verb = trainer.validate if verb == "validate" else trainer.test
-    run_verb(module, datamodule=data, verbose=False)
-    results = logged(trainer, "val/" if verb == "validate" else "test/")
-    write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
-    settle(folder)
+    with new_folder(config.out, (Path("runs") / path.stem if run is None else run) / verb, "") as folder:
+        trainer = make_trainer(arguments, folder, [], [])
+        if verb == "predict":
+            return _predict(trainer, module, data, folder)
+        run_verb = trainer.validate if verb == "validate" else trainer.test
+        run_verb(module, datamodule=data, verbose=False)
+        results = logged(trainer, "val/" if verb == "validate" else "test/")
+        write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
     for name, value in {**results, "weights": path, "results": folder}.items():
         say(f"{name:<10} {value:.4f}" if isinstance(value, float) else f"{name:<10} {value}")
     return results
+
+
+def _predict(trainer: Trainer, module: ViTClassifier, data: ImageData, folder: Path) -> Results:
+    batches: list[Any] = trainer.predict(module, datamodule=data) or []
+    columns = [torch.cat([batch[name].double().cpu() for batch in batches]) for name in ("indices", "labels")]
+    probabilities = torch.cat([batch["probabilities"].double().cpu() for batch in batches])
+    rows = gather(trainer, torch.cat([torch.stack(columns, dim=1), probabilities], dim=1))
+    _write_predictions(folder / "predictions.csv", rows[rows[:, 0].argsort()], data)
+    say(f"predictions of the test images: {folder / 'predictions.csv'}")
+    return {}
 
 
 def _write_predictions(path: Path, rows: torch.Tensor, data: ImageData) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
+import platform
 import time
 import warnings
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from lightning.fabric.utilities.rank_zero import _get_rank
 
 from vit_lightning.errors import UserError
 
-CLAIM = ".claimed"
+LOCK = ".lock"
 
 
 def is_first() -> bool:
@@ -23,15 +25,32 @@ def is_first() -> bool:
     return not _get_rank()
 
 
-def claim_folder(out: Path | None, parent: Path, suffix: str) -> Path:
+@contextlib.contextmanager
+def new_folder(out: Path | None, parent: Path, suffix: str) -> Iterator[Path]:
     """A folder that is this process's alone: ``out``, or a new one in ``parent`` named after the time.
 
-    Made exclusively, so that two runs that start in the same instant never share one. Only the first process makes it.
+    Made exclusively, so that two runs that start in the same instant never share one, and held until the end; taken
+    away again if nothing was written to it. Only the first process makes it.
     """
     if not is_first():
-        return out or parent
-    if out is not None:
-        return _claim_out(out)
+        yield out or parent
+        return
+    folder = _make_new(parent, suffix) if out is None else out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise UserError(f"out={out} cannot be made: {fault.strerror}") from fault
+    try:
+        with hold(folder, "out"):
+            if any(path.name != LOCK and path.suffix != ".part" for path in folder.iterdir()):
+                raise UserError(f"out={out} is there already and not empty (choose a new folder)")
+            yield folder
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty
+            folder.rmdir()
+
+
+def _make_new(parent: Path, suffix: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     name = "-".join(filter(None, [time.strftime("%Y%m%d-%H%M%S"), suffix]))
     for number in range(1000):
@@ -42,33 +61,61 @@ def claim_folder(out: Path | None, parent: Path, suffix: str) -> Path:
     raise UserError(f"{parent} holds a thousand runs of this second")
 
 
-def _claim_out(out: Path) -> Path:
-    """``out`` itself, if it is new or empty; a file in it, made exclusively, tells which process has it."""
+@contextlib.contextmanager
+def hold(folder: Path, key: str) -> Iterator[None]:
+    """Keeps other processes out of a run folder; ends with the process, however that ends.
+
+    Raises:
+        UserError: a live process holds it; names ``key``.
+    """
+    if not is_first():
+        yield
+        return
+    lock = try_hold(folder)
+    if lock is None:
+        raise UserError(f"{key}={folder} is in use by a live run ({_holder(folder)})")
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(out / CLAIM, os.O_CREAT | os.O_EXCL))
-    except FileExistsError as fault:
-        raise UserError(f"out={out} is in use by another run (choose a new folder)") from fault
-    except OSError as fault:
-        raise UserError(f"out={out} cannot be made: {fault.strerror}") from fault
-    if any(path.name != CLAIM for path in out.iterdir()):
-        (out / CLAIM).unlink()
-        raise UserError(f"out={out} is there already and not empty (choose a new folder)")
-    return out
+        yield
+    finally:
+        release(folder, lock)
 
 
-def settle(folder: Path) -> None:
-    """Ends the claim on a folder: what has been written to it shows from now on that it is taken."""
-    if is_first():
-        (folder / CLAIM).unlink(missing_ok=True)
+def try_hold(folder: Path) -> int | None:
+    """Locks a folder for this process; None if another one has it.
+
+    A POSIX record lock: the kernel drops it when the process dies, data-loading workers do not inherit it, and it works
+    on shared file systems.
+    """
+    path = folder / LOCK
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # another process has just given up the folder
+            return None
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(handle).st_ino == path.stat().st_ino:  # else its last holder has just taken it away
+                os.ftruncate(handle, 0)
+                os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
+                return handle
+        os.close(handle)
 
 
-def give_up(folder: Path) -> None:
-    """Takes a claimed folder away again if nothing was written to it."""
-    if is_first():
-        settle(folder)
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+def release(folder: Path, lock: int) -> None:
+    """Ends ``try_hold``."""
+    (folder / LOCK).unlink(missing_ok=True)
+    os.close(lock)
+
+
+def _holder(folder: Path) -> str:
+    try:
+        return (folder / LOCK).read_text(encoding="utf-8") or "its lock is taken"
+    except OSError:
+        return "its lock is taken"
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -105,7 +152,8 @@ def _also_to(file: TextIO) -> Any:
     show = warnings.showwarning
 
     def show_and_write(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
-        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {filename}:{lineno}: {category.__name__}: {message}\n")
+        with contextlib.suppress(OSError):  # a disk that is full must not end the training
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {filename}:{lineno}: {category.__name__}: {message}\n")
         show(message, category, filename, lineno, *rest)
 
     return show_and_write

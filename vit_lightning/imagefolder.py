@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 import struct
@@ -80,6 +81,7 @@ class DecodedImages(Dataset[Batch]):
         image_size: height and width of what comes out.
         min_area: smallest part of the image that a random crop shows.
         centre_share: share of the sides that the fixed crop shows, where nothing is random.
+        names: name of each image.
     """
 
     def __init__(
@@ -90,7 +92,9 @@ class DecodedImages(Dataset[Batch]):
         image_size: tuple[int, int],
         min_area: float,
         centre_share: float,
+        names: Sequence[str],
     ) -> None:
+        self.names = names
         self.read, self.labels = read, torch.tensor(labels)
         self.image_size, self.min_area, self.centre_share = image_size, min_area, centre_share
 
@@ -108,6 +112,11 @@ class DecodedImages(Dataset[Batch]):
         return Batch(
             tensor, self.labels[indices], indices, None if request.keys is None else torch.tensor(request.keys)
         )
+
+    def fingerprint(self) -> str:
+        """Of names and labels; the files themselves are not opened."""
+        rows = (f"{name}\0{label}\n" for name, label in zip(self.names, self.labels.tolist(), strict=True))
+        return hashlib.sha256("".join(rows).encode(errors="surrogateescape")).hexdigest()
 
     def _pixels(self, index: int, key: int | None) -> np.ndarray[Any, np.dtype[np.uint8]]:
         image = self.read(index)
@@ -289,4 +298,5 @@ class ImageFolder(ImageData):
             image_size=self.image_size,
             min_area=self.min_area,
             centre_share=self.centre_share,
+            names=[file.relative_to(self.root).as_posix() for file in files],
         )

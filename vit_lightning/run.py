@@ -1,4 +1,4 @@
-"""One run from a resolved configuration: its folder, training, test, results."""
+"""One run: what it is made of, its training and test, its results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +21,26 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from vit_lightning.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions, TrainingBar
-from vit_lightning.checkpoints import (
+from vit_lightning.checkpoint_io import (
     LAST,
     AtomicCheckpointIO,
-    Checkpoints,
+    Restored,
     find_checkpoint,
     load_network,
     read_checkpoint,
 )
+from vit_lightning.checkpoints import Checkpoints, space_problem
 from vit_lightning.classifier import ViTClassifier
-from vit_lightning.config import (
-    make_data,
-    make_network,
-    make_settings,
-    make_trainer_arguments,
-    resolve,
-    to_plain,
-    to_yaml,
-)
+from vit_lightning.config import make_data, make_network, make_settings, to_plain
 from vit_lightning.data import ImageData
-from vit_lightning.environment import describe_environment
 from vit_lightning.errors import UserError
 from vit_lightning.figures import confusion, curves, image_grid
 from vit_lightning.flops import forward_flops
-from vit_lightning.folder import claim_folder, give_up, is_first, log_warnings, settle, write_whole
+from vit_lightning.folder import is_first, log_warnings, write_whole
 from vit_lightning.sampling import Request
+from vit_lightning.stopping import FiniteGuard, StopSignals
 from vit_lightning.tracking import MetricsFile, json_number, read_metrics
-from vit_lightning.wandb_mirror import WandbMirror, merged_by_step
+from vit_lightning.wandb_mirror import WandbMirror
 
 Results = dict[str, Any]
 
@@ -70,46 +63,7 @@ class Run:
     mirror: WandbMirror
 
 
-def fit(config: Namespace) -> Results:
-    """Trains, tests the best checkpoint, and leaves all of it in a run folder; returns what ``results.json`` holds."""
-    quiet()
-    if config.trainer.fast_dev_run:
-        return _fast_dev_run(config)
-    arguments = make_trainer_arguments(config)
-    folder = claim_folder(config.out, Path("runs") / config.experiment, f"seed{config.seed_everything}")
-    try:
-        run = _prepare(config, arguments, folder)
-    except UserError:
-        give_up(folder)
-        raise
-    write_whole(folder / "config.yaml", to_yaml(config))
-    environment = {"run_id": run.mirror.run_id, **describe_environment()}
-    write_whole(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
-    settle(folder)
-    return _train_and_test(run)
-
-
-def resume(folder: Path) -> Results:
-    """Goes on with a run in its folder, with its own configuration, from its last checkpoint or else from the start.
-
-    Only tests if training was over, and does nothing if all was done.
-    """
-    quiet()
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f"resume={folder} is no run folder: it holds no config.yaml")
-    if (folder / "results.json").is_file():
-        results: Results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        say(f"{folder}: all was done")
-        _summary(folder, results)
-        return results
-    last = folder / LAST if (folder / LAST).is_file() else None
-    # the first weights of long ago are only needed for a start from nothing
-    config = resolve(["--config", str(folder / "config.yaml"), *([] if last is None else ["--init_from=null"])])
-    run = _prepare(config, make_trainer_arguments(config), folder)
-    return _train_and_test(run, last)
-
-
-def _prepare(config: Namespace, arguments: dict[str, Any], folder: Path) -> Run:
+def prepare(config: Namespace, arguments: dict[str, Any], folder: Path) -> Run:
     """Makes all parts of a run; weights and order follow the seed."""
     seed_everything(config.seed_everything, verbose=False)
     data, module = make_data_and_module(config)
@@ -118,23 +72,28 @@ def _prepare(config: Namespace, arguments: dict[str, Any], folder: Path) -> Run:
         load_network(module.network, read_checkpoint(path), path)
     settings, page = make_settings(config), to_plain(config)
     stopwatch, predictions, metrics = Stopwatch(), TestPredictions(), MetricsFile(folder)
-    checkpoints = Checkpoints(folder, settings.checkpoint, page)
+    guard = FiniteGuard(folder)
+    checkpoints = Checkpoints(folder, settings.checkpoint, page, guard)
+    weights = sum(weight.numel() * weight.element_size() for weight in module.network.parameters())
+    if is_first() and (problem := space_problem(folder, weights)):
+        raise UserError(problem)
     shape = (data.in_channels, *data.image_size)
     facts = {"parameters": count_parameters(module), "flops": forward_flops(module.network, shape)}
     mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**page, **facts})
-    own = [StepSeeds(config.seed_everything), LearningRate(), stopwatch, predictions, checkpoints]
+    watching = [StepSeeds(config.seed_everything), guard, LearningRate(), stopwatch, predictions]
+    own = [*watching, checkpoints, StopSignals(checkpoints.save_now)]
     trainer = make_trainer(arguments, folder, own, [metrics, mirror])
     return Run(config, folder, data, module, trainer, stopwatch, predictions, metrics, mirror)
 
 
-def _train_and_test(run: Run, last: Path | None = None) -> Results:
+def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     """Trains from the start or from a checkpoint, unless that one is of the end of training; then tests the best."""
     started = time.time()
     say(f"{run.config.experiment}: {_describe(run.module, run.data)}")
     run.mirror.start()
     try:
         with log_warnings(run.folder):
-            _train(run, last)
+            _train(run, newest)
             results = _test_best(run)
     except BaseException as fault:
         run.mirror.finish(exit_code=1)
@@ -145,21 +104,22 @@ def _train_and_test(run: Run, last: Path | None = None) -> Results:
     if is_first():
         _draw_and_mirror(run, results)
     write_whole(run.folder / "results.json", json.dumps(results, indent=2) + "\n")
-    _summary(run.folder, results)
+    summary(run.folder, results)
     say(run.mirror.hint())
     return results
 
 
-def _train(run: Run, last: Path | None) -> None:
-    checkpoint = read_checkpoint(last) if last is not None else None
-    if checkpoint is not None and checkpoint.get("finished"):
+def _train(run: Run, newest: Restored | None) -> None:
+    checkpoint = {} if newest is None else newest.checkpoint
+    if checkpoint.get("finished"):
         return
-    done = 0 if checkpoint is None else checkpoint["global_step"]
-    if (run.folder / "metrics.jsonl").is_file():
-        run.metrics.mark_resumed(done)
-    if checkpoint is not None:
+    done = checkpoint.get("global_step", 0)
+    run.metrics.go_on(done, checkpoint.get("row"))
+    run.mirror.catch_up(run.folder)
+    if newest is not None:
         say(f"goes on after {done} steps")
-    run.trainer.fit(run.module, datamodule=run.data, ckpt_path=last, weights_only=True)
+    path = None if newest is None else newest.path
+    run.trainer.fit(run.module, datamodule=run.data, ckpt_path=path, weights_only=True)
 
 
 def _draw_and_mirror(run: Run, results: Results) -> None:
@@ -179,11 +139,11 @@ def _draw_and_mirror(run: Run, results: Results) -> None:
         )
     for name, figure in drawn.items():
         figure.savefig(run.folder / f"{name}.png", dpi=100)
-    _mirror_results(run.mirror, results)
+    mirror_results(run.mirror, results)
     run.mirror.finish()
 
 
-def _mirror_results(mirror: WandbMirror, results: Results) -> None:
+def mirror_results(mirror: WandbMirror, results: Results) -> None:
     """What a run has when it is over: figures, final values, and the model if it is wanted."""
     images = {name: mirror.folder / f"{name}.png" for name in ("curves", "confusion", "test_images")}
     mirror.log_images({name: path for name, path in images.items() if path.is_file()}, step=results["steps"])
@@ -199,27 +159,6 @@ def run_id(folder: Path) -> str:
         known: str = json.loads(path.read_text(encoding="utf-8"))["run_id"]
         return known
     return secrets.token_hex(4)
-
-
-def sync(folder: Path) -> None:
-    """Sends a run to W&B, or what W&B lacks of it, from ``metrics.jsonl``; W&B leaves out the steps that it has."""
-    if not (folder / "metrics.jsonl").is_file():
-        raise UserError(f"{folder} is no run folder: it holds no metrics.jsonl")
-    config = resolve(["--config", str(folder / "config.yaml")])
-    path = folder / "results.json"
-    results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    settings = replace(make_settings(config).wandb, mode="online")
-    mirror = WandbMirror(folder, run_id(folder), settings, to_plain(config))
-    mirror.start()
-    if mirror.mode == "online":
-        for step, row in merged_by_step(read_metrics(folder)):
-            mirror.log_metrics(row, step)
-        if results:
-            _mirror_results(mirror, results)
-    mirror.finish()
-    if mirror.mode != "online" or mirror.reason:
-        raise UserError(f"{folder} was not sent: {mirror.reason} (for a key: wandb login)")
-    say(f"{folder} is in W&B as {settings.project}/{mirror.run_id}")
 
 
 def _test_best(run: Run) -> Results:
@@ -259,6 +198,9 @@ def make_data_and_module(config: Namespace) -> tuple[ImageData, ViTClassifier]:
 
 def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:
     """Lightning's Trainer with the page's arguments; the page's callbacks and loggers come beside ours."""
+    if arguments["max_epochs"] in (None, -1) and arguments["max_steps"] > 0:
+        # without a number of epochs, Lightning ends the epoch of an epoch's last checkpoint twice when it goes on
+        arguments["max_epochs"] = arguments["max_steps"]
     callbacks = _as_list(arguments.pop("callbacks"))
     loggers = [logger for logger in _as_list(arguments.pop("logger")) if not isinstance(logger, bool)]
     wants_bar = arguments["enable_progress_bar"] is not False
@@ -289,16 +231,6 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _fast_dev_run(config: Namespace) -> Results:
-    seed_everything(config.seed_everything, verbose=False)
-    data, module = make_data_and_module(config)
-    trainer = make_trainer(make_trainer_arguments(config), Path("runs"), [StepSeeds(config.seed_everything)], [])
-    trainer.fit(module, datamodule=data)
-    trainer.test(module, datamodule=data, verbose=False)
-    say("fast_dev_run: training, validation and test work; nothing was saved")
-    return logged(trainer, "")
-
-
 def logged(trainer: Trainer, prefix: str) -> Results:
     return {name: json_number(value) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
 
@@ -315,7 +247,7 @@ def _describe(module: ViTClassifier, data: ImageData) -> str:
     )
 
 
-def _summary(folder: Path, results: Results) -> None:
+def summary(folder: Path, results: Results) -> None:
     rows = [("test", "test/acc", "test/loss"), ("validation", "val/acc", "val/loss")]
     lines = [
         f"{name:<11} accuracy {100 * float(results[acc]):6.2f} %   loss {float(results[loss]):.4f}"

@@ -6,6 +6,7 @@ itself where it was, with any number of workers.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -147,3 +148,14 @@ class Images(Dataset[Batch]):
         indices = torch.tensor(request.indices)
         keys = None if request.keys is None else torch.tensor(request.keys)
         return Batch(self.images[indices], self.labels[indices], indices, keys)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self.labels.numpy().tobytes())
+        digest.update(self.images.contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+def dataset_fingerprint(dataset: Dataset[Any]) -> str:
+    """What the dataset says of itself, or at least how many images it has."""
+    own = getattr(dataset, "fingerprint", None)
+    return str(own()) if callable(own) else str(len(dataset))  # type: ignore[arg-type]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
 import time
+import warnings
 from argparse import Namespace
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from lightning.pytorch.loggers import Logger
@@ -20,14 +21,16 @@ from torch import Tensor
 class MetricsFile(Logger):
     """Lightning logger that appends each set of metrics as one line of JSON to ``metrics.jsonl`` in the run folder.
 
-    A line is written out at once, so that a killed run keeps all it had logged. Keys besides the metrics: ``step``
-    (Lightning's: 0 is the first optimizer step), ``epoch`` and ``time`` (seconds since 1970).
+    A line is written out at once, so that a killed run keeps all it had logged; what a full disk does not take is kept
+    and written later. Keys besides the metrics: ``step`` (Lightning's: 0 is the first optimizer step), ``epoch`` and
+    ``time`` (seconds since 1970).
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
+        self._pending = b""
 
     @property
     def name(self) -> str:
@@ -43,17 +46,34 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        if self._file is None:
-            self._file = _open_lines(self.folder / "metrics.jsonl")
         numbers = {name: json_number(value) for name, value in metrics.items() if name != "epoch"}
         epoch = {"epoch": int(metrics["epoch"])} if "epoch" in metrics else {}
         row = {"step": step, **epoch, **numbers, "time": round(time.time(), 3)}
-        self._file.write(json.dumps(row) + "\n")
+        self._pending += json.dumps(row).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            if self._file is None:
+                self._file = _open_lines(self.folder / "metrics.jsonl")
+            while self._pending:
+                self._pending = self._pending[self._file.write(self._pending) :]
+        except OSError as fault:
+            warnings.warn(f"metrics.jsonl takes no more rows now ({fault.strerror}), they are kept", stacklevel=4)
 
     @rank_zero_only
-    def mark_resumed(self, step: int) -> None:
-        """Says that the rows after ``step`` optimizer steps come again, from a run that goes on from there."""
-        self.log_metrics({"resumed": 1.0}, step=step)
+    def go_on(self, step: int, row: dict[str, Any] | None) -> None:
+        """Says that the rows after ``step`` optimizer steps come again, from a run that goes on from there.
+
+        Args:
+            step: steps that are done.
+            row: what the checkpoint knows to be the last row before it, written if the kill came before the row.
+        """
+        known = read_metrics(self.folder) if (self.folder / "metrics.jsonl").is_file() else []
+        if known:
+            self.log_metrics({"resumed": 1.0}, step=step)
+        if row and not any(earlier["step"] == row["step"] and row.keys() <= earlier.keys() for earlier in known):
+            self.log_metrics({name: value for name, value in row.items() if name != "step"}, step=row["step"])
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
@@ -61,19 +81,21 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
+        if self._pending:
+            self._flush()
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
-def _open_lines(path: Path) -> TextIO:
+def _open_lines(path: Path) -> FileIO:
     """The file, to append whole lines to; a line that a kill cut short is ended first."""
-    file = path.open("a+b")
+    file = path.open("a+b", buffering=0)
     if file.tell() > 0:
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":
             file.write(b"\n")
-    return io.TextIOWrapper(file, encoding="utf-8", line_buffering=True)
+    return file
 
 
 def json_number(value: float | Tensor) -> float | str:

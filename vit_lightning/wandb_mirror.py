@@ -19,6 +19,8 @@ from typing import Any, Literal
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from vit_lightning.tracking import read_metrics
+
 START_SECONDS = 6.0
 """How long an online start may take before the run goes offline."""
 FINISH_SECONDS = 10.0
@@ -154,6 +156,14 @@ class WandbMirror(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """One row; rows of the same step become one, rows of a step that W&B has are left out."""
         self._guarded(lambda: self._run.log(dict(metrics), step=step))
+
+    @rank_zero_only
+    def catch_up(self, folder: Path) -> None:
+        """Sends the rows of ``metrics.jsonl`` that W&B lacks, such as those that a kill kept from it."""
+        if self.mode != "online" or not (folder / "metrics.jsonl").is_file():
+            return
+        for step, row in merged_by_step(read_metrics(folder)):
+            self.log_metrics(row, step)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,0 +1,102 @@
+"""A callback that writes down what a run trains on, and harms it as the variable VITL_FAULT says.
+
+``VITL_FAULT="rank:step:point:kind"``, several separated by commas; the step counts completed batches, ``*`` is each.
+Points: batch_start, forward, after_backward, after_opt_step, val, ckpt_write (before the file takes its place),
+ckpt_done (after it has), epoch_end. Kinds: a signal (KILL, TERM, INT, STOP), EXC, NAN, SLEEP; FULL (no file can grow
+beyond 20 kB), BRIM (beyond 64 bytes) and FREE stand for the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback
+
+from vit_lightning import checkpoint_io
+
+DISKS = {"FULL": 20_000, "BRIM": 64, "FREE": 0}
+
+
+class Fault(Callback):
+    def __init__(self) -> None:
+        faults = [fault.split(":") for fault in os.environ.get("VITL_FAULT", "").split(",") if fault]
+        self.faults = {(int(rank), step, point): kind for rank, step, point, kind in faults}
+        self.trainer = None
+        self.lines = ""
+
+    def setup(self, trainer, pl_module, stage):
+        self.trainer, self.module = trainer, pl_module
+        replace, flush = checkpoint_io.os.replace, checkpoint_io._flush_folder
+        if stage == "fit" and any(point.startswith("ckpt_") for _, _, point in self.faults):
+
+            def replace_after(source, target):
+                self.at("ckpt_write")
+                replace(source, target)
+
+            def flush_after(folder):
+                flush(folder)
+                self.at("ckpt_done")
+
+            checkpoint_io.os = type("os", (), {**vars(os), "replace": staticmethod(replace_after)})
+            checkpoint_io._flush_folder = flush_after
+
+    def at(self, point: str) -> None:
+        done = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        rank = self.trainer.global_rank
+        for step in (str(done), "*"):
+            if kind := self.faults.get((rank, step, point)):
+                self.do(kind)
+
+    def do(self, kind: str) -> None:
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        if kind == "EXC":
+            raise RuntimeError("injected")
+        if kind == "SLEEP":
+            time.sleep(0.01)
+        elif kind == "NAN":
+            for weight in self.module.parameters():
+                if weight.grad is not None:
+                    weight.grad.fill_(torch.nan)
+        elif kind in DISKS:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (DISKS[kind] or hard, hard))
+        else:
+            os.kill(os.getpid(), getattr(signal, f"SIG{kind}"))
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        line = json.dumps({"batch": done, "indices": batch.indices.tolist(), "sum": batch.images.double().sum().item()})
+        self.lines += line + "\n"
+        with contextlib.suppress(OSError), Path(f"witness{trainer.global_rank}.jsonl").open("a") as file:
+            file.write(self.lines)
+            file.flush()
+            self.lines = ""
+        self.at("batch_start")
+
+    def on_before_backward(self, trainer, pl_module, loss):
+        if self.faults.get((trainer.global_rank, str(self._done()), "forward")) == "NAN":
+            loss.data.fill_(torch.nan)
+        else:
+            self.at("forward")
+
+    def _done(self) -> int:
+        return self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
+
+    def on_after_backward(self, trainer, pl_module):
+        self.at("after_backward")
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.at("after_opt_step")
+
+    def on_validation_batch_start(self, *args):
+        if not self.trainer.sanity_checking:
+            self.at("val")
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.at("epoch_end")

@@ -1,0 +1,169 @@
+"""Real processes that run the ``lightning`` command, to be killed, and what is left of their runs.
+
+A process starts from a server that has imported everything, in hundredths of a second instead of five.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import sys
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+HERE = Path(__file__).parent
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(
+    ["vit_lightning.cli", "vit_lightning.training", "vit_lightning.evaluation", "matplotlib.pyplot"]
+)
+
+FLAGS = (
+    "--model.patch_size=4",
+    "--model.emb_size=16",
+    "--model.depth=2",
+    "--model.num_heads=2",
+    "--model.emb_dropout=0.1",
+    "--model.drop_path=0.2",
+    "--model.attention.dropout=0.1",
+    "--data.batch_size=162",
+    '--data.augment=[{"class_path": "RandomCrop", "padding": 1}, {"class_path": "RandomAffine"}]',
+    "--optimizer.warmup_epochs=1",
+    "--optimizer.weight_decay=0.1",
+    "--trainer.max_epochs=4",
+    "--trainer.accelerator=cpu",
+    "--trainer.log_every_n_steps=1",
+    "--trainer.callbacks=[{'class_path': 'fault.Fault'}]",
+    "--checkpoint.every_n_steps=1",
+    "--trust-config",
+    "--out=run",
+)
+"""Four epochs of eight batches of digits, with everything random that there is: 32 steps in about a second."""
+
+
+def _command(folder: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+    os.chdir(folder)
+    os.environ.update(environment)
+    sys.path.insert(0, str(HERE))
+    sys.argv = ["lightning", *arguments]
+    log = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    torch.set_num_threads(1)
+    from vit_lightning.cli import main
+
+    sys.exit(main(arguments))
+
+
+def start(folder: Path, *arguments: str, fault: str = "", **environment: str) -> BaseProcess:
+    """The command in a process of its own, with ``folder`` as its working folder; says what it says in ``log.txt``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    process = SERVER.Process(target=_command, args=(folder, arguments, {"VITL_FAULT": fault, **environment}))
+    process.start()
+    return process
+
+
+def command(folder: Path, *arguments: str, fault: str = "", **environment: str) -> int:
+    """The exit code of the command; negative after a signal."""
+    process = start(folder, *arguments, fault=fault, **environment)
+    process.join(120)
+    assert process.exitcode is not None, "it hangs"
+    return process.exitcode
+
+
+def fit(folder: Path, *flags: str, fault: str = "", **environment: str) -> int:
+    return command(folder, "fit", *FLAGS, *flags, fault=fault, **environment)
+
+
+def go_on(folder: Path, *flags: str, fault: str = "", **environment: str) -> int:
+    return command(folder, "fit", "--resume=run", "--trust-config", *flags, fault=fault, **environment)
+
+
+def punish(folder: Path, *flags: str, seed: int, kills: int, apart: tuple[float, float]) -> int:
+    """Starts the same command again and again, and kills it at random moments from outside, workers not included.
+
+    Returns the kills that came while it ran; then lets it end.
+    """
+    draw, count = random.Random(seed), 0
+    while count < kills:
+        process = start(folder, "fit", *FLAGS, "--resume=auto", *flags, fault="0:*:batch_start:SLEEP")
+        process.join(draw.uniform(*apart))
+        if process.exitcode is not None:
+            break
+        process.kill()
+        process.join()
+        count += 1
+    assert command(folder, "fit", *FLAGS, "--resume=auto", *flags) == 0, log(folder)[-2000:]
+    return count
+
+
+def orphans(folder: Path) -> list[int]:
+    """Processes that have the folder as their working folder."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            if link.resolve() == folder.resolve():
+                found.append(int(link.parent.name))
+    return found
+
+
+def log(folder: Path) -> str:
+    return (folder / "log.txt").read_text()
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All that must not depend on whether a run was killed."""
+    from vit_lightning.checkpoint_io import read_checkpoint
+    from vit_lightning.tracking import read_metrics
+
+    run = folder / "run"
+    last = read_checkpoint(run / "checkpoints/last.ckpt")
+    callbacks = {name: state for name, state in last["callbacks"].items() if name != "Stopwatch"}
+    results = json.loads((run / "results.json").read_text())
+    with np.load(run / "test_predictions.npz") as arrays:
+        predictions = {name: arrays[name].tolist() for name in arrays}
+    return {
+        "weights": last["state_dict"],
+        "optimizer": last["optimizer_states"],
+        "schedule": last["lr_schedulers"],
+        "steps": last["global_step"],
+        "loops": last["loops"],
+        "callbacks": callbacks,
+        "best": read_checkpoint(run / "checkpoints/best.ckpt")["state_dict"],
+        "rows": [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(run)],
+        "results": {name: value for name, value in results.items() if "second" not in name},
+        "predictions": predictions,
+        "batches": batches(folder),
+    }
+
+
+def batches(folder: Path, rank: int = 0) -> list[tuple[list[int], float]]:
+    """Images of each batch, as the last process that trained on it saw them, with the sum of their pixels."""
+    lines = (folder / f"witness{rank}.jsonl").read_text().splitlines()
+    seen = {row["batch"]: (row["indices"], row["sum"]) for row in map(json.loads, lines)}
+    assert sorted(seen) == list(range(len(seen)))
+    return [seen[number] for number in sorted(seen)]
+
+
+def differences(first: Any, second: Any, path: str = "") -> list[str]:
+    """Where two outcomes differ, at zero tolerance."""
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return [] if torch.equal(first, second) and first.dtype == second.dtype else [path]
+    if isinstance(first, dict) and isinstance(second, dict):
+        missing = [f"{path}.{key} on one side" for key in first.keys() ^ second.keys()]
+        return missing + [
+            d for key in first.keys() & second.keys() for d in differences(first[key], second[key], f"{path}.{key}")
+        ]
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        if len(first) != len(second):
+            return [f"{path}: {len(first)} against {len(second)}"]
+        return [
+            d for n, (a, b) in enumerate(zip(first, second, strict=True)) for d in differences(a, b, f"{path}[{n}]")
+        ]
+    return [] if first == second else [f"{path}: {first} against {second}"]

@@ -1,0 +1,268 @@
+"""Rows 6, 7, 13 and 14 of the fault plan: checkpoint files under kills, damage, full disks and numbers that diverge."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+
+import harness
+import pytest
+import torch
+
+from vit_lightning import UserError
+from vit_lightning.checkpoint_io import AtomicCheckpointIO, newest_checkpoint, read_checkpoint
+
+FILES = ("last", "previous", "best")
+
+
+def write_for_ever(folder: Path, megabytes: int, begin: int) -> None:
+    """Checkpoints of rising steps, one after the other."""
+    weights = torch.rand(megabytes * 250_000)
+    io, step = AtomicCheckpointIO(), begin
+    while True:
+        step += 1
+        io.save_checkpoint({"state_dict": {"w": weights}, "global_step": step, "page": {}}, folder / "last.ckpt")
+
+
+def kill_while_writing(folder: Path, temporary: Path, *, kills: int, megabytes: int, seed: int) -> None:
+    """Each kill leaves a newest checkpoint that can be read, not older than any before, and no file elsewhere."""
+    draw, step, left_over = random.Random(seed), 0, 0
+    os.environ["TMPDIR"] = str(temporary)
+    for _ in range(kills):
+        place = folder / "checkpoints"
+        process = harness.SERVER.Process(target=write_for_ever, args=(place, megabytes, step))
+        process.start()
+        first = time.monotonic() + 60
+        while not (place / "last.ckpt").exists() and time.monotonic() < first:
+            time.sleep(0.01)
+        process.join(draw.uniform(0.1, 0.7))
+        process.kill()
+        process.join()
+        for name in FILES[:2]:
+            if (place / f"{name}.ckpt").exists():
+                read_checkpoint(place / f"{name}.ckpt")
+        newest = newest_checkpoint(folder)
+        assert newest is not None
+        assert newest.checkpoint["global_step"] >= step
+        step = newest.checkpoint["global_step"]
+        left_over += len(list(place.glob(".*.part")))
+    assert step > 0
+    assert left_over > 0, "no kill came in the middle of a write"
+    assert not [path for path in temporary.iterdir() if path.name.startswith("tmp")]
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A temporary folder on another file system than the run, where there is one."""
+    shared = Path("/dev/shm")
+    folder = (shared if shared.is_dir() else tmp_path) / f"vitl-{os.getpid()}"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_row_06_ten_kills_while_a_checkpoint_is_written(tmp_path, elsewhere):
+    kill_while_writing(tmp_path, elsewhere, kills=10, megabytes=30, seed=1)
+
+
+@pytest.mark.full
+def test_row_06_a_hundred_kills_while_a_checkpoint_is_written(tmp_path, elsewhere):
+    kill_while_writing(tmp_path, elsewhere, kills=100, megabytes=100, seed=2)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A run that was killed after 20 steps."""
+    folder = tmp_path_factory.mktemp("killed")
+    assert harness.fit(folder, fault="0:20:batch_start:KILL") == -9, harness.log(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    assert harness.fit(folder) == 0, harness.log(folder)
+    return harness.outcome(folder)
+
+
+def flip(path: Path, place: int, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def cut(path: Path, share: float) -> None:
+    os.truncate(path, int(path.stat().st_size * share))
+
+
+def unseal(path: Path) -> None:
+    """The same contents, changed and written without a checksum."""
+    checkpoint = torch.load(path, weights_only=True)
+    del checkpoint["loops"]
+    torch.save(checkpoint, path)
+
+
+def dangle(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+DAMAGE = {
+    "cut in half": lambda path: cut(path, 0.5),
+    "cut at its end": lambda path: cut(path, 0.999),
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("a checkpoint"),
+    "random bytes": lambda path: path.write_bytes(random.Random(0).randbytes(10_000)),
+    "one bit flipped": lambda path: flip(path, path.stat().st_size // 2, 3),
+    "missing": lambda path: path.unlink(),
+    "dangling link": dangle,
+    "foreign": lambda path: torch.save({"w": torch.zeros(3)}, path),
+    "without its loops": unseal,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_row_07_a_damaged_newest_falls_back_and_says_so(tmp_path, killed, whole, damage):
+    shutil.copytree(killed / "run", tmp_path / "run")
+    shutil.copy(killed / "witness0.jsonl", tmp_path)
+    DAMAGE[damage](tmp_path / "run/checkpoints/last.ckpt")
+    assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)
+    said = harness.log(tmp_path)
+    assert "run/checkpoints/last.ckpt" in said
+    assert ": falling back to previous.ckpt\n" in said
+    assert "goes on after 19 steps" in said
+    assert not harness.differences(whole, harness.outcome(tmp_path))
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_row_07_without_any_that_can_be_read_nothing_starts(tmp_path, killed, damage):
+    shutil.copytree(killed / "run", tmp_path / "run")
+    for name in FILES:
+        DAMAGE[damage](tmp_path / f"run/checkpoints/{name}.ckpt")
+    before = contents(tmp_path / "run")
+    assert harness.fit(tmp_path, "--resume=must") == 3
+    assert harness.go_on(tmp_path) == 3
+    assert "run/checkpoints" in harness.log(tmp_path)
+    assert "Traceback" not in harness.log(tmp_path)
+    assert before == contents(tmp_path / "run")
+    assert not (tmp_path / "witness0.jsonl").exists()
+
+
+def test_row_07_two_hundred_flipped_bits_are_detected(tmp_path, killed):
+    path, draw = tmp_path / "x.ckpt", random.Random(3)
+    content = (killed / "run/checkpoints/last.ckpt").read_bytes()
+    path.write_bytes(content)
+    read_checkpoint(path)
+    ends = [(place, bit) for place in (*range(-73, -62), -2, -1) for bit in (0, 5)]  # the checksum's own surroundings
+    anywhere = [(draw.randrange(len(content)), draw.randrange(8)) for _ in range(200 - len(ends))]
+    for place, bit in [*ends, *anywhere]:
+        path.write_bytes(content)
+        flip(path, place, bit)
+        with pytest.raises(UserError, match=r"x\.ckpt"):
+            read_checkpoint(path)
+
+
+def test_row_07_a_damaged_best_is_named_before_training_goes_on(tmp_path, killed):
+    shutil.copytree(killed / "run", tmp_path / "run")
+    flip(tmp_path / "run/checkpoints/best.ckpt", 5000, 1)
+    assert harness.go_on(tmp_path) == 2
+    assert "best.ckpt is damaged" in harness.log(tmp_path)
+    assert not (tmp_path / "witness0.jsonl").exists()
+
+
+EVERY_EIGHT = ("--checkpoint.every_n_steps=null",)
+
+
+def test_row_13_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path, whole):
+    faults = "0:9:batch_start:FULL,0:17:batch_start:FREE,0:19:batch_start:BRIM,0:22:batch_start:FREE"
+    assert harness.fit(tmp_path, *EVERY_EIGHT, fault=faults) == 0, harness.log(tmp_path)
+    said = harness.log(tmp_path)
+    assert "last.ckpt was not written (File too large); what was there before is intact, and training goes on" in said
+    outcome = harness.outcome(tmp_path)
+    # a best checkpoint that the disk did not take is lost, and the warning says so; training itself is not
+    for part in ("weights", "optimizer", "schedule", "loops", "batches"):
+        assert not harness.differences(whole[part], outcome[part])
+    assert not harness.differences(whole["rows"][:-1], outcome["rows"][:-1])
+    assert not list((tmp_path / "run/checkpoints").glob(".*"))
+
+
+def test_row_13_a_run_that_lost_a_save_still_goes_on(tmp_path, whole):
+    faults = "0:9:batch_start:FULL,0:20:batch_start:KILL"
+    assert harness.fit(tmp_path, *EVERY_EIGHT, fault=faults) == -9, harness.log(tmp_path)
+    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 8
+    assert harness.go_on(tmp_path) == 0
+    assert not harness.differences(whole, harness.outcome(tmp_path))
+
+
+def test_row_13_a_disk_that_stays_full_ends_training(tmp_path, whole):
+    assert harness.fit(tmp_path, fault="0:10:batch_start:FULL") == 2
+    said = harness.log(tmp_path)
+    assert "3 saves in a row failed: training stops here" in said
+    assert "Traceback" not in said
+    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 10
+    assert not list((tmp_path / "run/checkpoints").glob(".*"))
+    assert harness.go_on(tmp_path) == 0
+    assert not harness.differences(whole, harness.outcome(tmp_path))
+
+
+def test_row_13_a_disk_that_is_too_small_is_found_before_training(tmp_path, monkeypatch):
+    from vit_lightning import checkpoints
+
+    class Usage:
+        free = 10**6
+
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: Usage)
+    assert checkpoints.space_problem(tmp_path, 10**5 // 4) is None
+    problem = checkpoints.space_problem(tmp_path, 10**6)
+    assert "0.00 GB free" in problem
+    assert "need 0.01 GB" in problem
+
+
+def finite(folder: Path) -> list[str]:
+    """Names of the checkpoints of a run, all of whose numbers are finite."""
+    found = []
+    for path in sorted((folder / "run/checkpoints").glob("*.ckpt")):
+        checkpoint = read_checkpoint(path)
+        states = [state for optimizer in checkpoint["optimizer_states"] for state in optimizer["state"].values()]
+        tensors = [*checkpoint["state_dict"].values(), *(value for state in states for value in state.values())]
+        assert all(torch.isfinite(torch.as_tensor(tensor)).all() for tensor in tensors)
+        found.append(path.stem)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("point", "what"), [("forward", "loss is nan"), ("after_backward", "norm of the gradients is nan")]
+)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_row_14_a_number_that_is_none_stops_at_once(tmp_path, point, what, accumulate):
+    flags = (f"--trainer.accumulate_grad_batches={accumulate}",)
+    assert harness.fit(tmp_path, *flags, fault=f"0:11:{point}:NAN") == 4
+    said = harness.log(tmp_path)
+    assert f"training diverged in step {11 // accumulate} " in said
+    assert what in said
+    assert "Traceback" not in said
+    assert finite(tmp_path) == ["best", "last", "previous"]
+    facts = json.loads((tmp_path / "run/diverged.json").read_text())
+    images = [index for indices, _ in harness.batches(tmp_path)[-accumulate:] for index in indices]
+    expected = harness.batches(tmp_path)[-1][0] if point == "forward" else images
+    assert facts["indices"] == expected
+    last = read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")
+    assert last["global_step"] == 11 // accumulate
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_row_14_a_rate_that_is_far_too_high(tmp_path, precision):
+    flags = ("--optimizer.lr=1e10", "--optimizer.warmup_epochs=0", f"--trainer.precision={precision}")
+    assert harness.fit(tmp_path, *flags) == 4
+    assert "diverged" in harness.log(tmp_path)
+    finite(tmp_path)
+    assert not (tmp_path / "run/results.json").exists()

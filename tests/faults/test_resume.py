@@ -1,0 +1,266 @@
+"""Rows 1, 2, 3, 5, 17 and 19 of the fault plan: a run that is killed ends as if it had not been."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import harness
+import pytest
+import yaml
+from conftest import write_images
+
+from vit_lightning.checkpoint_io import read_checkpoint
+from vit_lightning.tracking import read_metrics
+
+VARIANTS = {
+    "plain": (),
+    "accumulate 2": ("--trainer.accumulate_grad_batches=2",),
+    "accumulate 3": ("--trainer.accumulate_grad_batches=3",),
+    "average of weights": ('--trainer.callbacks+=[{"class_path": "EMAWeightAveraging"}]',),
+    "validation in mid-epoch": ("--trainer.val_check_interval=0.5",),
+    "ended by steps": ("--trainer.max_epochs=-1", "--trainer.max_steps=28"),
+    "checkpoint every 3 steps": ("--checkpoint.every_n_steps=3",),
+    "checkpoint at epoch ends": ("--checkpoint.every_n_steps=null",),
+}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The outcome of a run of some flags that nobody kills."""
+    known = {}
+
+    def outcome(*flags: str):
+        if flags not in known:
+            folder = tmp_path_factory.mktemp("uninterrupted")
+            assert harness.fit(folder, *flags) == 0, harness.log(folder)
+            known[flags] = harness.outcome(folder)
+        return known[flags]
+
+    return outcome
+
+
+def check_chain(folder: Path, expected, *faults: str, flags: tuple[str, ...] = (), later: tuple[str, ...] = ()) -> None:
+    """A run with ``flags`` that ends by each fault in turn, and goes on with ``later``, comes out as expected."""
+    for number, fault in enumerate(faults):
+        code = harness.go_on(folder, *later, fault=fault) if number else harness.fit(folder, *flags, fault=fault)
+        assert code == -9, harness.log(folder)
+    assert harness.go_on(folder, *later) == 0, harness.log(folder)
+    assert not harness.differences(expected, harness.outcome(folder))
+
+
+def test_row_01_the_reference_repeats_and_shows_each_image_once_an_epoch(tmp_path, uninterrupted):
+    assert harness.fit(tmp_path) == 0
+    outcome = harness.outcome(tmp_path)
+    assert not harness.differences(uninterrupted(), outcome)
+    assert outcome["steps"] == len(outcome["batches"]) == 32
+    for epoch in range(4):
+        images = [index for indices, _ in outcome["batches"][8 * epoch : 8 * epoch + 8] for index in indices]
+        assert sorted(images) == list(range(1294))
+
+
+def test_row_01_the_comparison_sees_another_seed(tmp_path, uninterrupted):
+    assert harness.fit(tmp_path, "--seed_everything=1") == 0
+    found = " ".join(harness.differences(uninterrupted(), harness.outcome(tmp_path)))
+    for part in (".weights", ".optimizer", ".batches", ".rows", ".predictions"):
+        assert part in found
+
+
+@pytest.mark.parametrize("step", [1, 7, 8, 9, 31])
+def test_row_01_killed_before_a_step(tmp_path, uninterrupted, step):
+    check_chain(tmp_path, uninterrupted(), f"0:{step}:batch_start:KILL")
+
+
+@pytest.mark.parametrize("step", [3, 16, 25])
+def test_row_01_killed_with_two_workers(tmp_path, uninterrupted, step):
+    flags = ("--data.num_workers=2",)
+    check_chain(tmp_path, uninterrupted(), f"0:{step}:batch_start:KILL", flags=flags)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["12:forward", "12:after_backward", "12:after_opt_step", "16:val", "11:ckpt_write", "11:ckpt_done", "16:ckpt_done"],
+)
+def test_row_01_killed_within_a_step(tmp_path, uninterrupted, fault):
+    check_chain(tmp_path, uninterrupted(), f"0:{fault}:KILL")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("step", range(1, 32))
+def test_row_01_killed_before_every_step(tmp_path, uninterrupted, step, workers):
+    flags = (f"--data.num_workers={workers}",)
+    check_chain(tmp_path, uninterrupted(), f"0:{step}:batch_start:KILL", flags=flags)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("averaged", [False, True], ids=["accumulate", "average"])
+def test_row_02_and_19_fifty_random_kills(tmp_path, uninterrupted, averaged):
+    variant = VARIANTS["average of weights" if averaged else "accumulate 2"]
+    flags = ("--trainer.max_epochs=200", "--data.num_workers=2", "--checkpoint.every_n_steps=5", *variant)
+    expected = uninterrupted(*flags)
+    assert harness.punish(tmp_path, *flags, seed=int(averaged), kills=50, apart=(0.8, 3.0)) == 50
+    assert not harness.differences(expected, harness.outcome(tmp_path))
+    end = time.monotonic() + 10
+    while harness.orphans(tmp_path) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not harness.orphans(tmp_path)
+
+
+def test_row_02_five_random_kills(tmp_path, uninterrupted):
+    flags = ("--trainer.max_epochs=30", "--trainer.accumulate_grad_batches=2", "--data.num_workers=2")
+    kills = harness.punish(tmp_path, *flags, seed=7, kills=5, apart=(1.0, 2.0))
+    assert kills >= 1, "it never ran long enough"
+    assert not harness.differences(uninterrupted(*flags), harness.outcome(tmp_path))
+
+
+PAIRS = {
+    "plain": [(7, 8), (8, 9), (15, 17)],
+    "accumulate 2": [(8, 9), (13, 15)],
+    "accumulate 3": [(7, 8), (11, 12)],
+    "average of weights": [(8, 10)],
+    "validation in mid-epoch": [(4, 5), (12, 13)],
+    "ended by steps": [(8, 9), (16, 18)],
+}
+
+
+@pytest.mark.parametrize(("variant", "pair"), [(name, pair) for name, pairs in PAIRS.items() for pair in pairs])
+def test_row_03_two_kills_around_an_epoch_s_end(tmp_path, uninterrupted, variant, pair):
+    faults = [f"0:{step}:batch_start:KILL" for step in pair]
+    check_chain(tmp_path, uninterrupted(*VARIANTS[variant]), *faults, flags=VARIANTS[variant])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("first", [1, 5, 7, 8, 11, 15, 16, 20, 23, 24, 25])
+@pytest.mark.parametrize("gap", [1, 2])
+def test_row_03_two_kills_anywhere(tmp_path, uninterrupted, variant, first, gap):
+    faults = [f"0:{step}:batch_start:KILL" for step in (first, first + gap)]
+    check_chain(tmp_path, uninterrupted(*VARIANTS[variant]), *faults, flags=VARIANTS[variant])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_row_03_killed_at_every_step(tmp_path, uninterrupted, variant):
+    steps = range(1, 28 if variant == "ended by steps" else 32)
+    if variant in ("checkpoint every 3 steps", "checkpoint at epoch ends"):  # else it would never get anywhere
+        steps = range(1, 32, 9)
+    faults = [f"0:{step}:batch_start:KILL" for step in steps]
+    check_chain(tmp_path, uninterrupted(*VARIANTS[variant]), *faults, flags=VARIANTS[variant])
+
+
+def test_row_05_the_number_of_workers_may_change(tmp_path, uninterrupted):
+    later = ("--data.num_workers=2",)
+    check_chain(tmp_path, uninterrupted(), "0:13:batch_start:KILL", later=later)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A folder with a run that was killed after 13 steps."""
+    folder = tmp_path_factory.mktemp("killed")
+    assert harness.fit(folder, fault="0:13:batch_start:KILL") == -9
+    return folder
+
+
+def copy(killed: Path, folder: Path) -> bytes:
+    shutil.copytree(killed, folder, dirs_exist_ok=True)
+    return (folder / "run/checkpoints/last.ckpt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "flag", ["--data.batch_size=81", "--seed_everything=1", "--trainer.devices=2", "--data.split_seed=1"]
+)
+@pytest.mark.parametrize("allowed", [False, True])
+def test_row_05_what_would_make_other_batches_is_refused(tmp_path, killed, flag, allowed):
+    before = copy(killed, tmp_path)
+    key = flag.strip("-").partition("=")[0]
+    assert harness.go_on(tmp_path, flag, *([f"--allow-config-change={key}"] if allowed else [])) == 2
+    assert f"{key}=" in harness.log(tmp_path)
+    assert (tmp_path / "run/checkpoints/last.ckpt").read_bytes() == before
+    assert len(harness.batches(tmp_path)) == 14
+
+
+def test_row_05_other_images_are_refused(tmp_path):
+    for name in ("train/a", "train/b", "test/a", "test/b"):
+        write_images(tmp_path / "images" / name, 12, size=(8, 8), seed=len(name))
+    sizes = ["--data.image_size=8", "--data.batch_size=4", "--data.num_workers=0", "--model.patch_size=4"]
+    small = ["--model.emb_size=16", "--model.depth=1", "--model.num_heads=2", "--trainer.accelerator=cpu"]
+    flags = ["--data=ImageFolder", "--data.root=images", *sizes, *small, "--trainer.max_epochs=2", "--out=run"]
+    callback = "--trainer.callbacks=[{'class_path': 'fault.Fault'}]"
+    assert harness.command(tmp_path, "fit", *flags, callback, "--trust-config", fault="0:8:batch_start:KILL") == -9
+    write_images(tmp_path / "images" / "train" / "a", 13, size=(8, 8))
+    assert harness.go_on(tmp_path) == 2
+    assert "data: the training or validation images are no longer those" in harness.log(tmp_path)
+
+
+def test_row_17_a_changed_page_is_refused_with_the_difference(tmp_path, killed):
+    copy(killed, tmp_path)
+    assert harness.go_on(tmp_path, "--model.emb_dropout=0.5", "--optimizer.lr=0.5") == 2
+    said = harness.log(tmp_path)
+    assert "model.emb_dropout=0.5 where run has 0.1 (to change it: --allow-config-change model.emb_dropout)" in said
+    assert "optimizer.lr=0.5 where run has" in said
+    assert len(harness.batches(tmp_path)) == 14
+    page = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    page["model"]["init_args"]["emb_dropout"] = 0.5
+    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(page))
+    assert harness.go_on(tmp_path) == 2, "a page that was edited is a change as well"
+
+
+def test_row_17_a_change_that_is_allowed_holds(tmp_path, killed):
+    copy(killed, tmp_path)
+    changes = ["--optimizer.lr=0.5", "--optimizer.weight_decay=0.7", "--optimizer.schedule=constant"]
+    assert harness.go_on(tmp_path, *changes, "--allow-config-change=optimizer") == 0, harness.log(tmp_path)
+    rates = [row["lr"] for row in read_metrics(tmp_path / "run") if "lr" in row]
+    assert rates[13:] == [0.5] * 19
+    assert max(rates[:13]) < 0.01
+    assert "# optimizer.lr was 0.001 until step 13" in (tmp_path / "run/config.yaml").read_text()
+    last = read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")
+    assert last["optimizer_states"][0]["param_groups"][0]["weight_decay"] == 0.7
+    assert last["page"]["optimizer"]["lr"] == 0.5
+
+
+def test_row_19_rows_outlive_kills(tmp_path):
+    fault = "0:*:batch_start:SLEEP"
+    for _ in range(3):
+        process = harness.start(
+            tmp_path, "fit", *harness.FLAGS, "--resume=auto", "--trainer.max_epochs=40", fault=fault
+        )
+        end = time.monotonic() + 60
+        seen = b""
+        path = tmp_path / "run/metrics.jsonl"
+        rows = path.read_bytes().count(b"\n") if path.exists() else 0
+        while time.monotonic() < end and not seen:
+            time.sleep(0.05)
+            if path.exists() and path.read_bytes().count(b"\n") > rows + 10:
+                seen = path.read_bytes()
+        process.kill()
+        process.join()
+        assert seen
+        assert path.read_bytes().startswith(seen)
+        steps = [row["step"] for row in read_metrics(tmp_path / "run") if "train/loss_step" in row]
+        assert steps == list(range(len(steps)))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_row_02_two_ranks(tmp_path, rank, workers):
+    command = [str(Path(sys.executable).parent / "lightning"), "fit"]
+    ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", f"--data.num_workers={workers}"]
+    flags = [flag for flag in harness.FLAGS if "batch_size" not in flag] + ["--data.batch_size=81", *ranks]
+
+    def run(folder: Path, *arguments: str, fault: str = "") -> int:
+        folder.mkdir(exist_ok=True)
+        places = {"PYTHONPATH": str(harness.HERE), "VITL_FAULT": fault}
+        return subprocess.run([*command, *arguments], cwd=folder, env={**os.environ, **places}, timeout=300).returncode
+
+    assert run(tmp_path / "reference", *flags) == 0
+    assert run(tmp_path / "killed", *flags, fault=f"{rank}:13:batch_start:KILL") != 0
+    assert run(tmp_path / "killed", "--resume=run", "--trust-config") == 0
+    assert not harness.differences(harness.outcome(tmp_path / "reference"), harness.outcome(tmp_path / "killed"))
+    for number in (0, 1):
+        assert harness.batches(tmp_path / "reference", number) == harness.batches(tmp_path / "killed", number)

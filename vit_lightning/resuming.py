@@ -1,0 +1,116 @@
+"""Which run to go on with, and what may have changed since it began."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vit_lightning.errors import UserError
+from vit_lightning.folder import release, try_hold
+from vit_lightning.pages import flatten
+
+ALWAYS = ("data.num_workers",)
+"""Keys that may change by themselves: order and augmentation do not depend on them."""
+
+NEVER = (
+    "seed_everything",
+    "data.class_path",
+    "data.batch_size",
+    "data.split_seed",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.limit_train_batches",
+    "trainer.overfit_batches",
+)
+"""Keys that say which images make up which batch; with others it would be another run."""
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Keys whose values differ between two pages, (before, after), but for those that may."""
+    old, new = _by_key(flatten(dict(before))), _by_key(flatten(dict(after)))
+    found = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
+    return {key: pair for key, pair in found.items() if pair[0] != pair[1] and key not in ALWAYS}
+
+
+def _by_key(node: Any, path: str = "") -> dict[str, Any]:
+    """The values of a flat page by their dotted keys; lists as a whole."""
+    if not isinstance(node, dict) or not node:
+        return {path: node}
+    return {
+        dotted: value
+        for key, item in node.items()
+        for dotted, value in _by_key(item, f"{path}.{key}" if path else str(key)).items()
+    }
+
+
+def refuse_changes(changed: Mapping[str, tuple[Any, Any]], allowed: Sequence[str], folder: Path) -> None:
+    """A run goes on as it began, but for what is allowed by name.
+
+    Raises:
+        UserError: names every other change.
+    """
+    problems = []
+    for key, (before, after) in changed.items():
+        said = f"{key}={after} where {folder} has {before}"
+        if key in NEVER:
+            problems.append(f"{said}: it says which images make up a batch and cannot change within a run")
+        elif not _is_allowed(key, allowed):
+            problems.append(f"{said} (to change it: --allow-config-change {key})")
+    if problems:
+        raise UserError(problems)
+
+
+def _is_allowed(key: str, allowed: Sequence[str]) -> bool:
+    """Whether a key or a group that it belongs to is named."""
+    return any(key == name or key.startswith(f"{name}.") for name in allowed)
+
+
+def changed_page(text: str, path: Path, changed: Mapping[str, tuple[Any, Any]], step: int) -> str:
+    """A run's page with its new values, and what it had before as remarks at its top."""
+    remarks = re.match(r"(#[^\n]*\n)*", path.read_text(encoding="utf-8"))
+    said = "".join(f"# {key} was {before} until step {step}\n" for key, (before, _) in changed.items())
+    return f"{remarks.group() if remarks else ''}{said}{text}"
+
+
+def read_run_page(folder: Path) -> dict[str, Any]:
+    """The page that a run began with, as plain data."""
+    path = folder / "config.yaml"
+    try:
+        page = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
+        raise UserError(f"{path} cannot be read: {' '.join(str(fault).split())}") from fault
+    return page if isinstance(page, dict) else {}
+
+
+def unfinished_run(parent: Path, page: Mapping[str, Any], allowed: Sequence[str]) -> tuple[Path, int] | None:
+    """The newest run of a page that is not over and that no live process holds, now held by this one."""
+    for folder in _newest_first(parent):
+        try:
+            changed = changes(read_run_page(folder), page)
+        except UserError:  # not the one that is looked for
+            continue
+        if any(key in NEVER or not _is_allowed(key, allowed) for key in changed):
+            continue
+        lock = try_hold(folder)
+        if lock is None:
+            continue
+        if not (folder / "results.json").is_file():
+            return folder, lock
+        release(folder, lock)
+    return None
+
+
+def _newest_first(parent: Path) -> Iterator[Path]:
+    pages = [path for path in parent.glob("*/config.yaml") if not (path.parent / "results.json").is_file()]
+    yield from (path.parent for path in sorted(pages, key=lambda path: path.stat().st_mtime_ns, reverse=True))
+
+
+def sweep(folder: Path) -> None:
+    """Takes away what a kill has left in the middle of a write."""
+    for place in (folder, folder / "checkpoints"):
+        for path in [*place.glob(".*.part"), *place.glob(".trial.ckpt")]:
+            path.unlink(missing_ok=True)

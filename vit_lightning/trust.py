@@ -1,0 +1,62 @@
+"""Which packages a page, or a checkpoint with a page in it, may import from.
+
+Whoever names a class names a module, and importing a module runs it. So a page is data only as long as it names modules
+of known packages; ``--trust-config`` lifts that for a page of one's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+
+from vit_lightning.errors import UserError
+from vit_lightning.pages import Page, full_name
+
+PACKAGES = ["vit_lightning", "lightning", "timm", "torch.nn", "torch.optim", "torchmetrics", "torchvision"]
+CLASS_KEYS = ("model", "data", "callbacks", "logger", "plugins", "profiler", "strategy")
+"""Keys whose value may be the name of a class itself."""
+
+
+def restrict_imports(page: Page, *, trust: bool) -> None:
+    """Lets jsonargparse import from the known packages alone, or with ``trust`` also from what the page names.
+
+    Raises:
+        UserError: without trust, each class of another package, before anything of it is imported.
+    """
+    named = [(path, name) for path, name in _class_paths(page) if not _is_known(name)]
+    if trust:
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.insert(0, here)  # as for python -m: a page may name a class in a file beside it
+        allowed = [*PACKAGES, *{name.split(".")[0] for _, name in named}]
+        jsonargparse.set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed)
+        return
+    jsonargparse.set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=PACKAGES)
+    if named:
+        known = ", ".join(PACKAGES)
+        raise UserError(
+            f"{path}={name} is of none of the packages that a page may import from ({known}); "
+            "if you wrote or read that code: --trust-config"
+            for path, name in named
+        )
+
+
+def _class_paths(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """The dotted names of a page that stand where classes are named, each with its key."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from _class_paths(value, (*path, str(key)))
+    elif isinstance(node, list):
+        for item in node:
+            yield from _class_paths(item, path)
+    elif isinstance(node, str) and path and path[-1].rstrip("+") in ("class_path", *CLASS_KEYS):
+        name = full_name(node)
+        if "." in name and all(part.isidentifier() for part in name.split(".")):
+            yield ".".join(path), name
+
+
+def _is_known(name: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in PACKAGES)
