@@ -12,8 +12,8 @@ from conftest import REPOSITORY
 LEVELS = [
     ["errors"],
     ["blocks", "optim", "augment", "pages", "folder", "tracking"],
-    ["positions", "sampling", "checks", "trust", "stopping"],
-    ["data", "checkpoint_io", "resuming"],
+    ["positions", "sampling", "trust", "stopping"],
+    ["data", "checks", "checkpoint_io", "resuming"],
     ["imagefolder", "torchvision_sets", "vit"],
     ["classifier", "callbacks", "checkpoints", "environment", "figures", "flops", "wandb_mirror"],
     ["config"],

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
-from vit_lightning.augment import sample_keys
+from vit_lightning.augment import one_key
 
 
 class StepSeeds(Callback):
@@ -27,10 +27,19 @@ class StepSeeds(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         completed = trainer.fit_loop.epoch_loop.batch_progress.total.completed
-        key = int(sample_keys(self.seed, completed, torch.tensor([trainer.global_rank]))[0])
-        torch.manual_seed(key)
+        key = one_key(self.seed, completed, trainer.global_rank)
+        seed_torch(key)
         random.seed(key)
         np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002  # for code of others that draws from it
+
+
+def seed_torch(key: int) -> None:
+    """``torch.manual_seed`` for the devices in use; to ask for all there could be takes a hundred times longer."""
+    torch.default_generator.manual_seed(key)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(key)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(key)
 
 
 class Stopwatch(Callback):

@@ -14,6 +14,7 @@ import struct
 import warnings
 import zipfile
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
@@ -169,6 +170,8 @@ def read_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except UserError:
         raise
+    except UnpicklingError as fault:  # its own text advises to load it all the same
+        raise UserError(f"{path} cannot be read: it holds more than tensors and plain data") from fault
     except Exception as fault:  # torch raises a dozen types for damaged files
         raise UserError(
             f"{path} cannot be read as a checkpoint of tensors and plain data ({_first_line(fault)})"

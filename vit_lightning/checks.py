@@ -21,6 +21,7 @@ from typing import Any, Literal
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from vit_lightning.pages import Page, full_name
+from vit_lightning.trust import may_import
 
 WORDS = {
     int: "a whole number",
@@ -156,6 +157,8 @@ def _item_kind(kind: Any) -> Any:
 
 def find_class(class_path: Any) -> Any:
     """The class or function of a name, None if there is none."""
+    if "." in str(full_name(class_path)) and not may_import(str(full_name(class_path))):
+        return None
     module, _, name = str(full_name(class_path)).rpartition(".")
     for place in [module] if module else LIGHTNING_CLASSES:
         try:
@@ -225,7 +228,9 @@ def _dotted(path: tuple[str, ...]) -> str:
     return ".".join(path)
 
 
-_SECRET = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD)(_|$)", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PGPASS|PASS|PAT|CREDENTIALS?)(_|$)", re.IGNORECASE
+)
 
 
 def secret_problems(value: Any, path: tuple[str, ...] = ()) -> list[str]:
@@ -235,7 +240,9 @@ def secret_problems(value: Any, path: tuple[str, ...] = ()) -> list[str]:
     if isinstance(value, list):
         return [text for number, item in enumerate(value) for text in secret_problems(item, (*path, str(number)))]
     secrets = {
-        name: text for name, text in os.environ.items() if _SECRET.search(name) and len(text) >= 16 and "/" not in text
+        name: text
+        for name, text in os.environ.items()
+        if _SECRET.search(name) and len(text) >= 8 and not text.startswith(("/", "~", "."))  # these are places of keys
     }
     return [
         f"{_dotted(path)} holds the value of {name}: a key does not belong in a page, W&B reads it from the environment"

@@ -269,7 +269,7 @@ def make_settings(config: Namespace) -> Settings:
 def _instantiate(config: Namespace, key: str) -> Any:
     try:
         return make_parser().instantiate(Namespace({key: config[key]}))[key]
-    except (ValueError, TypeError, MisconfigurationException) as fault:
+    except (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as fault:
         cause: BaseException | None = fault
         while cause is not None and not isinstance(cause, UserError):
             cause = cause.__context__  # jsonargparse puts its own around those of classes in lists

@@ -22,11 +22,11 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from vit_lightning.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions, TrainingBar
 from vit_lightning.checkpoint_io import (
-    LAST,
     AtomicCheckpointIO,
     Restored,
     find_checkpoint,
     load_network,
+    newest_checkpoint,
     read_checkpoint,
 )
 from vit_lightning.checkpoints import Checkpoints, space_problem
@@ -164,7 +164,9 @@ def run_id(folder: Path) -> str:
 def _test_best(run: Run) -> Results:
     """The figures of a run that has been trained, and of the test of its best checkpoint unless it is not wanted."""
     run.folder = run.trainer.strategy.broadcast(run.folder)
-    best, last = find_checkpoint(run.folder), read_checkpoint(run.folder / LAST)
+    best, newest = find_checkpoint(run.folder), newest_checkpoint(run.folder)
+    assert newest is not None
+    last = newest.checkpoint  # the one before where a kill came between its two renames
     checkpoint = read_checkpoint(best)
     watch = last["callbacks"]["Stopwatch"]
     results: Results = {

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vit_lightning.augment import sample_keys
+from vit_lightning.augment import one_key, sample_keys
 from vit_lightning.errors import UserError
 
 
@@ -41,7 +41,7 @@ class Request(NamedTuple):
 
 def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
     """Order of ``size`` images in an epoch."""
-    key = int(sample_keys(seed, epoch, torch.tensor([-1]))[0])
+    key = one_key(seed, epoch, -1)
     order: list[int] = torch.randperm(size, generator=torch.Generator().manual_seed(key)).tolist()
     return order
 

@@ -7,7 +7,7 @@ of known packages; ``--trust-config`` lifts that for a page of one's own.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from vit_lightning.errors import UserError
 from vit_lightning.pages import Page, full_name
 
 PACKAGES = ["vit_lightning", "lightning", "timm", "torch.nn", "torch.optim", "torchmetrics", "torchvision"]
+_allowed: list[str] = list(PACKAGES)
+_allowed_once: set[str] = set()
+
 CLASS_KEYS = ("model", "data", "callbacks", "logger", "plugins", "profiler", "strategy")
 """Keys whose value may be the name of a class itself."""
 
@@ -31,10 +34,11 @@ def restrict_imports(page: Page, *, trust: bool) -> None:
     if trust:
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.insert(0, here)  # as for python -m: a page may name a class in a file beside it
-        allowed = [*PACKAGES, *{name.split(".")[0] for _, name in named}]
-        jsonargparse.set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed)
+        names = {name.split(".")[0] for _, name in named}
+        allowed = [*PACKAGES, *(name for name in names if name.isidentifier())]
+        _allow(allowed)
         return
-    jsonargparse.set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=PACKAGES)
+    _allow(PACKAGES)
     if named:
         known = ", ".join(PACKAGES)
         raise UserError(
@@ -42,6 +46,13 @@ def restrict_imports(page: Page, *, trust: bool) -> None:
             "if you wrote or read that code: --trust-config"
             for path, name in named
         )
+
+
+def _allow(packages: Sequence[str]) -> None:
+    _allowed[:] = packages
+    denied = ["*", *_allowed_once.difference(packages)]  # jsonargparse only ever adds to its lists
+    jsonargparse.set_parsing_settings(import_path_denylist=denied, import_path_allowlist=list(packages))
+    _allowed_once.update(packages)
 
 
 def _class_paths(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
@@ -54,9 +65,18 @@ def _class_paths(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
             yield from _class_paths(item, path)
     elif isinstance(node, str) and path and path[-1].rstrip("+") in ("class_path", *CLASS_KEYS):
         name = full_name(node)
-        if "." in name and all(part.isidentifier() for part in name.split(".")):
+        if "." in name:
             yield ".".join(path), name
 
 
 def _is_known(name: str) -> bool:
-    return any(name == package or name.startswith(f"{package}.") for package in PACKAGES)
+    return may_import(name, PACKAGES)
+
+
+def may_import(name: str, packages: Collection[str] | None = None) -> bool:
+    """Whether a page may name this class, or with ``packages`` whether it is of one of these."""
+    known = _allowed if packages is None else packages
+    parts = name.split(".")
+    return all(part.isidentifier() for part in parts) and any(
+        parts[: len(package)] == package for package in (package.split(".") for package in known)
+    )

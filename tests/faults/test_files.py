@@ -240,7 +240,7 @@ def finite(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("point", "what"), [("forward", "loss is nan"), ("after_backward", "norm of the gradients is nan")]
+    ("point", "what"), [("forward", "loss is nan"), ("after_backward", "gradients are not finite")]
 )
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_row_14_a_number_that_is_none_stops_at_once(tmp_path, point, what, accumulate):
@@ -266,3 +266,12 @@ def test_row_14_a_rate_that_is_far_too_high(tmp_path, precision):
     assert "diverged" in harness.log(tmp_path)
     finite(tmp_path)
     assert not (tmp_path / "run/results.json").exists()
+
+
+def test_row_06_killed_between_the_renames_of_the_last_save(tmp_path, whole):
+    assert harness.fit(tmp_path) == 0
+    (tmp_path / "run/results.json").unlink()
+    (tmp_path / "run/checkpoints/last.ckpt").unlink()
+    assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert {name: value for name, value in results.items() if "second" not in name} == whole["results"]

@@ -1,0 +1,458 @@
+"""What others can send is data: nothing in a page or a checkpoint runs, and nothing of the environment gets out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import http.server
+import io
+import json
+import pickle
+import shutil
+import struct
+import threading
+import zipfile
+from pathlib import Path
+
+import harness
+import pytest
+import torch
+import yaml
+from conftest import SMALL
+
+from vit_lightning import UserError
+from vit_lightning.checkpoint_io import read_checkpoint, seal
+
+FOREIGN = """
+from pathlib import Path
+Path({marker!r}).write_text("ran")
+from torch import nn
+from lightning.pytorch import Callback
+class Thing(Callback, nn.Module): ...
+def call(*args, **kwargs): ...
+"""
+RUN = (*SMALL, "--out=run")
+
+
+class Payload:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = str(marker)
+
+    def __reduce__(self):
+        return open, (self.marker, "w")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run to take checkpoints from."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert harness.command(folder, "fit", *RUN, WANDB_MODE="disabled") == 0, harness.log(folder)
+    return folder / "run"
+
+
+@pytest.fixture
+def marker(tmp_path) -> Path:
+    """There as soon as something hostile has run."""
+    return tmp_path / "marker"
+
+
+@pytest.fixture
+def foreign(tmp_path, marker, monkeypatch) -> str:
+    """A module that could be imported from the working folder, and leaves its mark if it is."""
+    (tmp_path / "foreign.py").write_text(FOREIGN.format(marker=str(marker)))
+    monkeypatch.syspath_prepend(tmp_path)  # of the processes that the server starts, too
+    return "foreign"
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A web server for the files of the folder ``web``."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)) as web:
+        threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{web.server_port}"
+        web.shutdown()
+
+
+def refused(folder: Path, *arguments: str, **environment: str) -> str:
+    """What the command says that does not run what it was given."""
+    code = harness.command(folder, *arguments, **{"WANDB_MODE": "disabled", "no_proxy": "127.0.0.1", **environment})
+    text = harness.log(folder)
+    assert not (folder / "marker").exists(), "it ran"
+    assert code in (2, 3), text
+    assert "Traceback" not in text
+    assert "weights_only" not in text
+    assert "can still be loaded" not in text
+    assert "\x1b" not in text
+    assert len(text.splitlines()) <= 4, text
+    return text
+
+
+def resume_from(folder: Path, file: Path, trained: Path) -> tuple[str, ...]:
+    """A run that is not over, all of whose checkpoints are this file."""
+    shutil.copytree(trained, folder / "run", ignore=shutil.ignore_patterns("results.json", "wandb"))
+    for name in ("last", "previous", "best"):
+        shutil.copy(file, folder / f"run/checkpoints/{name}.ckpt")
+    return "fit", "--resume=run"
+
+
+def sealed_file(contents: object, path: Path) -> Path:
+    """As written by this program: a zip file with the right checksum."""
+    with path.open("w+b") as file:
+        torch.save(contents, file)
+        seal(file)
+    return path
+
+
+def zip_with_pickle(contents: dict, path: Path) -> None:
+    sealed_file(contents, path)
+
+
+def legacy(contents: dict, path: Path) -> None:
+    torch.save(contents, path, _use_new_zipfile_serialization=False)
+
+
+def raw_pickle(contents: dict, path: Path) -> None:
+    path.write_bytes(pickle.dumps(contents))
+
+
+@pytest.fixture(params=[zip_with_pickle, legacy, raw_pickle])
+def evil(request, tmp_path, marker, trained) -> Path:
+    """A checkpoint that would load, and runs something then."""
+    path = tmp_path / "evil.ckpt"
+    request.param({**read_checkpoint(trained / "checkpoints/last.ckpt"), "extra": Payload(marker)}, path)
+    return path
+
+
+def test_row_23_the_payloads_are_live(evil, marker):
+    with contextlib.suppress(RuntimeError):  # a raw pickle is none of torch's files, which it finds out too late
+        torch.load(evil, weights_only=False)
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("verb", ["test", "predict", "init_from", "resume"])
+def test_row_23_a_pickle_does_not_run(evil, tmp_path, trained, verb):
+    words = {
+        "test": ("test", "--ckpt=evil.ckpt"),
+        "predict": ("predict", "--ckpt=evil.ckpt"),
+        "init_from": ("fit", *RUN, "--init_from=evil.ckpt"),
+    }
+    refused(tmp_path, *(words[verb] if verb in words else resume_from(tmp_path, evil, trained)))
+
+
+@pytest.mark.parametrize("evil", [zip_with_pickle, raw_pickle], indirect=True)
+def test_row_23_a_variable_of_torch_does_not_open_the_door(evil, tmp_path, trained):
+    refused(tmp_path, "test", "--ckpt=evil.ckpt", TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1")
+
+
+def test_row_23_a_damaged_last_checkpoint_that_runs_things_is_passed_over(tmp_path, trained, marker):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("results.json"))
+    contents = read_checkpoint(trained / "checkpoints/last.ckpt")
+    sealed_file({**contents, "extra": Payload(marker)}, folder / "checkpoints/last.ckpt")
+    words = "fit", "--resume=run", "--trainer.max_epochs=2", "--allow-config-change=trainer.max_epochs", "--test=false"
+    words = *words, "--allow-config-change=test"
+    assert harness.command(tmp_path, *words, WANDB_MODE="disabled") == 0, harness.log(tmp_path)
+    assert "falling back to previous.ckpt" in harness.log(tmp_path)
+    assert not marker.exists()
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("checksum", ["none", "wrong", "right"])
+@pytest.mark.parametrize("evil", [zip_with_pickle], indirect=True)
+def test_row_23_an_address_does_not_run(evil, tmp_path, server, checksum):
+    shutil.move(evil, tmp_path / "web")
+    suffix = {"none": "", "wrong": f"#sha256={'0' * 64}", "right": f"#sha256={sha256(tmp_path / 'web/evil.ckpt')}"}
+    address = f"{server}/evil.ckpt{suffix[checksum]}"
+    refused(tmp_path, "test", f"--ckpt={address}")
+    assert list(tmp_path.glob("data/checkpoints/*.ckpt")) == [] or checksum == "right"
+    (tmp_path / "log.txt").unlink()
+    refused(tmp_path, "fit", *RUN, f"--init_from={address}")
+
+
+def test_row_23_an_address_with_its_checksum_is_loaded_and_kept(tmp_path, server, trained):
+    best = tmp_path / "web/best.ckpt"
+    shutil.copy(trained / "checkpoints/best.ckpt", best)
+    words = "test", f"--ckpt={server}/best.ckpt#sha256={sha256(best)}"
+    assert harness.command(tmp_path, *words, WANDB_MODE="disabled", no_proxy="127.0.0.1") == 0, harness.log(tmp_path)
+    kept = tmp_path / f"data/checkpoints/{sha256(best)}.ckpt"
+    assert kept.read_bytes() == best.read_bytes()
+    best.unlink()
+    assert harness.command(tmp_path, *words, WANDB_MODE="disabled", no_proxy="127.0.0.1") == 0, harness.log(tmp_path)
+    kept.write_bytes(kept.read_bytes()[:-200])
+    (tmp_path / "log.txt").unlink()
+    assert "cannot be had" in refused(tmp_path, *words)
+
+
+FOREIGN_PAGES = {
+    "model": {"model": {"class_path": "foreign.Thing"}},
+    "model, in short": {"model": "foreign.Thing"},
+    "callbacks": {"trainer": {"callbacks": [{"class_path": "foreign.Thing", "init_args": {}}]}},
+    "attention": {"model": {"class_path": "vit_lightning.ViT", "attention": {"class_path": "foreign.Thing"}}},
+    "far down": {"model": {"init_args": {"block": {"init_args": {"norm": [{"class_path": "foreign.Thing"}]}}}}},
+}
+
+
+@pytest.mark.parametrize("where", FOREIGN_PAGES)
+def test_row_23_a_page_of_tensors_only_imports_nothing(foreign, tmp_path, trained, where):
+    contents = read_checkpoint(trained / "checkpoints/best.ckpt")
+    sealed_file({**contents, "page": {**contents["page"], **FOREIGN_PAGES[where]}}, tmp_path / "evil.ckpt")
+    assert "--trust-config" in refused(tmp_path, "test", "--ckpt=evil.ckpt")
+
+
+def test_row_23_with_trust_such_a_page_would_run(foreign, tmp_path, trained, marker):
+    contents = read_checkpoint(trained / "checkpoints/best.ckpt")
+    sealed_file({**contents, "page": {**contents["page"], **FOREIGN_PAGES["callbacks"]}}, tmp_path / "evil.ckpt")
+    words = "test", "--ckpt=evil.ckpt", "--model.patch_size=3", "--trust-config"
+    harness.command(tmp_path, *words, WANDB_MODE="disabled")
+    assert marker.exists()
+
+
+def test_row_23_the_page_of_a_run_that_goes_on_imports_nothing(foreign, tmp_path, trained):
+    shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("results.json"))
+    page = yaml.safe_load((trained / "config.yaml").read_text())
+    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump({**page, **FOREIGN_PAGES["callbacks"]}))
+    assert "--trust-config" in refused(tmp_path, "fit", "--resume=run")
+
+
+def test_row_23_hyper_parameters_build_nothing(foreign, tmp_path, trained, marker):
+    contents = read_checkpoint(trained / "checkpoints/best.ckpt")
+    names = {"_instantiator": "foreign.call", "_class_path": "foreign.Thing"}
+    nested = {**names, "network": {"class_path": "foreign.Thing"}}
+    hyper = {"hyper_parameters": nested, "datamodule_hyper_parameters": nested, "hparams_name": "kwargs"}
+    sealed_file({**contents, **hyper}, tmp_path / "evil.ckpt")
+    # they are not read at all: the weights and the page are good, so this works
+    assert harness.command(tmp_path, "test", "--ckpt=evil.ckpt", WANDB_MODE="disabled") == 0
+    words = "fit", *RUN, "--init_from=evil.ckpt", "--print_config"
+    assert harness.command(tmp_path, *words, WANDB_MODE="disabled") == 0
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("tag", ["object/apply:builtins.open", "object/new:builtins.open", "module:foreign"])
+def test_row_23_a_page_with_python_in_it_is_no_page(foreign, tmp_path, tag):
+    what = f"!!python/{tag} [marker, w]" if "open" in tag else f"!!python/{tag} ''"
+    (tmp_path / "page.yaml").write_text(f"experiment: {what}\n")
+    assert "is no YAML" in refused(tmp_path, "fit", "--config=page.yaml", *RUN)
+    (tmp_path / "log.txt").unlink()
+    refused(tmp_path, "fit", f"--trainer.callbacks=[{what}]", *RUN)
+
+
+def zip_bomb(path: Path, good: Path) -> None:
+    """Small, and a quarter of a gigabyte when it is read."""
+    with zipfile.ZipFile(good) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as bomb:
+        for name in source.namelist():
+            bomb.writestr(name, source.read(name))
+        with bomb.open("archive/data/bomb", "w", force_zip64=True) as record:
+            for _ in range(16):
+                record.write(bytes(1 << 24))
+
+
+def overlapping_records(path: Path, good: Path) -> None:
+    """Each of a thousand names is the same ten kilobytes."""
+    with zipfile.ZipFile(path, "w") as bomb:
+        bomb.writestr("archive/data/0", bytes(10_000))
+        bomb.filelist *= 1000
+        bomb.NameToInfo.update({f"archive/data/{n}": bomb.filelist[0] for n in range(1000)})
+
+
+def huge_declared_size(path: Path, good: Path) -> None:
+    data = bytearray(good.read_bytes())
+    start = data.rindex(b"PK\x01\x02")
+    data[start + 20 : start + 28] = struct.pack("<II", 0xFFFFFFF0, 0xFFFFFFF0)
+    path.write_bytes(data)
+
+
+def huge_header(path: Path, good: Path) -> None:
+    """What a header of safetensors looks like that claims an exabyte."""
+    path.write_bytes(struct.pack("<Q", 1 << 60) + b'{"a":' + good.read_bytes()[:4096])
+
+
+def huge_tensor(path: Path, good: Path) -> None:
+    """One number in the file, a petabyte as it is declared."""
+    contents = read_checkpoint(good)
+    weights = {name: torch.zeros(()).expand(1 << 24, 1 << 24) for name in contents["state_dict"]}
+    sealed_file({**contents, "state_dict": weights}, path)
+
+
+GREEDY = {
+    zip_bomb: "compressed",
+    overlapping_records: "larger than the file",
+    huge_declared_size: "",
+    huge_header: "no zip file",
+    huge_tensor: "of another architecture",
+}
+
+
+@pytest.mark.parametrize("make", GREEDY)
+def test_row_23_a_file_does_not_grow_when_it_is_read(make, tmp_path, trained, monkeypatch):
+    make(tmp_path / "evil.ckpt", trained / "checkpoints/best.ckpt")
+    assert (tmp_path / "evil.ckpt").stat().st_size < 8_000_000
+    assert GREEDY[make] in refused(tmp_path, "test", "--ckpt=evil.ckpt")
+    if make is not huge_tensor:
+        monkeypatch.setattr(torch, "load", None)  # it is refused before anything is read
+        with pytest.raises(UserError) as fault:
+            read_checkpoint(tmp_path / "evil.ckpt")
+        assert "NoneType" not in str(fault.value)
+
+
+KEEPS = """
+from pathlib import Path
+from lightning.pytorch import Callback
+class Keeps(Callback):
+    def state_dict(self):
+        return {{"kept": {what}}}
+"""
+
+
+@pytest.mark.parametrize("what", ["Path('here')", "lambda: 0"])
+def test_row_24_what_cannot_be_loaded_again_is_found_before_the_first_step(tmp_path, what):
+    (tmp_path / "own.py").write_text(KEEPS.format(what=what))
+    code = harness.fit(tmp_path, '--trainer.callbacks+=[{"class_path": "own.Keeps"}]', WANDB_MODE="disabled")
+    said = [line for line in harness.log(tmp_path).splitlines() if line.startswith("lightning fit:")]
+    assert code == 2, harness.log(tmp_path)
+    assert len(said) == 1
+    assert "a checkpoint of this run" in said[0]
+    assert "Traceback" not in harness.log(tmp_path)
+    assert not (tmp_path / "witness0.jsonl").exists()
+    assert list(tmp_path.glob("run/checkpoints/*")) == []
+
+
+def test_row_24_what_can_be_loaded_again_is_kept(tmp_path):
+    (tmp_path / "own.py").write_text(KEEPS.format(what="str(Path('here'))"))
+    flags = '--trainer.callbacks+=[{"class_path": "own.Keeps"}]', "--trainer.max_epochs=1", "--test=false"
+    assert harness.fit(tmp_path, *flags, WANDB_MODE="disabled") == 0, harness.log(tmp_path)
+    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Keeps"] == {"kept": "here"}
+
+
+FOREIGN_FLAGS = {
+    "model": "--model=NAME",
+    "data": "--data.class_path=NAME",
+    "trainer.callbacks": '--trainer.callbacks=[{"class_path": "NAME"}]',
+    "trainer.logger": '--trainer.logger={"class_path": "NAME", "init_args": {}}',
+    "model.attention": "--model.attention.class_path=NAME",
+    "data.augment": '--data.augment=[{"class_path": "RandomCrop", "padding": 1}, {"class_path": "NAME"}]',
+    "trainer.plugins": "--trainer.plugins=[NAME]",
+}
+
+
+@pytest.mark.parametrize("key", FOREIGN_FLAGS)
+def test_row_25_a_foreign_class_is_not_imported(foreign, tmp_path, marker, key):
+    flag = FOREIGN_FLAGS[key].replace("NAME", "foreign.Thing")
+    text = refused(tmp_path, "fit", *RUN, flag)
+    assert key in text
+    assert "--trust-config" in text
+    harness.command(tmp_path, "fit", *RUN, "--trust-config", "--model.patch_size=3", flag, WANDB_MODE="disabled")
+    assert marker.exists(), "the module is none that could have been imported"
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        *((key, "foreign.Thing ") for key in ("model", "data", "trainer.callbacks", "model.attention", "data.augment")),
+        *(("data", name) for name in ("foreign.", "foreign.Thing-2", "foreign.1")),
+    ],
+)
+def test_row_25_nor_by_a_name_that_is_none(foreign, tmp_path, key, name):
+    assert key in refused(tmp_path, "fit", *RUN, FOREIGN_FLAGS[key].replace("NAME", name))
+
+
+LAMBDA = '--trainer.callbacks=[{"class_path": "lightning.pytorch.callbacks.LambdaCallback", "on_fit_start": "NAME"}]'
+
+
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [
+        *((LAMBDA, name) for name in ("os.system", "foreign.call", "torchvision.datasets.utils.os.system")),
+        *(("--model.norm=NAME", name) for name in ("os.system", "foreign.call")),
+        ("--model.attention=NAME", "foreign.call"),
+        ("--trainer.logger=[NAME]", "foreign.call"),
+    ],
+)
+def test_row_25_a_foreign_function_is_not_called(foreign, tmp_path, flag, name):
+    assert flag[2:].split("=")[0] in refused(tmp_path, "fit", *RUN, flag.replace("NAME", name))
+
+
+@pytest.mark.parametrize(
+    "name", ["lightning.pytorch.LightningModule.load_from_checkpoint", "torch.load", "torch.hub.load"]
+)
+@pytest.mark.parametrize("evil", [zip_with_pickle], indirect=True)
+def test_row_25_no_model_is_made_by_unpickling(evil, tmp_path, name):
+    words = {"checkpoint_path": "evil.ckpt", "f": "evil.ckpt", "repo_or_dir": ".", "weights_only": False}
+    refused(tmp_path, "fit", *RUN, f"--model={json.dumps({'class_path': name, **words})}")
+
+
+OWN = """
+from lightning.pytorch import Callback
+class Own(Callback):
+    def on_train_start(self, trainer, pl_module):
+        print("own callback is there")
+"""
+
+
+def test_row_25_a_class_beside_the_page_is_imported_where_it_is_trusted(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "page.yaml").write_text("trainer: {callbacks: [{class_path: own.Own}]}\n")
+    refused(tmp_path, "fit", "--config=page.yaml", *RUN)
+    words = "fit", "--config=page.yaml", *RUN, "--test=false", "--trust-config"
+    assert harness.command(tmp_path, *words, WANDB_MODE="disabled") == 0, harness.log(tmp_path)
+    assert "own callback is there" in harness.log(tmp_path)
+
+
+SECRETS = {
+    "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
+    "HF_TOKEN": "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH",
+    "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMIxK7MDENGxbPxRfiCYEXAMPLEKEY",
+    "GITHUB_TOKEN": "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+    "OPENAI_API_KEY": "sk-proj-1234567890abcdefghijklmnop",
+    "DB_PASSWORD": "correct-horse-battery-staple",
+}
+
+
+def everything_in(folder: Path):
+    """Name and bytes of each file, and of each part of those that are zip files."""
+    for path in folder.rglob("*"):
+        if not path.is_file():
+            continue
+        yield path.name, path.read_bytes()
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
+                for name in archive.namelist():
+                    yield f"{path.name}/{name}", archive.read(name)
+
+
+def test_row_26_no_secret_of_the_environment_gets_into_a_run(tmp_path):
+    code = harness.command(tmp_path, "fit", *RUN, "--wandb.notes=a note", **SECRETS, WANDB_MODE="offline")
+    assert code == 0, harness.log(tmp_path)
+    files = dict(everything_in(tmp_path))
+    assert {"config.yaml", "environment.json", "metrics.jsonl", "last.ckpt", "best.ckpt", "log.txt"} <= files.keys()
+    assert any(name.endswith(".wandb") and b"a note" in data for name, data in files.items())
+    found = [(name, key) for name, data in files.items() for key, secret in SECRETS.items() if secret.encode() in data]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_row_26_a_page_that_holds_a_secret_is_refused(tmp_path, name):
+    (tmp_path / "page.yaml").write_text(f"wandb: {{tags: [good, 'key {SECRETS[name]}']}}\n")
+    text = refused(tmp_path, "fit", "--config=page.yaml", *RUN, **SECRETS)
+    assert "wandb.tags.1" in text
+    assert name in text
+    assert SECRETS[name] not in text
+
+
+@pytest.mark.parametrize("key", ["wandb.notes", "experiment", "out", "model.depth", "data"])
+def test_row_26_a_flag_that_holds_a_secret_is_refused(tmp_path, key):
+    text = refused(tmp_path, "fit", *RUN, f"--{key}={SECRETS['HF_TOKEN']}", **SECRETS)
+    assert SECRETS["HF_TOKEN"] not in text
+    assert not (tmp_path / "run").exists()
