@@ -30,7 +30,7 @@ class _Step:
     indices: list[Tensor]
     rate: float
     verdict: Tensor
-    """A sum that is finite if losses and gradients are; on its way from a GPU."""
+    """Zero if losses and gradients are finite; on its way from a GPU."""
     arrived: Any = None
     """Event after which it can be read."""
 
@@ -59,11 +59,12 @@ class FiniteGuard(Callback):
         self._losses.append(loss.detach())
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        verdict = torch.stack(self._losses).sum().float()
-        gradients: list[Tensor] = []
+        # zero, but for a loss that is not finite
+        verdict = (self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).sum()).float() * 0.0
         if getattr(trainer.precision_plugin, "scaler", None) is None:  # else infinite gradients are a matter of course
-            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            verdict = verdict + _total(gradients)
+            parameters = (p for group in optimizer.param_groups for p in group["params"])
+            if gradients := [p.grad for p in parameters if p.grad is not None]:
+                verdict = verdict + _any_not_finite(gradients)
         rate = optimizer.param_groups[0]["lr"]
         step = _Step(trainer.global_step, self._losses, self._indices, rate, verdict)
         self._losses, self._indices = [], []
@@ -88,7 +89,7 @@ class FiniteGuard(Callback):
     def _judge(self, step: _Step, trainer: Trainer) -> None:
         if step.arrived is not None:
             step.arrived.synchronize()
-        if math.isfinite(step.verdict.item()):
+        if step.verdict.item() == 0.0:
             return
         losses = [float(loss) for loss in step.losses]
         bad = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
@@ -105,11 +106,17 @@ class FiniteGuard(Callback):
         )
 
 
-def _total(gradients: list[Tensor]) -> Tensor:
-    """A number that is finite if all gradients are; whichever of sum and norm is the quicker on the device."""
-    if gradients and not gradients[0].is_cuda:
-        return torch.stack([gradient.sum() for gradient in gradients]).sum().float()
-    return nn.utils.get_total_norm(gradients).float()
+def _any_not_finite(gradients: list[Tensor]) -> Tensor:
+    """One if a number of the gradients is not finite, else zero.
+
+    What a GradScaler asks with, at a scale of one: a third of the time of their norm, and it cannot overflow.
+    """
+    device = gradients[0].device
+    found, one = torch.zeros((), device=device), torch.ones((), device=device)
+    for dtype in {gradient.dtype for gradient in gradients}:
+        of_type = [gradient for gradient in gradients if gradient.dtype == dtype]
+        torch._amp_foreach_non_finite_check_and_unscale_(of_type, found, one)
+    return found
 
 
 class StopSignals(Callback):
