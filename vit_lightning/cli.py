@@ -86,6 +86,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def _run_page(verb: str, arguments: list[str]) -> None:
     from vit_lightning.config import resolve, to_yaml
+    from vit_lightning.errors import UserError
     from vit_lightning.evaluation import evaluate
     from vit_lightning.pages import read_flags
     from vit_lightning.training import fit, resume
@@ -101,6 +102,8 @@ def _run_page(verb: str, arguments: list[str]) -> None:
         resume(Path(folder), words, allowed, trust=trust)
         return
     config = resolve(words, verb, trust=trust)
+    if allowed and config.resume == "never":
+        raise UserError(f"allow-config-change={','.join(allowed)} is for a run that goes on: give --resume")
     if config.print_config:
         print(to_yaml(config), end="")
     elif verb == "fit":

@@ -1,0 +1,62 @@
+"""Row 8 of the fault plan, and what holds a run folder: the same command again goes on where it was told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import harness
+import pytest
+
+from vit_lightning.checkpoint_io import read_checkpoint
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    assert harness.fit(folder) == 0, harness.log(folder)
+    return harness.outcome(folder)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "saved"),
+    [("11:batch_start:TERM", 143, 12), ("11:forward:INT", 130, 12), ("9:after_backward:USR1", 138, 10)],
+)
+def test_row_08_a_signal_ends_training_with_a_checkpoint(tmp_path, whole, fault, code, saved):
+    assert harness.fit(tmp_path, "--checkpoint.every_n_steps=null", fault=f"0:{fault}") == code
+    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == saved
+    assert "to go on: lightning fit --resume run" in harness.log(tmp_path)
+    assert "Traceback" not in harness.log(tmp_path)
+    assert harness.go_on(tmp_path) == 0
+    assert not harness.differences(whole, harness.outcome(tmp_path))
+
+
+@pytest.mark.parametrize("fault", ["15:after_backward:TERM", "16:val:TERM", "16:epoch_end:TERM"])
+def test_row_08_a_signal_around_an_epoch_s_end(tmp_path, whole, fault):
+    assert harness.fit(tmp_path, fault=f"0:{fault}") == 143
+    assert harness.go_on(tmp_path) == 0
+    assert not harness.differences(whole, harness.outcome(tmp_path))
+
+
+def test_row_08_a_signal_in_mid_accumulation_waits_for_its_end(tmp_path):
+    flags = ("--trainer.accumulate_grad_batches=2", "--checkpoint.every_n_steps=null")
+    assert harness.fit(tmp_path / "whole", *flags) == 0
+    assert harness.fit(tmp_path, *flags, fault="0:10:batch_start:TERM") == 143
+    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 6
+    assert harness.go_on(tmp_path) == 0
+    assert not harness.differences(harness.outcome(tmp_path / "whole"), harness.outcome(tmp_path))
+
+
+def test_row_18_a_run_that_goes_on_is_held_against_others(tmp_path):
+    process = harness.start(tmp_path, "fit", *harness.FLAGS, "--trainer.max_epochs=400", fault="0:*:batch_start:SLEEP")
+    end = time.monotonic() + 60
+    while not (tmp_path / "run/checkpoints/last.ckpt").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert harness.go_on(tmp_path) == 2
+    assert f"resume=run is in use by a live run (process {process.pid} on " in harness.log(tmp_path)
+    assert harness.fit(tmp_path) == 2
+    assert "out=run is in use by a live run" in harness.log(tmp_path)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert harness.go_on(tmp_path, "--trainer.max_epochs=4", "--allow-config-change=trainer.max_epochs") == 0
