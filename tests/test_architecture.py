@@ -10,10 +10,10 @@ import pytest
 from conftest import REPOSITORY
 
 LEVELS = [
-    ["errors"],
-    ["blocks", "optim", "augment", "pages", "folder", "tracking"],
-    ["positions", "sampling", "trust", "stopping"],
-    ["data", "checks", "checkpoint_io", "resuming"],
+    ["errors", "resampling"],
+    ["blocks", "optim", "augment", "mixing", "pages", "folder", "tracking"],
+    ["colour", "positions", "sampling", "trust", "stopping"],
+    ["data", "policies", "checks", "checkpoint_io", "resuming"],
     ["imagefolder", "torchvision_sets", "vit"],
     ["classifier", "callbacks", "checkpoints", "environment", "figures", "flops", "wandb_mirror"],
     ["config"],

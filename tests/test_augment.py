@@ -6,7 +6,17 @@ from scipy import stats
 from torchvision.transforms import v2
 
 from vit_lightning import augment
-from vit_lightning.augment import HorizontalFlip, RandomAffine, RandomCrop, affine, mix, sample_keys, uniform
+from vit_lightning.augment import (
+    HorizontalFlip,
+    RandomAffine,
+    RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
+    affine,
+    mix,
+    sample_keys,
+    uniform,
+)
 from vit_lightning.errors import UserError
 
 MASK = (1 << 64) - 1
@@ -283,3 +293,75 @@ def test_random_affine_refuses_what_cannot_be():
     with pytest.raises(UserError) as caught:
         RandomAffine(degrees=-1.0, scale=(1.2, 0.8))
     assert len(caught.value.problems) == 2
+
+
+def noise(count, height=24, width=20):
+    return torch.randint(0, 256, (count, 3, height, width), generator=torch.Generator().manual_seed(0)).byte()
+
+
+@pytest.mark.parametrize("size", [(24, 20), (8, 8), (10, 40)])
+def test_resized_crops_are_torchvision_s_for_their_boxes(size):
+    crop, batch = RandomResizedCrop((0.2, 1.0)), noise(60, *size)
+    boxes = torch.stack(crop.boxes(keys(60), *size), dim=1).tolist()
+    expected = [v2.functional.resized_crop(i.double(), *box, size=size) for i, box in zip(batch, boxes, strict=True)]
+    differences = (crop(batch, keys(60)) - torch.stack(expected)).abs()
+    assert differences.max() <= 1.01  # half a level for each of two roundings, and the rounding of the weights
+    assert len({tuple(box) for box in boxes}) > 30
+
+
+def test_boxes_lie_inside_and_have_the_asked_area_and_ratio():
+    top, left, height, width = RandomResizedCrop((0.3, 0.6), (0.5, 2.0)).boxes(keys(20_000), 200, 300)
+    assert min(top.min(), left.min()) == 0
+    assert (top + height).max() == 200
+    assert (left + width).max() == 300
+    area, ratio = height * width / 60_000, width / height
+    assert 0.295 < area.min() < 0.305
+    assert 0.595 < area.max() < 0.605
+    assert 0.49 < ratio.min() < 0.52
+    assert 1.95 < ratio.max() < 2.03
+
+
+def test_areas_are_evenly_distributed_where_all_fit():
+    _, _, height, width = RandomResizedCrop((0.3, 0.6), (1.0, 1.0)).boxes(keys(20_000), 1000, 1000)
+    assert stats.kstest((height * width / 1e6).double().numpy(), stats.uniform(0.3, 0.3).cdf).statistic < 0.012
+
+
+def test_where_no_box_fits_the_whole_image_is_shown_and_nothing_is_erased():
+    batch = noise(20, 4, 100)
+    assert torch.equal(RandomResizedCrop((0.9, 1.0), (1.0, 1.0))(batch, keys(20)), batch)
+    assert torch.equal(RandomErasing(1.0, (0.9, 1.0), (1.0, 1.0))(batch, keys(20)), batch)
+
+
+@pytest.mark.parametrize("fill", ["black", "noise"])
+def test_erasing_covers_the_box_alone_of_the_asked_share(fill):
+    erasing, batch = RandomErasing(0.4, fill=fill), noise(5000)
+    boxes = torch.stack(erasing._boxes.boxes(keys(5000), 24, 20), dim=1).tolist()
+    out = erasing(batch, keys(5000))
+    changed = (out != batch).flatten(1).any(1)
+    assert abs(changed.float().mean() - 0.4) < 0.03
+    covers = []
+    for before, after, (top, left, height, width), erased in zip(batch, out, boxes, changed, strict=True):
+        cover = after[:, top : top + height, left : left + width]
+        expected = v2.functional.erase(before, top, left, height, width, cover) if erased else before
+        assert torch.equal(after, expected)
+        covers += [cover.flatten()] if erased else []
+    values = torch.cat(covers)
+    if fill == "black":
+        assert not values.any()
+    else:
+        assert stats.chisquare(torch.bincount(values.long(), minlength=256).numpy()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("change", [RandomResizedCrop(), RandomErasing(0.7)], ids=["resized crop", "erasing"])
+def test_boxes_of_an_image_do_not_depend_on_its_batch(change):
+    batch = noise(64)
+    together = change(batch, keys(64))
+    assert torch.equal(together, torch.cat([change(batch[i : i + 5], keys(64)[i : i + 5]) for i in range(0, 64, 5)]))
+    assert not torch.equal(together, batch)
+    assert torch.equal(batch, noise(64))
+
+
+def test_bad_boxes_are_named_at_once():
+    with pytest.raises(UserError) as caught:
+        RandomErasing(p=2.0, scale=(0.5, 0.2), ratio=(0.0, 1.0))
+    assert [problem.split("=")[0].rpartition(".")[2] for problem in caught.value.problems] == ["p", "scale", "ratio"]

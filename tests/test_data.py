@@ -5,7 +5,19 @@ import pytest
 import torch
 from lightning.pytorch import Trainer, seed_everything
 
-from vit_lightning import Digits, HorizontalFlip, RandomCrop, UserError, ViT, ViTClassifier
+from vit_lightning import (
+    CutMix,
+    Digits,
+    HorizontalFlip,
+    MixUp,
+    RandAugment,
+    RandomCrop,
+    RandomResizedCrop,
+    ThreeAugment,
+    UserError,
+    ViT,
+    ViTClassifier,
+)
 from vit_lightning.augment import mix
 from vit_lightning.data import stratified_cut
 
@@ -74,11 +86,17 @@ class Recorder(ViTClassifier):
         )
         self.seen: list[list[int]] = []
         self.images: list[torch.Tensor] = []
+        self.targets: list[torch.Tensor] = []
 
     def training_step(self, batch, batch_idx):
         self.seen.append(batch.indices.tolist())
         self.images.append(batch.images.clone())
         return super().training_step(batch, batch_idx)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if batch.targets is not None:
+            self.targets.append(batch.targets)
+            assert torch.equal(batch.labels, batch.targets.argmax(1))
 
 
 def train(data: Digits, **arguments: object) -> Recorder:
@@ -141,3 +159,75 @@ def test_overfit_batches_repeats_the_same_images():
     seen = train(Digits(batch_size=200), overfit_batches=2).seen
     assert len(seen) == 4
     assert seen[:2] == seen[2:]
+
+
+def test_a_fraction_is_trained_on_and_validation_stays_whole():
+    data = Digits(batch_size=50, fraction=0.1)
+    seen = train(data).seen
+    assert {index for batch in seen for index in batch} == {*data.train_subset.tolist()}
+    assert len(data.train_subset) in range(125, 135)
+    assert len(data.dataset("val")) == 143
+    assert data.train_batches_per_epoch == len(seen) / 2 == 3
+
+
+def test_shots_are_images_of_each_class():
+    data = Digits(shots=5)
+    assert torch.bincount(data.dataset("train").labels[data.train_subset]).tolist() == [5] * 10
+    with pytest.raises(UserError, match=r"shots=500: some classes have fewer training images \(0 128, 1 131"):
+        Digits(shots=500).train_batches_per_epoch  # noqa: B018
+    with pytest.raises(UserError) as caught:
+        Digits(shots=3, fraction=0.5, repetitions=0)
+    assert [problem.split("=")[0] for problem in caught.value.problems] == ["repetitions", "shots"]
+
+
+def mixed(seed: int, **arguments: object) -> Recorder:
+    seed_everything(seed, verbose=False)
+    return train(Digits(batch_size=200, mixing=[MixUp(), CutMix()]), **arguments)
+
+
+def test_mixing_follows_the_seed_and_the_step_and_trains():
+    first, again, other = mixed(1), mixed(1), mixed(2)
+    assert len(first.targets) == 14
+    assert all(torch.equal(a, b) for a, b in zip(first.images, again.images, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first.targets, again.targets, strict=True))
+    assert not torch.equal(first.images[0], other.images[0])
+    shares = {round(float(targets.max(1).values.min()), 4) for targets in first.targets}
+    assert len(shares) > 10
+
+
+STRONG = [RandomResizedCrop((0.3, 1.0)), RandAugment(), ThreeAugment(max_sigma=1.0), HorizontalFlip()]
+
+
+def prepared(data: Digits, requests) -> dict[int, torch.Tensor]:
+    images = {}
+    for request in requests:
+        batch = data.as_the_model_gets_it(data.dataset("train").__getitems__(request), completed=0)
+        images |= dict(zip(batch.keys.tolist(), batch.images, strict=True))
+    return images
+
+
+def test_images_do_not_depend_on_batches_or_ranks():
+    from vit_lightning.sampling import train_requests
+
+    def epoch(batch_size: int, ranks: int) -> dict[int, torch.Tensor]:
+        data = Digits(batch_size=batch_size, augment=STRONG)
+        common = {"size": 1294, "batch_size": batch_size, "seed": 0, "completed": 0, "batches_per_epoch": 100}
+        parts = [train_requests(**common, rank=rank, ranks=ranks, repetitions=2) for rank in range(ranks)]
+        return prepared(data, [request for part in parts for request in part])
+
+    reference = epoch(256, 1)
+    assert len(reference) == 1294
+    for batch_size, ranks in ((256, 2), (100, 1), (31, 3)):
+        images = epoch(batch_size, ranks)
+        assert images.keys() == reference.keys()
+        assert all(torch.equal(image, images[key]) for key, image in reference.items())
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_images_do_not_depend_on_workers(workers):
+    def epoch(num_workers: int) -> list[torch.Tensor]:
+        data = Digits(batch_size=400, num_workers=num_workers, augment=STRONG, mixing=[MixUp(), CutMix()])
+        batches = enumerate(data.train_dataloader())
+        return [data.as_the_model_gets_it(batch, completed).images for completed, batch in batches]
+
+    assert all(torch.equal(a, b) for a, b in zip(epoch(0), epoch(workers), strict=True))

@@ -14,6 +14,7 @@ from vit_lightning.sampling import (
     Request,
     epoch_order,
     evaluation_requests,
+    nested_subset,
     train_batch_count,
     train_requests,
 )
@@ -284,3 +285,71 @@ def test_loader_keeps_no_state():
     assert plain.state_dict() == {}
     plain.load_state_dict({})
     assert len(list(plain)) == 7
+
+
+def labels_of(counts):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)])
+    return labels[torch.randperm(len(labels), generator=generator)]
+
+
+def test_fractions_are_nested_and_balanced():
+    labels = labels_of([1000, 500, 100, 3])
+    chosen = {share: nested_subset(labels, 7, fraction=share) for share in (0.01, 0.1, 0.2, 0.5, 1.0)}
+    for small, large in pairwise(chosen.values()):
+        assert {*small.tolist()} < {*large.tolist()}
+    assert torch.bincount(labels[chosen[0.1]]).tolist() == [100, 50, 10, 1]
+    assert torch.equal(chosen[1.0], torch.arange(len(labels)))
+    assert torch.equal(chosen[0.1], chosen[0.1].sort().values)
+    assert not torch.equal(chosen[0.1], nested_subset(labels, 8, fraction=0.1))
+
+
+def test_shots_are_nested_and_lie_in_fractions():
+    labels = labels_of([100, 50, 20])
+    one, five = (nested_subset(labels, 0, shots=shots) for shots in (1, 5))
+    assert torch.bincount(labels[five]).tolist() == [5, 5, 5]
+    assert {*one.tolist()} < {*five.tolist()} < {*nested_subset(labels, 0, fraction=0.5).tolist()}
+
+
+def requests_of(rank, ranks, *, subset=None, repetitions=1, batch_size=4, size=24, completed=0):
+    return list(
+        train_requests(
+            size=size,
+            batch_size=batch_size,
+            seed=3,
+            completed=completed,
+            batches_per_epoch=train_batch_count(size, batch_size, ranks),
+            rank=rank,
+            ranks=ranks,
+            subset=subset,
+            repetitions=repetitions,
+        )
+    )
+
+
+def keyed(requests):
+    return {pair for request in requests for pair in zip(request.indices, request.keys, strict=True)}
+
+
+def test_a_subset_s_images_keep_their_keys():
+    subset = torch.arange(0, 96, 4)
+    assert keyed(requests_of(0, 1, subset=subset)) < keyed(requests_of(0, 1, size=96))
+
+
+@pytest.mark.parametrize("repetitions", [2, 3, 5])
+def test_repetitions_show_fewer_images_each_with_keys_of_its_own(repetitions):
+    requests = requests_of(0, 1, repetitions=repetitions)
+    shown = indices(requests)
+    assert len(shown) == 24
+    assert len(set(shown)) == math.ceil(24 / repetitions)
+    pairs = keyed(requests)
+    assert len({key for _, key in pairs}) == 24
+    first = keyed(requests_of(0, 1))
+    assert len(pairs & first) == len(set(shown))  # once with the key that it has without repetitions
+    assert pairs == keyed(requests_of(0, 1, repetitions=repetitions, batch_size=7))
+    assert pairs == keyed([r for rank in (0, 1) for r in requests_of(rank, 2, repetitions=repetitions)])
+
+
+def test_repetitions_go_on_where_they_were():
+    whole = requests_of(0, 1, repetitions=3)
+    assert requests_of(0, 1, repetitions=3, completed=2) == whole[2:]

@@ -14,6 +14,8 @@ _HOMES = {
     "CIFAR10": "torchvision_sets",
     "CIFAR100": "torchvision_sets",
     "ClassificationHead": "blocks",
+    "ColorJitter": "colour",
+    "CutMix": "mixing",
     "Digits": "data",
     "FeedForwardBlock": "blocks",
     "HorizontalFlip": "augment",
@@ -21,15 +23,21 @@ _HOMES = {
     "ImageFolder": "imagefolder",
     "LayerNorm": "blocks",
     "LossConfig": "classifier",
+    "MixUp": "mixing",
     "MultiHeadAttention": "blocks",
     "OptimizerConfig": "optim",
     "PatchEmbedding": "blocks",
+    "RandAugment": "policies",
     "RandomAffine": "augment",
     "RandomCrop": "augment",
+    "RandomErasing": "augment",
+    "RandomResizedCrop": "augment",
     "ResidualAdd": "blocks",
+    "ThreeAugment": "policies",
     "TorchvisionSet": "torchvision_sets",
     "TransformerEncoder": "blocks",
     "TransformerEncoderBlock": "blocks",
+    "TrivialAugment": "policies",
     "UserError": "errors",
     "ViT": "vit",
     "ViTClassifier": "classifier",
@@ -39,6 +47,8 @@ if TYPE_CHECKING:
     from vit_lightning.augment import HorizontalFlip as HorizontalFlip
     from vit_lightning.augment import RandomAffine as RandomAffine
     from vit_lightning.augment import RandomCrop as RandomCrop
+    from vit_lightning.augment import RandomErasing as RandomErasing
+    from vit_lightning.augment import RandomResizedCrop as RandomResizedCrop
     from vit_lightning.blocks import ClassificationHead as ClassificationHead
     from vit_lightning.blocks import FeedForwardBlock as FeedForwardBlock
     from vit_lightning.blocks import LayerNorm as LayerNorm
@@ -49,11 +59,17 @@ if TYPE_CHECKING:
     from vit_lightning.blocks import TransformerEncoderBlock as TransformerEncoderBlock
     from vit_lightning.classifier import LossConfig as LossConfig
     from vit_lightning.classifier import ViTClassifier as ViTClassifier
+    from vit_lightning.colour import ColorJitter as ColorJitter
     from vit_lightning.data import Digits as Digits
     from vit_lightning.data import ImageData as ImageData
     from vit_lightning.errors import UserError as UserError
     from vit_lightning.imagefolder import ImageFolder as ImageFolder
+    from vit_lightning.mixing import CutMix as CutMix
+    from vit_lightning.mixing import MixUp as MixUp
     from vit_lightning.optim import OptimizerConfig as OptimizerConfig
+    from vit_lightning.policies import RandAugment as RandAugment
+    from vit_lightning.policies import ThreeAugment as ThreeAugment
+    from vit_lightning.policies import TrivialAugment as TrivialAugment
     from vit_lightning.torchvision_sets import CIFAR10 as CIFAR10
     from vit_lightning.torchvision_sets import CIFAR100 as CIFAR100
     from vit_lightning.torchvision_sets import TorchvisionSet as TorchvisionSet

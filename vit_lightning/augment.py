@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vit_lightning.errors import UserError
+from vit_lightning.resampling import resample, resize_weights
 
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -48,6 +50,11 @@ def mix_one(bits: int, stream: int = 0) -> int:
 def sample_keys(seed: int, epoch: int, indices: Tensor) -> Tensor:
     """Key of each image, int64, from (seed, epoch, index)."""
     return mix(indices.to(torch.int64) + mix_one(mix_one(seed) + epoch))
+
+
+def repeated_keys(keys: Tensor, repetitions: Tensor) -> Tensor:
+    """Keys of an image that an epoch shows several times: the first as always, each further one a key of its own."""
+    return torch.where(repetitions > 0, mix(keys + repetitions), keys)
 
 
 def one_key(seed: int, epoch: int, index: int) -> int:
@@ -107,6 +114,96 @@ class HorizontalFlip(Augmentation):
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         flip = uniform(keys, 3) < self.p
         return torch.where(flip[:, None, None, None], images.flip(-1), images)
+
+
+class RandomResizedCrop(Augmentation):
+    """A random part of each image, resized to the size of the whole (Szegedy et al. 2015), bilinear with antialiasing.
+
+    Args:
+        scale: smallest and largest part, as shares of the area.
+        ratio: smallest and largest ratio of width to height.
+    """
+
+    def __init__(self, scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (3 / 4, 4 / 3)) -> None:
+        problems = []
+        if not 0.0 < scale[0] <= scale[1] <= 1.0:
+            problems.append(f"augment.RandomResizedCrop.scale={list(scale)} must be above 0 and at most 1, in order")
+        if not 0.0 < ratio[0] <= ratio[1]:
+            problems.append(f"augment.RandomResizedCrop.ratio={list(ratio)} must be above 0, the smaller first")
+        if problems:
+            raise UserError(problems)
+        self.scale, self.ratio = scale, ratio
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        top, left, rows, columns = self.boxes(keys, height, width)
+        return resample(
+            images,
+            resize_weights(top, rows, old=height, new=height),
+            resize_weights(left, columns, old=width, new=width),
+        )
+
+    def boxes(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Top, left, height and width of the parts in pixels, (b,): the first of ten draws that fits, else all."""
+        top, left = torch.zeros_like(keys), torch.zeros_like(keys)
+        rows, columns = torch.full_like(keys, height), torch.full_like(keys, width)
+        open_ = torch.ones_like(keys, dtype=torch.bool)
+        low, high = (math.log(bound) for bound in self.ratio)
+        for attempt in range(10):
+            draws = [uniform(mix(keys, attempt), stream).double() for stream in range(1, 5)]
+            area = height * width * (self.scale[0] + draws[0] * (self.scale[1] - self.scale[0]))
+            ratio = torch.exp(low + draws[1] * (high - low))
+            w, h = (area * ratio).sqrt().round().long(), (area / ratio).sqrt().round().long()
+            fits = open_ & (w > 0) & (w <= width) & (h > 0) & (h <= height)
+            rows, columns = torch.where(fits, h, rows), torch.where(fits, w, columns)
+            top = torch.where(fits, (draws[2] * (height - h + 1)).long(), top)
+            left = torch.where(fits, (draws[3] * (width - w + 1)).long(), left)
+            open_ &= ~fits
+        return top, left, rows, columns
+
+
+class RandomErasing(Augmentation):
+    """Covers a random box of an image (Zhong et al. 2020), before normalisation.
+
+    Args:
+        p: probability.
+        scale: smallest and largest box, as shares of the area.
+        ratio: smallest and largest ratio of width to height.
+        fill: what covers it, black or evenly distributed random bytes.
+    """
+
+    def __init__(
+        self,
+        p: float = 0.25,
+        scale: tuple[float, float] = (0.02, 1 / 3),
+        ratio: tuple[float, float] = (0.3, 1 / 0.3),
+        fill: Literal["black", "noise"] = "noise",
+    ) -> None:
+        problems = []
+        if not 0.0 <= p <= 1.0:
+            problems.append(f"augment.RandomErasing.p={p} must be between 0 and 1")
+        if not 0.0 < scale[0] <= scale[1] <= 1.0:
+            problems.append(f"augment.RandomErasing.scale={list(scale)} must be above 0 and at most 1, in order")
+        if not 0.0 < ratio[0] <= ratio[1]:
+            problems.append(f"augment.RandomErasing.ratio={list(ratio)} must be above 0, the smaller first")
+        if problems:
+            raise UserError(problems)
+        self.p, self.fill = p, fill
+        self._boxes = RandomResizedCrop(scale, ratio)
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        top, left, rows, columns = (value[:, None] for value in self._boxes.boxes(keys, height, width))
+        y, x = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
+        inside = ((y >= top) & (y < top + rows))[:, :, None] & ((x >= left) & (x < left + columns))[:, None, :]
+        # a box that fits nowhere is none, not all of the image
+        erased = (uniform(keys, 9) < self.p) & (rows * columns < height * width)[:, 0]
+        cover = self._noise(images, keys) if self.fill == "noise" else torch.zeros_like(images)
+        return torch.where((inside & erased[:, None, None])[:, None], cover, images)
+
+    def _noise(self, images: Tensor, keys: Tensor) -> Tensor:
+        pixels = mix(keys, 10)[:, None] + torch.arange(images[0].numel(), device=images.device)
+        return _shift(mix(pixels), 56).to(images.dtype).view_as(images)
 
 
 class RandomAffine(Augmentation):

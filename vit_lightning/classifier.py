@@ -122,7 +122,8 @@ class ViTClassifier(LightningModule):
         """Loss and logits of a batch; counts it into the metrics of its stage."""
         images, labels = batch[0], batch[1]
         logits = self(images)
-        loss: Tensor = self.losses[stage](logits, labels)
+        mixed = getattr(batch, "targets", None)  # shares of classes, where a training image is mixed of several
+        loss: Tensor = self.losses[stage](logits, labels if mixed is None else mixed.to(logits.dtype))
         with torch.no_grad():
             # the calibration error takes logits for probabilities where all of a batch lie between 0 and 1
             probabilities = logits.float().softmax(dim=-1)

@@ -6,7 +6,7 @@ import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -14,8 +14,9 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vit_lightning.augment import Augmentation, mix
+from vit_lightning.augment import Augmentation, mix, mix_one, one_key
 from vit_lightning.errors import UserError
+from vit_lightning.mixing import Mixing
 from vit_lightning.sampling import (
     Batch,
     Images,
@@ -23,6 +24,7 @@ from vit_lightning.sampling import (
     Request,
     dataset_fingerprint,
     evaluation_requests,
+    nested_subset,
     train_batch_count,
     train_requests,
 )
@@ -52,19 +54,34 @@ class ImageData(LightningDataModule):
     std: Statistics
 
     def __init__(
-        self, *, batch_size: int, num_workers: int, split_seed: int, augment: Sequence[Augmentation] | None
+        self,
+        *,
+        batch_size: int,
+        num_workers: int,
+        split_seed: int,
+        augment: Sequence[Augmentation] | None,
+        mixing: Sequence[Mixing] | None = None,
+        repetitions: int = 1,
+        fraction: float = 1.0,
+        shots: int | None = None,
     ) -> None:
         super().__init__()
         limits = {"batch_size": (batch_size, 1), "num_workers": (num_workers, 0), "split_seed": (split_seed, 0)}
+        limits |= {"repetitions": (repetitions, 1), "shots": (1 if shots is None else shots, 1)}
         problems = [
             f"{key}={value} must be at least {least}" for key, (value, least) in limits.items() if value < least
         ]
         if split_seed >= 2**32:
             problems.append(f"split_seed={split_seed} must be below 2**32")
+        if not 0.0 < fraction <= 1.0:
+            problems.append(f"fraction={fraction} must be above 0 and at most 1")
+        if shots is not None and fraction != 1.0:
+            problems.append(f"shots={shots} beside fraction={fraction}: give one of the two")
         if problems:
             raise UserError(problems)
         self.batch_size, self.num_workers, self.split_seed = batch_size, num_workers, split_seed
-        self.augment = list(augment or [])
+        self.augment, self.mixing = list(augment or []), list(mixing or [])
+        self.repetitions, self.fraction, self.shots = repetitions, fraction, shots
         self._datasets: dict[Split, Dataset[Batch]] = {}
         self._loaders: dict[Split, Loader] = {}
         self._fingerprint: str | None = None
@@ -112,10 +129,29 @@ class ImageData(LightningDataModule):
             self._fingerprint = hashlib.sha256("".join(parts).encode()).hexdigest()
         return self._fingerprint
 
+    @cached_property
+    def train_subset(self) -> Tensor | None:
+        """Indices of the training images that are used; None for all."""
+        if self.fraction == 1.0 and self.shots is None:
+            return None
+        labels = getattr(self.dataset("train"), "labels", None)
+        if labels is None:
+            raise UserError(f"fraction={self.fraction}, shots={self.shots}: the labels are not known beforehand")
+        labels, names = torch.as_tensor(labels), self.class_names
+        counts = torch.bincount(labels, minlength=len(names)).tolist()
+        short = [f"{name} {count}" for name, count in zip(names, counts, strict=True) if count < (self.shots or 0)]
+        if short:
+            raise UserError(f"shots={self.shots}: some classes have fewer training images ({', '.join(short)})")
+        return nested_subset(labels, self.split_seed, fraction=self.fraction, shots=self.shots)
+
+    @property
+    def _train_size(self) -> int:
+        return len(self.dataset("train") if self.train_subset is None else self.train_subset)  # type: ignore[arg-type]
+
     @property
     def train_batches_per_epoch(self) -> int:
         """Batches that each rank sees in an epoch, before Lightning's ``limit_train_batches``."""
-        return train_batch_count(len(self.dataset("train")), self.batch_size, self._ranks)  # type: ignore[arg-type]
+        return train_batch_count(self._train_size, self.batch_size, self._ranks)
 
     def train_dataloader(self) -> Loader:
         return self._loader("train", self._train_requests, self.train_batches_per_epoch)
@@ -133,13 +169,26 @@ class ImageData(LightningDataModule):
         """Augments (training only) and normalises, on the device."""
         if not isinstance(batch, Batch):
             return batch  # loaders of the user's own, given to Trainer.fit beside this module
-        images = batch.images
-        if batch.keys is not None:
-            for number, augment in enumerate(self.augment):
-                images = augment(images, mix(batch.keys, number))
         assert self.trainer is not None
+        batch = self.as_the_model_gets_it(batch, self.trainer.fit_loop.epoch_loop.batch_progress.total.completed)
         # what Lightning converted was uint8; precision bf16-true or 64-true wants the model's own type
-        return batch._replace(images=self.normalise(images).to(self.trainer.lightning_module.dtype))
+        return batch._replace(images=batch.images.to(self.trainer.lightning_module.dtype))
+
+    def as_the_model_gets_it(self, batch: Batch, completed: int) -> Batch:
+        """The batch normalised, float32; if it is of training, augmented and mixed, after ``completed`` batches."""
+        if batch.keys is None:
+            return batch._replace(images=self.normalise(batch.images))
+        images = batch.images
+        for number, augment in enumerate(self.augment):
+            images = augment(images, mix(batch.keys, number))
+        batch = batch._replace(images=self.normalise(images))
+        return self._mixed(batch, mix_one(one_key(_seed(), completed, self._rank), 1)) if self.mixing else batch
+
+    def _mixed(self, batch: Batch, key: int) -> Batch:
+        """Mixed in one of the ways that the page lists; a label is then the class of which there is most."""
+        mixing = self.mixing[(mix_one(key) & 0xFFFFFFFF) % len(self.mixing)]
+        images, targets = mixing(batch.images, batch.labels, num_classes=self.num_classes, key=key)
+        return batch._replace(images=images, targets=targets, labels=targets.argmax(dim=1))
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 images (b, c, H, W) to float32 with mean 0 and deviation 1 over the training images."""
@@ -157,13 +206,15 @@ class ImageData(LightningDataModule):
 
     def _requests_after(self, completed: int, batches_per_epoch: int) -> Iterator[Request]:
         return train_requests(
-            size=len(self.dataset("train")),  # type: ignore[arg-type]
+            size=self._train_size,
             batch_size=self.batch_size,
-            seed=int(os.environ.get("PL_GLOBAL_SEED", 0)),  # what Lightning's seed_everything was given
+            seed=_seed(),
             completed=completed,
             batches_per_epoch=batches_per_epoch,
             rank=self._rank,
             ranks=self._ranks,
+            subset=self.train_subset,
+            repetitions=self.repetitions,
         )
 
     def _evaluation_loader(self, split: Split) -> Loader:
@@ -195,6 +246,11 @@ class ImageData(LightningDataModule):
         return 1 if self.trainer is None else self.trainer.world_size
 
 
+def _seed() -> int:
+    """What Lightning's seed_everything was given."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+
 @lru_cache
 def _normalisation(mean: Statistics, std: Statistics, device: torch.device) -> tuple[Tensor, Tensor]:
     """Mean of 8-bit pixels and the factor after it, (c, 1, 1); kept, since making them on a GPU waits for it."""
@@ -211,6 +267,10 @@ class Digits(ImageData):
         num_workers: processes that load; the images are in memory, so none are needed.
         split_seed: draws the 360 test images, stratified, and the 143 validation images from the rest.
         augment: random changes of the training images, in order.
+        mixing: ways to mix the images of a training batch, of which each batch draws one.
+        repetitions: how often an epoch shows each of its training images, which are then that many times fewer.
+        fraction: share of the training images of each class that is used; a smaller share lies in every larger one.
+        shots: training images of each class that are used, instead of a fraction.
     """
 
     in_channels = 1
@@ -225,8 +285,21 @@ class Digits(ImageData):
         num_workers: int = 0,
         split_seed: int = 0,
         augment: list[Augmentation] | None = None,
+        mixing: list[Mixing] | None = None,
+        repetitions: int = 1,
+        fraction: float = 1.0,
+        shots: int | None = None,
     ) -> None:
-        super().__init__(batch_size=batch_size, num_workers=num_workers, split_seed=split_seed, augment=augment)
+        super().__init__(
+            batch_size=batch_size,
+            num_workers=num_workers,
+            split_seed=split_seed,
+            augment=augment,
+            mixing=mixing,
+            repetitions=repetitions,
+            fraction=fraction,
+            shots=shots,
+        )
 
     @property
     def image_size(self) -> tuple[int, int]:

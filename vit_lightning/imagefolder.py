@@ -20,6 +20,7 @@ from vit_lightning.augment import Augmentation
 from vit_lightning.blocks import pair
 from vit_lightning.data import ImageData, Split, Statistics, stratified_cut
 from vit_lightning.errors import UserError
+from vit_lightning.mixing import Mixing
 from vit_lightning.sampling import Batch, Request
 
 Box = tuple[float, float, float, float]
@@ -154,6 +155,10 @@ class ImageFolder(ImageData):
         num_workers: processes that decode images.
         split_seed: draws the images of the splits that have no folder.
         augment: random changes of the training images after the random crop, in order.
+        mixing: ways to mix the images of a training batch, of which each batch draws one.
+        repetitions: how often an epoch shows each of its training images, which are then that many times fewer.
+        fraction: share of the training images of each class that is used; a smaller share lies in every larger one.
+        shots: training images of each class that are used, instead of a fraction.
         val_share: share of the training images that validation gets if it has no folder.
         test_share: share of the training images that the test gets if it has no folder.
         min_area: smallest part of a training image that a random crop shows; 1 takes the whole image.
@@ -171,6 +176,10 @@ class ImageFolder(ImageData):
         num_workers: int = 2,
         split_seed: int = 0,
         augment: list[Augmentation] | None = None,
+        mixing: list[Mixing] | None = None,
+        repetitions: int = 1,
+        fraction: float = 1.0,
+        shots: int | None = None,
         val_share: float = 0.1,
         test_share: float = 0.2,
         min_area: float = 0.08,
@@ -178,7 +187,16 @@ class ImageFolder(ImageData):
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
     ) -> None:
-        super().__init__(batch_size=batch_size, num_workers=num_workers, split_seed=split_seed, augment=augment)
+        super().__init__(
+            batch_size=batch_size,
+            num_workers=num_workers,
+            split_seed=split_seed,
+            augment=augment,
+            mixing=mixing,
+            repetitions=repetitions,
+            fraction=fraction,
+            shots=shots,
+        )
         shares = {"min_area": min_area, "centre_share": centre_share}
         problems = [
             f"{key}={value} must be above 0 and at most 1" for key, value in shares.items() if not 0 < value <= 1

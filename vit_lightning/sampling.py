@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vit_lightning.augment import one_key, sample_keys
+from vit_lightning.augment import one_key, repeated_keys, sample_keys
 from vit_lightning.errors import UserError
 
 
@@ -30,6 +30,8 @@ class Batch(NamedTuple):
     """(b,), place of each image in its split."""
     keys: Tensor | None
     """(b,), random key of each image in this epoch; None where nothing is random."""
+    targets: Tensor | None = None
+    """(b, classes), share of each class in an image that is mixed of several; None where each has its label alone."""
 
 
 class Request(NamedTuple):
@@ -52,17 +54,45 @@ def train_batch_count(size: int, batch_size: int, ranks: int) -> int:
 
 
 def train_requests(
-    *, size: int, batch_size: int, seed: int, completed: int, batches_per_epoch: int, rank: int, ranks: int
+    *,
+    size: int,
+    batch_size: int,
+    seed: int,
+    completed: int,
+    batches_per_epoch: int,
+    rank: int,
+    ranks: int,
+    subset: Tensor | None = None,
+    repetitions: int = 1,
 ) -> Iterator[Request]:
-    """The rest of the epoch in which ``completed`` batches of the whole run are done; each image comes once."""
+    """The rest of the epoch in which ``completed`` batches of the whole run are done.
+
+    Each of ``size`` images comes once. With repetitions, an epoch shows as many images, but a part of them, and these
+    that often each, next to one another and augmented anew (Hoffer et al. 2020). ``subset`` holds their indices where
+    they are a part of a dataset.
+    """
     epoch, done = divmod(completed, batches_per_epoch)
-    order = epoch_order(seed, epoch, size)
+    order = torch.tensor(epoch_order(seed, epoch, size)).repeat_interleave(repetitions)[:size]
+    repetition = torch.arange(size) % repetitions
+    indices = order if subset is None else subset[order]
+    keys = repeated_keys(sample_keys(seed, epoch, indices), repetition)
     step = batch_size * ranks
     count = train_batch_count(size, batch_size, ranks)
     for number in range(done, count):
-        together = torch.tensor(order[number * step : (number + 1) * step if number < count - 1 else size])
+        together = torch.arange(number * step, (number + 1) * step if number < count - 1 else size)
         mine = torch.tensor_split(together, ranks)[rank]
-        yield Request(mine.tolist(), sample_keys(seed, epoch, mine).tolist())
+        yield Request(indices[mine].tolist(), keys[mine].tolist())
+
+
+def nested_subset(labels: Tensor, seed: int, *, fraction: float = 1.0, shots: int | None = None) -> Tensor:
+    """Indices, in order, of a share or of ``shots`` images of each class; a smaller choice lies in every larger one."""
+    rank = sample_keys(seed, -1, torch.arange(len(labels))).argsort(stable=True)
+    chosen = []
+    for label in torch.unique(labels):
+        images = rank[labels[rank] == label]
+        count = max(1, round(fraction * len(images))) if shots is None else shots
+        chosen.append(images[:count])
+    return torch.cat(chosen).sort().values
 
 
 def evaluation_requests(*, size: int, batch_size: int, rank: int, ranks: int) -> list[Request]:

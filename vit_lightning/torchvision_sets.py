@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from vit_lightning.augment import Augmentation
 from vit_lightning.data import ImageData, Split, Statistics, stratified_cut
 from vit_lightning.errors import UserError
+from vit_lightning.mixing import Mixing
 from vit_lightning.sampling import Batch, Images
 
 SetName = Literal["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "SVHN", "STL10", "USPS"]
@@ -55,6 +56,10 @@ class TorchvisionSet(ImageData):
         num_workers: processes that load; the images are in memory, so none are needed.
         split_seed: draws the validation images.
         augment: random changes of the training images, in order.
+        mixing: ways to mix the images of a training batch, of which each batch draws one.
+        repetitions: how often an epoch shows each of its training images, which are then that many times fewer.
+        fraction: share of the training images of each class that is used; a smaller share lies in every larger one.
+        shots: training images of each class that are used, instead of a fraction.
         val_share: share of the training images that validation gets.
     """
 
@@ -67,9 +72,22 @@ class TorchvisionSet(ImageData):
         num_workers: int = 0,
         split_seed: int = 0,
         augment: list[Augmentation] | None = None,
+        mixing: list[Mixing] | None = None,
+        repetitions: int = 1,
+        fraction: float = 1.0,
+        shots: int | None = None,
         val_share: float = 0.1,
     ) -> None:
-        super().__init__(batch_size=batch_size, num_workers=num_workers, split_seed=split_seed, augment=augment)
+        super().__init__(
+            batch_size=batch_size,
+            num_workers=num_workers,
+            split_seed=split_seed,
+            augment=augment,
+            mixing=mixing,
+            repetitions=repetitions,
+            fraction=fraction,
+            shots=shots,
+        )
         if not 0.0 < val_share < 1.0:
             raise UserError(f"val_share={val_share} must be above 0 and below 1")
         if name not in _FACTS:
@@ -139,6 +157,10 @@ class CIFAR10(TorchvisionSet):
         num_workers: processes that load; the images are in memory, so none are needed.
         split_seed: draws the validation images.
         augment: random changes of the training images, in order.
+        mixing: ways to mix the images of a training batch, of which each batch draws one.
+        repetitions: how often an epoch shows each of its training images, which are then that many times fewer.
+        fraction: share of the training images of each class that is used; a smaller share lies in every larger one.
+        shots: training images of each class that are used, instead of a fraction.
         val_share: share of the training images that validation gets.
     """
 
@@ -150,6 +172,10 @@ class CIFAR10(TorchvisionSet):
         num_workers: int = 0,
         split_seed: int = 0,
         augment: list[Augmentation] | None = None,
+        mixing: list[Mixing] | None = None,
+        repetitions: int = 1,
+        fraction: float = 1.0,
+        shots: int | None = None,
         val_share: float = 0.1,
     ) -> None:
         super().__init__(
@@ -159,6 +185,10 @@ class CIFAR10(TorchvisionSet):
             num_workers=num_workers,
             split_seed=split_seed,
             augment=augment,
+            mixing=mixing,
+            repetitions=repetitions,
+            fraction=fraction,
+            shots=shots,
             val_share=val_share,
         )
 
@@ -172,6 +202,10 @@ class CIFAR100(TorchvisionSet):
         num_workers: processes that load; the images are in memory, so none are needed.
         split_seed: draws the validation images.
         augment: random changes of the training images, in order.
+        mixing: ways to mix the images of a training batch, of which each batch draws one.
+        repetitions: how often an epoch shows each of its training images, which are then that many times fewer.
+        fraction: share of the training images of each class that is used; a smaller share lies in every larger one.
+        shots: training images of each class that are used, instead of a fraction.
         val_share: share of the training images that validation gets.
     """
 
@@ -183,6 +217,10 @@ class CIFAR100(TorchvisionSet):
         num_workers: int = 0,
         split_seed: int = 0,
         augment: list[Augmentation] | None = None,
+        mixing: list[Mixing] | None = None,
+        repetitions: int = 1,
+        fraction: float = 1.0,
+        shots: int | None = None,
         val_share: float = 0.1,
     ) -> None:
         super().__init__(
@@ -192,5 +230,9 @@ class CIFAR100(TorchvisionSet):
             num_workers=num_workers,
             split_seed=split_seed,
             augment=augment,
+            mixing=mixing,
+            repetitions=repetitions,
+            fraction=fraction,
+            shots=shots,
             val_share=val_share,
         )

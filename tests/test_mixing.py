@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from vit_lightning import CutMix, MixUp, UserError
+
+
+def batch(count=6, height=9, width=12):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, 3, height, width, generator=generator), torch.arange(count) % 4
+
+
+class Fixed:
+    """A distribution that always draws the same."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def sample(self, shape):
+        return torch.tensor(self.value)
+
+
+def share_of(key, alpha):
+    return random.Random(key).betavariate(alpha, alpha)
+
+
+@pytest.mark.parametrize("key", range(20))
+def test_mixup_is_torchvision_s_for_its_share(key):
+    images, labels = batch()
+    theirs = v2.MixUp(alpha=0.8, num_classes=4)
+    theirs._dist = Fixed([share_of(key, 0.8)])
+    expected_images, expected_targets = theirs(images, labels)
+    mixed, targets = MixUp(0.8)(images, labels, num_classes=4, key=key)
+    torch.testing.assert_close(mixed, expected_images, rtol=0, atol=1e-6)
+    torch.testing.assert_close(targets, expected_targets, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("key", range(20))
+def test_cutmix_is_torchvision_s_for_its_share_and_middle(key, monkeypatch):
+    images, labels = batch()
+    draw = random.Random(key)
+    share = draw.betavariate(1.0, 1.0)
+    middle = iter([draw.randrange(12), draw.randrange(9)])
+    theirs = v2.CutMix(alpha=1.0, num_classes=4)
+    theirs._dist = Fixed([share])
+    monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.tensor([next(middle)]))
+    expected_images, expected_targets = theirs(images, labels)
+    mixed, targets = CutMix(1.0)(images, labels, num_classes=4, key=key)
+    assert torch.equal(mixed, expected_images)
+    torch.testing.assert_close(targets, expected_targets, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("mixing", [MixUp(), CutMix()], ids=["MixUp", "CutMix"])
+def test_a_key_draws_the_same_again_and_leaves_its_input_alone(mixing):
+    images, labels = batch()
+    before = images.clone()
+    results = [mixing(images, labels, num_classes=4, key=key) for key in (1, 1, 2)]
+    assert all(torch.equal(a, b) for a, b in zip(results[0], results[1], strict=True))
+    assert not torch.equal(results[0][0], results[2][0])
+    assert torch.equal(images, before)
+    assert all(torch.allclose(targets.sum(1), torch.ones(6)) for _, targets in results)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan")])
+def test_alpha_must_be_above_0(alpha):
+    with pytest.raises(UserError, match=r"mixing\.MixUp\.alpha"):
+        MixUp(alpha)

@@ -1,0 +1,142 @@
+"""Changes of the colours of uint8 images (b, c, H, W), with another strength for each image; 1 or 3 channels.
+
+torchvision has all of these for one strength a call; where the strength may differ from image to image they are ours,
+and agree with torchvision's for one strength. Names follow torchvision, so ``saturation`` is RandAugment's Color.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vit_lightning.augment import Augmentation, uniform
+from vit_lightning.errors import UserError
+
+
+def _each(values: Tensor) -> Tensor:
+    return values.to(torch.float32)[:, None, None, None]
+
+
+def _bytes(images: Tensor) -> Tensor:
+    return images.clamp(0.0, 255.0).to(torch.uint8)
+
+
+def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    """``other`` for factor 0, the image for 1, beyond it for more."""
+    ratio = factor.to(torch.float64)[:, None, None, None]
+    return _bytes(torch.addcmul(images * ratio.float(), other, (1.0 - ratio).float()))
+
+
+def _gray(images: Tensor) -> Tensor:
+    """Brightness (b, 1, H, W) by ITU-R 601, whole numbers as float32."""
+    if images.shape[1] == 1:
+        return images.to(torch.float32)
+    red, green, blue = images.to(torch.float32).unbind(dim=1)
+    return (red * 0.2989).add(green, alpha=0.587).add(blue, alpha=0.114).floor()[:, None]
+
+
+def grayscale(images: Tensor) -> Tensor:
+    return _gray(images).to(torch.uint8).expand_as(images)
+
+
+def brightness(images: Tensor, factor: Tensor) -> Tensor:
+    return _bytes(images * _each(factor))
+
+
+def saturation(images: Tensor, factor: Tensor) -> Tensor:
+    return _blend(images, _gray(images), factor) if images.shape[1] == 3 else images
+
+
+def contrast(images: Tensor, factor: Tensor) -> Tensor:
+    # whole numbers: their sum in float64 is exact in whatever order
+    mean = _gray(images).mean(dim=(1, 2, 3), keepdim=True, dtype=torch.float64).to(torch.float32)
+    return _blend(images, mean, factor)
+
+
+def sharpness(images: Tensor, factor: Tensor) -> Tensor:
+    """Away from (above 1) or towards (below 1) a 3x3 mean that counts the middle five times; the border stays."""
+    height, width = images.shape[-2:]
+    if height <= 2 or width <= 2:
+        return images
+    pixels = images.to(torch.float32)
+    inner = pixels[..., 1:-1, 1:-1]
+    total = F.avg_pool2d(pixels, 3, stride=1, divisor_override=1) + 4.0 * inner  # whole numbers
+    blurred = total.div(13.0).round()
+    weight = (1.0 - factor.to(torch.float64)[:, None, None, None]).float()
+    changed = pixels.clone()
+    changed[..., 1:-1, 1:-1] = torch.addcmul(inner, blurred - inner, weight)
+    return _bytes(changed)
+
+
+def hue(images: Tensor, turn: Tensor) -> Tensor:
+    """Colours turned by a share of the circle, -0.5 to 0.5."""
+    if images.shape[1] == 1:
+        return images
+    pixels = images.to(torch.float32) / 255.0
+    low, high = pixels.aminmax(dim=1)
+    spread = high - low
+    red, green, blue = ((high[:, None] - pixels) / torch.where(spread > 0, spread, 1.0)[:, None]).unbind(1)
+    sector = torch.where(
+        pixels[:, 0] == high, blue - green, torch.where(pixels[:, 1] == high, 2 + red - blue, 4 + green - red)
+    )
+    turned = (sector / 6 + turn.to(torch.float32)[:, None, None]).remainder(1.0) * 6
+    distance = (turned[:, None] + torch.tensor([5.0, 3.0, 1.0], device=images.device)[:, None, None]).remainder(6.0)
+    share = torch.minimum(distance, 4.0 - distance).clamp(0.0, 1.0)
+    # 255.999 gives each of the 256 values the same share of the range, as torchvision converts
+    return _bytes((high[:, None] - spread[:, None] * share) * 255.999)
+
+
+def posterize(images: Tensor, bits: Tensor) -> Tensor:
+    """Keeps the upper ``bits`` bits."""
+    lost = (8 - bits.to(torch.uint8))[:, None, None, None]
+    return (images >> lost) << lost
+
+
+def solarize(images: Tensor, threshold: Tensor) -> Tensor:
+    """Inverts pixels from ``threshold`` (0 to 255) on."""
+    return torch.where(images >= _each(threshold), 255 - images, images)
+
+
+class ColorJitter(Augmentation):
+    """Changes brightness, contrast, saturation and hue of each image, in an order drawn for each.
+
+    Args:
+        brightness: factors lie between 1 - brightness, at least 0, and 1 + brightness.
+        contrast: the same for contrast.
+        saturation: the same for saturation.
+        hue: largest turn of the colour circle to either side, as a share of it, at most 0.5.
+    """
+
+    def __init__(
+        self, brightness: float = 0.3, contrast: float = 0.3, saturation: float = 0.3, hue: float = 0.0
+    ) -> None:
+        values = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
+        problems = [
+            f"augment.ColorJitter.{name}={value} must be at least 0" for name, value in values.items() if value < 0
+        ]
+        if hue > 0.5:
+            problems.append(f"augment.ColorJitter.hue={hue} must be at most 0.5")
+        if problems:
+            raise UserError(problems)
+        self.strengths = (brightness, contrast, saturation, hue)
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        # the change with the smallest of four random numbers comes first
+        order = torch.stack([uniform(keys, 10 + number) for number in range(4)], dim=1).argsort(dim=1, stable=True)
+        drawn = [self._strength(number, uniform(keys, 20 + number)) for number in range(4)]
+        functions = (brightness, contrast, saturation, hue)
+        for place in range(4):
+            here, before = order[:, place], images
+            for number, change in enumerate(functions):
+                if self.strengths[number] > 0.0:
+                    chosen = (here == number)[:, None, None, None]
+                    images = torch.where(chosen, change(before, drawn[number]), images)
+        return images
+
+    def _strength(self, number: int, draw: Tensor) -> Tensor:
+        strength = self.strengths[number]
+        if number == 3:
+            return strength * (2.0 * draw - 1.0)
+        low = max(0.0, 1.0 - strength)
+        return low + draw * (1.0 + strength - low)

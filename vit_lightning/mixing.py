@@ -1,0 +1,72 @@
+"""Mixing the images of a batch and their labels; random numbers from a key of (seed, step, rank)."""
+
+from __future__ import annotations
+
+import math
+import random
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vit_lightning.errors import UserError
+
+
+class Mixing(ABC):
+    """Mixes each image of a batch with the one before it.
+
+    Args:
+        alpha: both parameters of the Beta distribution of the share; 1 makes all shares equally likely.
+    """
+
+    def __init__(self, alpha: float) -> None:
+        if not (alpha > 0.0 and math.isfinite(alpha)):
+            raise UserError(f"mixing.{type(self).__name__}.alpha={alpha} must be above 0")
+        self.alpha = alpha
+
+    def __call__(self, images: Tensor, labels: Tensor, *, num_classes: int, key: int) -> tuple[Tensor, Tensor]:
+        """Images (b, c, H, W) and class shares (b, num_classes), float32, of images and labels (b,)."""
+        draw = random.Random(key)
+        mixed, share = self.mix_images(images, draw.betavariate(self.alpha, self.alpha), draw)
+        targets = F.one_hot(labels, num_classes).to(torch.float32)
+        return mixed, targets * share + targets.roll(1, 0) * (1.0 - share)
+
+    @abstractmethod
+    def mix_images(self, images: Tensor, share: float, draw: random.Random) -> tuple[Tensor, float]:
+        """The mixed images, and what share of each is still its own."""
+
+
+class MixUp(Mixing):
+    """Weighted mean of two images and of their labels (Zhang et al. 2018).
+
+    Args:
+        alpha: both parameters of the Beta distribution of the weight.
+    """
+
+    def __init__(self, alpha: float = 0.8) -> None:
+        super().__init__(alpha)
+
+    def mix_images(self, images: Tensor, share: float, draw: random.Random) -> tuple[Tensor, float]:
+        return images * share + images.roll(1, 0) * (1.0 - share), share
+
+
+class CutMix(Mixing):
+    """A box of one image pasted into another, labels mixed by area (Yun et al. 2019).
+
+    Args:
+        alpha: both parameters of the Beta distribution of the share that is kept.
+    """
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        super().__init__(alpha)
+
+    def mix_images(self, images: Tensor, share: float, draw: random.Random) -> tuple[Tensor, float]:
+        height, width = images.shape[-2:]
+        x, y = draw.randrange(width), draw.randrange(height)
+        half = 0.5 * math.sqrt(1.0 - share)
+        left, right = max(0, x - int(half * width)), min(width, x + int(half * width))
+        upper, lower = max(0, y - int(half * height)), min(height, y + int(half * height))
+        mixed = images.clone()
+        mixed[..., upper:lower, left:right] = images.roll(1, 0)[..., upper:lower, left:right]
+        return mixed, 1.0 - (right - left) * (lower - upper) / (width * height)

@@ -1,0 +1,199 @@
+"""Policies that draw a change for each image from a list: RandAugment, TrivialAugment, 3-Augment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vit_lightning import colour
+from vit_lightning.augment import Augmentation, mix, uniform
+from vit_lightning.colour import ColorJitter
+from vit_lightning.errors import UserError
+from vit_lightning.resampling import blur_weights, resample
+
+Operation = Callable[[Tensor, Tensor], Tensor]
+"""Changes uint8 images (b, c, H, W) by magnitudes (b,)."""
+
+
+def warp(images: Tensor, matrix: Sequence[Tensor | float]) -> Tensor:
+    """Each pixel of the result from the nearest of the image; black outside.
+
+    Args:
+        images: (b, c, H, W).
+        matrix: a, b, c, d, e, f, each a number or (b,): pixel (x, y) of the result, counted from the centre, comes
+            from (a x + b y + c, d x + e y + f).
+    """
+    height, width = images.shape[-2:]
+    device = images.device
+    x = torch.arange(width, device=device) - (width - 1) / 2
+    y = (torch.arange(height, device=device) - (height - 1) / 2)[:, None].expand(len(images), -1, width)
+    parts = [torch.as_tensor(value, device=device).float().expand(len(images))[:, None, None] for value in matrix]
+    a, b, c = (part / (width / 2) for part in parts[:3])
+    d, e, f = (part / (height / 2) for part in parts[3:])
+    # by element and not as a product of matrices, whose rounding may change with the batch; in the order that rounds as
+    # torchvision's product does, which tells where a pixel comes from exactly between two
+    places = torch.stack([torch.addcmul(a * x, b, y) + c, torch.addcmul(d * x, e, y) + f], dim=-1)
+    moved = F.grid_sample(images.float(), places, mode="nearest", align_corners=False)
+    return moved.round().to(images.dtype)
+
+
+def shear_x(images: Tensor, magnitude: Tensor) -> Tensor:
+    return warp(images, (1.0, magnitude, magnitude * images.shape[-2] / 2, 0.0, 1.0, 0.0))
+
+
+def shear_y(images: Tensor, magnitude: Tensor) -> Tensor:
+    return warp(images, (1.0, 0.0, 0.0, magnitude, 1.0, magnitude * images.shape[-1] / 2))
+
+
+def translate_x(images: Tensor, pixels: Tensor) -> Tensor:
+    return warp(images, (1.0, 0.0, -pixels.trunc(), 0.0, 1.0, 0.0))
+
+
+def translate_y(images: Tensor, pixels: Tensor) -> Tensor:
+    return warp(images, (1.0, 0.0, 0.0, 0.0, 1.0, -pixels.trunc()))
+
+
+def rotate(images: Tensor, degrees: Tensor) -> Tensor:
+    """Counter-clockwise about the centre."""
+    angle = degrees.double().remainder(360.0).deg2rad()  # as torchvision, for the sign of zero in a quarter turn
+    return warp(images, (angle.cos(), -angle.sin(), 0.0, angle.sin(), angle.cos(), 0.0))
+
+
+def autocontrast(images: Tensor, _: Tensor) -> Tensor:
+    from torchvision.transforms.v2 import functional
+
+    changed: Tensor = functional.autocontrast(images)
+    return changed
+
+
+def equalize(images: Tensor, _: Tensor) -> Tensor:
+    from torchvision.transforms.v2 import functional
+
+    changed: Tensor = functional.equalize(images)
+    return changed
+
+
+OPERATIONS: dict[str, Operation] = {
+    "Identity": lambda images, _: images,
+    "ShearX": shear_x,
+    "ShearY": shear_y,
+    "TranslateX": translate_x,
+    "TranslateY": translate_y,
+    "Rotate": rotate,
+    "Brightness": lambda images, magnitude: colour.brightness(images, 1.0 + magnitude),
+    "Color": lambda images, magnitude: colour.saturation(images, 1.0 + magnitude),
+    "Contrast": lambda images, magnitude: colour.contrast(images, 1.0 + magnitude),
+    "Sharpness": lambda images, magnitude: colour.sharpness(images, 1.0 + magnitude),
+    "Posterize": colour.posterize,
+    "Solarize": lambda images, magnitude: colour.solarize(images, 255.0 * magnitude),
+    "AutoContrast": autocontrast,
+    "Equalize": equalize,
+}
+SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness")
+"""Operations whose magnitude is turned round for half of the images."""
+
+
+def apply_operations(images: Tensor, operation: Tensor, magnitude: Tensor) -> Tensor:
+    """Image i changed by the ``operation[i]``-th of ``OPERATIONS`` with ``magnitude[i]``; both (b,)."""
+    images = images.clone()
+    numbers = operation.cpu()  # the one place that waits for the device
+    for number, change in enumerate(OPERATIONS.values()):
+        chosen = (numbers == number).nonzero()[:, 0].to(images.device)
+        if number and len(chosen):
+            images[chosen] = change(images[chosen], magnitude[chosen])
+    return images
+
+
+def _scale(bins: int, largest: Mapping[str, float], posterized_bits: int) -> Tensor:
+    """Magnitude of each operation in each bin, (operations, bins)."""
+    table = torch.zeros(len(OPERATIONS), bins, dtype=torch.float64)
+    for number, name in enumerate(OPERATIONS):
+        if name in largest:
+            table[number] = torch.linspace(0.0, largest[name], bins)
+        elif name == "Posterize":
+            table[number] = (8 - torch.arange(bins) / ((bins - 1) / posterized_bits)).round()
+        elif name == "Solarize":
+            table[number] = torch.linspace(1.0, 0.0, bins)
+    return table
+
+
+def _with_sign(magnitude: Tensor, operation: Tensor, draw: Tensor) -> Tensor:
+    signed = torch.tensor([name in SIGNED for name in OPERATIONS], device=operation.device)[operation]
+    return torch.where(signed & (draw < 0.5), -magnitude, magnitude)
+
+
+class RandAugment(Augmentation):
+    """A number of changes of one strength, drawn from 14 for each image (Cubuk et al. 2020, section 3).
+
+    Args:
+        num_ops: changes of each image, one after the other.
+        magnitude: their strength, 0 to 30.
+    """
+
+    def __init__(self, num_ops: int = 2, magnitude: int = 9) -> None:
+        problems = [] if num_ops >= 1 else [f"augment.RandAugment.num_ops={num_ops} must be at least 1"]
+        if not 0 <= magnitude <= 30:
+            problems.append(f"augment.RandAugment.magnitude={magnitude} must be between 0 and 30")
+        if problems:
+            raise UserError(problems)
+        self.num_ops, self.magnitude = num_ops, magnitude
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        largest = {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}
+        largest |= {"TranslateX": 150 / 331 * width, "TranslateY": 150 / 331 * height}
+        largest |= dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.9)
+        table = _scale(31, largest, posterized_bits=4)[:, self.magnitude].to(images.device)
+        for number in range(self.num_ops):
+            drawn = mix(keys, number)
+            operation = (uniform(drawn, 1) * len(OPERATIONS)).long()
+            images = apply_operations(images, operation, _with_sign(table[operation], operation, uniform(drawn, 2)))
+        return images
+
+
+class TrivialAugment(Augmentation):
+    """One change of a strength of its own, drawn from 14 for each image (Müller and Hutter 2021; the "wide" space)."""
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        largest = {"ShearX": 0.99, "ShearY": 0.99, "TranslateX": 32.0, "TranslateY": 32.0, "Rotate": 135.0}
+        largest |= dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.99)
+        table = _scale(31, largest, posterized_bits=6).to(images.device)
+        operation = (uniform(keys, 1) * len(OPERATIONS)).long()
+        magnitude = table[operation, (uniform(keys, 3) * 31).long()]
+        return apply_operations(images, operation, _with_sign(magnitude, operation, uniform(keys, 2)))
+
+
+class ThreeAugment(Augmentation):
+    """Gray, solarized or blurred, each for a third of the images, then colour jitter (DeiT III: Touvron et al. 2022).
+
+    Args:
+        jitter: strength of the jitter of brightness, contrast and saturation.
+        max_sigma: largest deviation of the blur, in pixels, of the smallest 0.1.
+    """
+
+    def __init__(self, jitter: float = 0.3, max_sigma: float = 2.0) -> None:
+        if max_sigma < 0.1:
+            raise UserError(f"augment.ThreeAugment.max_sigma={max_sigma} must be at least 0.1")
+        if jitter < 0.0:
+            raise UserError(f"augment.ThreeAugment.jitter={jitter} must be at least 0")
+        self.max_sigma = max_sigma
+        self.jitter = ColorJitter(jitter, jitter, jitter)
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        which = (uniform(keys, 1) * 3).long()[:, None, None, None]
+        sigma = 0.1 + uniform(keys, 2) * (self.max_sigma - 0.1)
+        threshold = torch.full_like(sigma, 128.0)
+        changed = torch.where(which == 0, colour.grayscale(images), colour.solarize(images, threshold))
+        changed = torch.where(which == 2, gaussian_blur(images, sigma, self.max_sigma), changed)
+        return self.jitter(changed, mix(keys, 1))
+
+
+def gaussian_blur(images: Tensor, sigma: Tensor, max_sigma: float) -> Tensor:
+    """uint8 images blurred with deviations ``sigma`` (b,) in pixels, over three times ``max_sigma`` to each side."""
+    height, width = images.shape[-2:]
+    radius = min(round(3 * max_sigma), height - 1, width - 1)
+    weights = [blur_weights(sigma, size=size, radius=radius) for size in (height, width)]
+    return resample(images, weights[0], weights[1])
