@@ -11,9 +11,9 @@ from conftest import REPOSITORY
 
 LEVELS = [
     ["errors", "resampling"],
-    ["blocks", "optim", "augment", "mixing", "pages", "folder", "tracking"],
+    ["blocks", "optim", "augment", "decoding", "mixing", "pages", "folder", "tracking"],
     ["colour", "positions", "sampling", "trust", "stopping"],
-    ["data", "policies", "checks", "checkpoint_io", "resuming"],
+    ["data", "decoded", "policies", "checks", "checkpoint_io", "resuming"],
     ["imagefolder", "torchvision_sets", "vit"],
     ["classifier", "callbacks", "checkpoints", "environment", "figures", "flops", "wandb_mirror"],
     ["config"],

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import write_images
+from lightning.pytorch import Trainer
 from PIL import Image
 
-from vit_lightning import ImageFolder, UserError
-from vit_lightning.imagefolder import centre_box, random_resized_box
+from vit_lightning import ImageFolder, UserError, ViT, ViTClassifier
+from vit_lightning.decoded import centre_box, random_resized_box
 from vit_lightning.sampling import Request
 
 CLASSES = ("cat", "dog", "owl")
@@ -118,10 +119,10 @@ def damage(path: Path, kind: str) -> None:
     elif kind == "text":
         path.write_text("no image")
     else:
-        Image.fromarray(np.zeros((9, 9), dtype=np.uint16)).save(path, format="PNG")
+        Image.fromarray(np.full((9, 9), 2.0, dtype=np.float32)).save(path, format="TIFF")
 
 
-@pytest.mark.parametrize("kind", ["cut short", "empty", "text", "16 bits"])
+@pytest.mark.parametrize("kind", ["cut short", "empty", "text", "floats above 1"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_damaged_image_is_an_error_that_names_the_file(tmp_path, kind, workers):
     root = make_folder(tmp_path, "train", "test")
@@ -181,3 +182,66 @@ def test_hidden_files_are_no_images(tmp_path):
     (root / "train" / "cat" / "._000.jpg").write_bytes(b"metadata")
     data = ImageFolder(root=root)
     assert sum(len(files(data, split)) for split in ("train", "val", "test")) == 30
+
+
+def damaged_folder(root: Path) -> list[Path]:
+    """300 training images of which three cannot be read; their files."""
+    make_folder(root, "train", count=100)
+    make_folder(root, "val", "test", count=5)
+    bad = [root / "train" / name for name in ("cat/003.jpg", "dog/050.jpg", "owl/099.jpg")]
+    for path, kind in zip(bad, ("cut short", "empty", "text"), strict=True):
+        damage(path, kind)
+    return bad
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipping_leaves_out_exactly_the_damaged_images(tmp_path, workers):
+    bad = damaged_folder(tmp_path)
+    data = ImageFolder(root=tmp_path, image_size=8, batch_size=50, num_workers=workers, on_bad_image="skip")
+    batches = list(data.train_dataloader())
+    seen = [index for batch in batches for index in batch.indices.tolist()]
+    assert len(seen) == len({*seen}) == 297
+    assert [files(data, "train")[index] for index in sorted({*range(300)} - {*seen})] == bad
+    assert all(len(batch.images) == len(batch.labels) == len(batch.keys) for batch in batches)
+    assert all(batch.skipped == () for batch in batches)
+    assert sorted(problem.split(": ")[0] for problem in data.bad_images["train"]) == [str(path) for path in bad]
+
+
+def test_what_is_left_keeps_its_pixels(tmp_path):
+    damaged_folder(tmp_path)
+    whole, part = (ImageFolder(root=tmp_path, image_size=8, on_bad_image="skip").dataset("train") for _ in range(2))
+    one = whole.__getitems__(Request([2, 3, 4], [5, 6, 7]))
+    other = part.__getitems__(Request([2, 4], [5, 7]))
+    assert torch.equal(one.images, other.images)
+    assert one.indices.tolist() == [2, 4]
+    assert one.keys.tolist() == [5, 7]
+
+
+def test_more_damage_than_was_allowed_is_an_error(tmp_path):
+    damaged_folder(tmp_path)
+    data = ImageFolder(root=tmp_path, image_size=8, on_bad_image="skip", max_bad_share=0.009)
+    with pytest.raises(UserError, match=r"max_bad_share=0\.009: 3 of 300 train images are damaged") as caught:
+        list(data.train_dataloader())
+    assert len(caught.value.problems) == 4
+
+
+def test_a_batch_of_nothing_but_damage_is_an_error(tmp_path):
+    damaged_folder(tmp_path)
+    data = ImageFolder(root=tmp_path, image_size=8, on_bad_image="skip")
+    with pytest.raises(UserError, match="all 1 images of a batch are damaged"):
+        raise data.dataset("train").__getitems__(Request([3], None))
+
+
+def fit(data: ImageFolder, folder: Path) -> None:
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    network = ViT(image_size=8, patch_size=4, num_classes=3, emb_size=8, depth=1, num_heads=1)
+    Trainer(accelerator="cpu", max_epochs=2, default_root_dir=folder, **quiet).fit(ViTClassifier(network), data)
+
+
+def test_training_with_damaged_images_lists_them_once_in_the_run_folder(tmp_path):
+    bad = damaged_folder(tmp_path / "images")
+    fit(ImageFolder(root=tmp_path / "images", image_size=8, on_bad_image="skip"), tmp_path)
+    lines = (tmp_path / "bad_images.txt").read_text().splitlines()
+    assert sorted(line.split(": ")[0] for line in lines) == [str(path) for path in bad]
+    with pytest.raises(UserError, match=r"/\d+.jpg: "):
+        fit(ImageFolder(root=tmp_path / "images", image_size=8), tmp_path)

@@ -238,7 +238,7 @@ def test_loaders_with_and_without_workers_give_identical_batches(requests):
     for ours, theirs, request in batches:
         assert ours.indices.tolist() == request.indices
         for one, other in zip(ours, theirs, strict=True):
-            assert (one is None and other is None) or torch.equal(one, other)
+            assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
     assert (batches[0][0].keys is None) == (requests[0].keys is None)
 
 

@@ -7,6 +7,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -30,8 +31,12 @@ from vit_lightning.sampling import (
 )
 
 Split = Literal["train", "val", "test"]
+OnBadImage = Literal["error", "skip"]
 Statistics = tuple[float, ...]
 """One number for each channel, of pixels between 0 and 1."""
+
+BAD_IMAGES = "bad_images.txt"
+"""File of a run folder with what ``on_bad_image: skip`` left out, a line for each image."""
 
 
 def stratified_cut(labels: Sequence[int], share: int | float, seed: int) -> tuple[list[int], list[int]]:
@@ -64,6 +69,8 @@ class ImageData(LightningDataModule):
         repetitions: int = 1,
         fraction: float = 1.0,
         shots: int | None = None,
+        on_bad_image: OnBadImage = "error",
+        max_bad_share: float = 0.05,
     ) -> None:
         super().__init__()
         limits = {"batch_size": (batch_size, 1), "num_workers": (num_workers, 0), "split_seed": (split_seed, 0)}
@@ -77,11 +84,15 @@ class ImageData(LightningDataModule):
             problems.append(f"fraction={fraction} must be above 0 and at most 1")
         if shots is not None and fraction != 1.0:
             problems.append(f"shots={shots} beside fraction={fraction}: give one of the two")
+        if not 0.0 <= max_bad_share <= 1.0:
+            problems.append(f"max_bad_share={max_bad_share} must be between 0 and 1")
         if problems:
             raise UserError(problems)
         self.batch_size, self.num_workers, self.split_seed = batch_size, num_workers, split_seed
         self.augment, self.mixing = list(augment or []), list(mixing or [])
         self.repetitions, self.fraction, self.shots = repetitions, fraction, shots
+        self.on_bad_image, self.max_bad_share = on_bad_image, max_bad_share
+        self.bad_images: dict[Split, set[str]] = {"train": set(), "val": set(), "test": set()}
         self._datasets: dict[Split, Dataset[Batch]] = {}
         self._loaders: dict[Split, Loader] = {}
         self._fingerprint: str | None = None
@@ -234,8 +245,28 @@ class ImageData(LightningDataModule):
                 length,
                 num_workers=self.num_workers,
                 pin_memory=torch.cuda.is_available(),
+                on_skipped=partial(self._list_bad, split),
             )
         return self._loaders[split]
+
+    def _list_bad(self, split: Split, problems: Sequence[str]) -> None:
+        """Keeps a list of what was left out, in the run folder too, and ends when it is more than was allowed."""
+        new = [problem for problem in problems if problem not in self.bad_images[split]]
+        self.bad_images[split].update(new)
+        if new and self.trainer is not None:
+            path = Path(self.trainer.default_root_dir) / BAD_IMAGES
+            known = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []  # of before, of other ranks
+            lines = [line for problem in new if (line := " ".join(problem.split())) not in known]
+            with path.open("a", encoding="utf-8") as file:
+                file.write("".join(f"{line}\n" for line in lines))
+        bad, size = len(self.bad_images[split]), len(self.dataset(split))  # type: ignore[arg-type]
+        if bad > self.max_bad_share * size:
+            raise UserError(
+                [
+                    f"data.max_bad_share={self.max_bad_share}: {bad} of {size} {split} images are damaged, first:",
+                    *sorted(self.bad_images[split])[:5],
+                ]
+            )
 
     @property
     def _rank(self) -> int:

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
-import random
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from PIL import Image
 from torch.utils.data import Dataset
 
 from vit_lightning.augment import Augmentation
 from vit_lightning.blocks import pair
-from vit_lightning.data import ImageData, Split, Statistics, stratified_cut
+from vit_lightning.data import ImageData, OnBadImage, Split, Statistics, stratified_cut
+from vit_lightning.decoded import DecodedImages
 from vit_lightning.errors import UserError
 from vit_lightning.mixing import Mixing
-from vit_lightning.sampling import Batch, Request
-
-Box = tuple[float, float, float, float]
-"""Left, upper, right and lower edge of a crop, in pixels."""
+from vit_lightning.sampling import Batch
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
@@ -33,100 +23,10 @@ SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
     "test": ("test",),
 }
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "La", "RGBa")
 
 
-def random_resized_box(width: int, height: int, *, min_area: float, key: int) -> Box:
-    """A random part (Szegedy et al. 2015), ``min_area`` to all of the area and 3:4 to 4:3 wide, from the key alone."""
-    draw = random.Random(key)
-    for _ in range(10):
-        area = width * height * draw.uniform(min_area, 1.0)
-        ratio = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            left, upper = draw.randint(0, width - w), draw.randint(0, height - h)
-            return left, upper, left + w, upper + h
-    return 0, 0, width, height
-
-
-def centre_box(width: int, height: int, *, target: tuple[int, int], share: float) -> Box:
-    """The largest box in the middle with the target's ratio of height to width, shrunk to ``share`` of its sides."""
-    scale = min(height / target[0], width / target[1]) * share
-    h, w = target[0] * scale, target[1] * scale
-    return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
-
-
-def read_rgb(path: Path) -> Image.Image:
-    """The image as 8-bit RGB; a damaged file or one that 8 bits cannot hold is an error that names it."""
-    try:
-        with Image.open(path) as image:
-            if image.mode not in _EIGHT_BIT:
-                raise UserError(f"{path}: image of mode {image.mode} has more than 8 bits a channel")
-            return image.convert("RGB")
-    except UserError:
-        raise
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as fault:
-        raise UserError(f"{path}: damaged image ({fault})") from fault
-
-
-def _read_file(files: Sequence[Path], index: int) -> Image.Image:
-    return read_rgb(files[index])
-
-
-class DecodedImages(Dataset[Batch]):
-    """Images that are opened one by one, cropped and resized to one size: uint8 (3, H, W).
-
-    Args:
-        read: opens the image of an index.
-        labels: label of each image.
-        image_size: height and width of what comes out.
-        min_area: smallest part of the image that a random crop shows.
-        centre_share: share of the sides that the fixed crop shows, where nothing is random.
-        names: name of each image.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[int], Image.Image],
-        labels: Sequence[int],
-        *,
-        image_size: tuple[int, int],
-        min_area: float,
-        centre_share: float,
-        names: Sequence[str],
-    ) -> None:
-        self.names = names
-        self.read, self.labels = read, torch.tensor(labels)
-        self.image_size, self.min_area, self.centre_share = image_size, min_area, centre_share
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitems__(self, request: Request) -> Batch | UserError:
-        keys: Sequence[int | None] = [None] * len(request.indices) if request.keys is None else request.keys
-        try:
-            images = np.stack([self._pixels(index, key) for index, key in zip(request.indices, keys, strict=True)])
-        except UserError as error:
-            return error
-        indices = torch.tensor(request.indices)
-        tensor = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
-        return Batch(
-            tensor, self.labels[indices], indices, None if request.keys is None else torch.tensor(request.keys)
-        )
-
-    def fingerprint(self) -> str:
-        """Of names and labels; the files themselves are not opened."""
-        rows = (f"{name}\0{label}\n" for name, label in zip(self.names, self.labels.tolist(), strict=True))
-        return hashlib.sha256("".join(rows).encode(errors="surrogateescape")).hexdigest()
-
-    def _pixels(self, index: int, key: int | None) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        image = self.read(index)
-        if key is None:
-            box = centre_box(*image.size, target=self.image_size, share=self.centre_share)
-        else:
-            box = random_resized_box(*image.size, min_area=self.min_area, key=key)
-        height, width = self.image_size  # Pillow itself copies where the box is the image and has its size
-        return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC, box=box))
+def _file(files: Sequence[Path], index: int) -> Path:
+    return files[index]
 
 
 def _class_folders(folder: Path) -> list[str]:
@@ -159,6 +59,8 @@ class ImageFolder(ImageData):
         repetitions: how often an epoch shows each of its training images, which are then that many times fewer.
         fraction: share of the training images of each class that is used; a smaller share lies in every larger one.
         shots: training images of each class that are used, instead of a fraction.
+        on_bad_image: whether an image that cannot be decoded ends the run, or is left out of its batch and listed.
+        max_bad_share: share of a split's images from which on their leaving out is an error all the same.
         val_share: share of the training images that validation gets if it has no folder.
         test_share: share of the training images that the test gets if it has no folder.
         min_area: smallest part of a training image that a random crop shows; 1 takes the whole image.
@@ -180,6 +82,8 @@ class ImageFolder(ImageData):
         repetitions: int = 1,
         fraction: float = 1.0,
         shots: int | None = None,
+        on_bad_image: OnBadImage = "error",
+        max_bad_share: float = 0.05,
         val_share: float = 0.1,
         test_share: float = 0.2,
         min_area: float = 0.08,
@@ -196,6 +100,8 @@ class ImageFolder(ImageData):
             repetitions=repetitions,
             fraction=fraction,
             shots=shots,
+            on_bad_image=on_bad_image,
+            max_bad_share=max_bad_share,
         )
         shares = {"min_area": min_area, "centre_share": centre_share}
         problems = [
@@ -311,10 +217,11 @@ class ImageFolder(ImageData):
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         files, labels = self._splits[split]
         return DecodedImages(
-            partial(_read_file, files),
+            partial(_file, files),
             labels,
             image_size=self.image_size,
             min_area=self.min_area,
             centre_share=self.centre_share,
             names=[file.relative_to(self.root).as_posix() for file in files],
+            skip=self.on_bad_image == "skip",
         )

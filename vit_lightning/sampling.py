@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,8 @@ class Batch(NamedTuple):
     """(b,), random key of each image in this epoch; None where nothing is random."""
     targets: Tensor | None = None
     """(b, classes), share of each class in an image that is mixed of several; None where each has its label alone."""
+    skipped: tuple[str, ...] = ()
+    """What the dataset says of images that it could not decode and left out; empty once the loader has passed it on."""
 
 
 class Request(NamedTuple):
@@ -127,8 +129,10 @@ class Loader:
         *,
         num_workers: int,
         pin_memory: bool,
+        on_skipped: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         self.dataset = dataset
+        self._on_skipped = on_skipped
         self._length = length
         self._loader: DataLoader[Batch] = DataLoader(
             dataset,
@@ -149,6 +153,10 @@ class Loader:
                     raise batch
                 finally:
                     del batch  # or error, traceback and this frame keep each other alive, and the workers with them
+            skipped = getattr(batch, "skipped", ())
+            if skipped and self._on_skipped is not None:
+                self._on_skipped(skipped)
+                batch = batch._replace(skipped=())
             yield batch
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""Images that are decoded when they are needed, a part of each, for any source that can say where they are."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from vit_lightning.decoding import Box, Pixels, decode
+from vit_lightning.errors import UserError
+from vit_lightning.sampling import Batch, Request
+
+
+def random_resized_box(width: int, height: int, *, min_area: float, key: int) -> Box:
+    """A random part (Szegedy et al. 2015), ``min_area`` to all of the area and 3:4 to 4:3 wide, from the key alone."""
+    draw = random.Random(key)
+    for _ in range(10):
+        area = width * height * draw.uniform(min_area, 1.0)
+        ratio = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, upper = draw.randint(0, width - w), draw.randint(0, height - h)
+            return left, upper, left + w, upper + h
+    return 0, 0, width, height
+
+
+def centre_box(width: int, height: int, *, target: tuple[int, int], share: float) -> Box:
+    """The largest box in the middle with the target's ratio of height to width, shrunk to ``share`` of its sides."""
+    scale = min(height / target[0], width / target[1]) * share
+    h, w = target[0] * scale, target[1] * scale
+    return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
+
+
+class DecodedImages(Dataset[Batch]):
+    """Images that are opened one by one, cropped and resized to one size: uint8 (3, H, W).
+
+    Args:
+        source: the file of an index, or what is in it.
+        labels: label of each image.
+        image_size: height and width of what comes out.
+        min_area: smallest part of the image that a random crop shows.
+        centre_share: share of the sides that the fixed crop shows, where nothing is random.
+        names: name of each image.
+        skip: whether a batch leaves out what cannot be decoded, instead of being an error.
+    """
+
+    def __init__(
+        self,
+        source: Callable[[int], Path | bytes],
+        labels: Sequence[int],
+        *,
+        image_size: tuple[int, int],
+        min_area: float,
+        centre_share: float,
+        names: Sequence[str],
+        skip: bool,
+    ) -> None:
+        self.names = names
+        self.source, self.labels = source, torch.tensor(labels)
+        self.image_size, self.min_area, self.centre_share = image_size, min_area, centre_share
+        self.skip = skip
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, request: Request) -> Batch | UserError:
+        keys: Sequence[int | None] = [None] * len(request.indices) if request.keys is None else request.keys
+        images, good, skipped = [], [], []
+        for place, (index, key) in enumerate(zip(request.indices, keys, strict=True)):
+            try:
+                images.append(self.pixels(index, key))
+                good.append(place)
+            except UserError as error:
+                if not self.skip:
+                    return error
+                skipped += error.problems
+        if not good:
+            return UserError(
+                [*skipped, f"all {len(skipped)} images of a batch are damaged: there is none to go on with"]
+            )
+        indices = torch.tensor(request.indices)[good]
+        tensor = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+        kept = None if request.keys is None else torch.tensor(request.keys)[good]
+        return Batch(tensor, self.labels[indices], indices, kept, skipped=tuple(skipped))
+
+    def fingerprint(self) -> str:
+        """Of names and labels; the files themselves are not opened."""
+        rows = (f"{name}\0{label}\n" for name, label in zip(self.names, self.labels.tolist(), strict=True))
+        return hashlib.sha256("".join(rows).encode(errors="surrogateescape")).hexdigest()
+
+    def pixels(self, index: int, key: int | None) -> Pixels:
+        """uint8 (H, W, 3): the part that a key draws, or without one the middle."""
+        part = (
+            partial(centre_box, target=self.image_size, share=self.centre_share)
+            if key is None
+            else partial(random_resized_box, min_area=self.min_area, key=key)
+        )
+        source = self.source(index)
+        name = str(source) if isinstance(source, Path) else self.names[index]
+        return decode(source, name, size=self.image_size, choose_box=part)

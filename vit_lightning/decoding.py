@@ -1,0 +1,102 @@
+"""Image files as 8-bit RGB, whatever kind they are of; what is damaged, or too large to be meant, is an error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps
+
+from vit_lightning.errors import UserError
+
+Box = tuple[float, float, float, float]
+"""Left, upper, right and lower edge of a crop, in pixels."""
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
+"""What is tried, whatever the file's name says; others could start foreign programs (EPS) or are rarely meant."""
+MAX_BYTES = 200_000_000
+"""Memory that decoding one image may take: 50 megapixels, or 25 of a kind that is converted."""
+_SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+
+
+def decode(source: Path | bytes, name: str, *, size: tuple[int, int], choose_box: Callable[[int, int], Box]) -> Pixels:
+    """A part of an image, resized (bicubic, with antialiasing): uint8 (height, width, 3).
+
+    A JPEG is decoded at the smallest of 1/1, 1/2, 1/4 and 1/8 of its size that still has as many pixels as are asked
+    for, and only the part is converted. Of 16 bits the upper ones are kept; what is transparent lies on white; an EXIF
+    rotation is applied; of an animation this is the first image.
+
+    Args:
+        source: the file, or what is in it.
+        name: what errors call it.
+        size: height and width of what comes out.
+        choose_box: the part, from width and height of the image as it is looked at.
+
+    Raises:
+        UserError: damaged, of a kind that 8 bits cannot hold, or in need of more than ``MAX_BYTES``.
+    """
+    try:
+        with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
+            return _decode(image, size, choose_box)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+    except Exception as fault:  # a file may say anything, and Pillow's readers then raise a dozen types
+        text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault) or type(fault).__name__
+        raise UserError(f"{name}: damaged image ({text})") from fault
+
+
+def _decode(image: Image.Image, size: tuple[int, int], choose_box: Callable[[int, int], Box]) -> Pixels:
+    turned = image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+    if turned:
+        _refuse_large(image)
+        image = ImageOps.exif_transpose(image)
+    left, upper, right, lower = choose_box(*image.size)
+    if not turned:
+        before = image.size
+        least = min((right - left) / size[1], (lower - upper) / size[0])
+        reduce = 2 ** min(3, max(0, math.floor(math.log2(least)))) if least > 0 else 1
+        image.draft(None, (math.ceil(before[0] / reduce), math.ceil(before[1] / reduce)))
+        _refuse_large(image)
+        x, y = image.size[0] / before[0], image.size[1] / before[1]
+        left, upper, right, lower = left * x, upper * y, right * x, lower * y
+    part = (math.floor(left), math.floor(upper), math.ceil(right), math.ceil(lower))
+    inside = to_rgb(image.crop(part) if image.mode != "RGB" or image.has_transparency_data else image)
+    if inside.size != image.size:
+        left, upper, right, lower = left - part[0], upper - part[1], right - part[0], lower - part[1]
+    height, width = size  # Pillow copies where the box is the image and has its size
+    shown = inside.resize((width, height), Image.Resampling.BICUBIC, box=(left, upper, right, lower))
+    return np.asarray(shown)
+
+
+def _refuse_large(image: Image.Image) -> None:
+    """Pillow holds 4 bytes for a pixel, and an image that it converts twice."""
+    width, height = image.size
+    needed = 4 * width * height * (1 if image.mode in ("RGB", "L") else 2)
+    if needed > MAX_BYTES:
+        raise UserError(f"{width}x{height} pixels need {needed >> 20} MiB to decode (at most {MAX_BYTES >> 20})")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any kind of image as 8-bit RGB."""
+    if image.mode in _SIXTEEN_BIT or image.mode == "F":
+        return Image.fromarray(_eight_bits(np.asarray(image))).convert("RGB")
+    if image.has_transparency_data:
+        over = image.convert("RGBA")
+        ground = Image.new("RGB", image.size, "white")
+        ground.paste(over, mask=over.getchannel("A"))
+        return ground
+    return image.convert("RGB")
+
+
+def _eight_bits(values: np.ndarray[Any, Any]) -> Pixels:
+    """Numbers of 0 to 65535, or floats of 0 to 1, rounded to 0 to 255."""
+    largest = 1.0 if values.dtype.kind == "f" else 65535.0
+    low, high = float(values.min()), float(values.max())
+    if not 0.0 <= low <= high <= largest:
+        raise UserError(f"values from {low:g} to {high:g}, not 0 to {largest:g}, cannot be told in 8 bits")
+    return np.round(values.astype(np.float32) * (255.0 / largest)).astype(np.uint8)
