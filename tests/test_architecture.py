@@ -18,7 +18,7 @@ LEVELS = [
     ["classifier", "callbacks", "checkpoints", "environment", "figures", "flops", "wandb_mirror"],
     ["config"],
     ["run"],
-    ["evaluation", "training"],
+    ["check_data", "evaluation", "show_batch", "training"],
     ["cli"],
     ["__main__"],
 ]

@@ -219,7 +219,7 @@ def test_what_is_left_keeps_its_pixels(tmp_path):
 
 def test_more_damage_than_was_allowed_is_an_error(tmp_path):
     damaged_folder(tmp_path)
-    data = ImageFolder(root=tmp_path, image_size=8, on_bad_image="skip", max_bad_share=0.009)
+    data = ImageFolder(root=tmp_path, image_size=8, num_workers=0, on_bad_image="skip", max_bad_share=0.009)
     with pytest.raises(UserError, match=r"max_bad_share=0\.009: 3 of 300 train images are damaged") as caught:
         list(data.train_dataloader())
     assert len(caught.value.problems) == 4
@@ -240,8 +240,8 @@ def fit(data: ImageFolder, folder: Path) -> None:
 
 def test_training_with_damaged_images_lists_them_once_in_the_run_folder(tmp_path):
     bad = damaged_folder(tmp_path / "images")
-    fit(ImageFolder(root=tmp_path / "images", image_size=8, on_bad_image="skip"), tmp_path)
+    fit(ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0, on_bad_image="skip"), tmp_path)
     lines = (tmp_path / "bad_images.txt").read_text().splitlines()
     assert sorted(line.split(": ")[0] for line in lines) == [str(path) for path in bad]
     with pytest.raises(UserError, match=r"/\d+.jpg: "):
-        fit(ImageFolder(root=tmp_path / "images", image_size=8), tmp_path)
+        fit(ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0), tmp_path)

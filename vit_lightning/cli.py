@@ -13,6 +13,8 @@ VERBS = {
     "fit": "train on the images of a page, then test the best checkpoint",
     "validate": "measure a trained model on the validation images",
     "test": "measure a trained model on the test images",
+    "check-data": "read all images once: damage, duplicates, sizes, mean and deviation",
+    "show-batch": "draw training images as the model gets them",
     "sync": "send a run to W&B, or what W&B lacks of it",
     "predict": "write what a trained model says of each test image",
 }
@@ -30,6 +32,7 @@ lightning fit --resume runs/digits/RUN                             go on where a
 lightning fit --config PAGE.yaml --resume=auto                     go on with this page's newest run, or start one
 lightning test --ckpt runs/digits/RUN                              a run folder or a checkpoint file
 lightning fit --config PAGE.yaml --print_config                    all keys, resolved
+lightning check-data --config PAGE.yaml                            what is wrong with the images, before a night's run
 lightning VERB --help                                              all keys, explained"""
 
 
@@ -85,10 +88,12 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _run_page(verb: str, arguments: list[str]) -> None:
+    from vit_lightning.check_data import check_data
     from vit_lightning.config import resolve, to_yaml
     from vit_lightning.errors import UserError
     from vit_lightning.evaluation import evaluate
     from vit_lightning.pages import read_flags
+    from vit_lightning.show_batch import show_batch
     from vit_lightning.training import fit, resume
 
     given = read_flags(arguments)
@@ -108,6 +113,10 @@ def _run_page(verb: str, arguments: list[str]) -> None:
         print(to_yaml(config), end="")
     elif verb == "fit":
         fit(config, allowed)
+    elif verb == "check-data":
+        check_data(config)
+    elif verb == "show-batch":
+        show_batch(config)
     else:
         evaluate(config, verb)
 

@@ -76,6 +76,8 @@ KEYS = {
 CLASS_DEFAULTS = {"model": "vit_lightning.ViT", "data": "vit_lightning.Digits"}
 GROUPS = ("model", "data", "trainer", *Settings._fields)
 """Keys that hold keys; with nothing under them they say nothing."""
+TRAINED = ("validate", "test", "predict")
+"""Verbs that use a trained model, whose page lies in its checkpoint."""
 NOT_IN_PAGE = ("resume", "out", "ckpt", "print_config")
 """What a run's own page leaves out: where it went, and what it was asked besides."""
 
@@ -100,7 +102,7 @@ def _add_plain_keys(parser: ArgumentParser, verb: str) -> None:
     places = ", file, or https://...#sha256=CHECKSUM"
     parser.add_argument("--print_config", type=bool, default=False, help="print the resolved configuration and exit")
     parser.add_argument("--out", type=Path | None, default=None, help="folder for what the command leaves; must be new")
-    if verb != "fit":
+    if verb in TRAINED:
         parser.add_argument("--ckpt", type=str | None, default=None, help=f"run folder (its best checkpoint){places}")
     parser.add_argument("--experiment", type=str | None, default=None, help="name of the page; the file's by default")
     parser.add_argument("--seed_everything", type=int, default=0, help="seed of weights, order, augmentation, dropout")
@@ -172,7 +174,7 @@ def read_all(flags: Sequence[tuple[str, str]], verb: str) -> tuple[Page, list[st
             pages.append(read_page(place))
         except UserError as error:
             unreadable += error.problems
-    if verb != "fit":
+    if verb in TRAINED:
         pages.insert(0, _page_of_checkpoint(flags))
     for said in pages:
         said = {key: value for key, value in said.items() if value is not None or key not in GROUPS}
@@ -182,7 +184,7 @@ def read_all(flags: Sequence[tuple[str, str]], verb: str) -> tuple[Page, list[st
     for key, value in flags:
         if key != "config":
             page = merge(page, page_of_flag(key, value, list(CLASS_DEFAULTS)), CLASS_DEFAULTS)
-    if verb != "fit":
+    if verb in TRAINED:
         _refuse_another_split(pages[0], page)
     return page, unreadable
 
@@ -301,7 +303,7 @@ def _plain(value: Any) -> Any:
 
 
 def _key_problems(page: Page, verb: str) -> list[Problem]:
-    return find_problems(page, {name: key for name, key in KEYS.items() if verb != "fit" or name != "ckpt"})
+    return find_problems(page, {name: key for name, key in KEYS.items() if verb in TRAINED or name != "ckpt"})
 
 
 def _all_problems(page: Page, verb: str, fault: Exception) -> list[str]:

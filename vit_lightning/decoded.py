@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from vit_lightning.decoding import Box, Pixels, decode
+from vit_lightning.decoding import Box, Pixels, decode, decode_whole
 from vit_lightning.errors import UserError
 from vit_lightning.sampling import Batch, Request
 
@@ -95,6 +95,15 @@ class DecodedImages(Dataset[Batch]):
         rows = (f"{name}\0{label}\n" for name, label in zip(self.names, self.labels.tolist(), strict=True))
         return hashlib.sha256("".join(rows).encode(errors="surrogateescape")).hexdigest()
 
+    def whole(self, index: int) -> Pixels:
+        """The image as it lies in its file, uint8 (H, W, 3)."""
+        return decode_whole(self.source(index), self.name(index))
+
+    def name(self, index: int) -> str:
+        """What errors call an image: its file, or its name in a source without files."""
+        source = self.source(index)
+        return str(source) if isinstance(source, Path) else self.names[index]
+
     def pixels(self, index: int, key: int | None) -> Pixels:
         """uint8 (H, W, 3): the part that a key draws, or without one the middle."""
         part = (
@@ -102,6 +111,4 @@ class DecodedImages(Dataset[Batch]):
             if key is None
             else partial(random_resized_box, min_area=self.min_area, key=key)
         )
-        source = self.source(index)
-        name = str(source) if isinstance(source, Path) else self.names[index]
-        return decode(source, name, size=self.image_size, choose_box=part)
+        return decode(self.source(index), self.name(index), size=self.image_size, choose_box=part)

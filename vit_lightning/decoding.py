@@ -43,11 +43,26 @@ def decode(source: Path | bytes, name: str, *, size: tuple[int, int], choose_box
     try:
         with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
             return _decode(image, size, choose_box)
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from None
-    except Exception as fault:  # a file may say anything, and Pillow's readers then raise a dozen types
-        text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault) or type(fault).__name__
-        raise UserError(f"{name}: damaged image ({text})") from fault
+    except Exception as fault:
+        raise _named(name, fault) from fault
+
+
+def decode_whole(source: Path | bytes, name: str) -> Pixels:
+    """All pixels of an image, uint8 (height, width, 3); see ``decode``."""
+    try:
+        with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
+            _refuse_large(image)
+            return np.asarray(to_rgb(ImageOps.exif_transpose(image)))
+    except Exception as fault:
+        raise _named(name, fault) from fault
+
+
+def _named(name: str, fault: Exception) -> UserError:
+    """A file may say anything, and Pillow's readers then raise a dozen types."""
+    if isinstance(fault, UserError):
+        return UserError(f"{name}: {fault}")
+    text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault) or type(fault).__name__
+    return UserError(f"{name}: damaged image ({' '.join(text.split())})")
 
 
 def _decode(image: Image.Image, size: tuple[int, int], choose_box: Callable[[int, int], Box]) -> Pixels:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -186,6 +187,13 @@ class Images(Dataset[Batch]):
         indices = torch.tensor(request.indices)
         keys = None if request.keys is None else torch.tensor(request.keys)
         return Batch(self.images[indices], self.labels[indices], indices, keys)
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+    def whole(self, index: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """uint8 (H, W, c)."""
+        return self.images[index].permute(1, 2, 0).numpy()
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.labels.numpy().tobytes())

@@ -1,0 +1,52 @@
+"""``lightning show-batch``: a figure of training images as the model gets them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from jsonargparse import Namespace
+from lightning.pytorch import seed_everything
+
+from vit_lightning.config import make_data
+from vit_lightning.data import ImageData
+from vit_lightning.figures import image_grid
+from vit_lightning.folder import new_folder
+from vit_lightning.run import quiet, say
+from vit_lightning.sampling import Batch
+
+SHOWN = 32
+
+
+def show_batch(config: Namespace) -> None:
+    """Draws the first images that the first epoch trains on, augmented and mixed, with their labels."""
+    quiet()
+    seed_everything(config.seed_everything, verbose=False)
+    data = make_data(config)
+    data.num_workers = 0
+    data.prepare_data()
+    data.setup("fit")
+    batch = data.as_the_model_gets_it(next(iter(data.train_dataloader())), completed=0)
+    with new_folder(config.out, Path("runs") / "show-batch", config.experiment) as folder:
+        pixels = visible(data, batch.images[:SHOWN])
+        titles = label_texts(batch, data.class_names)[:SHOWN]
+        path = folder / "batch.png"
+        image_grid(pixels.numpy(), titles, [False] * len(titles)).savefig(path, dpi=150)
+    say(f"{len(titles)} of {len(batch.images)} images of the first batch: {path}")
+
+
+def visible(data: ImageData, images: torch.Tensor) -> torch.Tensor:
+    """Normalised images (b, c, H, W) as uint8 again."""
+    mean, std = (torch.tensor(value)[:, None, None] for value in (data.mean, data.std))
+    return ((images * std + mean) * 255.0).round().clamp(0.0, 255.0).to(torch.uint8)
+
+
+def label_texts(batch: Batch, names: list[str]) -> list[str]:
+    """The class of each image, or the shares of its two classes in percent."""
+    if batch.targets is None:
+        return [names[label] for label in batch.labels.tolist()]
+    shares, classes = batch.targets.topk(2, dim=1)
+    return [
+        names[first] if share > 0.995 else f"{100 * share:.0f} {names[first]}, {100 * rest:.0f} {names[second]}"
+        for (share, rest), (first, second) in zip(shares.tolist(), classes.tolist(), strict=True)
+    ]
