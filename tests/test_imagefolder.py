@@ -11,7 +11,7 @@ from PIL import Image
 
 from vit_lightning import ImageFolder, UserError, ViT, ViTClassifier
 from vit_lightning.decoded import centre_box, random_resized_box
-from vit_lightning.sampling import Request
+from vit_lightning.sampling import Images, Request
 
 CLASSES = ("cat", "dog", "owl")
 
@@ -245,3 +245,43 @@ def test_training_with_damaged_images_lists_them_once_in_the_run_folder(tmp_path
     assert sorted(line.split(": ")[0] for line in lines) == [str(path) for path in bad]
     with pytest.raises(UserError, match=r"/\d+.jpg: "):
         fit(ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0), tmp_path)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_what_is_kept_in_memory_is_what_lies_on_disk(tmp_path, skip):
+    damaged_folder(tmp_path) if skip else make_folder(tmp_path, "train", "val", "test")
+    settings = {"root": tmp_path, "image_size": (8, 12), "min_area": 1.0, "num_workers": 0, "batch_size": 16}
+    settings["on_bad_image"] = "skip" if skip else "error"
+    kept, disk = ImageFolder(**settings), ImageFolder(**settings, in_memory=False)
+    for split in ("train", "val", "test"):
+        assert isinstance(kept.dataset(split), Images) > isinstance(disk.dataset(split), Images)
+        for one, other in zip(loader_of(kept, split), loader_of(disk, split), strict=True):
+            for name in ("images", "labels", "indices"):
+                assert torch.equal(getattr(one, name), getattr(other, name))
+    assert kept.bad_images == disk.bad_images
+    assert len(kept.bad_images["train"]) == (3 if skip else 0)
+    assert kept.fingerprint() == disk.fingerprint()
+
+
+def loader_of(data: ImageFolder, split: str):
+    return {"train": data.train_dataloader, "val": data.val_dataloader, "test": data.test_dataloader}[split]()
+
+
+def test_damage_is_found_when_images_are_first_read_into_memory(tmp_path):
+    bad = damaged_folder(tmp_path)
+    with pytest.raises(UserError) as caught:
+        ImageFolder(root=tmp_path, image_size=8, min_area=1.0).setup("fit")
+    assert str(bad[0]) in caught.value.problems[0]
+
+
+def test_random_parts_are_not_kept(tmp_path):
+    make_folder(tmp_path)
+    assert not isinstance(ImageFolder(root=tmp_path, image_size=8, min_area=0.5).dataset("train"), Images)
+    with pytest.raises(UserError, match=r"in_memory=True needs min_area=1"):
+        ImageFolder(root=tmp_path, image_size=8, in_memory=True)
+
+
+@pytest.mark.parametrize("size", [(32, 33), (33, 32), (500, 375)])
+def test_all_of_the_area_is_all_of_the_image(size):
+    boxes = {random_resized_box(*size, min_area=1.0, key=key) for key in range(100)}
+    assert boxes == {(0, 0, *size)}

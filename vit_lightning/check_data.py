@@ -55,6 +55,7 @@ def check_data(config: Namespace) -> Report:
     quiet()
     seed_everything(config.seed_everything, verbose=False)
     data = make_data(config)
+    data.in_memory = False  # each is read once, and the first that is damaged must not be the last
     data.prepare_data()
     found = list(read_all_images(data))
     report = summarise(found, data.class_names)

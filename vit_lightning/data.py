@@ -57,6 +57,8 @@ class ImageData(LightningDataModule):
     in_channels: int = 3
     mean: Statistics
     std: Statistics
+    in_memory: bool | None = None
+    """Whether decoded images are kept; None leaves it to the source."""
 
     def __init__(
         self,
@@ -239,12 +241,16 @@ class ImageData(LightningDataModule):
 
     def _loader(self, split: Split, requests: Callable[[], Iterator[Request]], length: int) -> Loader:
         if split not in self._loaders or len(self._loaders[split]) != length:
+            dataset = self.dataset(split)
+            if split == "train" and isinstance(dataset, Images) and self._device.type == "cuda":
+                dataset.move_to(self._device)
+            on_device = isinstance(dataset, Images) and dataset.is_moved
             self._loaders[split] = Loader(
-                self.dataset(split),
+                dataset,
                 requests,
                 length,
-                num_workers=self.num_workers,
-                pin_memory=torch.cuda.is_available(),
+                num_workers=0 if on_device else self.num_workers,
+                pin_memory=torch.cuda.is_available() and not on_device,
                 on_skipped=partial(self._list_bad, split),
             )
         return self._loaders[split]
@@ -267,6 +273,10 @@ class ImageData(LightningDataModule):
                     *sorted(self.bad_images[split])[:5],
                 ]
             )
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
 
     @property
     def _rank(self) -> int:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
+from tqdm import tqdm
 
 from vit_lightning.decoding import Box, Pixels, decode, decode_whole
 from vit_lightning.errors import UserError
-from vit_lightning.sampling import Batch, Request
+from vit_lightning.sampling import Batch, Images, Request, all_damaged
 
 
 def random_resized_box(width: int, height: int, *, min_area: float, key: int) -> Box:
     """A random part (Szegedy et al. 2015), ``min_area`` to all of the area and 3:4 to 4:3 wide, from the key alone."""
+    if min_area == 1.0:  # else a little less, where width and height are nearly equal
+        return 0, 0, width, height
     draw = random.Random(key)
     for _ in range(10):
         area = width * height * draw.uniform(min_area, 1.0)
@@ -82,9 +88,7 @@ class DecodedImages(Dataset[Batch]):
                     return error
                 skipped += error.problems
         if not good:
-            return UserError(
-                [*skipped, f"all {len(skipped)} images of a batch are damaged: there is none to go on with"]
-            )
+            return all_damaged(skipped)
         indices = torch.tensor(request.indices)[good]
         tensor = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
         kept = None if request.keys is None else torch.tensor(request.keys)[good]
@@ -112,3 +116,54 @@ class DecodedImages(Dataset[Batch]):
             else partial(random_resized_box, min_area=self.min_area, key=key)
         )
         return decode(self.source(index), self.name(index), size=self.image_size, choose_box=part)
+
+
+def keep(dataset: DecodedImages, text: str, *, random_part: bool) -> Images:
+    """All images of a dataset decoded now, as they would be at every use; with a bar.
+
+    Args:
+        text: what the bar says.
+        random_part: whether images are decoded as for training, where ``min_area`` must be 1, or as for a test.
+
+    Raises:
+        UserError: an image is damaged and the dataset does not skip.
+    """
+    assert not random_part or dataset.min_area == 1.0
+    height, width = dataset.image_size
+    images = torch.zeros(len(dataset), height, width, 3, dtype=torch.uint8)
+    rows, faults = images.numpy(), {}
+
+    def read(index: int) -> UserError | None:
+        try:
+            rows[index] = dataset.pixels(index, 0 if random_part else None)
+        except UserError as error:
+            return error
+        return None
+
+    # threads, since Pillow decodes outside of Python's lock
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        bar = tqdm(range(len(dataset)), desc=text, unit=" images", disable=None, leave=False)
+        for index, error in zip(bar, pool.map(read, range(len(dataset))), strict=True):
+            if error is not None and not dataset.skip:
+                pool.shutdown(cancel_futures=True)
+                raise error
+            if error is not None:
+                faults[index] = str(error)
+    names = [dataset.name(index) for index in range(len(dataset))]
+    return KeptImages(images.permute(0, 3, 1, 2).contiguous(), dataset, faults=faults, names=names)
+
+
+class KeptImages(Images):
+    """What ``keep`` has decoded; it is told from others as the images that lie on disk are."""
+
+    def __init__(
+        self, images: Tensor, dataset: DecodedImages, *, faults: Mapping[int, str], names: Sequence[str]
+    ) -> None:
+        super().__init__(images, dataset.labels, faults=faults, names=names)
+        self._on_disk = dataset
+
+    def whole(self, index: int) -> Pixels:
+        return self._on_disk.whole(index)
+
+    def fingerprint(self) -> str:
+        return self._on_disk.fingerprint()

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from vit_lightning.augment import Augmentation
 from vit_lightning.blocks import pair
 from vit_lightning.data import ImageData, OnBadImage, Split, Statistics, stratified_cut
-from vit_lightning.decoded import DecodedImages
+from vit_lightning.decoded import DecodedImages, keep
 from vit_lightning.errors import UserError
 from vit_lightning.mixing import Mixing
 from vit_lightning.sampling import Batch
@@ -22,6 +22,8 @@ SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
     "val": ("val", "valid", "validation"),
     "test": ("test",),
 }
+KEPT_BYTES = 2**30
+"""Decoded images of all splits that are kept in memory where it is not said whether they are."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -61,6 +63,9 @@ class ImageFolder(ImageData):
         shots: training images of each class that are used, instead of a fraction.
         on_bad_image: whether an image that cannot be decoded ends the run, or is left out of its batch and listed.
         max_bad_share: share of a split's images from which on their leaving out is an error all the same.
+        in_memory: whether images are decoded once and kept, on the GPU if there is one; for ``min_area`` 1 alone, as a
+            random part is decoded anew (RandomResizedCrop in ``augment`` draws one of what is kept). By default where
+            that is so and all take at most a gigabyte.
         val_share: share of the training images that validation gets if it has no folder.
         test_share: share of the training images that the test gets if it has no folder.
         min_area: smallest part of a training image that a random crop shows; 1 takes the whole image.
@@ -84,6 +89,7 @@ class ImageFolder(ImageData):
         shots: int | None = None,
         on_bad_image: OnBadImage = "error",
         max_bad_share: float = 0.05,
+        in_memory: bool | None = None,
         val_share: float = 0.1,
         test_share: float = 0.2,
         min_area: float = 0.08,
@@ -109,6 +115,8 @@ class ImageFolder(ImageData):
         ]
         cuts = {"val_share": val_share, "test_share": test_share}
         problems += [f"{key}={value} must be above 0 and below 1" for key, value in cuts.items() if not 0 < value < 1]
+        if in_memory and min_area < 1:
+            problems.append(f"in_memory={in_memory} needs min_area=1 (augment may hold RandomResizedCrop)")
         if min(pair(image_size)) < 1:
             problems.append(f"image_size={image_size} must be at least 1")
         if not Path(root).is_dir():
@@ -120,6 +128,7 @@ class ImageFolder(ImageData):
         self.min_area, self.centre_share = min_area, centre_share
         self.mean: Statistics = tuple(mean)
         self.std: Statistics = tuple(std)
+        self.in_memory = in_memory
         self._image_size = pair(image_size)
 
     @property
@@ -216,7 +225,7 @@ class ImageFolder(ImageData):
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         files, labels = self._splits[split]
-        return DecodedImages(
+        dataset = DecodedImages(
             partial(_file, files),
             labels,
             image_size=self.image_size,
@@ -225,3 +234,11 @@ class ImageFolder(ImageData):
             names=[file.relative_to(self.root).as_posix() for file in files],
             skip=self.on_bad_image == "skip",
         )
+        return keep(dataset, f"{split} images", random_part=split == "train") if self._keeps else dataset
+
+    @property
+    def _keeps(self) -> bool:
+        if self.in_memory is not None:
+            return self.in_memory
+        count, (height, width) = sum(len(files) for files, _ in self._splits.values()), self.image_size
+        return self.min_area == 1.0 and 3 * height * width * count <= KEPT_BYTES

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -173,23 +173,55 @@ def _as_it_is(batch: Any) -> Any:
 
 
 class Images(Dataset[Batch]):
-    """Images in memory: uint8 (n, c, H, W) and their labels (n,)."""
+    """Images in memory: uint8 (n, c, H, W) and their labels (n,).
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
+    Args:
+        faults: what is wrong with images that could not be had, by index; batches leave them out.
+        names: name of each image, its index where there is none.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        faults: Mapping[int, str] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
         assert images.dtype == torch.uint8
         assert len(images) == len(labels)
         self.images, self.labels = images, labels
+        self.faults, self.names = dict(faults or {}), names
+        self._there: tuple[Tensor, Tensor] | None = None  # images and labels once more, on a GPU
+
+    def move_to(self, device: torch.device) -> None:
+        """Batches come from a copy on this device from now on; a loader must then have no workers."""
+        self._there = self.images.to(device), self.labels.to(device)
+
+    @property
+    def is_moved(self) -> bool:
+        return self._there is not None
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitems__(self, request: Request) -> Batch:
+    def __getitems__(self, request: Request) -> Batch | UserError:
         indices = torch.tensor(request.indices)
         keys = None if request.keys is None else torch.tensor(request.keys)
-        return Batch(self.images[indices], self.labels[indices], indices, keys)
+        skipped: tuple[str, ...] = ()
+        if self.faults:
+            good = torch.tensor([index not in self.faults for index in request.indices])
+            skipped = tuple(self.faults[index] for index in request.indices if index in self.faults)
+            if not good.any():
+                return all_damaged(skipped)
+            indices, keys = indices[good], None if keys is None else keys[good]
+        images, labels = (self.images, self.labels) if self._there is None else self._there
+        indices = indices.to(images.device)
+        keys = None if keys is None else keys.to(images.device)
+        return Batch(images.index_select(0, indices), labels[indices], indices, keys, skipped=skipped)
 
     def name(self, index: int) -> str:
-        return str(index)
+        return str(index) if self.names is None else self.names[index]
 
     def whole(self, index: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """uint8 (H, W, c)."""
@@ -199,6 +231,11 @@ class Images(Dataset[Batch]):
         digest = hashlib.sha256(self.labels.numpy().tobytes())
         digest.update(self.images.contiguous().numpy().data)
         return digest.hexdigest()
+
+
+def all_damaged(problems: Sequence[str]) -> UserError:
+    """What a dataset answers where it has to leave out a whole batch."""
+    return UserError([*problems, f"all {len(problems)} images of a batch are damaged: there is none to go on with"])
 
 
 def dataset_fingerprint(dataset: Dataset[Any]) -> str:

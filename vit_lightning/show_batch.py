@@ -23,7 +23,7 @@ def show_batch(config: Namespace) -> None:
     quiet()
     seed_everything(config.seed_everything, verbose=False)
     data = make_data(config)
-    data.num_workers = 0
+    data.num_workers, data.in_memory = 0, False  # a few images of one batch
     data.prepare_data()
     data.setup("fit")
     batch = data.as_the_model_gets_it(next(iter(data.train_dataloader())), completed=0)
