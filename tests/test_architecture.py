@@ -15,7 +15,7 @@ LEVELS = [
     ["colour", "positions", "sampling", "trust", "stopping"],
     ["data", "decoded", "policies", "checks", "checkpoint_io", "resuming"],
     ["imagefolder", "torchvision_sets", "vit"],
-    ["classifier", "callbacks", "checkpoints", "environment", "figures", "flops", "wandb_mirror"],
+    ["classifier", "huggingface", "callbacks", "checkpoints", "environment", "figures", "flops", "wandb_mirror"],
     ["config"],
     ["run"],
     ["check_data", "evaluation", "show_batch", "training"],

@@ -19,6 +19,7 @@ _HOMES = {
     "Digits": "data",
     "FeedForwardBlock": "blocks",
     "HorizontalFlip": "augment",
+    "HuggingFaceSet": "huggingface",
     "ImageData": "data",
     "ImageFolder": "imagefolder",
     "LayerNorm": "blocks",
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from vit_lightning.data import Digits as Digits
     from vit_lightning.data import ImageData as ImageData
     from vit_lightning.errors import UserError as UserError
+    from vit_lightning.huggingface import HuggingFaceSet as HuggingFaceSet
     from vit_lightning.imagefolder import ImageFolder as ImageFolder
     from vit_lightning.mixing import CutMix as CutMix
     from vit_lightning.mixing import MixUp as MixUp

@@ -206,7 +206,8 @@ class ImageData(LightningDataModule):
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 images (b, c, H, W) to float32 with mean 0 and deviation 1 over the training images."""
         mean, scale = _normalisation(self.mean, self.std, images.device)
-        return (images.to(torch.float32) - mean) * scale
+        # in place: large new memory costs more than the arithmetic; a copy, also where the images are float already
+        return images.to(torch.float32, copy=True).sub_(mean).mul_(scale)
 
     def _train_requests(self) -> Iterator[Request]:
         if self.trainer is None:  # looked at without a trainer: the first epoch

@@ -118,6 +118,18 @@ class DecodedImages(Dataset[Batch]):
         return decode(self.source(index), self.name(index), size=self.image_size, choose_box=part)
 
 
+KEPT_BYTES = 2**30
+"""Decoded images of a split that are kept in memory where it is not said whether they are."""
+
+
+def keep_if_small(dataset: DecodedImages, split: str, in_memory: bool | None) -> DecodedImages | Images:
+    """The dataset with its images decoded and kept; as it is, where that is not wanted or cannot be."""
+    height, width = dataset.image_size
+    if in_memory is None:
+        in_memory = dataset.min_area == 1.0 and 3 * height * width * len(dataset) <= KEPT_BYTES
+    return keep(dataset, f"{split} images", random_part=split == "train") if in_memory else dataset
+
+
 def keep(dataset: DecodedImages, text: str, *, random_part: bool) -> Images:
     """All images of a dataset decoded now, as they would be at every use; with a bar.
 

@@ -75,7 +75,7 @@ def _decode(image: Image.Image, size: tuple[int, int], choose_box: Callable[[int
         before = image.size
         least = min((right - left) / size[1], (lower - upper) / size[0])
         reduce = 2 ** min(3, max(0, math.floor(math.log2(least)))) if least > 0 else 1
-        image.draft(None, (math.ceil(before[0] / reduce), math.ceil(before[1] / reduce)))
+        image.draft(None, (max(1, before[0] // reduce), max(1, before[1] // reduce)))
         _refuse_large(image)
         x, y = image.size[0] / before[0], image.size[1] / before[1]
         left, upper, right, lower = left * x, upper * y, right * x, lower * y

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from vit_lightning.augment import Augmentation
 from vit_lightning.blocks import pair
 from vit_lightning.data import ImageData, OnBadImage, Split, Statistics, stratified_cut
-from vit_lightning.decoded import DecodedImages, keep
+from vit_lightning.decoded import DecodedImages, keep_if_small
 from vit_lightning.errors import UserError
 from vit_lightning.mixing import Mixing
 from vit_lightning.sampling import Batch
@@ -22,8 +22,6 @@ SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
     "val": ("val", "valid", "validation"),
     "test": ("test",),
 }
-KEPT_BYTES = 2**30
-"""Decoded images of all splits that are kept in memory where it is not said whether they are."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -65,7 +63,7 @@ class ImageFolder(ImageData):
         max_bad_share: share of a split's images from which on their leaving out is an error all the same.
         in_memory: whether images are decoded once and kept, on the GPU if there is one; for ``min_area`` 1 alone, as a
             random part is decoded anew (RandomResizedCrop in ``augment`` draws one of what is kept). By default where
-            that is so and all take at most a gigabyte.
+            that is so and the split takes at most a gigabyte.
         val_share: share of the training images that validation gets if it has no folder.
         test_share: share of the training images that the test gets if it has no folder.
         min_area: smallest part of a training image that a random crop shows; 1 takes the whole image.
@@ -234,11 +232,4 @@ class ImageFolder(ImageData):
             names=[file.relative_to(self.root).as_posix() for file in files],
             skip=self.on_bad_image == "skip",
         )
-        return keep(dataset, f"{split} images", random_part=split == "train") if self._keeps else dataset
-
-    @property
-    def _keeps(self) -> bool:
-        if self.in_memory is not None:
-            return self.in_memory
-        count, (height, width) = sum(len(files) for files, _ in self._splits.values()), self.image_size
-        return self.min_area == 1.0 and 3 * height * width * count <= KEPT_BYTES
+        return keep_if_small(dataset, split, self.in_memory)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import importlib.util
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import SHARED, write_images
+from PIL import Image
+
+from vit_lightning import HuggingFaceSet, ImageFolder, UserError
+from vit_lightning.sampling import Request
+
+installed = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs the extra datasets")
+
+
+def write_parquet(path: Path, folder: Path, *, damage: int | None = None) -> None:
+    """The images of class folders as a table, class names in its metadata."""
+    import datasets
+
+    names = sorted(place.name for place in folder.iterdir())
+    files = [(file, label) for label, name in enumerate(names) for file in sorted((folder / name).iterdir())]
+    images = [{"bytes": file.read_bytes(), "path": file.name} for file, _ in files]
+    if damage is not None:
+        images[damage]["bytes"] = b"no image"
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    table = datasets.Dataset.from_dict({"image": images, "label": [label for _, label in files]}, features=features)
+    table.to_parquet(str(path))
+
+
+def parquet(place: Path, *splits: str, damage: int | None = None) -> Path:
+    (place / "tables").mkdir()
+    for number, split in enumerate(splits):
+        for label, name in enumerate(("cat", "dog")):
+            write_images(place / "images" / split / name, 20, seed=10 * number + label)
+        write_parquet(place / "tables" / f"my-{split}-0.parquet", place / "images" / split, damage=damage)
+    return place / "tables"
+
+
+def of(place: Path, tables: Path, **arguments: object) -> HuggingFaceSet:
+    return HuggingFaceSet(path=str(tables), image_size=8, num_workers=0, cache=place / "cache", **arguments)
+
+
+@installed
+def test_a_table_gives_the_images_of_the_folder_that_it_was_made_of(tmp_path):
+    data = of(tmp_path, parquet(tmp_path, "train", "val", "test"))
+    folder = ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0)
+    assert data.class_names == folder.class_names == ["cat", "dog"]
+    for split in ("train", "val", "test"):
+        for keys in (None, [4, 5, 6]):
+            ours, theirs = (d.dataset(split).__getitems__(Request([0, 25, 39], keys)) for d in (data, folder))
+            assert torch.equal(ours.images, theirs.images)
+            assert torch.equal(ours.labels, theirs.labels)
+
+
+@installed
+def test_what_the_source_lacks_is_cut_from_training(tmp_path):
+    data = of(tmp_path, parquet(tmp_path, "train"))
+    sizes = {split: len(data.dataset(split)) for split in ("train", "val", "test")}
+    assert sizes == {"train": 28, "val": 4, "test": 8}
+    assert len({name for split in sizes for name in data.dataset(split).names}) == 40
+
+
+@installed
+def test_a_damaged_row_is_named_or_skipped(tmp_path):
+    tables = parquet(tmp_path, "train", "val", "test", damage=7)
+    with pytest.raises(UserError, match="train, row 7: damaged"):
+        list(of(tmp_path, tables).train_dataloader())
+    data = of(tmp_path, tables, on_bad_image="skip")
+    seen = {index for batch in data.train_dataloader() for index in batch.indices.tolist()}
+    assert seen == {*range(40)} - {7}
+
+
+@installed
+def test_mistakes_are_named(tmp_path):
+    tables = parquet(tmp_path, "train")
+    with pytest.raises(UserError, match=r"no column picture \(choose image, label\)"):
+        of(tmp_path, tables, image_column="picture").check()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no Parquet"):
+        of(tmp_path, tmp_path / "empty").check()
+    (tables / "other.parquet").write_bytes(b"")
+    with pytest.raises(UserError, match=r"other\.parquet must hold one of"):
+        of(tmp_path, tables).check()
+
+
+@installed
+@pytest.mark.skipif(not (SHARED / "data").is_dir(), reason="needs the shared images")
+def test_cifar_as_parquet(tmp_path):
+    data = HuggingFaceSet(path=str(SHARED / "data"), image_size=32, min_area=0.5, num_workers=0, cache=tmp_path)
+    assert data.num_classes == 10
+    batch = data.dataset("test").__getitems__(Request(list(range(8)), None))
+    assert batch.images.shape == (8, 3, 32, 32)
+    content = data._tables["test"][0]["image"]["bytes"]
+    assert np.asarray(Image.open(io.BytesIO(content))).shape == (32, 32, 3)
+
+
+def test_bad_values_are_named_at_once():
+    with pytest.raises(UserError) as caught:
+        HuggingFaceSet(path="x", image_size=0, min_area=2.0, val_share=1.0)
+    assert [problem.split("=")[0] for problem in caught.value.problems] == ["min_area", "val_share", "image_size"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="datasets is installed")
+def test_without_the_library_the_way_out_is_named():
+    with pytest.raises(UserError, match=r"pip install 'vit-lightning\[datasets\]'"):
+        HuggingFaceSet(path="x").check()
