@@ -35,6 +35,7 @@ _HOMES = {
     "RandomResizedCrop": "augment",
     "ResidualAdd": "blocks",
     "ThreeAugment": "policies",
+    "ShardedSet": "sharded",
     "TorchvisionSet": "torchvision_sets",
     "TransformerEncoder": "blocks",
     "TransformerEncoderBlock": "blocks",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from vit_lightning.policies import RandAugment as RandAugment
     from vit_lightning.policies import ThreeAugment as ThreeAugment
     from vit_lightning.policies import TrivialAugment as TrivialAugment
+    from vit_lightning.sharded import ShardedSet as ShardedSet
     from vit_lightning.torchvision_sets import CIFAR10 as CIFAR10
     from vit_lightning.torchvision_sets import CIFAR100 as CIFAR100
     from vit_lightning.torchvision_sets import TorchvisionSet as TorchvisionSet

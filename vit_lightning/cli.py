@@ -14,6 +14,7 @@ VERBS = {
     "validate": "measure a trained model on the validation images",
     "test": "measure a trained model on the test images",
     "check-data": "read all images once: damage, duplicates, sizes, mean and deviation",
+    "shard": "write the images of a page to large files, for ShardedSet",
     "show-batch": "draw training images as the model gets them",
     "sync": "send a run to W&B, or what W&B lacks of it",
     "predict": "write what a trained model says of each test image",
@@ -93,10 +94,11 @@ def _run_page(verb: str, arguments: list[str]) -> None:
     from vit_lightning.errors import UserError
     from vit_lightning.evaluation import evaluate
     from vit_lightning.pages import read_flags
+    from vit_lightning.shard_writing import shard
     from vit_lightning.show_batch import show_batch
     from vit_lightning.training import fit, resume
 
-    given = read_flags(arguments)
+    given = read_flags(_named_folder(arguments) if verb == "shard" else arguments)
     options = [(key, value) for key, value in given if key in OPTIONS]
     flags = [(key, value) for key, value in given if key not in OPTIONS]
     trust, allowed = _options(verb, options)
@@ -115,10 +117,20 @@ def _run_page(verb: str, arguments: list[str]) -> None:
         fit(config, allowed)
     elif verb == "check-data":
         check_data(config)
+    elif verb == "shard":
+        shard(config)
     elif verb == "show-batch":
         show_batch(config)
     else:
         evaluate(config, verb)
+
+
+def _named_folder(arguments: list[str]) -> list[str]:
+    """The folder that stands last, without a flag of its own, as ``--out``."""
+    is_value = len(arguments) > 1 and arguments[-2].startswith("-") and "=" not in arguments[-2]
+    if not arguments or arguments[-1].startswith("-") or is_value:
+        return arguments
+    return [*arguments[:-1], f"--out={arguments[-1]}"]
 
 
 def _options(verb: str, options: Sequence[tuple[str, str]]) -> tuple[bool, list[str]]:

@@ -1,0 +1,133 @@
+"""``lightning shard``: the images of a page as large files that LitData reads, one after the other and restartable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from tqdm import tqdm
+
+from vit_lightning.config import make_data
+from vit_lightning.data import ImageData, Split
+from vit_lightning.decoded import DecodedImages
+from vit_lightning.errors import UserError
+from vit_lightning.folder import hold, write_whole
+from vit_lightning.run import quiet, say
+from vit_lightning.sharded import CONTENTS, need_litdata
+
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+IMAGES_IN_SHARD = 1024
+
+
+def shard(config: Namespace, images_in_shard: int = IMAGES_IN_SHARD) -> Path:
+    """Writes all splits of the page's images, as they lie in their files, to ``config.out``; returns it.
+
+    Each image is decoded once: what is damaged is an error or left out, as ``data.on_bad_image`` says. A shard is a file
+    of its own with a checksum beside it, put in its place when it is complete; a shard that is there is not written
+    again, so a writing that was stopped goes on, and ends with the same files.
+
+    Raises:
+        UserError: damaged images; no files to copy; the folder holds shards of other images.
+    """
+    quiet()
+    need_litdata()
+    if config.out is None:
+        raise UserError("out is missing: lightning shard --config PAGE.yaml OUT")
+    data = make_data(config)
+    data.in_memory = False
+    data.prepare_data()
+    out = Path(config.out)
+    out.mkdir(parents=True, exist_ok=True)
+    with hold(out, "out"):
+        _refuse_other(out, data, images_in_shard)
+        counts = {split: write_split(out / split, data.dataset(split), images_in_shard) for split in SPLITS}
+        page = {"class_names": data.class_names, "images": counts, "mean": data.mean, "std": data.std}
+        write_whole(out / CONTENTS, json.dumps(page, indent=2) + "\n")
+    say(f"{', '.join(f'{count} {split}' for split, count in counts.items())} images: {out}")
+    return out
+
+
+def _refuse_other(out: Path, data: ImageData, images_in_shard: int) -> None:
+    """Shards of one folder are of one set; what they are of is written before the first."""
+    parts = [data.dataset(split).fingerprint() for split in SPLITS]  # type: ignore[attr-defined]
+    plan = hashlib.sha256("".join([*parts, str(images_in_shard), data.on_bad_image]).encode()).hexdigest()
+    path = out / "plan.txt"
+    if path.is_file() and path.read_text(encoding="utf-8") != plan:
+        raise UserError(f"out={out} holds shards of other images (choose a new folder)")
+    write_whole(path, plan)
+
+
+def write_split(folder: Path, dataset: Any, images_in_shard: int) -> int:
+    """The shards of a split and LitData's ``index.json``; returns the number of images."""
+    if not isinstance(dataset, DecodedImages):
+        raise UserError(
+            f"data: {type(dataset).__name__} are in memory and need no shards (ImageFolder, HuggingFaceSet)"
+        )
+    folder.mkdir(exist_ok=True)
+    starts = range(0, len(dataset), images_in_shard)
+    shards = []
+    for number, start in enumerate(tqdm(starts, desc=folder.name, unit=" shards", disable=None)):
+        record = folder / f"shard-{number:06}.json"
+        if not _is_whole(folder, record):
+            indices = range(start, min(start + images_in_shard, len(dataset)))
+            _write_shard(folder, record, number, dataset, indices)
+        shards.append(json.loads(record.read_text(encoding="utf-8")))
+    filled = [part for part in shards if part["chunk"] is not None]
+    if not filled:
+        raise UserError(f"{folder.name} holds no image that can be decoded")
+    index = {"chunks": [part["chunk"] for part in filled], "config": filled[0]["config"], "updated_at": "0"}
+    write_whole(folder / "index.json", json.dumps(index))
+    return sum(len(part["labels"]) for part in shards)
+
+
+def _is_whole(folder: Path, record: Path) -> bool:
+    """Whether a shard is there, with the checksum that its record says."""
+    if not record.is_file():
+        return False
+    said = json.loads(record.read_text(encoding="utf-8"))
+    if said["chunk"] is None:
+        return True
+    path = folder / said["chunk"]["filename"]
+    return path.is_file() and _checksum(path) == said["sha256"]
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_shard(folder: Path, record: Path, number: int, dataset: DecodedImages, indices: Sequence[int]) -> None:
+    """One shard and then its record; a kill in between leaves what the next writing replaces."""
+    from litdata.streaming.writer import BinaryWriter
+
+    part = folder / ".part"
+    shutil.rmtree(part, ignore_errors=True)
+    writer = BinaryWriter(str(part), chunk_size=len(indices) + 1, chunk_index=number)
+    labels = []
+    for index in indices:
+        source = dataset.source(index)
+        try:
+            dataset.whole(index)
+        except UserError:
+            if not dataset.skip:
+                raise
+            continue
+        content = source.read_bytes() if isinstance(source, Path) else source
+        writer.add_item(len(labels), {"image": content, "label": int(dataset.labels[index])})
+        labels.append(int(dataset.labels[index]))
+    said: dict[str, Any] = {"chunk": None, "config": None, "sha256": "", "labels": labels}
+    if labels:
+        writer.done()
+        written = json.loads((part / "0.index.json").read_text(encoding="utf-8"))
+        said["chunk"], said["config"] = written["chunks"][0], {**written["config"], "chunk_size": None}
+        path = part / said["chunk"]["filename"]
+        said["sha256"] = _checksum(path)
+        os.replace(path, folder / path.name)
+    write_whole(record, json.dumps(said))
+    shutil.rmtree(part, ignore_errors=True)
