@@ -118,8 +118,8 @@ def _add_plain_keys(parser: ArgumentParser, verb: str) -> None:
 
 
 HELP = """Keys are written the same in a page and as flags. model.class_path and data.class_path name other classes
-(data: CIFAR10, CIFAR100, Digits, HuggingFaceSet, ImageFolder, ShardedSet, TorchvisionSet), whose arguments stand in their place;
-blocks such as model.attention have arguments of their own (--model.attention.dropout=0.1)."""
+(data: CIFAR10, CIFAR100, Digits, HuggingFaceSet, ImageFolder, ShardedSet, TorchvisionSet), whose arguments stand in
+their place; blocks such as model.attention have arguments of their own (--model.attention.dropout=0.1)."""
 
 
 @lru_cache

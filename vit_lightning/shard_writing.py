@@ -28,8 +28,8 @@ IMAGES_IN_SHARD = 1024
 def shard(config: Namespace, images_in_shard: int = IMAGES_IN_SHARD) -> Path:
     """Writes all splits of the page's images, as they lie in their files, to ``config.out``; returns it.
 
-    Each image is decoded once: what is damaged is an error or left out, as ``data.on_bad_image`` says. A shard is a file
-    of its own with a checksum beside it, put in its place when it is complete; a shard that is there is not written
+    Each image is decoded once: what is damaged is an error or left out, as ``data.on_bad_image`` says. A shard is a
+    file of its own with a checksum beside it, put in its place when it is complete; one that is there is not written
     again, so a writing that was stopped goes on, and ends with the same files.
 
     Raises:
@@ -66,9 +66,7 @@ def _refuse_other(out: Path, data: ImageData, images_in_shard: int) -> None:
 def write_split(folder: Path, dataset: Any, images_in_shard: int) -> int:
     """The shards of a split and LitData's ``index.json``; returns the number of images."""
     if not isinstance(dataset, DecodedImages):
-        raise UserError(
-            f"data: {type(dataset).__name__} are in memory and need no shards (ImageFolder, HuggingFaceSet)"
-        )
+        raise UserError(f"data: {type(dataset).__name__} has no files (choose ImageFolder or HuggingFaceSet)")
     folder.mkdir(exist_ok=True)
     starts = range(0, len(dataset), images_in_shard)
     shards = []
@@ -94,7 +92,7 @@ def _is_whole(folder: Path, record: Path) -> bool:
     if said["chunk"] is None:
         return True
     path = folder / said["chunk"]["filename"]
-    return path.is_file() and _checksum(path) == said["sha256"]
+    return path.is_file() and _checksum(path) == str(said["sha256"])
 
 
 def _checksum(path: Path) -> str:
@@ -109,7 +107,7 @@ def _write_shard(folder: Path, record: Path, number: int, dataset: DecodedImages
     part = folder / ".part"
     shutil.rmtree(part, ignore_errors=True)
     writer = BinaryWriter(str(part), chunk_size=len(indices) + 1, chunk_index=number)
-    labels = []
+    labels: list[int] = []
     for index in indices:
         source = dataset.source(index)
         try:
