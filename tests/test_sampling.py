@@ -333,7 +333,9 @@ def keyed(requests):
 
 def test_a_subset_s_images_keep_their_keys():
     subset = torch.arange(0, 96, 4)
-    assert keyed(requests_of(0, 1, subset=subset)) < keyed(requests_of(0, 1, size=96))
+    requests = requests_of(0, 1, subset=subset)
+    assert sorted(indices(requests)) == subset.tolist()
+    assert keyed(requests) < keyed(requests_of(0, 1, size=96))
 
 
 @pytest.mark.parametrize("repetitions", [2, 3, 5])

@@ -66,6 +66,8 @@ def _named(name: str, fault: Exception) -> UserError:
 
 
 def _decode(image: Image.Image, size: tuple[int, int], choose_box: Callable[[int, int], Box]) -> Pixels:
+    if image.format not in ("JPEG", "MPO"):  # which can be decoded at a part of their size
+        _refuse_large(image)  # before EXIF is asked for: to find it, Pillow decodes a PNG
     turned = image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
     if turned:
         _refuse_large(image)
