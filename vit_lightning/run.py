@@ -173,7 +173,7 @@ def _test_best(run: Run) -> Results:
         "seed": run.config.seed_everything,
         "parameters": count_parameters(run.module),
         "flops": run.mirror.page["flops"],
-        "epochs": last["epoch"],
+        "epochs": last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"],
         "steps": last["global_step"],
         "best_step": checkpoint["global_step"],
         "train_seconds": round(watch["seconds"], 3),
@@ -200,9 +200,6 @@ def make_data_and_module(config: Namespace) -> tuple[ImageData, ViTClassifier]:
 
 def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:
     """Lightning's Trainer with the page's arguments; the page's callbacks and loggers come beside ours."""
-    if arguments["max_epochs"] in (None, -1) and arguments["max_steps"] > 0:
-        # without a number of epochs, Lightning ends the epoch of an epoch's last checkpoint twice when it goes on
-        arguments["max_epochs"] = arguments["max_steps"]
     callbacks = _as_list(arguments.pop("callbacks"))
     loggers = [logger for logger in _as_list(arguments.pop("logger")) if not isinstance(logger, bool)]
     wants_bar = arguments["enable_progress_bar"] is not False
@@ -214,7 +211,7 @@ def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], o
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins = [*plugins, AtomicCheckpointIO()]
     try:
-        return Trainer(
+        trainer = Trainer(
             **arguments,
             plugins=plugins,
             enable_checkpointing=bool(own_loggers),
@@ -223,6 +220,9 @@ def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], o
             default_root_dir=folder,
             use_distributed_sampler=False,  # our loaders divide the images among ranks, without repeating any
         )
+        # of a run that ends by steps, Lightning would end an epoch twice that ends with the checkpoint it goes on from
+        trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
+        return trainer
     except Exception as fault:  # Lightning raises a dozen types for arguments that do not fit
         named = ("accelerator", "devices", "strategy", "precision")
         asked = ", ".join(f"{name}={arguments[name]}" for name in named if arguments[name] is not None)

@@ -6,6 +6,7 @@ import json
 import math
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,8 @@ class StopSignals(Callback):
         self._before: dict[signal.Signals, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if threading.current_thread() is not threading.main_thread():  # elsewhere Python takes no signals
+            return
         for number in self.SIGNALS:
             self._before[number] = signal.signal(number, self._note)
 
