@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError, MulticlassConfusionMatrix
 
@@ -148,6 +149,8 @@ class ViTClassifier(LightningModule):
             checkpoint["state_dict"][name] = self.trainer.strategy.reduce(total, reduce_op="sum")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if any(value.dtype == torch.float64 for value in _network_state(checkpoint)):
+            self.network.double()  # precision 64-true, which Lightning sees to only after it has loaded the weights
         if self.trainer.global_rank > 0:
             for name, value in checkpoint["state_dict"].items():
                 if name.startswith("train_metrics."):
@@ -156,8 +159,10 @@ class ViTClassifier(LightningModule):
     def on_train_start(self) -> None:
         """What the page says of rates and decay holds, also where a checkpoint has just said otherwise."""
         optimizers, schedulers = self.optimizers(use_pl_optimizer=False), self.lr_schedulers()
-        assert isinstance(optimizers, torch.optim.Optimizer)
-        assert isinstance(schedulers, torch.optim.lr_scheduler.LambdaLR)
+        if not isinstance(optimizers, torch.optim.Optimizer) or not isinstance(schedulers, LambdaLR):
+            return  # of a subclass
+        if len(optimizers.param_groups) != len(self._hyperparameters):
+            return
         schedulers.base_lrs = [group["initial_lr"] for group in self._hyperparameters]
         for group, own, factor in zip(
             optimizers.param_groups, self._hyperparameters, schedulers.lr_lambdas, strict=True
@@ -206,6 +211,10 @@ class ViTClassifier(LightningModule):
         if math.isinf(total):
             raise UserError("trainer.max_epochs=-1: the schedule needs an end, give trainer.max_epochs or max_steps")
         return int(total)
+
+
+def _network_state(checkpoint: dict[str, Any]) -> list[Tensor]:
+    return [value for name, value in checkpoint["state_dict"].items() if name.startswith("network.")]
 
 
 def metric_names(classes: int) -> list[str]:

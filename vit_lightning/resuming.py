@@ -76,6 +76,11 @@ def changed_page(text: str, path: Path, changed: Mapping[str, tuple[Any, Any]], 
     return f"{remarks.group() if remarks else ''}{said}{text}"
 
 
+def remarked(path: Path) -> set[str]:
+    """Keys that the remarks at the top of a run's page say to have been changed."""
+    return set(re.findall(r"^# (\S+) was ", path.read_text(encoding="utf-8"), flags=re.MULTILINE))
+
+
 def read_run_page(folder: Path) -> dict[str, Any]:
     """The page that a run began with, as plain data."""
     path = folder / "config.yaml"
@@ -112,5 +117,5 @@ def _newest_first(parent: Path) -> Iterator[Path]:
 def sweep(folder: Path) -> None:
     """Takes away what a kill has left in the middle of a write."""
     for place in (folder, folder / "checkpoints"):
-        for path in [*place.glob(".*.part"), *place.glob(".trial.ckpt")]:
+        for path in [*place.glob(".*.part"), *place.glob(".trial.ckpt"), *place.glob("diverged*.json")]:
             path.unlink(missing_ok=True)

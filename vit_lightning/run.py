@@ -38,7 +38,7 @@ from vit_lightning.figures import confusion, curves, image_grid
 from vit_lightning.flops import forward_flops
 from vit_lightning.folder import is_first, log_warnings, write_whole
 from vit_lightning.sampling import Request
-from vit_lightning.stopping import FiniteGuard, StopSignals
+from vit_lightning.stopping import FiniteGuard
 from vit_lightning.tracking import MetricsFile, json_number, read_metrics
 from vit_lightning.wandb_mirror import WandbMirror
 
@@ -80,8 +80,8 @@ def prepare(config: Namespace, arguments: dict[str, Any], folder: Path) -> Run:
     shape = (data.in_channels, *data.image_size)
     facts = {"parameters": count_parameters(module), "flops": forward_flops(module.network, shape)}
     mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**page, **facts})
-    watching = [StepSeeds(config.seed_everything), guard, LearningRate(), stopwatch, predictions]
-    own = [*watching, checkpoints, StopSignals(checkpoints.save_now)]
+    watching = [StepSeeds(config.seed_everything), guard, LearningRate(), stopwatch]
+    own = [*watching, checkpoints]
     trainer = make_trainer(arguments, folder, own, [metrics, mirror])
     return Run(config, folder, data, module, trainer, stopwatch, predictions, metrics, mirror)
 
@@ -111,11 +111,11 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
 
 def _train(run: Run, newest: Restored | None) -> None:
     checkpoint = {} if newest is None else newest.checkpoint
-    if checkpoint.get("finished"):
-        return
     done = checkpoint.get("global_step", 0)
     run.metrics.go_on(done, checkpoint.get("row"))
     run.mirror.catch_up(run.folder)
+    if checkpoint.get("finished"):
+        return
     if newest is not None:
         say(f"goes on after {done} steps")
     path = None if newest is None else newest.path
@@ -182,6 +182,10 @@ def _test_best(run: Run) -> Results:
     }
     if run.config.test:
         load_network(run.module.network, checkpoint, best)
+        run.trainer.callbacks.append(run.predictions)  # type: ignore[attr-defined]
+        run.trainer.fit_loop.epoch_loop._batches_that_stepped = last[
+            "global_step"
+        ]  # the row's step, also after a restart
         run.trainer.test(run.module, datamodule=run.data, verbose=False)
         results |= logged(run.trainer, "test/")
         if is_first() and run.predictions.table:
@@ -208,8 +212,9 @@ def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], o
     if not own_loggers:  # nothing is trained: nothing to save
         callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
     plugins = _as_list(arguments.pop("plugins"))
-    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
-        plugins = [*plugins, AtomicCheckpointIO()]
+    if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        raise UserError("trainer.plugins: how checkpoints are written is not for the page, they carry a checksum")
+    plugins = [*plugins, AtomicCheckpointIO()]
     try:
         trainer = Trainer(
             **arguments,
