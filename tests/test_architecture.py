@@ -12,8 +12,8 @@ from conftest import REPOSITORY
 LEVELS = [
     ["errors"],
     ["blocks", "optim", "augment", "pages"],
-    ["positions", "sampling", "checks"],
-    ["data"],
+    ["positions", "patches", "feed_forward", "heads", "crate", "sampling", "checks"],
+    ["data", "attention_variants"],
     ["imagefolder", "torchvision_sets", "vit"],
     ["classifier", "callbacks", "checkpoints", "tracking", "environment", "figures", "flops", "folder", "wandb_mirror"],
     ["config"],

@@ -4,19 +4,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from vit_lightning.blocks import (
-    ClassificationHead,
-    ClassToken,
-    ClassTokenPool,
-    ConvProjection,
     DropPath,
     FeedForwardBlock,
     LayerNorm,
     LayerScale,
-    LinearProjection,
-    MeanPool,
     MultiHeadAttention,
     NamedSequential,
-    PatchEmbedding,
     ResidualAdd,
     TransformerEncoderBlock,
     attend,
@@ -24,6 +17,8 @@ from vit_lightning.blocks import (
     pair,
 )
 from vit_lightning.errors import UserError
+from vit_lightning.heads import ClassificationHead, ClassTokenPool, MeanPool
+from vit_lightning.patches import ClassToken, ConvProjection, LinearProjection, PatchEmbedding
 
 PATCHES = [(4, 4), (2, 6), (6, 2), (1, 1)]
 

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "CIFAR10": "torchvision_sets",
     "CIFAR100": "torchvision_sets",
-    "ClassificationHead": "blocks",
+    "ClassificationHead": "heads",
     "Digits": "data",
     "FeedForwardBlock": "blocks",
     "HorizontalFlip": "augment",
@@ -23,7 +23,7 @@ _HOMES = {
     "LossConfig": "classifier",
     "MultiHeadAttention": "blocks",
     "OptimizerConfig": "optim",
-    "PatchEmbedding": "blocks",
+    "PatchEmbedding": "patches",
     "RandomAffine": "augment",
     "RandomCrop": "augment",
     "ResidualAdd": "blocks",
@@ -39,11 +39,9 @@ if TYPE_CHECKING:
     from vit_lightning.augment import HorizontalFlip as HorizontalFlip
     from vit_lightning.augment import RandomAffine as RandomAffine
     from vit_lightning.augment import RandomCrop as RandomCrop
-    from vit_lightning.blocks import ClassificationHead as ClassificationHead
     from vit_lightning.blocks import FeedForwardBlock as FeedForwardBlock
     from vit_lightning.blocks import LayerNorm as LayerNorm
     from vit_lightning.blocks import MultiHeadAttention as MultiHeadAttention
-    from vit_lightning.blocks import PatchEmbedding as PatchEmbedding
     from vit_lightning.blocks import ResidualAdd as ResidualAdd
     from vit_lightning.blocks import TransformerEncoder as TransformerEncoder
     from vit_lightning.blocks import TransformerEncoderBlock as TransformerEncoderBlock
@@ -52,8 +50,10 @@ if TYPE_CHECKING:
     from vit_lightning.data import Digits as Digits
     from vit_lightning.data import ImageData as ImageData
     from vit_lightning.errors import UserError as UserError
+    from vit_lightning.heads import ClassificationHead as ClassificationHead
     from vit_lightning.imagefolder import ImageFolder as ImageFolder
     from vit_lightning.optim import OptimizerConfig as OptimizerConfig
+    from vit_lightning.patches import PatchEmbedding as PatchEmbedding
     from vit_lightning.torchvision_sets import CIFAR10 as CIFAR10
     from vit_lightning.torchvision_sets import CIFAR100 as CIFAR100
     from vit_lightning.torchvision_sets import TorchvisionSet as TorchvisionSet
