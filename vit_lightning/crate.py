@@ -1,9 +1,9 @@
 """CRATE's two parts (Yu et al. 2023, "White-box transformers via sparse rate reduction"), for the same encoder.
 
-A layer compresses the tokens and then makes them sparse. MSSA takes a gradient step on the coding rate R^c of the tokens
-in K subspaces, one for each head (equations 8 to 13): softmax of a token's similarity to the others within a subspace. ISTA takes a step on
-|D z - x|^2 / 2 + lambda |z|_1, z >= 0, with the dictionary D (equations 15 to 17). Source: Ma-Lab-Berkeley/CRATE,
-``model/crate.py``.
+A layer compresses the tokens, then makes them sparse (the paper's sections 2.3 and 2.4). MSSA is a gradient step on the
+coding rate R^c of the tokens in K subspaces, one for each head: a token moves towards those that are like it in a
+subspace. ISTA is a step on |D z - x|^2 / 2 + lambda |z|_1 over z >= 0, with a learned dictionary D.
+Source: Ma-Lab-Berkeley/CRATE, ``model/crate.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vit_lightning.blocks import MultiHeadAttention
 from vit_lightning.errors import UserError
 
 SIZES = {"T": (384, 12, 6), "S": (576, 12, 12), "B": (768, 12, 12), "L": (1024, 24, 16)}
-"""emb_size, depth and num_heads of CRATE-T, S, B and L, all with patches of 16 pixels (the repository's constructors)."""
+"""emb_size, depth and num_heads of CRATE-T, S, B and L, with patches of 16 pixels (the repository's constructors)."""
 
 
 class MSSA(MultiHeadAttention):
@@ -99,4 +99,5 @@ def coding_rate(tokens: Tensor, subspaces: Tensor, *, precision: float = 0.5) ->
     count, width = tokens.shape[1], subspaces.shape[1]
     gram = projected @ projected.transpose(-1, -2) * (width / (count * precision**2))
     identity = torch.eye(width, dtype=gram.dtype, device=gram.device)
-    return 0.5 * torch.linalg.slogdet(identity + gram).logabsdet.sum(dim=1)
+    rate: Tensor = 0.5 * torch.linalg.slogdet(identity + gram).logabsdet.sum(dim=1)
+    return rate

@@ -86,7 +86,7 @@ class DistillationToken(LearnedTokens):
 
 
 class RegisterTokens(LearnedTokens):
-    """Tokens that nobody reads, room for the network's own use (Darcet et al. 2024, "Vision transformers need registers").
+    """Tokens that nobody reads, room for the network itself (Darcet et al. 2024, "Vision transformers need registers").
 
     (b, n, e) -> (b, count + n, e).
     """

@@ -137,7 +137,10 @@ class ViT(NamedSequential):
         prefix_tokens = int(class_token) + int(distillation_token) + max(0, register_tokens)
         positive = {"in_channels": in_channels, "emb_size": emb_size, "depth": depth, "num_heads": num_heads}
         natural = {"num_classes": num_classes, "register_tokens": register_tokens}
-        named = {"pool": (pool, _POOLS), "patch_projection": (patch_projection, _PROJECTIONS)}
+        named: dict[str, tuple[object, Collection[str]]] = {
+            "pool": (pool, _POOLS),
+            "patch_projection": (patch_projection, _PROJECTIONS),
+        }
         problems = [
             *_least_problems(positive, natural, representation_size=representation_size),
             *_patch_problems(image_size, patch_size),
