@@ -45,12 +45,12 @@ def describe(vit: ViT) -> Options:
     }
     blocks = [_block(block, problems) for block in vit.encoder]
     rates = [block.pop("drop_path") for block in blocks]
-    options |= {**blocks[0], "drop_path": rates[-1]}
+    options |= {**blocks[0], "drop_path": vit.drop_path}
     for name in blocks[0]:
         if any(block[name] != blocks[0][name] for block in blocks):
             problems.append(f"{name}: the blocks of the encoder differ from one another")
-    if rates != torch.linspace(0.0, rates[-1], len(rates), device="cpu").tolist():
-        problems.append(f"drop_path={rates} does not grow linearly from 0")
+    if rates != torch.linspace(0.0, vit.drop_path, len(rates), device="cpu").tolist():
+        problems.append(f"drop_path={rates} of the blocks does not grow linearly to {vit.drop_path}")
     if options["final_norm"] is None:
         options["final_norm"] = "before_pool" if "norm" in dict(vit.named_children()) else "none"
     last = dict(vit.named_children()).get("norm", getattr(vit.head, "norm", None))
@@ -146,7 +146,7 @@ def _attention(attention: Any, problems: list[str]) -> Options:
     layer = next(iter(attention.children()))
     return {
         "attention": _ATTENTIONS[type(attention)],
-        "rotary": f"temperature {attention.temperature}" if isinstance(attention, RotaryAttention) else None,
+        "rotary": _rotary(attention) if isinstance(attention, RotaryAttention) else None,
         "dim_head": attention.dim_head,
         "scale": attention.scale,
         "qkv_bias": layer.bias is not None,
@@ -157,6 +157,12 @@ def _attention(attention: Any, problems: list[str]) -> Options:
         "dropout": attention.dropout,
         "projection_dropout": attention.projection_dropout.p if attention.projection is not None else 0.0,
     }
+
+
+def _rotary(attention: RotaryAttention) -> str:
+    if attention.max_resolution is not None:
+        return f"max_resolution {attention.max_resolution}, reference_grid {attention.reference_grid}"
+    return f"temperature {attention.temperature}, reference_grid {attention.reference_grid}"
 
 
 def _activation(module: nn.Module) -> str:

@@ -70,6 +70,7 @@ class RotaryAttention(MultiHeadAttention):
         num_heads: int = 12,
         *,
         temperature: float = 10_000.0,
+        max_resolution: float | None = None,
         reference_grid: tuple[int, int] | None = None,
         qkv_bias: bool = True,
         qk_norm: Block | None = None,
@@ -88,8 +89,7 @@ class RotaryAttention(MultiHeadAttention):
             raise UserError(
                 f"num_heads={num_heads}: heads of {self.dim_head} channels, which has to be a multiple of 4"
             )
-        self.temperature = temperature
-        self.reference_grid = reference_grid
+        self.temperature, self.max_resolution, self.reference_grid = temperature, max_resolution, reference_grid
         self.positions: RotaryPositions | None = None
 
     def place(self, grid: tuple[int, int], prefix_tokens: int) -> None:
@@ -99,6 +99,7 @@ class RotaryAttention(MultiHeadAttention):
             self.dim_head,
             prefix_tokens,
             temperature=self.temperature,
+            max_resolution=self.max_resolution,
             reference_grid=self.reference_grid,
         )
 

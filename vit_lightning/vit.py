@@ -205,7 +205,7 @@ class ViT(NamedSequential):
         )
         self.image_size, self.patch_size, self.in_channels = image_size, patch_size, in_channels
         self.num_classes, self.emb_size, self.depth, self.num_heads = num_classes, emb_size, depth, num_heads
-        self.prefix_tokens = prefix_tokens
+        self.prefix_tokens, self.drop_path = prefix_tokens, drop_path
         for module in self.modules():
             if isinstance(module, RotaryAttention):
                 module.place(grid, prefix_tokens)
