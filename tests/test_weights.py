@@ -255,6 +255,106 @@ def test_attention_pooling_goes_from_big_vision_to_timm():
     torch.testing.assert_close(peer(images(2, 3, 8, 8)), vit(images(2, 3, 8, 8)), rtol=0, atol=1e-5)
 
 
+def flax_norm(x, weights, name):
+    return F.layer_norm(x, x.shape[-1:], weights[f"{name}/scale"], weights[f"{name}/bias"], eps=1e-6)
+
+
+def flax_attention(queries, tokens, weights, name):
+    """flax's MultiHeadDotProductAttention: kernels with an axis for the heads."""
+    q, k, v = (
+        torch.einsum("nld,dhk->nlhk", x, weights[f"{name}/{part}/kernel"]) + weights[f"{name}/{part}/bias"]
+        for part, x in {"query": queries, "key": tokens, "value": tokens}.items()
+    )
+    shares = (torch.einsum("nqhk,nlhk->nhql", q, k) / q.shape[-1] ** 0.5).softmax(dim=-1)
+    out = torch.einsum("nhql,nlhk->nqhk", shares, v)
+    return torch.einsum("nqhk,hkd->nqd", out, weights[f"{name}/out/kernel"]) + weights[f"{name}/out/bias"]
+
+
+def flax_mlp(x, weights, name):
+    hidden = F.gelu(x @ weights[f"{name}/Dense_0/kernel"] + weights[f"{name}/Dense_0/bias"], approximate="tanh")
+    return hidden @ weights[f"{name}/Dense_1/kernel"] + weights[f"{name}/Dense_1/bias"]
+
+
+def flax_vit(batch, weights, *, google):
+    """Google's two ViTs from their weights, patch by patch; what the config says is told from the names."""
+    kernel = weights["embedding/kernel"]
+    size = kernel.shape[0]
+    patches = batch.permute(0, 2, 3, 1).unfold(1, size, size).unfold(2, size, size)  # n, rows, columns, c, p1, p2
+    x = torch.einsum("nrscpq,pqce->nrse", patches, kernel).flatten(1, 2) + weights["embedding/bias"]
+    if not google:
+        x = x + weights["pos_embedding"]
+    if "cls" in weights:
+        x = torch.cat([weights["cls"].expand(len(x), -1, -1), x], dim=1)
+    if google:
+        x = x + weights["Transformer/posembed_input/pos_embedding"]
+    numbers = (0, 1, 2, 3) if google else (0, 0, 1, 0)
+    for n in range(2):
+        block = f"Transformer/encoderblock_{n}"
+        y = flax_norm(x, weights, f"{block}/LayerNorm_{numbers[0]}")
+        x = x + flax_attention(y, y, weights, f"{block}/MultiHeadDotProductAttention_{numbers[1]}")
+        y = flax_norm(x, weights, f"{block}/LayerNorm_{numbers[2]}")
+        x = x + flax_mlp(y, weights, f"{block}/MlpBlock_{numbers[3]}")
+    x = flax_norm(x, weights, "Transformer/encoder_norm")
+    if "MAPHead_0/probe" in weights:
+        probe = weights["MAPHead_0/probe"].expand(len(x), -1, -1)
+        x = flax_attention(probe, x, weights, "MAPHead_0/MultiHeadDotProductAttention_0")
+        x = (x + flax_mlp(flax_norm(x, weights, "MAPHead_0/LayerNorm_0"), weights, "MAPHead_0/MlpBlock_0"))[:, 0]
+    else:
+        x = x[:, 0] if "cls" in weights else x.mean(dim=1)
+    if "pre_logits/kernel" in weights:
+        x = (x @ weights["pre_logits/kernel"] + weights["pre_logits/bias"]).tanh()
+    return x @ weights["head/kernel"] + weights["head/bias"]
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("google", {"image_size": [8, 12], "patches": [4, 4]}),
+        ("google", {"classifier": "gap", "representation_size": 7}),
+        ("big_vision", {}),
+        ("big_vision", {"pool_type": "tok", "rep_size": 7, "mlp_dim": 20}),
+        ("big_vision", {"pool_type": "map", "image_size": [8, 12]}),
+    ],
+    ids=str,
+)
+def test_google_s_models_equal_plain_einsums_over_their_own_weights(family, more):
+    _, state, config = fresh(family, **more)
+    weights = {name: 2 * tensor.double() for name, tensor in state.items()}
+    vit = from_reference(weights, family=family, config=config).eval()
+    batch = images(3, 3, *config["image_size"]).double()
+    expected = flax_vit(batch, weights, google=family == "google")
+    torch.testing.assert_close(vit(batch), expected, rtol=0, atol=1e-10)
+
+
+def test_the_legacy_names_are_timm_s():
+    from timm.models.vision_transformer import VisionTransformer
+
+    vit, state, config = fresh("timm_legacy", mlp_ratio=3.0, qkv_bias=False)
+    peer = VisionTransformer(**config).eval()
+    peer.load_state_dict(state, strict=True)
+    torch.testing.assert_close(peer(images(2, 3, 8, 8)), vit(images(2, 3, 8, 8)), rtol=0, atol=1e-5)
+
+
+def test_older_vit_pytorch_keeps_its_class_token_in_the_mean():
+    vit, state, config = fresh("vit_pytorch", pool="mean")
+    older = dict(state)
+    generator = torch.Generator().manual_seed(1)
+    older["cls_token"] = torch.randn(1, 1, 16, generator=generator)
+    older["pos_embedding"] = torch.randn(1, 5, 16, generator=generator)
+    network = from_reference(older, family="vit_pytorch", config=config).eval()
+    assert network.reference["layout"] == {"version": "older"}
+    tokens = network.forward_features(images(2, 3, 8, 8))
+    assert tokens.shape == (2, 5, 16)
+    torch.testing.assert_close(network(images(2, 3, 8, 8)), network.head.linear(tokens.mean(dim=1)))
+    back, _ = to_reference(network, family="vit_pytorch")
+    assert all(torch.equal(back[name], older[name]) for name in older)
+    network.reference = None
+    with pytest.raises(UserError, match="class_token=True: vit_pytorch cannot express it"):
+        to_reference(network, family="vit_pytorch")
+    assert state["cls_token"].shape == (0, 16)
+    assert vit.prefix_tokens == 0
+
+
 def tutorial_attention(tokens, state, variant):
     """The tutorial's two attentions, with its names of weights."""
     if variant.startswith("fused"):
