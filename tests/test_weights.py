@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import REPOSITORY
 
 from vit_lightning import UserError, ViT
 from vit_lightning.anatomy import describe
 from vit_lightning.attention_variants import SeparateAttention
+from vit_lightning.config import make_network, resolve
 from vit_lightning.heads import AttentionPool
 from vit_lightning.options import build, complete
 from vit_lightning.patches import LinearProjection
@@ -450,3 +452,42 @@ def test_other_models_of_timm_have_their_number_of_parameters(preset, options, p
         vit = ViT(preset, positions=LearnedPatchPositions, **options)
     assert sum(weight.numel() for weight in vit.parameters()) == parameters
     to_reference(vit, family="timm")
+
+
+PAGES = {
+    "einops_tutorial": "einops_tutorial",
+    "einops_tutorial_as_written": "einops_tutorial",
+    "timm": "timm",
+    "timm_registers": "timm",
+    "deit_distilled": "timm",
+    "timm_legacy": "timm_legacy",
+    "torchvision": "torchvision",
+    "hugging_face": "hf",
+    "vit_pytorch": "vit_pytorch",
+    "vit_pytorch_older": "vit_pytorch",
+    "simple_vit": "simple_vit",
+    "google": "google",
+    "big_vision": "big_vision",
+    "torch_encoder": "torch_encoder",
+    "crate": "crate",
+    "rotary": None,
+}
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "experiments" / "families").glob("*.yaml")), ids=lambda p: p.stem)
+def test_a_page_of_a_family_is_that_family(path):
+    config = resolve([f"--config={path}"])
+    assert config.experiment == path.stem
+    assert config.trainer.max_epochs == 30
+    config.model.init_args.in_channels = 3  # some families take no others
+    vit = make_network(config)
+    family = PAGES[path.stem]
+    if family is None:
+        with pytest.raises(UserError, match=r"rotary=temperature 100\.0"):
+            to_reference(vit, family="timm")
+        return
+    layout = {"version": "older"} if path.stem == "vit_pytorch_older" else None
+    state, written = to_reference(vit, family=family, layout=layout)
+    again = from_reference(state, family=family, config=written)
+    assert describe(again) == describe(vit)
+    assert written.get("attention_variant") == {"einops_tutorial": "fused_correct"}.get(path.stem)
