@@ -414,6 +414,42 @@ def test_weights_are_copies_in_both_directions():
     assert all(torch.equal(state[name], before[name]) and torch.equal(out[name], before[name]) for name in before)
 
 
+def test_hugging_face_s_number_of_labels_follows_from_their_names():
+    _, state, config = fresh("hf")
+    named = {**config, "id2label": {str(n): f"class {n}" for n in range(5)}}
+    del named["num_labels"]
+    assert from_reference(state, family="hf", config=named).num_classes == 5
+
+
+@pytest.mark.parametrize("family", ["torchvision", "vit_pytorch", "simple_vit", "crate", "torch_encoder"])
+def test_families_without_featuring_models_say_so(family):
+    _, state, config = fresh(family)
+    with pytest.raises(UserError, match=f"num_classes=0: {family} has no model"):
+        from_reference(state, family=family, config={**config, "num_classes": 0})
+
+
+def test_our_features_go_out_only_where_such_models_are():
+    vit = ViT(image_size=8, patch_size=4, emb_size=16, depth=2, num_heads=2, num_classes=0)
+    state, config = to_reference(vit, family="timm")
+    assert config["num_classes"] == 0
+    assert not any(name.startswith("head") for name in state)
+    with pytest.raises(UserError, match="num_classes=0: torchvision has no model"):
+        to_reference(vit, family="torchvision")
+
+
+def test_parts_that_were_exchanged_are_named():
+    sizes = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2}
+    vit = ViT(**sizes)
+    vit.encoder[0].feed_forward.fn.feed_forward.activation = torch.nn.Mish()
+    vit.encoder[1].attention.fn.norm = torch.nn.BatchNorm1d(16)
+    vit.encoder[1].feed_forward.fn.norm.eps = 1e-3
+    with pytest.raises(UserError) as caught:
+        to_reference(vit, family="timm")
+    text = str(caught.value)
+    for part in ("activation: Mish is no block of ours", "norm: BatchNorm1d is no block", "norm: the two of a block"):
+        assert part in text
+
+
 def test_google_s_nested_config_says_the_same():
     _, state, config = fresh("google", dropout_rate=0.0)
     inner = {name: config[name] for name in ("num_layers", "mlp_dim", "num_heads", "dropout_rate")}

@@ -47,7 +47,7 @@ def describe(vit: ViT) -> Options:
     rates = [block.pop("drop_path") for block in blocks]
     options |= {**blocks[0], "drop_path": vit.drop_path}
     for name in blocks[0]:
-        if any(block[name] != blocks[0][name] for block in blocks):
+        if any(block.get(name) != blocks[0][name] for block in blocks):
             problems.append(f"{name}: the blocks of the encoder differ from one another")
     if rates != torch.linspace(0.0, vit.drop_path, len(rates), device="cpu").tolist():
         problems.append(f"drop_path={rates} of the blocks does not grow linearly to {vit.drop_path}")
@@ -121,8 +121,11 @@ def _block(block: nn.Module, problems: list[str]) -> Options:
     drop = _child(attention, "drop_path")
     assert scale is None or isinstance(scale, LayerScale)
     assert drop is None or isinstance(drop, DropPath)
+    norms = {_norm(_child(half, "norm"), "norm", problems) for half in (attention, feed_forward)}
+    if len(norms) > 1:
+        problems.append(f"norm: the two of a block differ ({', '.join(map(str, norms))})")
     return {
-        "norm": _norm(_child(attention, "norm"), "norm", problems),
+        "norm": norms.pop(),
         "layer_scale": None if scale is None else scale.init,
         "drop_path": 0.0 if drop is None else drop.p,
         **_attention(_child(attention, "attention"), problems),
@@ -165,14 +168,13 @@ def _rotary(attention: RotaryAttention) -> str:
     return f"temperature {attention.temperature}, reference_grid {attention.reference_grid}"
 
 
-def _activation(module: nn.Module) -> str:
-    approximate = getattr(module, "approximate", None)
-    names = {name: make() for name, make in ACTIVATIONS.items()}
-    return next(
-        name
-        for name, ours in names.items()
-        if type(ours) is type(module) and getattr(ours, "approximate", None) == approximate
-    )
+def _activation(module: nn.Module, problems: list[str]) -> str | None:
+    for name, make in ACTIVATIONS.items():
+        ours = make()
+        if type(ours) is type(module) and ours.extra_repr() == module.extra_repr():
+            return name
+    problems.append(_foreign("activation", module))
+    return None
 
 
 def _feed_forward(part: Any, problems: list[str]) -> Options:
@@ -190,7 +192,7 @@ def _feed_forward(part: Any, problems: list[str]) -> Options:
     return {
         "feed_forward": kinds[type(part)],
         "hidden": part.contract.in_features,
-        "activation": _activation(part.activation),
+        "activation": _activation(part.activation, problems),
         "feed_forward_bias": part.contract.bias is not None,
         "feed_forward_norm": _norm(getattr(part, "norm", None), "feed_forward_norm", problems),
         "feed_forward_dropout": part.dropout.p,
@@ -233,7 +235,7 @@ def _pool(pool: Any, prefix_tokens: int, problems: list[str]) -> Options:
     return {
         "pool": name,
         "pool_hidden": hidden.in_features,
-        "pool_activation": _activation(_child(pool.feed_forward, "activation")),
+        "pool_activation": _activation(_child(pool.feed_forward, "activation"), problems),
         "pool_norm": _norm(pool.norm, "pool_norm", problems),
     }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from vit_lightning.options import Options, norm_text
 from vit_lightning.renaming import (
     Config,
@@ -140,6 +143,14 @@ _HF_ACTIVATIONS = {
 }
 
 
+def _flat_hf(config: Mapping[str, Any]) -> Config:
+    """A config.json has the names of the labels, from which their number follows."""
+    flat = dict(config)
+    if "num_labels" not in flat and flat.get("id2label"):
+        flat["num_labels"] = len(flat["id2label"])
+    return flat
+
+
 def _read_hf(config: Config, layout: Layout) -> Options:
     drop = config["hidden_dropout_prob"]
     return {
@@ -246,9 +257,11 @@ HF = Family(
     },
     inert=frozenset({"initializer_range", "encoder_stride", "pooler_output_size", "pooler_act", "model_type"})
     | {"architectures", "transformers_version", "dtype", "torch_dtype", "id2label", "label2id"},
+    flatten=_flat_hf,
     read=_read_hf,
     write=_write_hf,
     rename=_rename_hf,
+    headless=True,
     layouts={"names": ("memory", "disk")},
     find_layout=_find_hf_layout,
     layout_for=lambda options: {"names": "memory"},

@@ -100,6 +100,7 @@ class Family:
         read: options from a complete config.
         write: config from options; where it cannot say one, it says something else and the caller finds that out.
         rename: the table of names.
+        headless: whether the family has models without a classifier, which give the pooled features.
         unpack: tensors of a file as the table has them.
         pack: the other way round.
         extra: tensors that hold nothing, such as a class token that is not there.
@@ -110,6 +111,7 @@ class Family:
     write: Callable[[Options, Layout], Config]
     rename: Callable[[Options, Layout], list[Rename]]
     without: Config = field(default_factory=dict)
+    headless: bool = False
     inert: frozenset[str] = frozenset()
     flatten: Callable[[Mapping[str, Any]], Config] = dict
     layouts: dict[str, tuple[Any, ...]] = field(default_factory=dict)

@@ -123,7 +123,10 @@ def _tensor(name: str, value: Tensor | np.ndarray[Any, Any]) -> Tensor:
 
 
 def _read(table: Family, family: str, config: Mapping[str, Any], layout: Layout) -> Options:
-    return complete(table.read(complete_config(table.flatten(config), table, family), layout))
+    options = complete(table.read(complete_config(table.flatten(config), table, family), layout))
+    if not options["num_classes"] and not table.headless:
+        raise UserError(f"num_classes=0: {family} has no model that gives the pooled features")
+    return options
 
 
 def _said_again(table: Family, family: str, config: Config, layout: Layout) -> Options:
