@@ -205,6 +205,10 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(family):
         ("google", {"resnet": {"num_layers": [3]}}, "config.resnet=.*: we do not have this option"),
         ("big_vision", {"pool_type": "0"}, "config.pool_type=0: we have gap, tok, map"),
         ("crate", {"pool": "max"}, "config.pool=max: we have cls, mean"),
+        ("timm", {"depth": "two"}, "config.depth=two must be a whole number"),
+        ("timm", {"mlp_ratio": "four"}, "config.mlp_ratio=four must be a number"),
+        ("big_vision", {"posemb": 3}, "config.posemb=3 must be text"),
+        ("hf", {"num_attention_heads": 0}, "num_heads=0 must be at least 1"),
     ],
     ids=str,
 )

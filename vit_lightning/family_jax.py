@@ -19,6 +19,7 @@ from vit_lightning.renaming import (
     Tensors,
     attention_names,
     feed_forward_names,
+    heads,
     size,
     word,
     word_for,
@@ -36,33 +37,33 @@ def _norm(ours: str, theirs: str) -> list[Rename]:
     return [Rename(f"{ours}.weight", f"{theirs}/scale"), Rename(f"{ours}.bias", f"{theirs}/bias")]
 
 
-def _heads(ours: str, theirs: str, parts: tuple[str, ...], heads: int) -> list[Rename]:
+def _heads(ours: str, theirs: str, parts: tuple[str, ...], count: int) -> list[Rename]:
     """Queries, keys or values, which flax has with an axis for the heads."""
     kernels = tuple(f"{theirs}/{part}/kernel" for part in parts)
     biases = tuple(f"{theirs}/{part}/bias" for part in parts)
     return [
-        Rename(f"{ours}.weight", kernels, "(h d) i -> i h d", {"h": heads}),
-        Rename(f"{ours}.bias", biases, "(h d) -> h d", {"h": heads}),
+        Rename(f"{ours}.weight", kernels, "(h d) i -> i h d", {"h": count}),
+        Rename(f"{ours}.bias", biases, "(h d) -> h d", {"h": count}),
     ]
 
 
-def _join_heads(ours: str, theirs: str, heads: int) -> list[Rename]:
+def _join_heads(ours: str, theirs: str, count: int) -> list[Rename]:
     return [
-        Rename(f"{ours}.weight", f"{theirs}/out/kernel", "o (h d) -> h d o", {"h": heads}),
+        Rename(f"{ours}.weight", f"{theirs}/out/kernel", "o (h d) -> h d o", {"h": count}),
         Rename(f"{ours}.bias", f"{theirs}/out/bias"),
     ]
 
 
 def _rename_block(block: int, options: Options, numbers: tuple[int, int, int, int]) -> list[Rename]:
     """A block; its four parts are numbered one after the other, or each kind by itself."""
-    place, heads = f"Transformer/encoderblock_{block}", options["num_heads"]
+    place, count = f"Transformer/encoderblock_{block}", options["num_heads"]
     first, attention, _ = attention_names(block)
     second, feed_forward, _ = feed_forward_names(block, options)
     self_attention = f"{place}/MultiHeadDotProductAttention_{numbers[1]}"
     return [
         *_norm(first, f"{place}/LayerNorm_{numbers[0]}"),
-        *_heads(f"{attention}.qkv", self_attention, ("query", "key", "value"), heads),
-        *_join_heads(f"{attention}.projection", self_attention, heads),
+        *_heads(f"{attention}.qkv", self_attention, ("query", "key", "value"), count),
+        *_join_heads(f"{attention}.projection", self_attention, count),
         *_norm(second, f"{place}/LayerNorm_{numbers[2]}"),
         *_dense(f"{feed_forward}.expand", f"{place}/MlpBlock_{numbers[3]}/Dense_0"),
         *_dense(f"{feed_forward}.contract", f"{place}/MlpBlock_{numbers[3]}/Dense_1"),
@@ -86,14 +87,10 @@ def _rename_common(options: Options, positions: str, numbers: tuple[int, int, in
 
 
 def _read_common(config: Config, emb_size: int, dropout: float) -> Options:
-    dim_head = emb_size // config["num_heads"]
     return {
+        **heads(emb_size, config["num_heads"]),
         "image_size": size(config["image_size"]),
         "num_classes": config["num_classes"] or 0,
-        "emb_size": emb_size,
-        "num_heads": config["num_heads"],
-        "dim_head": dim_head,
-        "scale": dim_head**-0.5,
         "norm": _NORM,
         "activation": "gelu_tanh",
         "emb_dropout": dropout,
@@ -255,13 +252,13 @@ def _write_big_vision(options: Options, layout: Layout) -> Config:
 def _rename_big_vision(options: Options, layout: Layout) -> list[Rename]:
     names = _rename_common(options, "pos_embedding", _NUMBERINGS["linen"])
     if options["pool"] == "attention":
-        ours, theirs, heads = "head.pool", "MAPHead_0", options["num_heads"]
+        ours, theirs, count = "head.pool", "MAPHead_0", options["num_heads"]
         attention = f"{theirs}/MultiHeadDotProductAttention_0"
         names += [
             Rename(f"{ours}.probe", f"{theirs}/probe"),
-            *_heads(f"{ours}.query", attention, ("query",), heads),
-            *_heads(f"{ours}.kv", attention, ("key", "value"), heads),
-            *_join_heads(f"{ours}.projection", attention, heads),
+            *_heads(f"{ours}.query", attention, ("query",), count),
+            *_heads(f"{ours}.kv", attention, ("key", "value"), count),
+            *_join_heads(f"{ours}.projection", attention, count),
             *_norm(f"{ours}.norm", f"{theirs}/LayerNorm_0"),
             *_dense(f"{ours}.feed_forward.expand", f"{theirs}/MlpBlock_0/Dense_0"),
             *_dense(f"{ours}.feed_forward.contract", f"{theirs}/MlpBlock_0/Dense_1"),

@@ -144,13 +144,37 @@ def complete_config(config: Mapping[str, Any], family: Family, name: str) -> Con
         for key, value in family.without.items()
         if key in given and given[key] != value
     ]
+    problems += [
+        f"config.{key}={value} must be {_kind(family.defaults[key])}"
+        for key, value in given.items()
+        if key in family.defaults and not _fits(value, family.defaults[key])
+    ]
     if problems:
         raise UserError(problems)
     return {**known, **given}
 
 
+_KINDS = {int: "a whole number that is not negative", float: "a number", str: "text"}
+
+
+def _kind(default: Any) -> str:
+    return _KINDS[type(default)]
+
+
+def _fits(value: Any, default: Any) -> bool:
+    """Whether a value is of the kind of its default; what has no plain default is left to the family."""
+    if type(default) is int:
+        sizes = value if isinstance(value, list | tuple) and len(value) == 2 else [value]
+        return all(type(size) is int and size >= 0 for size in sizes)
+    if type(default) is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return not isinstance(default, str) or value is None or isinstance(value, str)
+
+
 def heads(emb_size: int, num_heads: int) -> Options:
     """Sizes of heads that share the tokens' width, and the usual scale."""
+    if num_heads < 1:
+        raise UserError(f"num_heads={num_heads} must be at least 1")
     dim_head = emb_size // num_heads
     return {"emb_size": emb_size, "num_heads": num_heads, "dim_head": dim_head, "scale": dim_head**-0.5}
 

@@ -1,4 +1,4 @@
-"""The Vision Transformer, put together from ``blocks.py`` and ``positions.py``."""
+"""The Vision Transformer, put together from ``patches.py``, ``positions.py``, ``blocks.py`` and ``heads.py``."""
 
 from __future__ import annotations
 
@@ -76,14 +76,15 @@ class ViT(NamedSequential):
         distillation_token: whether a second one follows it, with a head of its own (DeiT): the logits are the mean of
             both heads, and in training the pair.
         register_tokens: number of tokens between those and the patches that nobody reads.
-        pool: cls takes the class token, mean the mean over the patch tokens (never over the class token).
+        pool: cls takes the class token, mean the mean over the patch tokens (never over the class token); or another
+            pool of ``heads.py``.
         patch_projection: patches to tokens by a strided convolution or by a linear layer; equal for equal weights.
-        positions: learned for each token, fixed 2-D sine and cosine, or none.
+        positions: learned for each token, fixed 2-D sine and cosine, or none; or another block of ``positions.py``.
         norm: normalisation before each branch and after the encoder.
         embedding_norm: normalisation of the tokens before the encoder; none when not given.
         final_norm: the last normalisation goes before the pool, after it, or there is none.
-        attention: attention of each block.
-        feed_forward: feed-forward part of each block.
+        attention: attention of each block; others are in ``attention_variants.py`` and ``crate.py``.
+        feed_forward: feed-forward part of each block; others are in ``feed_forward.py`` and ``crate.py``.
         emb_dropout: dropout on the embedded patches.
         head_dropout: dropout on the pooled vector.
         drop_path: probability of leaving out a branch in the last block; it grows linearly from 0 in the first.
