@@ -1,8 +1,8 @@
 """CRATE's two parts (Yu et al. 2023, "White-box transformers via sparse rate reduction"), for the same encoder.
 
-A layer compresses the tokens, then makes them sparse (the paper's sections 2.3 and 2.4). MSSA is a gradient step on the
-coding rate R^c of the tokens in K subspaces, one for each head: a token moves towards those that are like it in a
-subspace. ISTA is a step on |D z - x|^2 / 2 + lambda |z|_1 over z >= 0, with a learned dictionary D.
+A layer compresses the tokens, then makes them sparse. MSSA is an approximate gradient step on the coding rate R^c of the
+tokens in K subspaces, one for each head (equations 8 to 12): a token moves towards those that are like it in a subspace.
+ISTA is a proximal gradient step on lambda |z|_1 + |x - D z|^2 over z >= 0, with a learned dictionary D (16 and 17).
 Source: Ma-Lab-Berkeley/CRATE, ``model/crate.py``.
 """
 
@@ -21,7 +21,7 @@ SIZES = {"T": (384, 12, 6), "S": (576, 12, 12), "B": (768, 12, 12), "L": (1024, 
 
 
 class MSSA(MultiHeadAttention):
-    """Multi-head subspace self-attention: one projection is queries, keys and values at once. (b, n, e) -> (b, n, e).
+    """Multi-head subspace self-attention (equation 12): one projection is queries, keys and values. Keeps (b, n, e).
 
     Args:
         emb_size: width of the tokens.
@@ -60,7 +60,7 @@ class MSSA(MultiHeadAttention):
 
 
 class ISTA(nn.Module):
-    """One step of iterative shrinkage-thresholding: relu(x + s (D^T x - D^T D x) - s lambda). (b, n, e) -> (b, n, e).
+    """One step of iterative shrinkage-thresholding (equation 17): relu(x + s D^T (x - D x) - s lambda), same shape.
 
     It has no residual of its own: the block gives its output on as the new tokens.
 
@@ -91,7 +91,7 @@ class ISTA(nn.Module):
 
 
 def coding_rate(tokens: Tensor, subspaces: Tensor, *, precision: float = 0.5) -> Tensor:
-    """R^c of tokens (b, n, e) in subspaces (h, d, e), a number for each image (b,) (the paper's equation 7).
+    """R^c of tokens (b, n, e) in subspaces (h, d, e), a number for each image (b,) (the paper's equation 8).
 
     Half the sum over subspaces U_k of logdet(I + d / (n precision^2) (U_k z)(U_k z)^T).
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
@@ -221,8 +224,12 @@ RESIZE_METHODS: dict[str, dict[str, object]] = {
 """How each reference resizes its table, by names that say which; the numbers differ."""
 
 
-def resize(table: Tensor, old_grid: Grid, new_grid: Grid, prefix_tokens: int, method: str) -> Tensor:
+def resize(
+    table: Tensor | np.ndarray[Any, Any], old_grid: Grid, new_grid: Grid, prefix_tokens: int, method: str
+) -> Tensor:
     """A table of positions (1, p + n, e) for another grid; the rows of tokens before the patches stay as they are.
+
+    ``big_vision_zoom_grid`` gives the rows of the grid alone, since big_vision has no others.
 
     Args:
         table: positions, row by row of the grid.
@@ -234,6 +241,7 @@ def resize(table: Tensor, old_grid: Grid, new_grid: Grid, prefix_tokens: int, me
     Raises:
         UserError: for an unknown method, and a table that is not of the old grid.
     """
+    table = torch.as_tensor(table)
     problems = []
     if method not in RESIZE_METHODS:
         problems.append(f"method={method} must be one of {', '.join(RESIZE_METHODS)}")
@@ -244,9 +252,11 @@ def resize(table: Tensor, old_grid: Grid, new_grid: Grid, prefix_tokens: int, me
         problems.append(f"new_grid={new_grid} must be at least 1")
     if problems:
         raise UserError(problems)
-    if tuple(old_grid) == tuple(new_grid):
-        return table.clone()
     prefix, patches = table[:, :prefix_tokens], table[:, prefix_tokens:]
+    if method == "big_vision_zoom_grid":
+        prefix = prefix[:, :0]
+    if tuple(old_grid) == tuple(new_grid):
+        return torch.cat([prefix, patches], dim=1)
     image = rearrange(patches, "1 (h w) e -> 1 e h w", h=old_grid[0])
     exact = image if image.dtype in (torch.float32, torch.float64) else image.float()
     resized = F.interpolate(exact, size=tuple(new_grid), **RESIZE_METHODS[method])  # type: ignore[arg-type]
