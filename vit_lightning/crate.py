@@ -1,7 +1,7 @@
 """CRATE's two parts (Yu et al. 2023, "White-box transformers via sparse rate reduction"), for the same encoder.
 
-A layer compresses the tokens, then makes them sparse. MSSA is an approximate gradient step on the coding rate R^c of the
-tokens in K subspaces, one for each head (equations 8 to 12): a token moves towards those that are like it in a subspace.
+A layer compresses the tokens, then makes them sparse. MSSA is an approximate gradient step on the coding rate R^c of
+the tokens in K subspaces, one for each head (equations 8 to 12): tokens that are alike in a subspace move together.
 ISTA is a proximal gradient step on lambda |z|_1 + |x - D z|^2 over z >= 0, with a learned dictionary D (16 and 17).
 Source: Ma-Lab-Berkeley/CRATE, ``model/crate.py``.
 """
