@@ -190,6 +190,13 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(family):
     assert f"{misshapen} has shape" in text
 
 
+def test_what_stands_beside_the_weights_of_a_file_is_named_alone():
+    _, state, config = fresh("big_vision", {"prefix": "opt/target/"})
+    with pytest.raises(UserError) as caught:
+        from_reference({**state, "opt/state/step": torch.zeros(1)}, family="big_vision", config=config)
+    assert caught.value.problems == ["opt/state/step is unexpected in the weights of big_vision"]
+
+
 @pytest.mark.parametrize(
     ("family", "change", "message"),
     [

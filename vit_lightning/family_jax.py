@@ -150,7 +150,7 @@ def _rename_google(options: Options, layout: Layout) -> list[Rename]:
 
 
 def _prefix(shapes: Shapes) -> str:
-    return next((prefix for prefix in _PREFIXES[1:] if shapes and all(n.startswith(prefix) for n in shapes)), "")
+    return next((prefix for prefix in _PREFIXES[1:] if any(name.startswith(prefix) for name in shapes)), "")
 
 
 def _channels(shapes: Shapes, prefix: str) -> int:
