@@ -96,8 +96,8 @@ class ViTClassifier(LightningModule):
         self._hyperparameters: list[dict[str, Any]] = []
         self.confusion_matrix: Tensor | None = None  # (true, predicted), counts of the last test
 
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.network(images)
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
+        logits: Tensor | tuple[Tensor, ...] = self.network(images)
         return logits
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -116,14 +116,19 @@ class ViTClassifier(LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Class probabilities (b, num_classes) with labels (b,) and the place of each image in its split (b,)."""
-        probabilities = self(batch[0]).float().softmax(dim=-1)
+        logits = self(batch[0])
+        assert isinstance(logits, Tensor), "several heads are for training"
+        probabilities = logits.float().softmax(dim=-1)
         return {"probabilities": probabilities, "labels": batch[1], "indices": batch[2]}
 
     def shared_step(self, batch: Any, stage: Stage) -> tuple[Tensor, Tensor]:
         """Loss and logits of a batch; counts it into the metrics of its stage."""
         images, labels = batch[0], batch[1]
-        logits = self(images)
-        loss: Tensor = self.losses[stage](logits, labels)
+        given = self(images)
+        # a ViT with a distillation token gives in training the logits of two heads; both learn from the labels
+        heads = given if isinstance(given, tuple) else (given,)
+        loss: Tensor = torch.stack([self.losses[stage](logits, labels) for logits in heads]).mean(dim=0)
+        logits: Tensor = torch.stack(heads).mean(dim=0)
         with torch.no_grad():
             # the calibration error takes logits for probabilities where all of a batch lie between 0 and 1
             probabilities = logits.float().softmax(dim=-1)
