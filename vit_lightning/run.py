@@ -63,11 +63,18 @@ class Run:
     mirror: WandbMirror
 
 
-def prepare(config: Namespace, arguments: dict[str, Any], folder: Path) -> Run:
-    """Makes all parts of a run; weights and order follow the seed."""
+def prepare(config: Namespace, arguments: dict[str, Any], folder: Path, *, begins: bool = True) -> Run:
+    """Makes all parts of a run; weights and order follow the seed.
+
+    Args:
+        config: the resolved configuration.
+        arguments: those of the Trainer; its callbacks and loggers come beside ours.
+        folder: the run folder.
+        begins: whether the run begins here, and so with the weights of ``config.init_from``.
+    """
     seed_everything(config.seed_everything, verbose=False)
     data, module = make_data_and_module(config)
-    if config.init_from is not None:
+    if begins and config.init_from is not None:
         path = find_checkpoint(config.init_from, "init_from")
         load_network(module.network, read_checkpoint(path), path)
     settings, page = make_settings(config), to_plain(config)

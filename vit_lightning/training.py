@@ -137,10 +137,9 @@ def _go_on(folder: Path, config: Namespace, allowed: Sequence[str]) -> Results:
     else:
         for complaint in newest.complaints:
             say(f"{complaint}: falling back to {newest.path.name}")
-        config.init_from = None
         if (folder / BEST).is_file():
             read_checkpoint(folder / BEST)  # damaged, it would be found when training is over
-    run = prepare(config, make_trainer_arguments(config), folder)
+    run = prepare(config, make_trainer_arguments(config), folder, begins=newest is None)
     if newest is not None:
         network_weights(run.module.network, newest.checkpoint, newest.path)
     sweep(folder)

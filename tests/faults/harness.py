@@ -48,6 +48,7 @@ FLAGS = (
 
 
 def _command(folder: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+    multiprocessing.set_start_method("fork", force=True)  # what the command's own workers start by, as for a user
     os.chdir(folder)
     os.environ.update(environment)
     sys.path.insert(0, str(HERE))

@@ -181,6 +181,14 @@ def test_row_04_what_a_review_found(tmp_path, uninterrupted, case):
     assert not harness.differences(expected, harness.outcome(tmp_path))
 
 
+def test_row_03_first_weights_are_taken_once(tmp_path):
+    assert harness.fit(tmp_path, "--out=first", "--trainer.max_epochs=1") == 0
+    flags = (f"--init_from={tmp_path / 'first'}",)
+    assert harness.fit(tmp_path / "whole", *flags) == 0
+    faults = [f"0:{step}:batch_start:KILL" for step in (5, 9)]
+    check_chain(tmp_path / "killed", harness.outcome(tmp_path / "whole"), *faults, flags=flags)
+
+
 def test_row_17_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path, killed):
     copy(killed, tmp_path)
     change = ("--optimizer.lr=0.5", "--allow-config-change=optimizer.lr")
