@@ -538,3 +538,33 @@ def test_a_page_of_a_family_is_that_family(path):
     again = from_reference(state, family=family, config=written)
     assert describe(again) == describe(vit)
     assert written.get("attention_variant") == {"einops_tutorial": "fused_correct"}.get(path.stem)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"qkv_bias": "False"}, "qkv_bias=False must be true or false"),
+        ({"num_heads": 5}, "num_heads=5 must be at least 1 and divide"),
+        ({"mlp_ratio": float("nan")}, "mlp_ratio=nan must be a number"),
+        ({"embed_dim": None}, "embed_dim"),
+        ({"img_size": "x"}, "img_size"),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_an_error_that_names_it(config, said):
+    given = {"img_size": 8, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 3, **config}
+    with pytest.raises(UserError, match=said):
+        from_reference({}, family="timm", config=given)
+
+
+def test_weights_that_are_whole_numbers_are_refused_by_name():
+    with pytest.raises(UserError, match="cls_token holds int64"):
+        from_reference({"cls_token": torch.zeros(1, 1, 4, dtype=torch.int64)}, family="timm", config={})
+
+
+def test_a_config_in_another_layout_than_its_own_is_written_anew():
+    vit = ViT(image_size=8, patch_size=4, in_channels=1, num_classes=3, emb_size=8, depth=1, num_heads=2)
+    torch.set_default_dtype(torch.float64)
+    try:
+        to_reference(vit, family="timm")
+    finally:
+        torch.set_default_dtype(torch.float32)

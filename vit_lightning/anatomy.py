@@ -49,7 +49,7 @@ def describe(vit: ViT) -> Options:
     for name in blocks[0]:
         if any(block.get(name) != blocks[0][name] for block in blocks):
             problems.append(f"{name}: the blocks of the encoder differ from one another")
-    if rates != torch.linspace(0.0, vit.drop_path, len(rates), device="cpu").tolist():
+    if rates != torch.linspace(0.0, vit.drop_path, len(rates), device="cpu", dtype=torch.float32).tolist():
         problems.append(f"drop_path={rates} of the blocks does not grow linearly to {vit.drop_path}")
     if options["final_norm"] is None:
         options["final_norm"] = "before_pool" if "norm" in dict(vit.named_children()) else "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -154,7 +155,7 @@ def complete_config(config: Mapping[str, Any], family: Family, name: str) -> Con
     return {**known, **given}
 
 
-_KINDS = {int: "a whole number that is not negative", float: "a number", str: "text"}
+_KINDS = {bool: "true or false", int: "a whole number that is not negative", float: "a number", str: "text"}
 
 
 def _kind(default: Any) -> str:
@@ -163,18 +164,20 @@ def _kind(default: Any) -> str:
 
 def _fits(value: Any, default: Any) -> bool:
     """Whether a value is of the kind of its default; what has no plain default is left to the family."""
+    if type(default) is bool:
+        return isinstance(value, int)  # where True is a size of its own choice, a number is one as well
     if type(default) is int:
         sizes = value if isinstance(value, list | tuple) and len(value) == 2 else [value]
         return all(type(size) is int and size >= 0 for size in sizes)
     if type(default) is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return not isinstance(default, str) or value is None or isinstance(value, str)
 
 
 def heads(emb_size: int, num_heads: int) -> Options:
     """Sizes of heads that share the tokens' width, and the usual scale."""
-    if num_heads < 1:
-        raise UserError(f"num_heads={num_heads} must be at least 1")
+    if num_heads < 1 or emb_size < 1 or emb_size % num_heads:
+        raise UserError(f"num_heads={num_heads} must be at least 1 and divide the width {emb_size}")
     dim_head = emb_size // num_heads
     return {"emb_size": emb_size, "num_heads": num_heads, "dim_head": dim_head, "scale": dim_head**-0.5}
 

@@ -189,7 +189,7 @@ class ViT(NamedSequential):
                         layer_scale=layer_scale,
                         drop_path=rate,
                     )
-                    for rate in torch.linspace(0.0, drop_path, depth, device="cpu").tolist()
+                    for rate in torch.linspace(0.0, drop_path, depth, device="cpu", dtype=torch.float32).tolist()
                 )
             ),
             norm=norm(emb_size) if final_norm == "before_pool" else None,

@@ -101,7 +101,8 @@ def to_reference(vit: ViT, *, family: str, layout: Layout | None = None) -> tupl
     weight = next(iter(tensors.values()))
     tensors |= {name: weight.new_empty(shape) for name, shape in table.extra(options, chosen).items()}
     # the words in which it came are kept while they say the same
-    if came is not None and _said_again(table, family, came["config"], chosen) == options:
+    same_layout = came is not None and all(chosen.get(key) == value for key, value in came["layout"].items())
+    if came is not None and same_layout and _said_again(table, family, came["config"], chosen) == options:
         return table.pack(tensors, chosen), copy.deepcopy(came["config"])
     config = {name: value for name, value in written.items() if value != table.defaults[name]}
     return table.pack(tensors, chosen), config
@@ -115,15 +116,29 @@ def _family(family: str) -> Family:
 
 def _tensor(name: str, value: Tensor | np.ndarray[Any, Any]) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach()
+        return _floating(name, value.detach())
     try:
-        return torch.from_numpy(np.array(value))  # a copy, also of what may not be written to
-    except TypeError as fault:
+        tensor = torch.from_numpy(np.array(value))  # a copy, also of what may not be written to
+    except (TypeError, ValueError) as fault:
         raise UserError(f"{name}: {fault}") from fault
+    return _floating(name, tensor)
+
+
+def _floating(name: str, tensor: Tensor) -> Tensor:
+    if not tensor.is_floating_point():
+        raise UserError(f"{name} holds {str(tensor.dtype).removeprefix('torch.')}, and weights are floating numbers")
+    return tensor
 
 
 def _read(table: Family, family: str, config: Mapping[str, Any], layout: Layout) -> Options:
-    options = complete(table.read(complete_config(table.flatten(config), table, family), layout))
+    given = complete_config(table.flatten(config), table, family)
+    try:
+        options = complete(table.read(given, layout))
+    except (TypeError, ValueError, ArithmeticError, IndexError, AttributeError) as fault:
+        if isinstance(fault, UserError):
+            raise
+        said = ", ".join(f"{key}={value}" for key, value in config.items())
+        raise UserError(f"config of {family}: {fault} (one of {said} is of a kind that it cannot be)") from fault
     if not options["num_classes"] and not table.headless:
         raise UserError(f"num_classes=0: {family} has no model that gives the pooled features")
     return options
