@@ -339,7 +339,6 @@ def test_from_one_family_to_another():
         ({}, "hf", None),
         ({"norm": partial(LayerNorm, eps=1e-5)}, "torch_encoder", "dropout=0.0: torch_encoder cannot express it"),
     ],
-    ids=str,
 )
 def test_what_a_family_cannot_express_is_named(options, family, message):
     vit = ViT(**{"image_size": 16, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, **options})

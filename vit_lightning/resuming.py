@@ -93,12 +93,14 @@ def read_run_page(folder: Path) -> dict[str, Any]:
 
 def unfinished_run(parent: Path, page: Mapping[str, Any], allowed: Sequence[str]) -> tuple[Path, int] | None:
     """The newest run of a page that is not over and that no live process holds, now held by this one."""
+    passed_over: list[str] = []
     for folder in _newest_first(parent):
         try:
             changed = changes(read_run_page(folder), page)
         except UserError:  # not the one that is looked for
             continue
         if any(key in NEVER or not _is_allowed(key, allowed) for key in changed):
+            passed_over.append(f"{folder} is not over, but differs in {', '.join(changed)}")
             continue
         lock = try_hold(folder)
         if lock is None:
@@ -106,6 +108,8 @@ def unfinished_run(parent: Path, page: Mapping[str, Any], allowed: Sequence[str]
         if not (folder / "results.json").is_file():
             return folder, lock
         release(folder, lock)
+    for text in passed_over[:3]:
+        print(f"resume: {text}", flush=True)
     return None
 
 

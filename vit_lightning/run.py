@@ -118,6 +118,8 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
 
 def _train(run: Run, newest: Restored | None) -> None:
     checkpoint = {} if newest is None else newest.checkpoint
+    for complaint in [] if newest is None else newest.complaints:
+        warnings.warn(f"{complaint}: falling back to {newest.path.name}", stacklevel=2)  # type: ignore[union-attr]
     done = checkpoint.get("global_step", 0)
     run.metrics.go_on(done, checkpoint.get("row"))
     run.mirror.catch_up(run.folder)

@@ -134,11 +134,8 @@ def _go_on(folder: Path, config: Namespace, allowed: Sequence[str]) -> Results:
         return _all_done(folder, new)
     if newest is None:
         _refuse_silent_start(folder, config)
-    else:
-        for complaint in newest.complaints:
-            say(f"{complaint}: falling back to {newest.path.name}")
-        if (folder / BEST).is_file():
-            read_checkpoint(folder / BEST)  # damaged, it would be found when training is over
+    elif (folder / BEST).is_file():
+        read_checkpoint(folder / BEST)  # damaged, it would be found when training is over
     run = prepare(config, make_trainer_arguments(config), folder, begins=newest is None)
     if newest is not None:
         network_weights(run.module.network, newest.checkpoint, newest.path)
