@@ -192,6 +192,7 @@ def _test_best(run: Run) -> Results:
     if run.config.test:
         load_network(run.module.network, checkpoint, best)
         run.trainer.callbacks.append(run.predictions)  # type: ignore[attr-defined]
+        run.trainer.fit_loop.epoch_progress.current.completed = results["epochs"]
         run.trainer.fit_loop.epoch_loop._batches_that_stepped = last[
             "global_step"
         ]  # the row's step, also after a restart
