@@ -561,10 +561,20 @@ def test_weights_that_are_whole_numbers_are_refused_by_name():
         from_reference({"cls_token": torch.zeros(1, 1, 4, dtype=torch.int64)}, family="timm", config={})
 
 
-def test_a_config_in_another_layout_than_its_own_is_written_anew():
-    vit = ViT(image_size=8, patch_size=4, in_channels=1, num_classes=3, emb_size=8, depth=1, num_heads=2)
+def test_the_default_dtype_does_not_change_what_a_model_is():
+    sizes = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 3, "emb_size": 8, "num_heads": 2}
+    vit = ViT(**sizes, depth=4, drop_path=0.1)
     torch.set_default_dtype(torch.float64)
     try:
-        to_reference(vit, family="timm")
+        _, config = to_reference(vit, family="timm")
     finally:
         torch.set_default_dtype(torch.float32)
+    assert config["drop_path_rate"] == 0.1
+
+
+def test_another_layout_than_the_one_it_came_in_has_a_config_of_its_own():
+    _, state, config = fresh("einops_tutorial", None, attention_variant="fused_correct")
+    vit = from_reference(state, family="einops_tutorial", config=config)
+    tensors, written = to_reference(vit, family="einops_tutorial", layout={"attention": "separate"})
+    assert any("queries" in name for name in tensors)
+    assert written["attention_variant"] == "separate_correct"

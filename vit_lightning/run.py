@@ -87,8 +87,7 @@ def prepare(config: Namespace, arguments: dict[str, Any], folder: Path, *, begin
     shape = (data.in_channels, *data.image_size)
     facts = {"parameters": count_parameters(module), "flops": forward_flops(module.network, shape)}
     mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**page, **facts})
-    watching = [StepSeeds(config.seed_everything), guard, LearningRate(), stopwatch]
-    own = [*watching, checkpoints]
+    own = [StepSeeds(config.seed_everything), guard, LearningRate(), stopwatch, checkpoints]
     trainer = make_trainer(arguments, folder, own, [metrics, mirror])
     return Run(config, folder, data, module, trainer, stopwatch, predictions, metrics, mirror)
 
@@ -117,17 +116,16 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
 
 
 def _train(run: Run, newest: Restored | None) -> None:
-    checkpoint = {} if newest is None else newest.checkpoint
-    for complaint in [] if newest is None else newest.complaints:
-        warnings.warn(f"{complaint}: falling back to {newest.path.name}", stacklevel=2)  # type: ignore[union-attr]
+    path, checkpoint, complaints = newest or (None, {}, [])
+    for complaint in complaints:
+        warnings.warn(f"{complaint}: falling back to {path.name if path else None}", stacklevel=2)
     done = checkpoint.get("global_step", 0)
     run.metrics.go_on(done, checkpoint.get("row"))
     run.mirror.catch_up(run.folder)
     if checkpoint.get("finished"):
         return
-    if newest is not None:
+    if path is not None:
         say(f"goes on after {done} steps")
-    path = None if newest is None else newest.path
     run.trainer.fit(run.module, datamodule=run.data, ckpt_path=path, weights_only=True)
 
 
@@ -192,10 +190,9 @@ def _test_best(run: Run) -> Results:
     if run.config.test:
         load_network(run.module.network, checkpoint, best)
         run.trainer.callbacks.append(run.predictions)  # type: ignore[attr-defined]
+        # the row of the test stands at the end of training, also where nothing was trained after a restart
         run.trainer.fit_loop.epoch_progress.current.completed = results["epochs"]
-        run.trainer.fit_loop.epoch_loop._batches_that_stepped = last[
-            "global_step"
-        ]  # the row's step, also after a restart
+        run.trainer.fit_loop.epoch_loop._batches_that_stepped = results["steps"]
         run.trainer.test(run.module, datamodule=run.data, verbose=False)
         results |= logged(run.trainer, "test/")
         if is_first() and run.predictions.table:
