@@ -4,19 +4,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from vit_lightning.blocks import (
-    ClassificationHead,
-    ClassToken,
-    ClassTokenPool,
-    ConvProjection,
     DropPath,
     FeedForwardBlock,
     LayerNorm,
     LayerScale,
-    LinearProjection,
-    MeanPool,
     MultiHeadAttention,
     NamedSequential,
-    PatchEmbedding,
     ResidualAdd,
     TransformerEncoderBlock,
     attend,
@@ -24,8 +17,6 @@ from vit_lightning.blocks import (
     pair,
 )
 from vit_lightning.errors import UserError
-
-PATCHES = [(4, 4), (2, 6), (6, 2), (1, 1)]
 
 
 def randn(*shape, dtype=torch.float64, seed=0):
@@ -61,68 +52,6 @@ def attention_like_torchs(emb_size, num_heads, bias=True):
 @pytest.mark.parametrize(("size", "expected"), [(7, (7, 7)), ((3, 5), (3, 5)), ([3, 5], (3, 5))])
 def test_pair_gives_height_and_width(size, expected):
     assert pair(size) == expected
-
-
-@pytest.mark.parametrize("channels", [1, 3, 5])
-@pytest.mark.parametrize("patch", PATCHES, ids=str)
-def test_conv_and_linear_projection_are_equal_for_equal_weights(patch, channels):
-    conv = randomise(ConvProjection(channels, patch, 8).double())
-    linear = LinearProjection(channels, patch, 8).double()
-    linear.load_state_dict(
-        {"linear.weight": conv.conv.weight.detach().flatten(1), "linear.bias": conv.conv.bias.detach()}
-    )
-    images = randn(2, channels, 3 * patch[0], 2 * patch[1])
-    assert conv(images).shape == (2, 6, 8)
-    torch.testing.assert_close(conv(images), linear(images), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("patch", PATCHES, ids=str)
-def test_linear_projection_is_torchs_unfold_and_a_matrix(patch):
-    projection = randomise(LinearProjection(3, patch, 8).double())
-    images = randn(2, 3, 3 * patch[0], 2 * patch[1])
-    patches = F.unfold(images, patch, stride=patch).transpose(1, 2)
-    expected = F.linear(patches, projection.linear.weight, projection.linear.bias)
-    torch.testing.assert_close(projection(images), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("make", [ConvProjection, LinearProjection])
-def test_patches_come_row_by_row(make):
-    projection = make(1, (2, 3), 1).double()
-    nn.init.ones_(projection[0 if make is ConvProjection else 1].weight)
-    nn.init.zeros_(projection[0 if make is ConvProjection else 1].bias)
-    numbers = torch.arange(8, dtype=torch.float64).view(2, 4)
-    image = numbers.repeat_interleave(2, dim=0).repeat_interleave(3, dim=1)[None, None]
-    assert (projection(image)[0, :, 0] / 6).tolist() == list(range(8))
-
-
-def test_class_token_goes_first_in_every_image_and_takes_the_type_of_the_tokens():
-    class_token = randomise(ClassToken(4))
-    tokens = randn(3, 5, 4, dtype=torch.bfloat16)
-    out = class_token(tokens)
-    assert out.dtype is torch.bfloat16
-    assert torch.equal(out[:, 0], class_token.token[0, 0].to(torch.bfloat16).expand(3, 4))
-    assert torch.equal(out[:, 1:], tokens)
-
-
-def test_patch_embedding_adds_positions_to_the_class_token_too():
-    class AddOne(nn.Module):
-        def forward(self, tokens):
-            return tokens + 1.0
-
-    embedding = PatchEmbedding(
-        projection=ConvProjection(3, (2, 2), 4), class_token=ClassToken(4), positions=AddOne(), dropout=0.0
-    )
-    out = embedding(randn(2, 3, 4, 4, dtype=torch.float32))
-    assert list(dict(embedding.named_children())) == ["projection", "class_token", "positions", "dropout"]
-    assert torch.equal(out[:, 0], torch.ones(2, 4))
-
-
-def test_patch_embedding_drops_embedded_tokens_in_training_only():
-    embedding = PatchEmbedding(projection=nn.Identity(), class_token=None, positions=None, dropout=0.5)
-    ones = torch.ones(1, 100, 100)
-    torch.manual_seed(0)
-    assert set(embedding(ones).unique().tolist()) == {0.0, 2.0}
-    assert torch.equal(embedding.eval()(ones), ones)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -407,34 +336,6 @@ def test_encoder_block_sets_the_initial_layer_scale_and_the_drop_rate_of_both_br
     for half in block:
         assert half.fn.drop_path.p == 0.2
         assert torch.equal(half.fn.layer_scale.scale, torch.full((8,), 0.3))
-
-
-def test_class_token_pool_takes_token_zero():
-    tokens = randn(2, 5, 4)
-    assert torch.equal(ClassTokenPool()(tokens), tokens[:, 0])
-
-
-@pytest.mark.parametrize("prefix", [0, 1, 2])
-def test_mean_pool_leaves_the_tokens_before_the_patches_out(prefix):
-    tokens = randn(2, 5, 4)
-    tokens[:, :prefix] = 1e6
-    expected = sum(tokens[:, i] for i in range(prefix, 5)) / (5 - prefix)
-    torch.testing.assert_close(MeanPool(prefix)(tokens), expected)
-
-
-def test_classification_head_without_classes_gives_the_pooled_features():
-    head = ClassificationHead(pool=ClassTokenPool(), emb_size=4, num_classes=0)
-    tokens = randn(2, 5, 4)
-    assert list(dict(head.named_children())) == ["pool"]
-    assert torch.equal(head(tokens), tokens[:, 0])
-
-
-def test_classification_head_with_representation_is_linear_tanh_linear():
-    head = ClassificationHead(pool=ClassTokenPool(), emb_size=4, num_classes=3, representation_size=6)
-    head = randomise(head.double())
-    tokens = randn(2, 5, 4)
-    hidden = F.linear(tokens[:, 0], head.representation.linear.weight, head.representation.linear.bias).tanh()
-    torch.testing.assert_close(head(tokens), F.linear(hidden, head.linear.weight, head.linear.bias))
 
 
 def test_a_slice_of_a_block_is_a_plain_sequential():

@@ -6,17 +6,9 @@ import torch
 from torch import nn
 from torchvision.models.vision_transformer import VisionTransformer
 
-from vit_lightning.blocks import (
-    ClassToken,
-    ConvProjection,
-    DropPath,
-    FeedForwardBlock,
-    LayerNorm,
-    LayerScale,
-    LinearProjection,
-    MultiHeadAttention,
-)
+from vit_lightning.blocks import DropPath, FeedForwardBlock, LayerNorm, LayerScale, MultiHeadAttention
 from vit_lightning.errors import UserError
+from vit_lightning.patches import ClassToken, ConvProjection, LinearProjection
 from vit_lightning.positions import LearnedPositions, SinCos2dPositions
 from vit_lightning.vit import ViT
 

@@ -195,3 +195,21 @@ def test_what_a_kill_kept_from_wandb_is_sent_from_the_metrics(tmp_path, server):
     said = finished(start(tmp_path, "sync", "run", WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url))
     assert "is in W&B as vit_lightning/" in said
     assert_delivered([*server.rows.values()], tmp_path / "run")
+
+
+def test_a_run_that_is_killed_twice_is_one_run_there_with_each_step_once(tmp_path, server):
+    online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    flags = (*SMALL, "--out=run", "--trainer.max_epochs=60", "--trainer.log_every_n_steps=1")
+    for words in (flags, ("--resume=run",)):
+        size = metrics.stat().st_size if metrics.is_file() else 0
+        process = start(tmp_path, "fit", *words, **online)
+        deadline = time.monotonic() + 120
+        while not (metrics.is_file() and metrics.stat().st_size > size + 9000) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+        process.communicate()
+        assert not (tmp_path / "run/results.json").exists(), "it was over before the kill"
+    finished(start(tmp_path, "fit", "--resume=run", **online))
+    assert len(server.runs) == 1
+    assert_delivered([*server.rows.values()], tmp_path / "run")

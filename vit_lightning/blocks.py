@@ -1,4 +1,4 @@
-"""The parts of a Vision Transformer, as in the einops tutorial: Sequentials whose named children are the figure.
+"""The encoder of a Vision Transformer, as in the einops tutorial: Sequentials whose named children are the figure.
 
 Shape letters: b images, c channels, n tokens, e emb_size, h heads, d head dimension.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange, repeat
-from einops.layers.torch import Rearrange
+from einops import rearrange
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
@@ -55,51 +55,11 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(emb_size, eps=eps)
 
 
-class ConvProjection(NamedSequential):
-    """Patches to tokens as a strided convolution: (b, c, H, W) -> (b, n, e)."""
+class RMSNorm(nn.RMSNorm):
+    """Division by the root mean square over the last dimension (Zhang and Sennrich 2019); it has no bias."""
 
-    def __init__(self, in_channels: int, patch_size: Size, emb_size: int) -> None:
-        super().__init__(
-            conv=nn.Conv2d(in_channels, emb_size, kernel_size=patch_size, stride=patch_size),
-            tokens=Rearrange("b e h w -> b (h w) e"),
-        )
-
-
-class LinearProjection(NamedSequential):
-    """Patches to tokens as one matrix: (b, c, H, W) -> (b, n, e).
-
-    A patch is flattened as (c p1 p2), so the matrix is ConvProjection's kernel with its last three axes flattened.
-    """
-
-    def __init__(self, in_channels: int, patch_size: Size, emb_size: int) -> None:
-        p1, p2 = patch_size
-        super().__init__(
-            patches=Rearrange("b c (h p1) (w p2) -> b (h w) (c p1 p2)", p1=p1, p2=p2),
-            linear=nn.Linear(in_channels * p1 * p2, emb_size),
-        )
-
-
-class ClassToken(nn.Module):
-    """Puts one learned token before the patches: (b, n, e) -> (b, 1 + n, e)."""
-
-    def __init__(self, emb_size: int) -> None:
-        super().__init__()
-        self.token = nn.Parameter(torch.zeros(1, 1, emb_size))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        token = repeat(self.token, "1 1 e -> b 1 e", b=len(tokens))
-        return torch.cat([token.to(tokens.dtype), tokens], dim=1)
-
-
-class PatchEmbedding(NamedSequential):
-    """Image to tokens: projection of the patches, class token, positions, dropout. (b, c, H, W) -> (b, [1 +] n, e)."""
-
-    def __init__(
-        self, *, projection: nn.Module, class_token: nn.Module | None, positions: nn.Module | None, dropout: float = 0.0
-    ) -> None:
-        super().__init__(
-            projection=projection, class_token=class_token, positions=positions, dropout=nn.Dropout(dropout)
-        )
+    def __init__(self, emb_size: int, *, eps: float = 1e-6) -> None:
+        super().__init__(emb_size, eps=eps)
 
 
 def attention_weights(queries: Tensor, keys: Tensor, *, scale: float, mask: Tensor | None = None) -> Tensor:
@@ -134,6 +94,10 @@ class MultiHeadAttention(nn.Module):
         dim_head: width of one head; emb_size / num_heads when not given.
         qkv_bias: whether the projection to queries, keys and values has a bias.
         scale: factor on the scores before the softmax; dim_head ** -0.5 when not given.
+        qk_norm: normalisation of each head's queries and keys (Dehghani et al. 2023); none when not given.
+        norm: normalisation of the heads' outputs before the projection; none when not given.
+        projection: whether the heads' outputs are projected; without, they have to be emb_size wide together.
+        projection_bias: whether that projection has a bias.
         dropout: share of attention weights dropped in training.
         projection_dropout: share of outputs dropped in training.
     """
@@ -146,6 +110,10 @@ class MultiHeadAttention(nn.Module):
         dim_head: int | None = None,
         qkv_bias: bool = True,
         scale: float | None = None,
+        qk_norm: Block | None = None,
+        norm: Block | None = None,
+        projection: bool = True,
+        projection_bias: bool = True,
         dropout: float = 0.0,
         projection_dropout: float = 0.0,
     ) -> None:
@@ -161,21 +129,66 @@ class MultiHeadAttention(nn.Module):
             )
         if problems:
             raise UserError(problems)
-        dim_head = emb_size // num_heads if dim_head is None else dim_head
         self.num_heads = num_heads
-        self.scale = dim_head**-0.5 if scale is None else scale
+        self.dim_head = emb_size // num_heads if dim_head is None else dim_head
+        inner = num_heads * self.dim_head
+        if not projection and inner != emb_size:
+            raise UserError(f"projection=False: the heads are {inner} wide together, and not emb_size={emb_size}")
+        self.scale = self.dim_head**-0.5 if scale is None else scale
         self.dropout = dropout
-        self.qkv = nn.Linear(emb_size, 3 * num_heads * dim_head, bias=qkv_bias)
-        self.projection = nn.Linear(num_heads * dim_head, emb_size)
+        self.make_projections(emb_size, inner, qkv_bias)
+        self.query_norm = None if qk_norm is None else qk_norm(self.dim_head)
+        self.key_norm = None if qk_norm is None else qk_norm(self.dim_head)
+        self.norm = None if norm is None else norm(inner)
+        self.projection = nn.Linear(inner, emb_size, bias=projection_bias) if projection else None
         self.projection_dropout = nn.Dropout(projection_dropout)
+
+    def make_projections(self, emb_size: int, inner: int, bias: bool) -> None:
+        """Makes what leads from tokens to queries, keys and values."""
+        self.qkv = nn.Linear(emb_size, 3 * inner, bias=bias)
+
+    def heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of each head, (b, h, n, d)."""
+        queries, keys, values = rearrange(self.qkv(tokens), "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
+        return queries, keys, values
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """The values of each head as its queries weigh them, (b, h, n, d)."""
+        dropout = self.dropout if self.training else 0.0
+        return attend(queries, keys, values, scale=self.scale, mask=mask, dropout=dropout)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """``mask``: boolean, broadcast to (b, h, n, n), True where a query (row) may attend to a key (column)."""
-        queries, keys, values = rearrange(self.qkv(tokens), "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
-        dropout = self.dropout if self.training else 0.0
-        out = attend(queries, keys, values, scale=self.scale, mask=mask, dropout=dropout)
-        projected: Tensor = self.projection_dropout(self.projection(rearrange(out, "b h n d -> b n (h d)")))
+        queries, keys, values = self.heads(tokens)
+        queries = queries if self.query_norm is None else self.query_norm(queries)
+        keys = keys if self.key_norm is None else self.key_norm(keys)
+        out = rearrange(self.attend(queries, keys, values, mask), "b h n d -> b n (h d)")
+        out = out if self.norm is None else self.norm(out)
+        if self.projection is None:
+            return out
+        projected: Tensor = self.projection_dropout(self.projection(out))
         return projected
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, dim_head={self.dim_head}, scale={self.scale:g}, dropout={self.dropout:g}"
+
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+}
+
+
+def hidden_problems(hidden: int, expansion: float, activation: str) -> list[str]:
+    """What is wrong with the hidden layer of a feed-forward part."""
+    problems = [] if hidden > 0 else [f"expansion={expansion} leaves no hidden layer"]
+    if activation not in ACTIVATIONS:
+        problems.append(f"activation={activation} must be one of {', '.join(ACTIVATIONS)}")
+    return problems
 
 
 class FeedForwardBlock(NamedSequential):
@@ -184,22 +197,36 @@ class FeedForwardBlock(NamedSequential):
     Args:
         emb_size: width of the tokens.
         expansion: width of the hidden layer over emb_size.
+        activation: gelu is exact, gelu_tanh its approximation by tanh, which is the default in JAX.
+        bias: whether both layers have a bias.
+        norm: normalisation of the hidden layer after its activation; none when not given.
         dropout: share dropped in training after the activation and after the output.
+        output_dropout: share dropped after the output, where it is another one.
     """
 
-    def __init__(self, emb_size: int = 768, *, expansion: float = 4.0, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        emb_size: int = 768,
+        *,
+        expansion: float = 4.0,
+        activation: Activation = "gelu",
+        bias: bool = True,
+        norm: Block | None = None,
+        dropout: float = 0.0,
+        output_dropout: float | None = None,
+    ) -> None:
         hidden = round(expansion * emb_size)
-        problems = share_problems({"dropout": dropout})
-        if hidden < 1:
-            problems.append(f"expansion={expansion} leaves no hidden layer")
+        problems = [*share_problems({"dropout": dropout}), *hidden_problems(hidden, expansion, activation)]
+        problems += [] if output_dropout is None else share_problems({"output_dropout": output_dropout})
         if problems:
             raise UserError(problems)
         super().__init__(
-            expand=nn.Linear(emb_size, hidden),
-            activation=nn.GELU(),
+            expand=nn.Linear(emb_size, hidden, bias=bias),
+            activation=ACTIVATIONS[activation](),
             dropout=nn.Dropout(dropout),
-            contract=nn.Linear(hidden, emb_size),
-            output_dropout=nn.Dropout(dropout),
+            norm=None if norm is None else norm(hidden),
+            contract=nn.Linear(hidden, emb_size, bias=bias),
+            output_dropout=nn.Dropout(dropout if output_dropout is None else output_dropout),
         )
 
 
@@ -253,6 +280,9 @@ class ResidualAdd(nn.Module):
 class TransformerEncoderBlock(NamedSequential):
     """Pre-norm block: attention, then feed-forward, each as a residual. (b, n, e) -> (b, n, e).
 
+    A part that says ``residual = False``, as CRATE's ISTA does, gives the new tokens themselves: nothing is added to
+    what it gives, and none of it is scaled or left out.
+
     Args:
         emb_size: width of the tokens.
         attention: the attention, (b, n, e) -> (b, n, e).
@@ -272,69 +302,23 @@ class TransformerEncoderBlock(NamedSequential):
         layer_scale: float | None = None,
         drop_path: float = 0.0,
     ) -> None:
-        def scale() -> nn.Module | None:
-            return None if layer_scale is None else LayerScale(emb_size, layer_scale)
-
-        def drop() -> nn.Module | None:
-            return DropPath(drop_path) if drop_path > 0.0 else None
+        def half(name: str, part: nn.Module) -> nn.Module:
+            if not getattr(part, "residual", True):
+                return NamedSequential(norm=norm(emb_size), **{name: part})
+            return ResidualAdd(
+                NamedSequential(
+                    norm=norm(emb_size),
+                    **{name: part},
+                    layer_scale=None if layer_scale is None else LayerScale(emb_size, layer_scale),
+                    drop_path=DropPath(drop_path) if drop_path > 0.0 else None,
+                )
+            )
 
         super().__init__(
-            attention=ResidualAdd(
-                NamedSequential(norm=norm(emb_size), attention=attention, layer_scale=scale(), drop_path=drop())
-            ),
-            feed_forward=ResidualAdd(
-                NamedSequential(norm=norm(emb_size), feed_forward=feed_forward, layer_scale=scale(), drop_path=drop())
-            ),
+            attention=half("attention", attention),
+            feed_forward=half("feed_forward", feed_forward),
         )
 
 
 class TransformerEncoder(nn.Sequential):
     """Blocks one after the other: (b, n, e) -> (b, n, e)."""
-
-
-class ClassTokenPool(nn.Module):
-    """The class token, which is token 0: (b, 1 + n, e) -> (b, e)."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return tokens[:, 0]
-
-
-class MeanPool(nn.Module):
-    """Mean over the patches; ``prefix_tokens`` before them (a class token) do not count: (b, p + n, e) -> (b, e)."""
-
-    def __init__(self, prefix_tokens: int = 0) -> None:
-        super().__init__()
-        self.prefix_tokens = prefix_tokens
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return tokens[:, self.prefix_tokens :].mean(dim=1)
-
-    def extra_repr(self) -> str:
-        return f"prefix_tokens={self.prefix_tokens}"
-
-
-class ClassificationHead(NamedSequential):
-    """Tokens to logits: pool, an optional representation layer with tanh, a linear layer. (b, n, e) -> (b, classes).
-
-    Args:
-        pool: tokens to one vector, (b, n, e) -> (b, e).
-        emb_size: width of the tokens.
-        num_classes: number of classes; 0 leaves the linear layer out, so that features come out.
-        representation_size: width of a layer with tanh before the classifier ("pre-logits"); none when not given.
-    """
-
-    def __init__(
-        self, *, pool: nn.Module, emb_size: int, num_classes: int, representation_size: int | None = None
-    ) -> None:
-        representation = None
-        if representation_size is not None:
-            representation = NamedSequential(linear=nn.Linear(emb_size, representation_size), tanh=nn.Tanh())
-        features = emb_size if representation_size is None else representation_size
-        super().__init__(
-            pool=pool,
-            representation=representation,
-            linear=nn.Linear(features, num_classes) if num_classes > 0 else None,
-        )
-
-
-Pool = Literal["cls", "mean"]

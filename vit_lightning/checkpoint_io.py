@@ -53,7 +53,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._write(checkpoint, part)
-            if target.name not in self._proved:
+            if len(self._proved) < 2 and target.name not in self._proved:  # the trial, and the first with an optimizer
                 _prove(part)
                 self._proved.add(target.name)
             if target.name == LAST.name and target.is_file():
@@ -179,7 +179,7 @@ def read_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise UserError(f"{path} is no Lightning checkpoint: it has no state_dict")
     if "page" in checkpoint and not has_checksum:
-        raise UserError(f"{path} is damaged: it has lost its checksum")
+        raise UserError(f"{path} is damaged: it has no checksum (or a version of long ago wrote it)")
     return checkpoint
 
 
@@ -217,7 +217,10 @@ def newest_checkpoint(folder: Path) -> Restored | None:
             complaints.append(f"{path} is missing")
             continue
         try:
-            return Restored(path, read_checkpoint(path), complaints)
+            checkpoint = read_checkpoint(path)
+            if checkpoint.get("between_steps", True):
+                return Restored(path, checkpoint, complaints)
+            complaints.append(f"{path} was written between two batches of a step")
         except UserError as error:
             complaints += error.problems
     if any((folder / name).exists() for name in (LAST, PREVIOUS, BEST)):
@@ -291,7 +294,10 @@ def network_weights(network: nn.Module, checkpoint: dict[str, Any], path: Path) 
 
 def load_network(network: nn.Module, checkpoint: dict[str, Any], path: Path) -> None:
     """Puts the weights of a checkpoint into a network of the same architecture."""
-    network.load_state_dict(network_weights(network, checkpoint, path))
+    weights = network_weights(network, checkpoint, path)
+    if any(weight.dtype == torch.float64 for weight in weights.values()):
+        network.double()  # precision 64-true
+    network.load_state_dict(weights)
 
 
 def _shape(tensor: Tensor) -> str:

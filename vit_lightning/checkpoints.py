@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from vit_lightning.checkpoint_io import BEST, LAST
 from vit_lightning.errors import UserError
-from vit_lightning.stopping import FiniteGuard
+from vit_lightning.stopping import FiniteGuard, StopSignals
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Checkpoints(Checkpoint):
 
     def __init__(self, folder: Path, config: CheckpointConfig, page: dict[str, Any], guard: FiniteGuard) -> None:
         self.last, self.best = folder / LAST, folder / BEST
-        self.config, self.page, self.guard = config, page, guard
+        self.config, self.page, self.guard, self.signals = config, page, guard, StopSignals()
         self.best_score: float | None = None
         self.best_step = 0
         self._saved_step = -1
@@ -79,6 +79,7 @@ class Checkpoints(Checkpoint):
             if not written:
                 raise UserError(f"{self.last.parent} takes no checkpoints: nothing of this run could be kept")
         self._saved_time = time.monotonic()
+        self.signals.install()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -89,35 +90,40 @@ class Checkpoints(Checkpoint):
             self._due |= trainer.strategy.broadcast(minutes >= every_minutes)
         if every_n_steps is not None and trainer.global_step - max(0, self._saved_step) >= every_n_steps:
             self._due = True
-        if self._due:
-            self.save_now(trainer)
-
-    def save_now(self, trainer: Trainer) -> bool:
-        """Writes the last checkpoint if this is a moment that training can go on from; whether it is."""
+        asked_to_end = self.signals.agreed(trainer)
         # where validation comes now, the file is written after it: a run that goes on would not validate again
-        if not _between_steps(trainer) or _validates_now(trainer):
-            return False
-        if self._saved_step != trainer.global_step:
+        if (self._due or asked_to_end) and _between_steps(trainer) and not _validates_now(trainer):
             self._save_last(trainer)
-        return True
+            if asked_to_end:
+                self.signals.stop()
+
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and self.signals.agreed(trainer):
+            self.signals.stop()  # nothing can be written here: training goes on from the last checkpoint
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         self._validated_step = trainer.global_step
-        if _between_steps(trainer):
+        if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:  # else at the end of the epoch
             self._save_best(trainer)
-            if self._due:
+            if self._due and _between_steps(trainer):
                 self._save_last(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._validated_step == trainer.global_step:  # else the score is that of other weights
             self._save_best(trainer)
         self._save_last(trainer)
+        if self.signals.agreed(trainer):
+            self.signals.stop()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.signals.restore()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finished = True
         self._save_last(trainer)
+        self.signals.restore()
 
     def _save_last(self, trainer: Trainer) -> None:
         self._saved_step, self._saved_time, self._due = trainer.global_step, time.monotonic(), False
@@ -144,8 +150,13 @@ class Checkpoints(Checkpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["page"] = self.page
-        checkpoint["finished"] = self._finished
-        checkpoint["metrics"] = {name: float(number) for name, number in trainer.callback_metrics.items()}
+        # an early stop is not repeated by those who asked for it
+        checkpoint["finished"] = self._finished or (trainer.should_stop and trainer.fit_loop._can_stop_early)
+        checkpoint["between_steps"] = not trainer.fit_loop._should_accumulate()
+        # in mid-epoch, Lightning still has the training metrics of the epoch before
+        stages = ("val/", "train/") if _epoch_ends(trainer) else ("val/",)
+        metrics = {name: float(number) for name, number in trainer.callback_metrics.items()}
+        checkpoint["metrics"] = {name: number for name, number in metrics.items() if name.startswith(stages)}
         checkpoint["row"] = _row_to_come(trainer)
         checkpoint["ranks"] = trainer.world_size
         checkpoint["images"] = _fingerprint(trainer)
@@ -179,11 +190,14 @@ def _row_to_come(trainer: Trainer) -> dict[str, Any]:
     connector = trainer._logger_connector
     if trainer.state.fn != TrainerFn.FITTING or trainer.validating or trainer.global_step == 0:
         return {}
-    epoch_ends = connector._first_loop_iter is None
-    if not (epoch_ends or connector.should_update_logs):
+    if not (_epoch_ends(trainer) or connector.should_update_logs):
         return {}
     numbers = {name: float(number) for name, number in connector.metrics["log"].items()}
     return {"step": trainer.global_step - 1, "epoch": trainer.current_epoch, **numbers} if numbers else {}
+
+
+def _epoch_ends(trainer: Trainer) -> bool:
+    return trainer._logger_connector._first_loop_iter is None and not trainer.validating
 
 
 def _fingerprint(trainer: Trainer) -> str:

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError, MulticlassConfusionMatrix
 
@@ -95,8 +96,8 @@ class ViTClassifier(LightningModule):
         self._hyperparameters: list[dict[str, Any]] = []
         self.confusion_matrix: Tensor | None = None  # (true, predicted), counts of the last test
 
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.network(images)
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
+        logits: Tensor | tuple[Tensor, ...] = self.network(images)
         return logits
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -115,15 +116,21 @@ class ViTClassifier(LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Class probabilities (b, num_classes) with labels (b,) and the place of each image in its split (b,)."""
-        probabilities = self(batch[0]).float().softmax(dim=-1)
+        logits = self(batch[0])
+        assert isinstance(logits, Tensor), "several heads are for training"
+        probabilities = logits.float().softmax(dim=-1)
         return {"probabilities": probabilities, "labels": batch[1], "indices": batch[2]}
 
     def shared_step(self, batch: Any, stage: Stage) -> tuple[Tensor, Tensor]:
         """Loss and logits of a batch; counts it into the metrics of its stage."""
         images, labels = batch[0], batch[1]
-        logits = self(images)
+        given = self(images)
+        # a ViT with a distillation token gives in training the logits of two heads; both learn from the labels
+        heads = given if isinstance(given, tuple) else (given,)
         mixed = getattr(batch, "targets", None)  # shares of classes, where a training image is mixed of several
-        loss: Tensor = self.losses[stage](logits, labels if mixed is None else mixed.to(logits.dtype))
+        targets = labels if mixed is None else mixed.to(heads[0].dtype)
+        loss: Tensor = torch.stack([self.losses[stage](logits, targets) for logits in heads]).mean(dim=0)
+        logits: Tensor = torch.stack(heads).mean(dim=0)
         with torch.no_grad():
             # the calibration error takes logits for probabilities where all of a batch lie between 0 and 1
             probabilities = logits.float().softmax(dim=-1)
@@ -149,6 +156,8 @@ class ViTClassifier(LightningModule):
             checkpoint["state_dict"][name] = self.trainer.strategy.reduce(total, reduce_op="sum")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if any(value.dtype == torch.float64 for value in _network_state(checkpoint)):
+            self.network.double()  # precision 64-true, which Lightning sees to only after it has loaded the weights
         if self.trainer.global_rank > 0:
             for name, value in checkpoint["state_dict"].items():
                 if name.startswith("train_metrics."):
@@ -157,8 +166,10 @@ class ViTClassifier(LightningModule):
     def on_train_start(self) -> None:
         """What the page says of rates and decay holds, also where a checkpoint has just said otherwise."""
         optimizers, schedulers = self.optimizers(use_pl_optimizer=False), self.lr_schedulers()
-        assert isinstance(optimizers, torch.optim.Optimizer)
-        assert isinstance(schedulers, torch.optim.lr_scheduler.LambdaLR)
+        if not isinstance(optimizers, torch.optim.Optimizer) or not isinstance(schedulers, LambdaLR):
+            return  # of a subclass
+        if len(optimizers.param_groups) != len(self._hyperparameters):
+            return
         schedulers.base_lrs = [group["initial_lr"] for group in self._hyperparameters]
         for group, own, factor in zip(
             optimizers.param_groups, self._hyperparameters, schedulers.lr_lambdas, strict=True
@@ -207,6 +218,10 @@ class ViTClassifier(LightningModule):
         if math.isinf(total):
             raise UserError("trainer.max_epochs=-1: the schedule needs an end, give trainer.max_epochs or max_steps")
         return int(total)
+
+
+def _network_state(checkpoint: dict[str, Any]) -> list[Tensor]:
+    return [value for name, value in checkpoint["state_dict"].items() if name.startswith("network.")]
 
 
 def metric_names(classes: int) -> list[str]:

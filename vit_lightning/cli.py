@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -68,20 +70,30 @@ def _run(verb: str, arguments: list[str]) -> int:
     if {"-h", "--help"} & {*arguments}:
         _explain(verb)
         return 0
-    # Lightning alone would let a verb that is told to end (SIGTERM) end with exit code 0
-    signal.signal(signal.SIGTERM, _end)
     try:
-        if verb == "sync":
-            _sync(arguments)
-        else:
-            _run_page(verb, arguments)
+        with _signals():
+            if verb == "sync":
+                _sync(arguments)
+            else:
+                _run_page(verb, arguments)
     except UserError as error:
         _tell(verb, error.problems)
         return error.exit_code
-    except KeyboardInterrupt:
-        print(f"lightning {verb}: stopped", file=sys.stderr)
-        return 130
     return 0
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """Ends the verb with 128 + the signal's number; Lightning alone would make that 0 or 1."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -152,7 +164,7 @@ def _refuse_page(folder: str, flags: Sequence[tuple[str, str]]) -> None:
     problems = [
         f"{key}={value} beside --resume={folder}: a run goes on in its own folder with its own page"
         for key, value in flags
-        if key in ("config", "out", "print_config")
+        if key in ("config", "out", "print_config", "init_from")
     ]
     if problems:
         raise UserError(problems)

@@ -205,7 +205,9 @@ def _page_of_checkpoint(flags: Sequence[tuple[str, str]]) -> Page:
     places = [value for key, value in flags if key == "ckpt"]
     if not places:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
-    page: Page = flatten(read_checkpoint(find_checkpoint(places[-1])).get("page") or {})
+    page = flatten(read_checkpoint(find_checkpoint(places[-1])).get("page") or {})
+    if not isinstance(page, dict):
+        raise UserError(f"ckpt={places[-1]} holds no page")
     return {**page, "init_from": None}  # the weights are the checkpoint's own
 
 
@@ -221,6 +223,8 @@ def _parse(page: Page, verb: str) -> tuple[Namespace, dict[str, Any]]:
         raise UserError([f"data.{problem}" for problem in error.problems]) from error
     model = page.get("model", {})
     model = {"class_path": model} if isinstance(model, str) else model or {}
+    if not isinstance(model, dict):
+        raise UserError(f"model={model} must be a class path or its arguments")
     class_path = model.get("class_path", CLASS_DEFAULTS["model"])
     complete = {**page, "model": {"class_path": class_path, **_accepted(facts, class_path), **model}}
     config = parser.parse_object(unflatten(complete))

@@ -36,6 +36,7 @@ def new_folder(out: Path | None, parent: Path, suffix: str) -> Iterator[Path]:
         yield out or parent
         return
     folder = _make_new(parent, suffix) if out is None else out
+    was_there = out is not None and out.is_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
@@ -46,8 +47,9 @@ def new_folder(out: Path | None, parent: Path, suffix: str) -> Iterator[Path]:
                 raise UserError(f"out={out} is there already and not empty (choose a new folder)")
             yield folder
     finally:
-        with contextlib.suppress(OSError):  # it is not empty
-            folder.rmdir()
+        if not was_there:
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def _make_new(parent: Path, suffix: str) -> Path:
@@ -73,7 +75,7 @@ def hold(folder: Path, key: str) -> Iterator[None]:
         return
     lock = try_hold(folder)
     if lock is None:
-        raise UserError(f"{key}={folder} is in use by a live run ({_holder(folder)})")
+        raise UserError(f"{key}={folder} is in use by a live run ({_holder(folder)}), or cannot be written to")
     try:
         yield
     finally:
@@ -90,7 +92,7 @@ def try_hold(folder: Path) -> int | None:
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:  # another process has just given up the folder
+        except OSError:  # another process has just given up the folder, or it is not ours to write
             return None
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -76,6 +76,11 @@ def changed_page(text: str, path: Path, changed: Mapping[str, tuple[Any, Any]], 
     return f"{remarks.group() if remarks else ''}{said}{text}"
 
 
+def remarked(path: Path) -> set[str]:
+    """Keys that the remarks at the top of a run's page say to have been changed."""
+    return set(re.findall(r"^# (\S+) was ", path.read_text(encoding="utf-8"), flags=re.MULTILINE))
+
+
 def read_run_page(folder: Path) -> dict[str, Any]:
     """The page that a run began with, as plain data."""
     path = folder / "config.yaml"
@@ -88,12 +93,14 @@ def read_run_page(folder: Path) -> dict[str, Any]:
 
 def unfinished_run(parent: Path, page: Mapping[str, Any], allowed: Sequence[str]) -> tuple[Path, int] | None:
     """The newest run of a page that is not over and that no live process holds, now held by this one."""
+    passed_over: list[str] = []
     for folder in _newest_first(parent):
         try:
             changed = changes(read_run_page(folder), page)
         except UserError:  # not the one that is looked for
             continue
         if any(key in NEVER or not _is_allowed(key, allowed) for key in changed):
+            passed_over.append(f"{folder} is not over, but differs in {', '.join(changed)}")
             continue
         lock = try_hold(folder)
         if lock is None:
@@ -101,6 +108,8 @@ def unfinished_run(parent: Path, page: Mapping[str, Any], allowed: Sequence[str]
         if not (folder / "results.json").is_file():
             return folder, lock
         release(folder, lock)
+    for text in passed_over[:3]:
+        print(f"resume: {text}", flush=True)
     return None
 
 
@@ -112,5 +121,5 @@ def _newest_first(parent: Path) -> Iterator[Path]:
 def sweep(folder: Path) -> None:
     """Takes away what a kill has left in the middle of a write."""
     for place in (folder, folder / "checkpoints"):
-        for path in [*place.glob(".*.part"), *place.glob(".trial.ckpt")]:
+        for path in [*place.glob(".*.part"), *place.glob(".trial.ckpt"), *place.glob("diverged*.json")]:
             path.unlink(missing_ok=True)

@@ -38,7 +38,7 @@ from vit_lightning.figures import confusion, curves, image_grid
 from vit_lightning.flops import forward_flops
 from vit_lightning.folder import is_first, log_warnings, write_whole
 from vit_lightning.sampling import Request
-from vit_lightning.stopping import FiniteGuard, StopSignals
+from vit_lightning.stopping import FiniteGuard
 from vit_lightning.tracking import MetricsFile, json_number, read_metrics
 from vit_lightning.wandb_mirror import WandbMirror
 
@@ -63,11 +63,18 @@ class Run:
     mirror: WandbMirror
 
 
-def prepare(config: Namespace, arguments: dict[str, Any], folder: Path) -> Run:
-    """Makes all parts of a run; weights and order follow the seed."""
+def prepare(config: Namespace, arguments: dict[str, Any], folder: Path, *, begins: bool = True) -> Run:
+    """Makes all parts of a run; weights and order follow the seed.
+
+    Args:
+        config: the resolved configuration.
+        arguments: those of the Trainer; its callbacks and loggers come beside ours.
+        folder: the run folder.
+        begins: whether the run begins here, and so with the weights of ``config.init_from``.
+    """
     seed_everything(config.seed_everything, verbose=False)
     data, module = make_data_and_module(config)
-    if config.init_from is not None:
+    if begins and config.init_from is not None:
         path = find_checkpoint(config.init_from, "init_from")
         load_network(module.network, read_checkpoint(path), path)
     settings, page = make_settings(config), to_plain(config)
@@ -80,8 +87,7 @@ def prepare(config: Namespace, arguments: dict[str, Any], folder: Path) -> Run:
     shape = (data.in_channels, *data.image_size)
     facts = {"parameters": count_parameters(module), "flops": forward_flops(module.network, shape)}
     mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**page, **facts})
-    watching = [StepSeeds(config.seed_everything), guard, LearningRate(), stopwatch, predictions]
-    own = [*watching, checkpoints, StopSignals(checkpoints.save_now)]
+    own = [StepSeeds(config.seed_everything), guard, LearningRate(), stopwatch, checkpoints]
     trainer = make_trainer(arguments, folder, own, [metrics, mirror])
     return Run(config, folder, data, module, trainer, stopwatch, predictions, metrics, mirror)
 
@@ -110,15 +116,16 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
 
 
 def _train(run: Run, newest: Restored | None) -> None:
-    checkpoint = {} if newest is None else newest.checkpoint
-    if checkpoint.get("finished"):
-        return
+    path, checkpoint, complaints = newest or (None, {}, [])
+    for complaint in complaints:
+        warnings.warn(f"{complaint}: falling back to {path.name if path else None}", stacklevel=2)
     done = checkpoint.get("global_step", 0)
     run.metrics.go_on(done, checkpoint.get("row"))
     run.mirror.catch_up(run.folder)
-    if newest is not None:
+    if checkpoint.get("finished"):
+        return
+    if path is not None:
         say(f"goes on after {done} steps")
-    path = None if newest is None else newest.path
     run.trainer.fit(run.module, datamodule=run.data, ckpt_path=path, weights_only=True)
 
 
@@ -173,7 +180,7 @@ def _test_best(run: Run) -> Results:
         "seed": run.config.seed_everything,
         "parameters": count_parameters(run.module),
         "flops": run.mirror.page["flops"],
-        "epochs": last["epoch"],
+        "epochs": last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"],
         "steps": last["global_step"],
         "best_step": checkpoint["global_step"],
         "train_seconds": round(watch["seconds"], 3),
@@ -182,6 +189,10 @@ def _test_best(run: Run) -> Results:
     }
     if run.config.test:
         load_network(run.module.network, checkpoint, best)
+        run.trainer.callbacks.append(run.predictions)  # type: ignore[attr-defined]
+        # the row of the test stands at the end of training, also where nothing was trained after a restart
+        run.trainer.fit_loop.epoch_progress.current.completed = results["epochs"]
+        run.trainer.fit_loop.epoch_loop._batches_that_stepped = results["steps"]
         run.trainer.test(run.module, datamodule=run.data, verbose=False)
         results |= logged(run.trainer, "test/")
         if is_first() and run.predictions.table:
@@ -200,9 +211,6 @@ def make_data_and_module(config: Namespace) -> tuple[ImageData, ViTClassifier]:
 
 def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:
     """Lightning's Trainer with the page's arguments; the page's callbacks and loggers come beside ours."""
-    if arguments["max_epochs"] in (None, -1) and arguments["max_steps"] > 0:
-        # without a number of epochs, Lightning ends the epoch of an epoch's last checkpoint twice when it goes on
-        arguments["max_epochs"] = arguments["max_steps"]
     callbacks = _as_list(arguments.pop("callbacks"))
     loggers = [logger for logger in _as_list(arguments.pop("logger")) if not isinstance(logger, bool)]
     wants_bar = arguments["enable_progress_bar"] is not False
@@ -211,10 +219,11 @@ def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], o
     if not own_loggers:  # nothing is trained: nothing to save
         callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
     plugins = _as_list(arguments.pop("plugins"))
-    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
-        plugins = [*plugins, AtomicCheckpointIO()]
+    if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        raise UserError("trainer.plugins: how checkpoints are written is not for the page, they carry a checksum")
+    plugins = [*plugins, AtomicCheckpointIO()]
     try:
-        return Trainer(
+        trainer = Trainer(
             **arguments,
             plugins=plugins,
             enable_checkpointing=bool(own_loggers),
@@ -223,6 +232,9 @@ def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], o
             default_root_dir=folder,
             use_distributed_sampler=False,  # our loaders divide the images among ranks, without repeating any
         )
+        # of a run that ends by steps, Lightning would end an epoch twice that ends with the checkpoint it goes on from
+        trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
+        return trainer
     except Exception as fault:  # Lightning raises a dozen types for arguments that do not fit
         named = ("accelerator", "devices", "strategy", "precision")
         asked = ", ".join(f"{name}={arguments[name]}" for name in named if arguments[name] is not None)

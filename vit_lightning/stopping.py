@@ -6,7 +6,8 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vit_lightning.errors import Diverged
-from vit_lightning.folder import write_whole
 
 
 @dataclass
@@ -29,27 +29,35 @@ class _Step:
     losses: list[Tensor]
     indices: list[Tensor]
     rate: float
-    verdict: Tensor
-    """Zero if losses and gradients are finite; on its way from a GPU."""
+    total: Tensor
+    """Sum of the losses; on its way from a GPU."""
     arrived: Any = None
     """Event after which it can be read."""
 
+    def images(self, batches: Iterable[int]) -> list[int]:
+        return [index for number in batches for index in self.indices[number].tolist()]
+
 
 class FiniteGuard(Callback):
-    """Stops a run whose losses or gradients are no longer finite, before the optimizer uses them.
+    """Stops a run within one step after loss or gradients are no longer finite.
 
-    On a GPU the figures of a step are judged in the next one, so that training does not wait for them; a checkpoint
-    does.
+    Only losses are looked at in each step, for a gradient that is not finite makes the loss of the next step so: the
+    weights then tell which of the two steps it was. On a GPU a loss is judged one step later, so that training does not
+    wait for it; there both steps are named. A checkpoint is written only after a look at everything that it holds.
 
     Args:
-        folder: the run folder; ``diverged.json`` in it names the step and the images of its batches.
+        folder: the run folder; ``diverged.json`` in it names steps and the images of their batches.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._losses: list[Tensor] = []
         self._indices: list[Tensor] = []
+        self._before: _Step | None = None
         self._waiting: _Step | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._losses, self._indices = [], []
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         indices = getattr(batch, "indices", None)  # loaders of the user's own need not say which images they are
@@ -59,124 +67,109 @@ class FiniteGuard(Callback):
         self._losses.append(loss.detach())
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        # zero, but for a loss that is not finite
-        verdict = (self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).sum()).float() * 0.0
-        if getattr(trainer.precision_plugin, "scaler", None) is None:  # else infinite gradients are a matter of course
-            parameters = (p for group in optimizer.param_groups for p in group["params"])
-            if gradients := [p.grad for p in parameters if p.grad is not None]:
-                verdict = verdict + _any_not_finite(gradients)
+        total = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).sum()
         rate = optimizer.param_groups[0]["lr"]
-        step = _Step(trainer.global_step, self._losses, self._indices, rate, verdict)
+        step = _Step(trainer.global_step, self._losses, self._indices, rate, total)
         self._losses, self._indices = [], []
-        if verdict.is_cuda:
-            step.verdict = verdict.to("cpu", non_blocking=True)
-            step.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            step.arrived.record()
-            step, self._waiting = self._waiting, step  # type: ignore[assignment]
-        if step is not None:
+        if not total.is_cuda:
             self._judge(step, trainer)
+            return
+        step.total = total.to("cpu", non_blocking=True)
+        step.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        step.arrived.record()
+        waiting, self._waiting = self._waiting, step
+        if waiting is not None:
+            self._judge(waiting, trainer)
 
     def settle(self, trainer: Trainer) -> None:
-        """Judges what has not been judged yet, and the weights themselves; before a checkpoint is written."""
+        """Before a checkpoint: judges what has not been judged yet, and all numbers that the checkpoint would hold."""
         if self._waiting is not None:
-            step, self._waiting = self._waiting, None
-            self._judge(step, trainer)
-        weights = [weight for weight in trainer.lightning_module.parameters() if weight.is_floating_point()]
-        if weights and not torch.isfinite(nn.utils.get_total_norm(weights, norm_type=math.inf)):
-            text = f"training diverged: after {trainer.global_step} steps weights are no longer finite"
-            raise Diverged(f"{text} (a lower optimizer.lr? trainer.gradient_clip_val?)")
+            waiting, self._waiting = self._waiting, None
+            self._judge(waiting, trainer)
+        module = trainer.lightning_module
+        if not _all_finite([*module.parameters(), *module.buffers()]):
+            self._stop([self._before], "weights are no longer finite", trainer)
+        states = [state for optimizer in trainer.optimizers for state in optimizer.state.values()]
+        numbers = (value for state in states for value in state.values() if isinstance(value, Tensor))
+        if not _all_finite(numbers):
+            self._stop([self._before], "the optimizer's averages are no longer finite", trainer)
 
     def _judge(self, step: _Step, trainer: Trainer) -> None:
         if step.arrived is not None:
             step.arrived.synchronize()
-        if step.verdict.item() == 0.0:
+        if math.isfinite(step.total.item()):
+            self._before = step
             return
-        losses = [float(loss) for loss in step.losses]
-        bad = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
-        indices = [index for number in (bad or range(len(losses))) for index in step.indices[number].tolist()]
-        what = f"loss is {losses[bad[0]]}" if bad else f"gradients are not finite, at a loss of {losses[-1]:.4g}"
-        facts = {"step": step.number, "epoch": trainer.current_epoch, "lr": step.rate, "indices": indices}
-        figures = {"losses": [str(loss) for loss in losses]}
+        if step.arrived is not None:
+            self._stop([self._before, step], "a loss is not finite", trainer)
+        if _all_finite(trainer.lightning_module.parameters()):
+            bad = [loss for loss in map(float, step.losses) if not math.isfinite(loss)]
+            self._stop([step], f"loss is {bad[0]}", trainer)
+        self._stop([self._before], "gradients are not finite", trainer)
+
+    def _stop(self, suspects: list[_Step | None], what: str, trainer: Trainer) -> None:
+        steps = [step for step in suspects if step is not None]
+        facts = []
+        for step in steps:
+            bad = [number for number, loss in enumerate(step.losses) if not math.isfinite(float(loss))]
+            losses = [str(float(loss)) for loss in step.losses]
+            images = step.images(bad or range(len(losses)))
+            facts.append({"step": step.number, "losses": losses, "rate": step.rate, "indices": images})
+        path = self.folder / ("diverged.json" if trainer.is_global_zero else f"diverged-rank{trainer.global_rank}.json")
         if self.folder.is_dir():
-            write_whole(self.folder / "diverged.json", json.dumps({**facts, **figures}, indent=2) + "\n")
-        shown = ", ".join(map(str, indices[:12])) + (", ..." if len(indices) > 12 else "")
+            path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        first = facts[-1]["indices"] if facts else []
+        assert isinstance(first, list)
+        shown = ", ".join(map(str, first[:12])) + (", ..." if len(first) > 12 else "")
         raise Diverged(
-            f"training diverged in step {step.number} (the first is 0): {what}, at rate {step.rate:.3g}; images "
-            f"{shown} (all {len(indices)} in {self.folder / 'diverged.json'}); the checkpoints are from before it"
+            f"training diverged in step {' or '.join(str(step.number) for step in steps)} (the first is 0): {what}, "
+            f"at rate {steps[-1].rate if steps else 0.0:.3g}; images {shown} (all in {path}); "
+            "the checkpoints are from before it"
         )
 
 
-def _any_not_finite(gradients: list[Tensor]) -> Tensor:
-    """One if a number of the gradients is not finite, else zero.
-
-    What a GradScaler asks with, at a scale of one: a third of the time of their norm, and it cannot overflow.
-    """
-    device = gradients[0].device
-    found, one = torch.zeros((), device=device), torch.ones((), device=device)
-    for dtype in {gradient.dtype for gradient in gradients}:
-        of_type = [gradient for gradient in gradients if gradient.dtype == dtype]
-        torch._amp_foreach_non_finite_check_and_unscale_(of_type, found, one)
-    return found
+def _all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all floating numbers are finite; the largest of them cannot overflow, as a sum of squares could."""
+    floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    return not floating or bool(torch.isfinite(nn.utils.get_total_norm(floating, norm_type=math.inf)))
 
 
-class StopSignals(Callback):
-    """Ends training where it can go on from when the process is asked to end: SIGTERM, SIGUSR1, or Ctrl-C.
+class StopSignals:
+    """Takes a note when the process is asked to end: SIGTERM, SIGUSR1, or Ctrl-C.
 
-    The handler only takes a note, and all ranks agree on it after a batch; Lightning's own talks to the other ranks
-    from inside the handler, which hangs, and lets the process end with exit code 0. Here it is 128 + the signal's.
-
-    Args:
-        save: writes the last checkpoint if this is a moment to go on from, and says whether it did.
+    The handler does nothing else, and all ranks agree after a batch; Lightning's own talks to the other ranks from
+    inside the handler, which hangs, and lets the process end with exit code 0. Here it is 128 + the signal's.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
-    def __init__(self, save: Callable[[Trainer], bool]) -> None:
-        self.save = save
+    def __init__(self) -> None:
         self._received = 0
         self._before: dict[signal.Signals, Any] = {}
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for number in self.SIGNALS:
-            self._before[number] = signal.signal(number, self._note)
+    def install(self) -> None:
+        """From here on signals are noted; in a thread Python takes none."""
+        if threading.current_thread() is threading.main_thread():
+            for number in self.SIGNALS:
+                self._before[number] = signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = number
         if number == signal.SIGINT:
             print("\nstopping after this step (Ctrl-C again: at once)", file=sys.stderr, flush=True)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, self._before[signal.SIGINT] or signal.default_int_handler)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if self._agreed(trainer) and self.save(trainer):
-            self._stop()
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._agreed(trainer):  # the epoch's checkpoint has been written
-            self._stop()
-
-    def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        if self._before and self._agreed(trainer):  # in training, that is
-            self._stop()  # nothing can be written here: training goes on from the last checkpoint
-
-    def _agreed(self, trainer: Trainer) -> bool:
-        if trainer.world_size == 1:
-            return self._received != 0
-        flag = torch.tensor(self._received, device=trainer.strategy.root_device)
-        self._received = int(trainer.strategy.reduce(flag, reduce_op="max"))
+    def agreed(self, trainer: Trainer) -> bool:
+        """Whether some rank has been asked to end; all ranks have to ask at once."""
+        if trainer.world_size > 1:
+            flag = torch.tensor(self._received, device=trainer.strategy.root_device)
+            self._received = int(trainer.strategy.reduce(flag, reduce_op="max"))
         return self._received != 0
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         raise SystemExit(128 + self._received)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._restore()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
+    def restore(self) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}

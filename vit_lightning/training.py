@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,8 +16,16 @@ from vit_lightning.checkpoint_io import BEST, LAST, network_weights, newest_chec
 from vit_lightning.config import make_trainer_arguments, resolve, to_plain, to_yaml
 from vit_lightning.environment import describe_environment
 from vit_lightning.errors import CannotResume, UserError
-from vit_lightning.folder import hold, new_folder, release, write_whole
-from vit_lightning.resuming import changed_page, changes, read_run_page, refuse_changes, sweep, unfinished_run
+from vit_lightning.folder import hold, is_first, new_folder, release, write_whole
+from vit_lightning.resuming import (
+    changed_page,
+    changes,
+    read_run_page,
+    refuse_changes,
+    remarked,
+    sweep,
+    unfinished_run,
+)
 from vit_lightning.run import (
     Results,
     Run,
@@ -44,25 +54,38 @@ def fit(config: Namespace, allowed: Sequence[str] = ()) -> Results:
     quiet()
     if config.trainer.fast_dev_run:
         return _fast_dev_run(config)
-    if config.resume != "never":
-        if config.out is not None and (config.out / "config.yaml").is_file():
-            with hold(config.out, "out"):
-                return _go_on(config.out, config, allowed)
-        found = None if config.out is not None else unfinished_run(_parent(config), to_plain(config), allowed)
-        if found is not None:
-            try:
-                return _go_on(found[0], config, allowed)
-            finally:
-                release(*found)
-        if config.resume == "must":
-            place = _parent(config) if config.out is None else config.out
-            raise CannotResume(f"resume=must: {place} holds no run of this page that is not over and not in use")
+    with contextlib.ExitStack() as held:
+        if config.resume != "never" and (folder := _find_run(config, allowed, held)) is not None:
+            return _go_on(folder, config, allowed)
     arguments = make_trainer_arguments(config)
     with new_folder(config.out, _parent(config), f"seed{config.seed_everything}") as folder:
         run = prepare(config, arguments, folder)
         write_whole(folder / "config.yaml", to_yaml(config))
         _write_environment(run)
         return train_and_test(run)
+
+
+GOES_ON = "VIT_LIGHTNING_GOES_ON"
+"""Variable in which the first process tells those that it starts which run goes on."""
+
+
+def _find_run(config: Namespace, allowed: Sequence[str], held: contextlib.ExitStack) -> Path | None:
+    """The run that goes on, held by this process, if there is one."""
+    if not is_first():
+        found = os.environ.get(GOES_ON, "")
+        return Path(found) if found else None
+    folder: Path | None = None
+    if config.out is not None and (config.out / "config.yaml").is_file():
+        folder = config.out
+        held.enter_context(hold(config.out, "out"))
+    elif config.out is None and (unfinished := unfinished_run(_parent(config), to_plain(config), allowed)) is not None:
+        folder = unfinished[0]
+        held.callback(release, *unfinished)
+    if folder is None and config.resume == "must":
+        place = _parent(config) if config.out is None else config.out
+        raise CannotResume(f"resume=must: {place} holds no run of this page that is not over and not in use")
+    os.environ[GOES_ON] = "" if folder is None else str(folder)
+    return folder
 
 
 def _write_environment(run: Run) -> None:
@@ -98,28 +121,29 @@ def resume(folder: Path, flags: Sequence[str] = (), allowed: Sequence[str] = (),
 
 def _go_on(folder: Path, config: Namespace, allowed: Sequence[str]) -> Results:
     """Trains on from the newest checkpoint that can be read; only tests if training was over; else does nothing."""
-    newest = newest_checkpoint(folder)
-    changed = changes(read_run_page(folder) if newest is None else newest.checkpoint["page"], to_plain(config))
-    refuse_changes(changed, allowed, folder)
+    written, page = read_run_page(folder), to_plain(config)
     if (folder / "results.json").is_file():
-        return _all_done(folder, changed)
+        return _all_done(folder, changes(written, page))
+    newest = newest_checkpoint(folder)
+    changed = changes(written if newest is None else newest.checkpoint["page"], page)
+    new = changes(written, page)
+    # a change that a kill kept from the checkpoints was allowed when the page was written
+    said = {key for key in changed if key not in new and key in remarked(folder / "config.yaml")}
+    refuse_changes(changed, [*allowed, *said], folder)
+    if newest is not None and newest.checkpoint["finished"] and new:
+        return _all_done(folder, new)
     if newest is None:
         _refuse_silent_start(folder, config)
-    else:
-        for complaint in newest.complaints:
-            say(f"{complaint}: falling back to {newest.path.name}")
-        config.init_from = None
-        if (folder / BEST).is_file():
-            read_checkpoint(folder / BEST)  # damaged, it would be found when training is over
-    run = prepare(config, make_trainer_arguments(config), folder)
+    elif (folder / BEST).is_file():
+        read_checkpoint(folder / BEST)  # damaged, it would be found when training is over
+    run = prepare(config, make_trainer_arguments(config), folder, begins=newest is None)
     if newest is not None:
         network_weights(run.module.network, newest.checkpoint, newest.path)
     sweep(folder)
     _write_environment(run)
-    if changed:
+    if new:
         step = 0 if newest is None else newest.checkpoint["global_step"]
-        page = changed_page(to_yaml(config), folder / "config.yaml", changed, step)
-        write_whole(folder / "config.yaml", page)
+        write_whole(folder / "config.yaml", changed_page(to_yaml(config), folder / "config.yaml", new, step))
     return train_and_test(run, newest)
 
 

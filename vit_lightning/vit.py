@@ -1,29 +1,22 @@
-"""The Vision Transformer, put together from ``blocks.py`` and ``positions.py``."""
+"""The Vision Transformer, put together from ``patches.py``, ``positions.py``, ``blocks.py`` and ``heads.py``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from vit_lightning.attention_variants import RotaryAttention
 from vit_lightning.blocks import (
     Block,
-    ClassificationHead,
-    ClassToken,
-    ClassTokenPool,
-    ConvProjection,
     FeedForwardBlock,
     LayerNorm,
-    LinearProjection,
-    MeanPool,
     MultiHeadAttention,
     NamedSequential,
-    PatchEmbedding,
-    Pool,
     Size,
     TransformerEncoder,
     TransformerEncoderBlock,
@@ -31,7 +24,17 @@ from vit_lightning.blocks import (
     share_problems,
 )
 from vit_lightning.errors import UserError
-from vit_lightning.positions import LearnedPositions, Positions, SinCos2dPositions
+from vit_lightning.heads import ClassificationHead, ClassTokenPool, DistilledHead, MeanPool, Pool, PoolBlock
+from vit_lightning.patches import (
+    ClassToken,
+    ConvProjection,
+    DistillationToken,
+    LearnedTokens,
+    LinearProjection,
+    PatchEmbedding,
+    RegisterTokens,
+)
+from vit_lightning.positions import LearnedPatchPositions, LearnedPositions, Positions, SinCos2dPositions
 
 Attention = Callable[[int, int], nn.Module]
 """Makes an attention block from emb_size and num_heads."""
@@ -70,13 +73,20 @@ class ViT(NamedSequential):
         depth: number of encoder blocks.
         num_heads: number of attention heads.
         class_token: whether a learned token goes before the patches.
-        pool: cls takes the class token, mean the mean over the patch tokens (never over the class token).
+        distillation_token: whether a second one follows it, with a head of its own (DeiT): the logits are the mean of
+            both heads, and in training the pair.
+        register_tokens: number of tokens between those and the patches that nobody reads.
+        pool: cls takes the class token, mean the mean over the patch tokens (never over the class token); or another
+            pool of ``heads.py``.
         patch_projection: patches to tokens by a strided convolution or by a linear layer; equal for equal weights.
-        positions: learned for each token, fixed 2-D sine and cosine, or none.
+        positions: learned for each token, fixed 2-D sine and cosine, or none; or another block of ``positions.py``.
         norm: normalisation before each branch and after the encoder.
-        attention: attention of each block.
-        feed_forward: feed-forward part of each block.
+        embedding_norm: normalisation of the tokens before the encoder; none when not given.
+        final_norm: the last normalisation goes before the pool, after it, or there is none.
+        attention: attention of each block; others are in ``attention_variants.py`` and ``crate.py``.
+        feed_forward: feed-forward part of each block; others are in ``feed_forward.py`` and ``crate.py``.
         emb_dropout: dropout on the embedded patches.
+        head_dropout: dropout on the pooled vector.
         drop_path: probability of leaving out a branch in the last block; it grows linearly from 0 in the first.
         layer_scale: initial value of a learned factor on each branch; none when not given.
         representation_size: width of a layer with tanh before the classifier; none when not given.
@@ -87,8 +97,9 @@ class ViT(NamedSequential):
 
     patch_embedding: PatchEmbedding
     encoder: TransformerEncoder
-    norm: nn.Module
-    head: ClassificationHead
+    head: ClassificationHead | DistilledHead
+    reference: dict[str, Any] | None = None
+    """Where the weights came from, as plain data: family, config and layout (``weights.from_reference``)."""
 
     def __init__(
         self,
@@ -102,13 +113,18 @@ class ViT(NamedSequential):
         depth: int | None = None,
         num_heads: int | None = None,
         class_token: bool = True,
-        pool: Pool = "cls",
+        distillation_token: bool = False,
+        register_tokens: int = 0,
+        pool: Pool | PoolBlock = "cls",
         patch_projection: Literal["conv", "linear"] | Callable[[int, Size, int], nn.Module] = "conv",
         positions: Literal["learned", "sincos2d", "none"] | Positions = "learned",
         norm: Block = LayerNorm,
+        embedding_norm: Block | None = None,
+        final_norm: FinalNorm = "before_pool",
         attention: Attention = MultiHeadAttention,
         feed_forward: Block = FeedForwardBlock,
         emb_dropout: float = 0.0,
+        head_dropout: float = 0.0,
         drop_path: float = 0.0,
         layer_scale: float | None = None,
         representation_size: int | None = None,
@@ -119,31 +135,49 @@ class ViT(NamedSequential):
         num_heads = sizes.num_heads if num_heads is None else num_heads
         image_size, patch_size = pair(image_size), pair(preset_patch if patch_size is None else patch_size)
         grid = (image_size[0] // max(1, patch_size[0]), image_size[1] // max(1, patch_size[1]))
-        prefix_tokens = int(class_token)
+        prefix_tokens = int(class_token) + int(distillation_token) + max(0, register_tokens)
         positive = {"in_channels": in_channels, "emb_size": emb_size, "depth": depth, "num_heads": num_heads}
-        named = {"pool": (pool, _POOLS), "patch_projection": (patch_projection, _PROJECTIONS)}
+        natural = {"num_classes": num_classes, "register_tokens": register_tokens}
+        named: dict[str, tuple[object, Collection[str]]] = {
+            "pool": (pool, _POOLS),
+            "patch_projection": (patch_projection, _PROJECTIONS),
+        }
         problems = [
-            *_least_problems(positive, representation_size=representation_size, num_classes=num_classes),
+            *_least_problems(positive, natural, representation_size=representation_size),
             *_patch_problems(image_size, patch_size),
-            *share_problems({"emb_dropout": emb_dropout, "drop_path": drop_path}),
-            *_choice_problems({**named, "positions": (positions, _POSITIONS)}),
+            *share_problems({"emb_dropout": emb_dropout, "drop_path": drop_path, "head_dropout": head_dropout}),
+            *_choice_problems(
+                {**named, "positions": (positions, _POSITIONS), "final_norm": (final_norm, _FINAL_NORMS)}
+            ),
             *(["pool=cls needs class_token=true (or choose pool=mean)"] if pool == "cls" and not class_token else []),
         ]
+        if distillation_token:
+            needed = {"pool=cls": pool == "cls", "representation_size=null": representation_size is None}
+            needed["final_norm other than after_pool"] = final_norm != "after_pool"
+            problems += [f"distillation_token=true needs {what}" for what, there in needed.items() if not there]
         make_projection = _PROJECTIONS.get(patch_projection) if isinstance(patch_projection, str) else patch_projection
         make_positions = _POSITIONS.get(positions) if isinstance(positions, str) else positions
+        make_pool = _POOLS.get(pool) if isinstance(pool, str) else pool
         problems += _block_problems(
             emb_size, num_heads, attention=attention, feed_forward=feed_forward, positions=make_positions
         )
+        if not problems:  # what a pool says depends on all of these
+            problems += _said(lambda: make_pool and make_pool(emb_size, num_heads, prefix_tokens), "pool")
         if problems:
             raise UserError(problems)
         assert make_projection is not None
+        assert make_pool is not None
+        after_pool = norm if final_norm == "after_pool" else None
 
         super().__init__(
             patch_embedding=PatchEmbedding(
                 projection=make_projection(in_channels, patch_size, emb_size),
                 class_token=ClassToken(emb_size) if class_token else None,
+                distillation_token=DistillationToken(emb_size) if distillation_token else None,
+                register_tokens=RegisterTokens(emb_size, register_tokens) if register_tokens else None,
                 positions=None if make_positions is None else make_positions(grid, emb_size, prefix_tokens),
                 dropout=emb_dropout,
+                norm=None if embedding_norm is None else embedding_norm(emb_size),
             ),
             encoder=TransformerEncoder(
                 *(
@@ -155,48 +189,63 @@ class ViT(NamedSequential):
                         layer_scale=layer_scale,
                         drop_path=rate,
                     )
-                    for rate in torch.linspace(0.0, drop_path, depth, device="cpu").tolist()
+                    for rate in torch.linspace(0.0, drop_path, depth, device="cpu", dtype=torch.float32).tolist()
                 )
             ),
-            norm=norm(emb_size),
-            head=ClassificationHead(
-                pool=ClassTokenPool() if pool == "cls" else MeanPool(prefix_tokens),
+            norm=norm(emb_size) if final_norm == "before_pool" else None,
+            head=DistilledHead(emb_size=emb_size, num_classes=num_classes, dropout=head_dropout)
+            if distillation_token
+            else ClassificationHead(
+                pool=make_pool(emb_size, num_heads, prefix_tokens),
                 emb_size=emb_size,
                 num_classes=num_classes,
+                norm=after_pool,
+                dropout=head_dropout,
                 representation_size=representation_size,
             ),
         )
         self.image_size, self.patch_size, self.in_channels = image_size, patch_size, in_channels
         self.num_classes, self.emb_size, self.depth, self.num_heads = num_classes, emb_size, depth, num_heads
+        self.prefix_tokens, self.drop_path = prefix_tokens, drop_path
+        for module in self.modules():
+            if isinstance(module, RotaryAttention):
+                module.place(grid, prefix_tokens)
         self.initialise()
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Images (b, c, H, W) to the tokens after the last norm, (b, [1 +] n, e), before pooling."""
-        tokens: Tensor = self.norm(self.encoder(self.patch_embedding(images)))
+        """Images (b, c, H, W) to the tokens before pooling, (b, p + n, e) with p tokens before the patches."""
+        tokens: Tensor = self[:-1](images)
         return tokens
 
     def initialise(self) -> None:
         """Draw all weights, after Google's ``vision_transformer`` (``models_vit.py``).
 
         Projection of the patches LeCun normal, queries, keys and values (each by itself) and all other matrices Xavier
-        uniform, positions normal with deviation 0.02, classifier, class token and biases zero.
+        uniform, positions, registers and distillation token normal with deviation 0.02, classifier, class token and
+        biases zero. CRATE's dictionaries and the probe of attention pooling keep what their blocks drew.
         """
-        fused = {module.qkv for module in self.modules() if isinstance(module, MultiHeadAttention)}
+        fused = {module.qkv for module in self.modules() if hasattr(module, "qkv")}
         for name, module in self.named_modules():
             if module in fused:
                 for matrix in module.weight.chunk(3):
                     nn.init.xavier_uniform_(matrix)
             elif isinstance(module, (nn.Linear, nn.Conv2d)):
                 _initialise_matrix(name, module)
-            elif isinstance(module, LearnedPositions):
+            elif isinstance(module, (LearnedPositions, LearnedPatchPositions)):
                 nn.init.normal_(module.table, std=0.02)
+            elif isinstance(module, LearnedTokens) and not isinstance(module, ClassToken):
+                nn.init.normal_(module.token, std=0.02)  # alike, registers would stay alike
             if isinstance(getattr(module, "bias", None), nn.Parameter):
                 nn.init.zeros_(module.bias)
 
     def no_decay(self) -> set[str]:
-        """Names of the parameters that take no weight decay: vectors, class token and positions."""
-        embeddings = ("patch_embedding.class_token.", "patch_embedding.positions.")
-        return {name for name, weight in self.named_parameters() if weight.ndim < 2 or name.startswith(embeddings)}
+        """Names of the parameters that take no weight decay: vectors, learned tokens, positions and the probe."""
+        learned = (".class_token.token", ".distillation_token.token", ".register_tokens.token", ".positions.table")
+        return {
+            name
+            for name, weight in self.named_parameters()
+            if weight.ndim < 2 or name.endswith((*learned, "head.pool.probe"))
+        }
 
     def layer_index(self, parameter: str) -> int:
         """Depth of a parameter: 0 in the embedding, 1 to ``depth`` in the blocks, ``depth + 1`` in norm and head."""
@@ -206,7 +255,12 @@ class ViT(NamedSequential):
         return 0 if first == "patch_embedding" else self.depth + 1
 
 
-_POOLS = ("cls", "mean")
+FinalNorm = Literal["before_pool", "after_pool", "none"]
+_FINAL_NORMS = ("before_pool", "after_pool", "none")
+_POOLS: dict[str, PoolBlock] = {
+    "cls": lambda emb_size, num_heads, prefix_tokens: ClassTokenPool(),
+    "mean": lambda emb_size, num_heads, prefix_tokens: MeanPool(prefix_tokens),
+}
 _PROJECTIONS: dict[str, Callable[[int, Size, int], nn.Module]] = {"conv": ConvProjection, "linear": LinearProjection}
 _POSITIONS: dict[str, Positions | None] = {"learned": LearnedPositions, "sincos2d": SinCos2dPositions, "none": None}
 
@@ -233,11 +287,11 @@ def _patch_problems(image_size: Size, patch_size: Size) -> list[str]:
     return []
 
 
-def _least_problems(positive: dict[str, int], *, representation_size: int | None, num_classes: int) -> list[str]:
+def _least_problems(positive: dict[str, int], natural: dict[str, int], *, representation_size: int | None) -> list[str]:
     if representation_size is not None:
         positive = {**positive, "representation_size": representation_size}
     problems = [f"{name}={value} must be at least 1" for name, value in positive.items() if value < 1]
-    return problems + ([f"num_classes={num_classes} must be at least 0"] if num_classes < 0 else [])
+    return problems + [f"{name}={value} must be at least 0" for name, value in natural.items() if value < 0]
 
 
 def _choice_problems(named: dict[str, tuple[object, Collection[str]]]) -> list[str]:
@@ -258,15 +312,17 @@ def _block_problems(
     if emb_size > 0:
         tries["feed_forward"] = lambda: feed_forward(emb_size)
         tries["positions"] = lambda: positions and positions((1, 1), emb_size, 0)
-    problems = []
-    for name, make in tries.items():
-        try:
-            with torch.device("meta"):  # takes no memory and draws no random numbers
-                make()
-        except UserError as error:
-            own = ("num_heads", "emb_size")
-            problems += [text if text.startswith(own) else f"{name}.{text}" for text in error.problems]
-    return problems
+    return [problem for name, make in tries.items() for problem in _said(make, name)]
+
+
+def _said(make: Callable[[], object], name: str) -> list[str]:
+    try:
+        with torch.device("meta"):  # takes no memory and draws no random numbers
+            make()
+    except UserError as error:
+        own = ("num_heads", "emb_size", "pool")
+        return [text if text.startswith(own) else f"{name}.{text}" for text in error.problems]
+    return []
 
 
 def _text(size: Size) -> str:
@@ -279,7 +335,7 @@ def _initialise_matrix(name: str, module: nn.Linear | nn.Conv2d) -> None:
         # truncated at two deviations, corrected so that the deviation is 1 / sqrt(fan_in), as JAX's lecun_normal
         std = math.sqrt(1.0 / fan_in) / 0.87962566103423978
         nn.init.trunc_normal_(module.weight, std=std, a=-2.0 * std, b=2.0 * std)
-    elif name == "head.linear":
+    elif name in ("head.linear", "head.distillation"):
         nn.init.zeros_(module.weight)
     else:
         nn.init.xavier_uniform_(module.weight)

@@ -2,8 +2,8 @@
 
 ``VITL_FAULT="rank:step:point:kind"``, several separated by commas; the step counts completed batches, ``*`` is each.
 Points: batch_start, forward, after_backward, after_opt_step, val, ckpt_write (before the file takes its place),
-ckpt_done (after it has), epoch_end. Kinds: a signal (KILL, TERM, INT, STOP), EXC, NAN, SLEEP; FULL (no file can grow
-beyond 20 kB), BRIM (beyond 64 bytes) and FREE stand for the disk.
+ckpt_done (after it has), epoch_end, train_end. Kinds: a signal (KILL, TERM, INT, STOP), EXC, NAN, HUGE, SLEEP; FULL
+(no file can grow beyond 20 kB), BRIM (beyond 64 bytes) and FREE stand for the disk.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from lightning.pytorch import Callback
 
 from vit_lightning import checkpoint_io
 
+GRADIENTS = {"NAN": torch.nan, "HUGE": 1e25}
 DISKS = {"FULL": 20_000, "BRIM": 64, "FREE": 0}
 
 
@@ -60,10 +61,10 @@ class Fault(Callback):
             raise RuntimeError("injected")
         if kind == "SLEEP":
             time.sleep(0.01)
-        elif kind == "NAN":
+        elif kind in GRADIENTS:
             for weight in self.module.parameters():
                 if weight.grad is not None:
-                    weight.grad.fill_(torch.nan)
+                    weight.grad.fill_(GRADIENTS[kind])
         elif kind in DISKS:
             resource.setrlimit(resource.RLIMIT_FSIZE, (DISKS[kind] or hard, hard))
         else:
@@ -100,3 +101,6 @@ class Fault(Callback):
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.at("epoch_end")
+
+    def on_train_end(self, trainer, pl_module):
+        self.at("train_end")

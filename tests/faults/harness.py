@@ -48,6 +48,7 @@ FLAGS = (
 
 
 def _command(folder: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+    multiprocessing.set_start_method("fork", force=True)  # what the command's own workers start by, as for a user
     os.chdir(folder)
     os.environ.update(environment)
     sys.path.insert(0, str(HERE))
@@ -125,6 +126,8 @@ def outcome(folder: Path) -> dict[str, Any]:
     run = folder / "run"
     last = read_checkpoint(run / "checkpoints/last.ckpt")
     callbacks = {name: state for name, state in last["callbacks"].items() if name != "Stopwatch"}
+    # what the last validation counted, which the next one begins anew
+    loops = {k: v for k, v in last["loops"]["fit_loop"].items() if not k.startswith("epoch_loop.val_loop")}
     results = json.loads((run / "results.json").read_text())
     with np.load(run / "test_predictions.npz") as arrays:
         predictions = {name: arrays[name].tolist() for name in arrays}
@@ -133,7 +136,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         "optimizer": last["optimizer_states"],
         "schedule": last["lr_schedulers"],
         "steps": last["global_step"],
-        "loops": last["loops"],
+        "loops": loops,
         "callbacks": callbacks,
         "best": read_checkpoint(run / "checkpoints/best.ckpt")["state_dict"],
         "rows": [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(run)],

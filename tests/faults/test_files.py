@@ -239,24 +239,34 @@ def finite(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("point", "what"), [("forward", "loss is nan"), ("after_backward", "gradients are not finite")]
-)
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_row_14_a_number_that_is_none_stops_at_once(tmp_path, point, what, accumulate):
-    flags = (f"--trainer.accumulate_grad_batches={accumulate}",)
+@pytest.mark.parametrize(
+    ("point", "every", "what"),
+    [
+        ("forward", 1, "loss is nan"),
+        ("after_backward", 1, "weights are no longer finite"),
+        ("after_backward", 100, "gradients are not finite"),
+    ],
+)
+def test_row_14_a_number_that_is_none_stops_at_once(tmp_path, point, every, what, accumulate):
+    flags = (f"--trainer.accumulate_grad_batches={accumulate}", f"--checkpoint.every_n_steps={every}")
     assert harness.fit(tmp_path, *flags, fault=f"0:11:{point}:NAN") == 4
     said = harness.log(tmp_path)
-    assert f"training diverged in step {11 // accumulate} " in said
-    assert what in said
+    assert f"training diverged in step {11 // accumulate} (the first is 0): {what}" in said
     assert "Traceback" not in said
-    assert finite(tmp_path) == ["best", "last", "previous"]
-    facts = json.loads((tmp_path / "run/diverged.json").read_text())
-    images = [index for indices, _ in harness.batches(tmp_path)[-accumulate:] for index in indices]
-    expected = harness.batches(tmp_path)[-1][0] if point == "forward" else images
-    assert facts["indices"] == expected
-    last = read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")
-    assert last["global_step"] == 11 // accumulate
+    assert finite(tmp_path) == ["best", "last", *(["previous"] if every == 1 else [])]
+    (facts,) = json.loads((tmp_path / "run/diverged.json").read_text())
+    trained = harness.batches(tmp_path)
+    assert len(trained) <= 12 + accumulate, "it went on for more than a step"
+    of_step = [11] if point == "forward" or accumulate == 1 else [10, 11]
+    assert facts["indices"] == [index for batch in of_step for index in trained[batch][0]]
+    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] <= 11 // accumulate
+
+
+def test_row_14_averages_of_the_optimizer_that_overflow_are_in_no_checkpoint(tmp_path):
+    assert harness.fit(tmp_path, fault="0:11:after_backward:HUGE") == 4
+    assert "the optimizer's averages are no longer finite" in harness.log(tmp_path)
+    finite(tmp_path)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

@@ -153,6 +153,54 @@ def test_row_03_killed_at_every_step(tmp_path, uninterrupted, variant):
     check_chain(tmp_path, uninterrupted(*VARIANTS[variant]), *faults, flags=VARIANTS[variant])
 
 
+PARTICULAR = {
+    "double precision": ("13:batch_start:KILL", ("--trainer.precision=64-true",)),
+    "half precision": ("13:batch_start:KILL", ("--trainer.precision=bf16-true",)),
+    "asked to end, with an average of weights": ("10:after_backward:TERM", VARIANTS["average of weights"]),
+    "killed after an early stop": (
+        "8:train_end:KILL",
+        ('--trainer.callbacks+=[{"class_path": "EarlyStopping", "monitor": "val/loss", "stopping_threshold": 9.0}]',),
+    ),
+    "validation while gradients accumulate": (
+        "14:batch_start:KILL",
+        ("--trainer.accumulate_grad_batches=4", "--trainer.val_check_interval=3"),
+    ),
+    "best of a validation in mid-epoch": (
+        "14:batch_start:KILL",
+        ("--trainer.val_check_interval=5", "--trainer.check_val_every_n_epoch=null"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PARTICULAR)
+def test_row_04_what_a_review_found(tmp_path, uninterrupted, case):
+    fault, flags = PARTICULAR[case]
+    expected = uninterrupted(*flags)
+    assert harness.fit(tmp_path, *flags, fault=f"0:{fault}") in (-9, 143), harness.log(tmp_path)
+    assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)
+    outcome = harness.outcome(tmp_path)
+    if "early stop" in case:  # the last file is that of the epoch's end, which was also that of training
+        parts = ("best", "rows", "results", "predictions", "batches", "optimizer", "schedule")
+        expected, outcome = ({name: found[name] for name in parts} for found in (expected, outcome))
+    assert not harness.differences(expected, outcome)
+
+
+def test_row_03_first_weights_are_taken_once(tmp_path):
+    assert harness.fit(tmp_path, "--out=first", "--trainer.max_epochs=1") == 0
+    flags = (f"--init_from={tmp_path / 'first'}",)
+    assert harness.fit(tmp_path / "whole", *flags) == 0
+    faults = [f"0:{step}:batch_start:KILL" for step in (5, 9)]
+    check_chain(tmp_path / "killed", harness.outcome(tmp_path / "whole"), *faults, flags=flags)
+
+
+def test_row_17_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path, killed):
+    copy(killed, tmp_path)
+    change = ("--optimizer.lr=0.5", "--allow-config-change=optimizer.lr")
+    assert harness.go_on(tmp_path, *change, fault="0:13:batch_start:KILL") == -9
+    assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)
+    assert (tmp_path / "run/config.yaml").read_text().count("# optimizer.lr was") == 1
+
+
 def test_row_05_the_number_of_workers_may_change(tmp_path, uninterrupted):
     later = ("--data.num_workers=2",)
     check_chain(tmp_path, uninterrupted(), "0:13:batch_start:KILL", later=later)

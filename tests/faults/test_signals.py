@@ -32,9 +32,10 @@ def test_row_08_a_signal_ends_training_with_a_checkpoint(tmp_path, whole, fault,
     assert not harness.differences(whole, harness.outcome(tmp_path))
 
 
-@pytest.mark.parametrize("fault", ["15:after_backward:TERM", "16:val:TERM", "16:epoch_end:TERM"])
-def test_row_08_a_signal_around_an_epoch_s_end(tmp_path, whole, fault):
-    assert harness.fit(tmp_path, fault=f"0:{fault}") == 143
+@pytest.mark.parametrize(("fault", "saved"), [("15:forward:TERM", 8), ("16:val:TERM", 8), ("16:epoch_end:TERM", 16)])
+def test_row_08_a_signal_around_an_epoch_s_end(tmp_path, whole, fault, saved):
+    assert harness.fit(tmp_path, "--checkpoint.every_n_steps=null", fault=f"0:{fault}") == 143
+    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == saved
     assert harness.go_on(tmp_path) == 0
     assert not harness.differences(whole, harness.outcome(tmp_path))
 

@@ -1,0 +1,161 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vit_lightning import ViT
+from vit_lightning.attention_variants import DividedAfterSoftmaxAttention, RotaryAttention, SeparateAttention
+from vit_lightning.blocks import LayerNorm, MultiHeadAttention, RMSNorm
+from vit_lightning.errors import UserError
+from vit_lightning.positions import RotaryPositions
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def randomise(module, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(0.5 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    return module.double()
+
+
+def split(layer, tokens, heads):
+    """Queries, keys and values (b, h, n, d) of a fused layer, by slicing."""
+    parts = F.linear(tokens, layer.weight, layer.bias).chunk(3, dim=-1)
+    return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_separate_layers_equal_the_fused_one(bias):
+    fused = randomise(MultiHeadAttention(12, 3, qkv_bias=bias))
+    separate = SeparateAttention(12, 3, qkv_bias=bias).double()
+    state = fused.state_dict()
+    for kind in ("weight", "bias") if bias else ("weight",):
+        for name, part in zip(("queries", "keys", "values"), state.pop(f"qkv.{kind}").chunk(3), strict=True):
+            state[f"{name}.{kind}"] = part
+    separate.load_state_dict(state)
+    tokens = randn(2, 7, 12)
+    torch.testing.assert_close(separate(tokens), fused(tokens), rtol=0, atol=1e-12)
+
+
+def test_the_tutorial_s_fault_is_kept_as_written():
+    attention = randomise(DividedAfterSoftmaxAttention(12, 3))
+    tokens = randn(2, 7, 12)
+    queries, keys, values = split(attention.qkv, tokens, 3)
+    weights = (queries @ keys.transpose(-1, -2)).softmax(dim=-1) / 12**0.5
+    expected = attention.projection((weights @ values).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(tokens), expected, rtol=0, atol=1e-12)
+
+
+def test_the_tutorial_s_fault_drops_weights_in_training_only():
+    attention = randomise(DividedAfterSoftmaxAttention(12, 3, dropout=0.5))
+    tokens = randn(2, 7, 12)
+    assert not torch.equal(attention(tokens), attention(tokens))
+    attention.eval()
+    assert torch.equal(attention(tokens), attention(tokens))
+
+
+@pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
+def test_qk_norm_acts_on_each_head_and_not_on_values(norm):
+    attention = randomise(MultiHeadAttention(12, 3, qk_norm=norm))
+    tokens = randn(2, 7, 12)
+    queries, keys, values = split(attention.qkv, tokens, 3)
+    scores = attention.query_norm(queries) @ attention.key_norm(keys).transpose(-1, -2) * 4**-0.5
+    expected = attention.projection((scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(tokens), expected, rtol=0, atol=1e-12)
+    assert attention.query_norm.weight.shape == (4,)
+
+
+def test_a_norm_may_stand_before_the_projection_and_the_projection_may_be_absent():
+    tokens = randn(2, 7, 12)
+    plain = randomise(MultiHeadAttention(12, 1, projection=False))
+    queries, keys, values = split(plain.qkv, tokens, 1)
+    heads = ((queries @ keys.transpose(-1, -2) * 12**-0.5).softmax(dim=-1) @ values).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(plain(tokens), heads, rtol=0, atol=1e-12)
+    assert [name for name, _ in plain.named_parameters()] == ["qkv.weight", "qkv.bias"]
+    normed = MultiHeadAttention(12, 1, norm=LayerNorm, projection_bias=False).double()
+    normed.load_state_dict({**normed.state_dict(), **plain.state_dict()})
+    assert normed.projection.bias is None
+    torch.testing.assert_close(normed(tokens), normed.projection(normed.norm(heads)), rtol=0, atol=1e-12)
+    with pytest.raises(UserError, match="projection=False: the heads are 8 wide"):
+        MultiHeadAttention(12, 2, dim_head=4, projection=False)
+
+
+def vit(**options):
+    sizes = {"image_size": (8, 12), "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+    return ViT(**{**sizes, "attention": RotaryAttention, "positions": "none", **options})
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 100.0}, {"reference_grid": (4, 4)}], ids=str)
+def test_rotary_attention_equals_timm_s(options):
+    layers = pytest.importorskip("timm.layers")
+    ours = RotaryAttention(16, 2, **options)
+    ours.place((2, 3), 1)
+    theirs = layers.AttentionRope(16, 2, qkv_bias=True, num_prefix_tokens=1)
+    randomise(ours)
+    names = {"qkv": "qkv", "projection": "proj"}
+    state = ours.state_dict()
+    theirs.double().load_state_dict({f"{names[n.split('.')[0]]}.{n.split('.')[1]}": t for n, t in state.items()})
+    rope = layers.RotaryEmbeddingCat(
+        8,
+        in_pixels=False,
+        temperature=options.get("temperature", 10_000.0),
+        feat_shape=[2, 3],
+        ref_feat_shape=options.get("reference_grid"),
+    )
+    tokens = randn(2, 7, 16)
+    # timm has its angles in float32
+    torch.testing.assert_close(ours(tokens), theirs(tokens, rope=rope.get_embed().double()), rtol=0, atol=1e-6)
+    assert not torch.allclose(ours(tokens), plain(ours, tokens), atol=1e-3)
+
+
+def plain(attention, tokens):
+    same = MultiHeadAttention(16, 2).double()
+    same.load_state_dict(attention.state_dict())
+    return same(tokens)
+
+
+def test_rotary_positions_of_pixels_equal_timm_s():
+    layers = pytest.importorskip("timm.layers")
+    heads = randn(2, 3, 7, 8)
+    ours = RotaryPositions((2, 3), 8, 1, max_resolution=16.0).double()
+    rope = layers.RotaryEmbeddingCat(8, max_res=16, feat_shape=[2, 3]).get_embed().double()
+    expected = torch.cat([heads[:, :, :1], layers.apply_rot_embed_cat(heads[:, :, 1:], rope)], dim=2)
+    torch.testing.assert_close(ours(heads), expected, rtol=0, atol=1e-5)  # angles up to 8 pi in float32
+
+
+def test_rotary_scores_depend_on_where_patches_are_to_one_another():
+    positions = RotaryPositions((1, 6), 8).double()
+    query, key = randn(1, 1, 1, 8).expand(1, 1, 6, 8), randn(1, 1, 1, 8, seed=1).expand(1, 1, 6, 8)
+    scores = (positions(query) @ positions(key).transpose(-1, -2))[0, 0]
+    torch.testing.assert_close(scores[0, 2], scores[3, 5], rtol=0, atol=1e-12)
+    assert (scores[0, 2] - scores[0, 3]).abs() > 1e-3
+
+
+def test_vit_tells_rotary_attention_its_grid_and_the_tokens_before():
+    network = vit(register_tokens=2)
+    for block in network.encoder:
+        positions = block.attention.fn.attention.positions
+        assert positions.prefix_tokens == 3
+        assert positions.angles.shape == (6, 4)
+    assert not any("positions" in name for name in network.state_dict())
+    batch = randn(2, 3, 8, 12)
+    network = randomise(network).eval()
+    assert not torch.allclose(network(batch), network(batch.roll(4, dims=-1)), atol=1e-4)
+
+
+def test_rotary_angles_are_exact_in_float64_and_kept_in_bfloat16():
+    network = vit().bfloat16().double()
+    positions = network.encoder[0].attention.fn.attention.positions
+    assert torch.equal(positions.angles, RotaryPositions((2, 3), 8).double().angles)
+    half = RotaryPositions((40, 40), 8).bfloat16()
+    heads = randn(1, 1, 1600, 8)
+    exact = RotaryPositions((40, 40), 8).double()(heads)
+    torch.testing.assert_close(half(heads.bfloat16()).double(), exact, rtol=0.03, atol=0.03)
+
+
+def test_heads_that_cannot_be_turned_are_refused():
+    with pytest.raises(UserError, match="num_heads=3: heads of 6 channels"):
+        RotaryAttention(18, 3)

@@ -1,0 +1,163 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vit_lightning import ViT, ViTClassifier
+from vit_lightning.errors import UserError
+from vit_lightning.heads import (
+    AttentionPool,
+    ClassificationHead,
+    ClassTokenAndMeanPool,
+    ClassTokenPool,
+    DistilledHead,
+    MaxPool,
+    MeanAllPool,
+    MeanMaxPool,
+    MeanPool,
+)
+
+SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 1, "num_heads": 2, "num_classes": 5}
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def randomise(module, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(0.5 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    return module.double()
+
+
+def test_pools_count_the_tokens_that_they_say():
+    tokens = randn(2, 6, 4)
+    patches = tokens[:, 2:]
+    expected = {
+        MeanAllPool(4, 1, 2): tokens.sum(1) / 6,
+        MaxPool(4, 1, 2): patches.max(dim=1).values,
+        MaxPool(4, 1, 2, prefix=True): tokens.max(dim=1).values,
+        MeanMaxPool(4, 1, 2): (patches.max(dim=1).values + patches.sum(1) / 4) / 2,
+        MeanMaxPool(4, 1, 2, prefix=True): (tokens.max(dim=1).values + tokens.sum(1) / 6) / 2,
+        ClassTokenAndMeanPool(4, 1, 2): torch.cat([tokens[:, 0], patches.sum(1) / 4], dim=1),
+    }
+    for pool, wanted in expected.items():
+        torch.testing.assert_close(pool(tokens), wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_attention_pool_is_torchs_attention_of_the_probe_and_a_feed_forward_part(prefix):
+    pool = randomise(AttentionPool(12, 3, 2, prefix=prefix, expansion=2.0))
+    theirs = nn.MultiheadAttention(12, 3, batch_first=True).double()
+    query, kv = pool.query, pool.kv
+    theirs.load_state_dict(
+        {
+            "in_proj_weight": torch.cat([query.weight, kv.weight]),
+            "in_proj_bias": torch.cat([query.bias, kv.bias]),
+            "out_proj.weight": pool.projection.weight,
+            "out_proj.bias": pool.projection.bias,
+        }
+    )
+    tokens = randn(2, 7, 12)
+    keys = tokens if prefix else tokens[:, 2:]
+    pooled = theirs(pool.probe.expand(2, 1, 12), keys, keys)[0][:, 0]
+    expected = pooled + pool.feed_forward(pool.norm(pooled))
+    torch.testing.assert_close(pool(tokens), expected, rtol=0, atol=1e-12)
+
+
+def test_a_pool_of_another_width_widens_what_is_behind_it():
+    vit = ViT(**SMALL, pool=ClassTokenAndMeanPool, final_norm="after_pool")
+    assert vit.head.linear.in_features == vit.head.norm.weight.shape[0] == 32
+    assert vit(torch.zeros(2, 3, 8, 8)).shape == (2, 5)
+    with pytest.raises(UserError, match="pool=ClassTokenAndMeanPool needs class_token=true"):
+        ViT(**SMALL, pool=ClassTokenAndMeanPool, class_token=False)
+
+
+@pytest.mark.parametrize("place", ["before_pool", "after_pool", "none"])
+def test_the_last_norm_stands_where_it_is_asked(place):
+    vit = randomise(ViT(**SMALL, pool="mean", final_norm=place)).eval()
+    batch = randn(2, 3, 8, 8)
+    tokens = vit.encoder(vit.patch_embedding(batch))
+    norm = {"before_pool": vit[2], "after_pool": getattr(vit.head, "norm", None)}.get(place)
+    pooled = (norm(tokens) if place == "before_pool" else tokens)[:, 1:].mean(dim=1)
+    pooled = norm(pooled) if place == "after_pool" else pooled
+    torch.testing.assert_close(vit(batch), vit.head.linear(pooled), rtol=0, atol=1e-12)
+    names = [name for name, _ in vit.named_children()]
+    assert names == ["patch_embedding", "encoder", *(["norm"] if place == "before_pool" else []), "head"]
+
+
+def test_head_dropout_drops_pooled_channels_in_training():
+    head = ClassificationHead(pool=MeanAllPool(400, 1, 0), emb_size=400, num_classes=0, dropout=0.25)
+    torch.manual_seed(0)
+    out = head(torch.ones(8, 3, 400))
+    assert abs((out == 0).float().mean().item() - 0.25) < 0.05
+    assert torch.equal(head.eval()(torch.ones(8, 3, 400)), torch.ones(8, 400))
+
+
+def test_distilled_head_gives_a_pair_in_training_and_its_mean_in_evaluation():
+    head = randomise(DistilledHead(emb_size=4, num_classes=3))
+    tokens = randn(2, 6, 4)
+    pair = head(tokens)
+    assert isinstance(pair, tuple)
+    torch.testing.assert_close(pair[0], head.linear(tokens[:, 0]))
+    torch.testing.assert_close(pair[1], head.distillation(tokens[:, 1]))
+    torch.testing.assert_close(head.eval()(tokens), (pair[0] + pair[1]) / 2)
+
+
+def test_a_classifier_learns_from_both_heads():
+    torch.manual_seed(0)
+    vit = randomise(ViT(**SMALL, distillation_token=True))
+    model = ViTClassifier(vit)
+    model.log = lambda *args, **options: None
+    batch = (randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3]))
+    loss, logits = model.shared_step(batch, "train")
+    pair = vit(batch[0])
+    losses = [nn.functional.cross_entropy(part, batch[1]) for part in pair]
+    torch.testing.assert_close(loss, (losses[0] + losses[1]) / 2)
+    torch.testing.assert_close(logits, (pair[0] + pair[1]) / 2)
+    loss.backward()
+    assert all(weight.grad.count_nonzero() for weight in vit.head.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pool": "mean"}, "distillation_token=true needs pool=cls"),
+        ({"representation_size": 8}, "distillation_token=true needs representation_size=null"),
+        ({"final_norm": "after_pool"}, "distillation_token=true needs final_norm other than after_pool"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_with_a_distillation_token_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        ViT(**SMALL, distillation_token=True, **options)
+
+
+def test_class_token_pool_takes_token_zero():
+    tokens = randn(2, 5, 4)
+    assert torch.equal(ClassTokenPool()(tokens), tokens[:, 0])
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+def test_mean_pool_leaves_the_tokens_before_the_patches_out(prefix):
+    tokens = randn(2, 5, 4)
+    tokens[:, :prefix] = 1e6
+    expected = sum(tokens[:, i] for i in range(prefix, 5)) / (5 - prefix)
+    torch.testing.assert_close(MeanPool(prefix)(tokens), expected)
+
+
+def test_classification_head_without_classes_gives_the_pooled_features():
+    head = ClassificationHead(pool=ClassTokenPool(), emb_size=4, num_classes=0)
+    tokens = randn(2, 5, 4)
+    assert list(dict(head.named_children())) == ["pool"]
+    assert torch.equal(head(tokens), tokens[:, 0])
+
+
+def test_classification_head_with_representation_is_linear_tanh_linear():
+    head = ClassificationHead(pool=ClassTokenPool(), emb_size=4, num_classes=3, representation_size=6)
+    head = randomise(head.double())
+    tokens = randn(2, 5, 4)
+    hidden = F.linear(tokens[:, 0], head.representation.linear.weight, head.representation.linear.bias).tanh()
+    torch.testing.assert_close(head(tokens), F.linear(hidden, head.linear.weight, head.linear.bias))

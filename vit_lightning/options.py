@@ -1,0 +1,193 @@
+"""What a ViT is made of, as plain data, and a ViT made from that: the language between ours and other people's models.
+
+Ways of writing the same function are one here: one layer or three for queries, keys and values, a convolution or a
+matrix over patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from vit_lightning.attention_variants import DividedAfterSoftmaxAttention
+from vit_lightning.blocks import Block, FeedForwardBlock, LayerNorm, MultiHeadAttention, RMSNorm
+from vit_lightning.crate import ISTA, MSSA
+from vit_lightning.feed_forward import PackedSwiGLU, SwiGLU
+from vit_lightning.heads import AttentionPool, ClassTokenAndMeanPool, MaxPool, MeanAllPool, MeanMaxPool
+from vit_lightning.patches import ConvProjection, LinearProjection
+from vit_lightning.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
+from vit_lightning.vit import ViT
+
+Options = dict[str, Any]
+
+OPTIONS: Options = {
+    "image_size": (224, 224),
+    "patch_size": (16, 16),
+    "in_channels": 3,
+    "num_classes": 1000,
+    "emb_size": 768,
+    "depth": 12,
+    "num_heads": 12,
+    "patch_bias": True,
+    "patch_norm": None,  # of the pixels of a patch
+    "patch_token_norm": None,  # of the projected patches
+    "class_token": True,
+    "distillation_token": False,
+    "register_tokens": 0,
+    "positions": "learned",
+    "rotary": None,
+    "embedding_norm": None,
+    "norm": "layernorm_1e-06",
+    "final_norm": "before_pool",
+    "attention": "softmax",
+    "dim_head": 64,
+    "scale": 0.125,
+    "qkv_bias": True,
+    "qk_norm": None,
+    "attention_norm": None,
+    "projection": True,
+    "projection_bias": True,
+    "feed_forward": "mlp",
+    "hidden": 3072,
+    "activation": "gelu",
+    "feed_forward_bias": True,
+    "feed_forward_norm": None,
+    "step_size": None,
+    "threshold": None,
+    "layer_scale": None,
+    "pool": "cls",
+    "pool_hidden": None,
+    "pool_activation": None,
+    "pool_norm": None,
+    "representation_size": None,
+    "emb_dropout": 0.0,
+    "dropout": 0.0,  # of attention weights
+    "projection_dropout": 0.0,
+    "feed_forward_dropout": 0.0,
+    "output_dropout": 0.0,  # of the feed-forward part
+    "head_dropout": 0.0,
+    "drop_path": 0.0,
+}
+"""All options with their values for ViT-B/16; a norm is its kind and epsilon, such as layernorm_1e-06."""
+
+
+def complete(changes: Options) -> Options:
+    """All options, from those that differ from ViT-B/16."""
+    assert set(changes) <= set(OPTIONS), set(changes) - set(OPTIONS)
+    return {**OPTIONS, **changes}
+
+
+NORMS: dict[str, Callable[..., nn.Module]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+
+
+def norm_text(kind: str, eps: float) -> str:
+    return f"{kind}_{eps!r}"
+
+
+def make_norm(text: str) -> Block:
+    """The norm of a text such as layernorm_1e-06."""
+    kind, _, eps = text.rpartition("_")
+    return partial(NORMS[kind], eps=float(eps))
+
+
+def _maybe_norm(text: str | None) -> Any:
+    return None if text is None else make_norm(text)
+
+
+def build(options: Options) -> ViT:
+    """A ViT of the options, with freshly drawn weights.
+
+    Raises:
+        UserError: names what does not fit together.
+    """
+    projection_norms = {"bias": options["patch_bias"], "norm": _maybe_norm(options["patch_token_norm"])}
+    pixels = _maybe_norm(options["patch_norm"])
+    return ViT(
+        image_size=options["image_size"],
+        patch_size=options["patch_size"],
+        in_channels=options["in_channels"],
+        num_classes=options["num_classes"],
+        emb_size=options["emb_size"],
+        depth=options["depth"],
+        num_heads=options["num_heads"],
+        class_token=options["class_token"],
+        distillation_token=options["distillation_token"],
+        register_tokens=options["register_tokens"],
+        pool=_make_pool(options),
+        patch_projection=partial(ConvProjection, **projection_norms)
+        if pixels is None
+        else partial(LinearProjection, **projection_norms, patch_norm=pixels),
+        positions=_make_positions(options["positions"]),
+        norm=make_norm(options["norm"]),
+        embedding_norm=_maybe_norm(options["embedding_norm"]),
+        final_norm=options["final_norm"],
+        attention=_make_attention(options),
+        feed_forward=_make_feed_forward(options),
+        emb_dropout=options["emb_dropout"],
+        head_dropout=options["head_dropout"],
+        drop_path=options["drop_path"],
+        layer_scale=options["layer_scale"],
+        representation_size=options["representation_size"],
+    )
+
+
+_POOLS: dict[str, Callable[..., nn.Module]] = {
+    "mean_all": MeanAllPool,
+    "max": MaxPool,
+    "max_all": partial(MaxPool, prefix=True),
+    "mean_max": MeanMaxPool,
+    "mean_max_all": partial(MeanMaxPool, prefix=True),
+    "cls_and_mean": ClassTokenAndMeanPool,
+}
+
+
+def _make_pool(options: Options) -> Any:
+    name = options["pool"]
+    if not name.startswith("attention"):
+        return _POOLS.get(name, name)
+    return partial(
+        AttentionPool,
+        prefix=name == "attention_all",
+        expansion=options["pool_hidden"] / options["emb_size"],
+        activation=options["pool_activation"],
+        norm=make_norm(options["pool_norm"]),
+    )
+
+
+def _make_positions(name: str) -> Any:
+    if name.startswith("sincos2d"):
+        form: Any
+        _, form, temperature = name.split(" ")
+        return partial(SinCos2dPositions, form=form, temperature=float(temperature))
+    return {"learned": LearnedPositions, "learned_patches": LearnedPatchPositions}.get(name, name)
+
+
+def _make_attention(options: Options) -> Any:
+    drops = {name: options[name] for name in ("dropout", "projection_dropout")}
+    shape = {name: options[name] for name in ("dim_head", "projection")}
+    if options["attention"] == "divided_after_softmax":
+        return partial(DividedAfterSoftmaxAttention, qkv_bias=options["qkv_bias"], **drops)
+    if options["attention"] == "mssa":
+        return partial(MSSA, **shape, **drops)
+    more = {name: options[name] for name in ("scale", "qkv_bias", "projection_bias")}
+    norms = {"qk_norm": _maybe_norm(options["qk_norm"]), "norm": _maybe_norm(options["attention_norm"])}
+    return partial(MultiHeadAttention, **shape, **drops, **more, **norms)
+
+
+def _make_feed_forward(options: Options) -> Any:
+    kind = options["feed_forward"]
+    if kind == "ista":
+        return partial(ISTA, step_size=options["step_size"], threshold=options["threshold"])
+    common = {
+        "expansion": options["hidden"] / options["emb_size"],
+        "activation": options["activation"],
+        "bias": options["feed_forward_bias"],
+        "norm": _maybe_norm(options["feed_forward_norm"]),
+        "dropout": options["feed_forward_dropout"],
+    }
+    if kind == "mlp":
+        return partial(FeedForwardBlock, **common, output_dropout=options["output_dropout"])
+    return partial({"swiglu": SwiGLU, "swiglu_packed": PackedSwiGLU}[kind], **common)
