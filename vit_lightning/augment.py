@@ -109,8 +109,11 @@ class HorizontalFlip(Augmentation):
         self.p = p
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        flip = uniform(keys, 3) < self.p
-        return torch.where(flip[:, None, None, None], images.flip(-1), images)
+        flip, mirrored = (uniform(keys, 3) < self.p)[:, None, None, None], images.flip(-1)
+        if images.is_floating_point():
+            return torch.where(flip, mirrored, images)
+        # the same, modulo 256; with one condition for all of an image torch.where takes four times as long
+        return mirrored.sub_(images).mul_(flip.to(images.dtype)).add_(images)
 
 
 class RandomResizedCrop(Augmentation):

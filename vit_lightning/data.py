@@ -32,6 +32,8 @@ from vit_lightning.sampling import (
 
 Split = Literal["train", "val", "test"]
 OnBadImage = Literal["error", "skip"]
+CACHED_BYTES = 2**20
+"""8-bit images that are augmented and normalised at a time on a CPU: with what is made of them, a core's own cache."""
 Statistics = tuple[float, ...]
 """One number for each channel, of pixels between 0 and 1."""
 
@@ -189,13 +191,19 @@ class ImageData(LightningDataModule):
 
     def as_the_model_gets_it(self, batch: Batch, completed: int) -> Batch:
         """The batch normalised, float32; if it is of training, augmented and mixed, after ``completed`` batches."""
-        if batch.keys is None:
-            return batch._replace(images=self.normalise(batch.images))
-        images = batch.images
-        for number, augment in enumerate(self.augment):
-            images = augment(images, mix(batch.keys, number))
-        batch = batch._replace(images=self.normalise(images))
-        return self._mixed(batch, mix_one(one_key(_seed(), completed, self._rank), 1)) if self.mixing else batch
+        made = torch.empty(batch.images.shape, dtype=torch.float32, device=batch.images.device)
+        # a CPU takes a few images at a time, since memory outside of its cache costs more than the arithmetic
+        count = max(8, CACHED_BYTES // batch.images[0].numel()) if made.device.type == "cpu" else len(made)
+        for part in (slice(start, start + count) for start in range(0, len(made), count)):
+            images = batch.images[part]
+            if batch.keys is not None:
+                for number, augment in enumerate(self.augment):
+                    images = augment(images, mix(batch.keys[part], number))
+            self.normalise(images, made[part])
+        batch = batch._replace(images=made)
+        if batch.keys is None or not self.mixing:
+            return batch
+        return self._mixed(batch, mix_one(one_key(_seed(), completed, self._rank), 1))
 
     def _mixed(self, batch: Batch, key: int) -> Batch:
         """Mixed in one of the ways that the page lists; a label is then the class of which there is most."""
@@ -203,11 +211,11 @@ class ImageData(LightningDataModule):
         images, targets = mixing(batch.images, batch.labels, num_classes=self.num_classes, key=key)
         return batch._replace(images=images, targets=targets, labels=targets.argmax(dim=1))
 
-    def normalise(self, images: Tensor) -> Tensor:
+    def normalise(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         """uint8 images (b, c, H, W) to float32 with mean 0 and deviation 1 over the training images."""
         mean, scale = _normalisation(self.mean, self.std, images.device)
-        # in place: large new memory costs more than the arithmetic; a copy, also where the images are float already
-        return images.to(torch.float32, copy=True).sub_(mean).mul_(scale)
+        out = torch.empty(images.shape, dtype=torch.float32, device=images.device) if out is None else out
+        return out.copy_(images).sub_(mean).mul_(scale)  # in place: large new memory costs more than the arithmetic
 
     def _train_requests(self) -> Iterator[Request]:
         if self.trainer is None:  # looked at without a trainer: the first epoch

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -78,10 +77,13 @@ class DecodedImages(Dataset[Batch]):
 
     def __getitems__(self, request: Request) -> Batch | UserError:
         keys: Sequence[int | None] = [None] * len(request.indices) if request.keys is None else request.keys
-        images, good, skipped = [], [], []
+        images = torch.empty(len(keys), 3, *self.image_size, dtype=torch.uint8)
+        rows = images.numpy()
+        good: list[int] = []
+        skipped: list[str] = []
         for place, (index, key) in enumerate(zip(request.indices, keys, strict=True)):
             try:
-                images.append(self.pixels(index, key))
+                rows[len(good)] = self.pixels(index, key).transpose(2, 0, 1)
                 good.append(place)
             except UserError as error:
                 if not self.skip:
@@ -90,9 +92,8 @@ class DecodedImages(Dataset[Batch]):
         if not good:
             return all_damaged(skipped)
         indices = torch.tensor(request.indices)[good]
-        tensor = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
         kept = None if request.keys is None else torch.tensor(request.keys)[good]
-        return Batch(tensor, self.labels[indices], indices, kept, skipped=tuple(skipped))
+        return Batch(images[: len(good)], self.labels[indices], indices, kept, skipped=tuple(skipped))
 
     def fingerprint(self) -> str:
         """Of names and labels; the files themselves are not opened."""
