@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import time
+import zlib
 from pathlib import Path
 
 import torch
@@ -72,7 +73,8 @@ class Fault(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
-        line = json.dumps({"batch": done, "indices": batch.indices.tolist(), "sum": batch.images.double().sum().item()})
+        pixels = [zlib.crc32(image.numpy().tobytes()) for image in batch.images]
+        line = json.dumps({"batch": done, "indices": batch.indices.tolist(), "pixels": pixels})
         self.lines += line + "\n"
         with contextlib.suppress(OSError), Path(f"witness{trainer.global_rank}.jsonl").open("a") as file:
             file.write(self.lines)

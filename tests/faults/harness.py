@@ -146,10 +146,10 @@ def outcome(folder: Path) -> dict[str, Any]:
     }
 
 
-def batches(folder: Path, rank: int = 0) -> list[tuple[list[int], float]]:
-    """Images of each batch, as the last process that trained on it saw them, with the sum of their pixels."""
+def batches(folder: Path, rank: int = 0) -> list[tuple[list[int], list[int]]]:
+    """Images of each batch, as the last process that trained on it saw them, with a checksum of each one's pixels."""
     lines = (folder / f"witness{rank}.jsonl").read_text().splitlines()
-    seen = {row["batch"]: (row["indices"], row["sum"]) for row in map(json.loads, lines)}
+    seen = {row["batch"]: (row["indices"], row["pixels"]) for row in map(json.loads, lines)}
     assert sorted(seen) == list(range(len(seen)))
     return [seen[number] for number in sorted(seen)]
 

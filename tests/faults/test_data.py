@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import harness
+import numpy as np
+import pytest
+from conftest import write_images
+
+MODEL = [flag for flag in harness.FLAGS if not flag.startswith("--data")]
+
+
+def write_splits(root: Path, *, train: int = 60, other: int = 10) -> Path:
+    """Random images of two classes, as ImageFolder wants them."""
+    for number, (split, name) in enumerate((s, n) for s in ("train", "val", "test") for n in ("cat", "dog")):
+        write_images(root / split / name, train if split == "train" else other, seed=number)
+    return root
+
+
+@pytest.mark.skipif(importlib.util.find_spec("litdata") is None, reason="needs the extra shards")
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0)], ids=["none, then two", "two, then none"])
+def test_a_streamed_run_that_is_killed_in_mid_epoch_goes_on_at_the_right_image(tmp_path, workers):
+    images = write_splits(tmp_path / "images")
+    folder = ["--data.class_path=ImageFolder", f"--data.root={images}", "--data.image_size=8"]
+    shards = tmp_path / "shards"
+    assert harness.command(tmp_path, "shard", *folder, *MODEL, f"--out={shards}") == 0, harness.log(tmp_path)
+    data = ["--data.class_path=ShardedSet", f"--data.root={shards}", "--data.image_size=8", "--data.batch_size=20"]
+    flags = [*data, '--data.augment=[{"class_path": "HorizontalFlip"}]', f"--data.num_workers={workers[0]}", *MODEL]
+    reference, killed = tmp_path / "reference", tmp_path / "killed"
+    assert harness.command(reference, "fit", *flags) == 0, harness.log(reference)
+    assert len(harness.batches(reference)) == 24  # 4 epochs of 6 batches
+    assert harness.command(killed, "fit", *flags, fault="0:9:batch_start:KILL") < 0
+    assert harness.go_on(killed, f"--data.num_workers={workers[1]}") == 0, harness.log(killed)
+    assert not harness.differences(harness.outcome(reference), harness.outcome(killed))
+
+
+def test_two_ranks_together_see_what_one_sees(tmp_path):
+    flags = [flag for flag in harness.FLAGS if "batch_size" not in flag and "max_epochs" not in flag]
+    flags += ["--trainer.max_epochs=1", "--data.num_workers=2"]
+    assert harness.command(tmp_path / "one", "fit", *flags, "--data.batch_size=162", "--data.num_workers=0") == 0
+    command = [str(Path(sys.executable).parent / "lightning"), "fit", *flags, "--data.batch_size=81"]
+    (tmp_path / "two").mkdir()
+    environment = {**os.environ, "PYTHONPATH": f"{harness.HERE}:{os.environ.get('PYTHONPATH', '')}"}
+    ranks = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    subprocess.run([*command, *ranks], cwd=tmp_path / "two", env=environment, timeout=300, check=True)
+    one = harness.batches(tmp_path / "one")
+    two = zip(*(harness.batches(tmp_path / "two", rank) for rank in (0, 1)), strict=True)
+    for (indices, pixels), parts in zip(one, two, strict=True):
+        assert [*parts[0][0], *parts[1][0]] == indices
+        assert [*parts[0][1], *parts[1][1]] == pixels
+    with np.load(tmp_path / "two" / "run" / "test_predictions.npz") as arrays:
+        assert sorted(arrays["index"].tolist()) == list(range(360))  # each once, on one rank or the other
+
+
+def test_a_folder_with_damage_trains_without_it_or_names_it(tmp_path):
+    root = write_splits(tmp_path / "images", train=150, other=50)
+    bad = [root / name for name in ("train/cat/003.jpg", "train/dog/149.jpg", "val/cat/010.jpg", "test/dog/000.jpg")]
+    for path, content in zip(bad, (b"", b"text", bad[2].read_bytes()[:300], bytes(900)), strict=True):
+        path.write_bytes(content)
+    flags = ["--data.class_path=ImageFolder", f"--data.root={root}", "--data.image_size=8", *MODEL]
+    flags = [*flags, "--data.batch_size=50", "--trainer.max_epochs=2"]
+
+    skip = tmp_path / "skip"
+    assert harness.command(skip, "fit", *flags, "--data.on_bad_image=skip") == 0, harness.log(skip)
+    listed = (skip / "run" / "bad_images.txt").read_text().splitlines()
+    assert sorted(line.split(": ")[0] for line in listed) == sorted(map(str, bad))
+    trained = {index for indices, _ in harness.batches(skip) for index in indices}
+    assert trained == {*range(300)} - {3, 299}
+
+    assert harness.command(tmp_path / "error", "fit", *flags) == 2
+    said = harness.log(tmp_path / "error")
+    assert "Traceback" not in said
+    assert sum(str(path) in said for path in bad) == 1
