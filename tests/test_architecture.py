@@ -29,7 +29,7 @@ LEVELS = [
         "flops",
         "wandb_mirror",
     ],
-    ["config"],
+    ["config", "reports"],
     ["run"],
     ["check_data", "evaluation", "shard_writing", "show_batch", "training"],
     ["cli"],

@@ -42,6 +42,10 @@ def test_a_run_leaves_what_it_promises(in_folder, capsys):
         "curves.png",
         "confusion.png",
         "test_images.png",
+        "calibration.png",
+        "worst_errors.png",
+        "classes.csv",
+        "errors.csv",
         "results.json",
     }
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {
