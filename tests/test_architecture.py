@@ -10,12 +10,12 @@ import pytest
 from conftest import REPOSITORY
 
 LEVELS = [
-    ["errors", "resampling"],
+    ["errors", "resampling", "verb_keys"],
     ["blocks", "optim", "augment", "decoding", "mixing", "pages", "folder", "tracking"],
     ["colour", "positions", "patches", "feed_forward", "heads", "crate", "sampling", "trust", "stopping"],
     ["data", "decoded", "policies", "attention_variants", "checks", "checkpoint_io", "resuming"],
     ["imagefolder", "torchvision_sets", "vit"],
-    ["huggingface", "sharded", "options"],
+    ["huggingface", "image_files", "sharded", "options"],
     ["anatomy", "renaming"],
     ["family_timm", "family_torch", "family_einops", "family_vit_pytorch", "family_jax"],
     ["weights"],
@@ -31,7 +31,7 @@ LEVELS = [
     ],
     ["config", "reports"],
     ["run"],
-    ["check_data", "evaluation", "shard_writing", "show_batch", "training"],
+    ["check_data", "evaluation", "predicting", "shard_writing", "show_batch", "training", "tuning"],
     ["cli"],
     ["__main__"],
 ]

@@ -160,6 +160,8 @@ class Checkpoints(Checkpoint):
         checkpoint["row"] = _row_to_come(trainer)
         checkpoint["ranks"] = trainer.world_size
         checkpoint["images"] = _fingerprint(trainer)
+        view = getattr(trainer.datamodule, "test_view", None)  # type: ignore[attr-defined]
+        checkpoint["test_view"] = view() if callable(view) else None
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Refuses what cannot go on in the same way: another number of devices, other images."""

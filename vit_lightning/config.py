@@ -33,6 +33,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.optim import OptimizerConfig
 from vit_lightning.pages import Page, flatten, merge, page_of_flag, read_flags, read_page, unflatten
 from vit_lightning.trust import restrict_imports
+from vit_lightning.verb_keys import VERB_KEYS, verb_key_problems
 from vit_lightning.vit import ViT
 from vit_lightning.wandb_mirror import WandbConfig
 
@@ -78,13 +79,14 @@ GROUPS = ("model", "data", "trainer", *Settings._fields)
 """Keys that hold keys; with nothing under them they say nothing."""
 TRAINED = ("validate", "test", "predict")
 """Verbs that use a trained model, whose page lies in its checkpoint."""
-NOT_IN_PAGE = ("resume", "out", "ckpt", "print_config")
+NOT_IN_PAGE = ("resume", "out", "ckpt", "print_config", *(name for keys in VERB_KEYS.values() for name in keys))
 """What a run's own page leaves out: where it went, and what it was asked besides."""
 
 
 def make_help(verb: str) -> ArgumentParser:
     """The keys once more, for reading: with the arguments of the classes that need not be named."""
-    usage = f"lightning {verb} [--config PAGE.yaml ...] [--key=value ...]"
+    files = " [IMAGES_OR_FOLDER ...]" if verb == "predict" else ""
+    usage = f"lightning {verb} [--config PAGE.yaml ...] [--key=value ...]{files}"
     parser = ArgumentParser(prog=f"lightning {verb}", usage=usage, description=HELP)
     parser.add_argument("--config", type=str, help="a page; several are merged in order, flags come after them")
     allow = "key that may differ from that of the run that goes on; may come several times"
@@ -104,6 +106,8 @@ def _add_plain_keys(parser: ArgumentParser, verb: str) -> None:
     parser.add_argument("--out", type=Path | None, default=None, help="folder for what the command leaves; must be new")
     if verb in TRAINED:
         parser.add_argument("--ckpt", type=str | None, default=None, help=f"run folder (its best checkpoint){places}")
+    for name, key in VERB_KEYS.get(verb, {}).items():
+        parser.add_argument(f"--{name}", type=key.kind, default=key.default, help=key.text)
     parser.add_argument("--experiment", type=str | None, default=None, help="name of the page; the file's by default")
     parser.add_argument("--seed_everything", type=int, default=0, help="seed of weights, order, augmentation, dropout")
     parser.add_argument("--init_from", type=str | None, default=None, help=f"first weights: run folder{places}")
@@ -137,17 +141,17 @@ def make_parser(verb: str = "fit") -> ArgumentParser:
     return parser
 
 
-def resolve(arguments: Sequence[str], verb: str = "fit", *, trust: bool = False) -> Namespace:
+def resolve(arguments: Sequence[str], verb: str = "fit", *, trust: bool = False, files: bool = False) -> Namespace:
     """The complete configuration of a command: pages, flags, defaults, and what the model gets from the data.
 
     A verb that uses a trained model starts from the page in its checkpoint. Only with ``trust`` may a page name classes
-    of any package.
+    of any package. With ``files``, image files come in the place of the page's data, which need not be there.
 
     Raises:
         UserError: all that is wrong, each with key, value and choices.
     """
     flags = read_flags(arguments)
-    page, unreadable = read_all(flags, verb)
+    page, unreadable = read_all(flags, verb, files=files)
     restrict_imports(page, trust=trust)
     if unreadable:  # values cannot be judged without the rest of the page, but what the flags call keys can
         raise UserError([*unreadable, *(found.text for found in _key_problems(page, verb) if not found.missing)])
@@ -155,7 +159,7 @@ def resolve(arguments: Sequence[str], verb: str = "fit", *, trust: bool = False)
         raise UserError(secrets)
     try:
         config, facts = _parse(page, verb)
-        problems = _range_problems(config, facts)
+        problems = _range_problems(config, facts, verb)
     except (ArgumentError, UserError) as fault:
         problems = _all_problems(page, verb, fault)
     if problems:
@@ -163,7 +167,7 @@ def resolve(arguments: Sequence[str], verb: str = "fit", *, trust: bool = False)
     return config
 
 
-def read_all(flags: Sequence[tuple[str, str]], verb: str) -> tuple[Page, list[str]]:
+def read_all(flags: Sequence[tuple[str, str]], verb: str, *, files: bool = False) -> tuple[Page, list[str]]:
     """What pages and flags say together, the later over the earlier and flags last; and what could not be read."""
     page: Page = {}
     pages: list[Page] = []
@@ -175,7 +179,7 @@ def read_all(flags: Sequence[tuple[str, str]], verb: str) -> tuple[Page, list[st
         except UserError as error:
             unreadable += error.problems
     if verb in TRAINED:
-        pages.insert(0, _page_of_checkpoint(flags))
+        pages.insert(0, _page_of_checkpoint(flags, files=files))
     for said in pages:
         said = {key: value for key, value in said.items() if value is not None or key not in GROUPS}
         page = merge(page, said, CLASS_DEFAULTS)
@@ -201,13 +205,18 @@ def _refuse_another_split(trained: Page, asked: Page) -> None:
         )
 
 
-def _page_of_checkpoint(flags: Sequence[tuple[str, str]]) -> Page:
+def _page_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool) -> Page:
     places = [value for key, value in flags if key == "ckpt"]
     if not places:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
-    page = flatten(read_checkpoint(find_checkpoint(places[-1])).get("page") or {})
+    checkpoint = read_checkpoint(find_checkpoint(places[-1]))
+    page = flatten(checkpoint.get("page") or {})
     if not isinstance(page, dict):
         raise UserError(f"ckpt={places[-1]} holds no page")
+    if files and not checkpoint.get("test_view"):
+        raise UserError(f"ckpt={places[-1]} does not say how its test images look: no images can be named beside it")
+    if files:
+        page = {**page, "data": {"class_path": "vit_lightning.image_files.ImageFiles", **checkpoint["test_view"]}}
     return {**page, "init_from": None}  # the weights are the checkpoint's own
 
 
@@ -307,7 +316,9 @@ def _plain(value: Any) -> Any:
 
 
 def _key_problems(page: Page, verb: str) -> list[Problem]:
-    return find_problems(page, {name: key for name, key in KEYS.items() if verb in TRAINED or name != "ckpt"})
+    keys = {name: key for name, key in KEYS.items() if verb in TRAINED or name != "ckpt"}
+    own = {name: Key(key.kind) for name, key in VERB_KEYS.get(verb, {}).items()}
+    return find_problems(page, {**keys, **own})
 
 
 def _all_problems(page: Page, verb: str, fault: Exception) -> list[str]:
@@ -319,7 +330,7 @@ def _all_problems(page: Page, verb: str, fault: Exception) -> list[str]:
     for _ in range(3):  # what only shows when the data's own problems are out of the way
         try:
             config, facts = _parse(page, verb)
-            return [*problems, *_range_problems(config, facts)]
+            return [*problems, *_range_problems(config, facts, verb)]
         except UserError as error:
             problems += error.problems
             if not all(_remove(page, tuple(text.split("=")[0].split("."))) for text in error.problems):
@@ -341,9 +352,9 @@ def _remove(page: Page, path: tuple[str, ...]) -> bool:
     return True
 
 
-def _range_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:
+def _range_problems(config: Namespace, facts: dict[str, Any], verb: str) -> list[str]:
     """What no single type can tell: values that do not fit, alone or together."""
-    problems = []
+    problems = verb_key_problems(verb, {name: config[name] for name in VERB_KEYS.get(verb, {})})
     if not 0 <= config.seed_everything < 2**32:
         problems.append(f"seed_everything={config.seed_everything} must be at least 0 and below 2**32")
     if Path(config.experiment).name != config.experiment:

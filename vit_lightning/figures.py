@@ -47,7 +47,7 @@ def image_grid(
     gap = max(2, height // 4)
     # one picture of all is drawn many times faster than one axis for each
     sheet = np.full((rows * (height + gap), columns * (width + 1), channels), 255, dtype=np.uint8)
-    inches = 1.2 if columns == 8 else 1.8
+    inches = 1.2 if columns > 5 else 1.8
     figure = Figure(figsize=(columns * inches, rows * inches * (height + gap) / (width + 1)))
     axis = figure.add_axes((0, 0, 1, 1))
     axis.axis("off")
@@ -88,6 +88,28 @@ def reliability(
     below.set(xlabel="confidence of the prediction", ylabel="images")
     for axis in (above, below):
         axis.grid(alpha=0.3)
+    return figure
+
+
+def rate_search(
+    rates: Sequence[float],
+    losses: Sequence[float],
+    smoothed: Sequence[float],
+    suggestion: float | None,
+    page: float,
+) -> Figure:
+    """Loss over the rate of ``lr-find``: of each step, smoothed, with the suggested rate and that of the page."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axis = figure.subplots()
+    axis.plot(rates, losses, color="0.75", linewidth=0.8, label="loss of a step")
+    axis.plot(rates, smoothed, color="C0", label="smoothed")
+    if suggestion is not None:
+        loss = float(np.interp(suggestion, rates, smoothed))
+        axis.plot([suggestion], [loss], "o", color="C3", label=f"falls fastest: {suggestion:.2g}")
+    axis.axvline(page, color="C2", linestyle="--", linewidth=1, label=f"the page: {page:g}")
+    axis.set(xscale="log", xlabel="rate (optimizer.lr)", ylabel="training loss", ylim=_without_outliers(losses))
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False)
     return figure
 
 

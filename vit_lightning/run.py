@@ -189,12 +189,12 @@ def _test_best(run: Run) -> Results:
     return results
 
 
-def make_data_and_module(config: Namespace) -> tuple[ImageData, ViTClassifier]:
+def make_data_and_module(
+    config: Namespace, kind: type[ViTClassifier] = ViTClassifier
+) -> tuple[ImageData, ViTClassifier]:
     data = make_data(config)
     settings = make_settings(config)
-    module = ViTClassifier(
-        make_network(config), num_classes=data.num_classes, optimizer=settings.optimizer, loss=settings.loss
-    )
+    module = kind(make_network(config), num_classes=data.num_classes, optimizer=settings.optimizer, loss=settings.loss)
     return data, module
 
 
@@ -253,7 +253,8 @@ def _describe(module: ViTClassifier, data: ImageData) -> str:
 def summary(folder: Path, results: Results) -> None:
     rows = [("test", "test/acc", "test/loss"), ("validation", "val/acc", "val/loss")]
     lines = [
-        f"{name:<11} accuracy {100 * float(results[acc]):6.2f} %   loss {float(results[loss]):.4f}{_limits(results, acc)}"
+        f"{name:<11} accuracy {100 * float(results[acc]):6.2f} %   loss {float(results[loss]):.4f}"
+        + _limits(results, acc)
         for name, acc, loss in rows
         if acc in results
     ]
