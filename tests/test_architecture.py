@@ -11,7 +11,7 @@ from conftest import REPOSITORY
 
 LEVELS = [
     ["errors", "resampling", "optimizers", "schedules"],
-    ["blocks", "optim", "augment", "decoding", "mixing", "pages", "folder", "tracking"],
+    ["averaging", "blocks", "losses", "optim", "augment", "decoding", "mixing", "pages", "folder", "tracking"],
     ["colour", "positions", "patches", "feed_forward", "heads", "crate", "sampling", "trust", "stopping"],
     ["data", "decoded", "policies", "attention_variants", "checks", "checkpoint_io", "resuming"],
     ["imagefolder", "torchvision_sets", "vit"],

@@ -186,8 +186,8 @@ def muon_matrices(network: nn.Module) -> set[str]:
         UserError: there is none.
     """
     matrices = {name.replace("_orig_mod.", "") for name, weight in network.named_parameters() if weight.ndim == 2}
-    if hasattr(network, "no_decay") and hasattr(network, "encoder"):
-        matrices = {name for name in matrices if name.startswith("encoder.")} - network.no_decay()
+    if callable(facts := getattr(network, "no_decay", None)) and hasattr(network, "encoder"):
+        matrices = {name for name in matrices if name.startswith("encoder.")} - facts()
     else:
         linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
         matrices -= {f"{name}.weight".replace("_orig_mod.", "") for name in linear[-1:]}

@@ -204,7 +204,11 @@ def make_data_and_module(config: Namespace) -> tuple[ImageData, ViTClassifier]:
     data = make_data(config)
     settings = make_settings(config)
     module = ViTClassifier(
-        make_network(config), num_classes=data.num_classes, optimizer=settings.optimizer, loss=settings.loss
+        make_network(config),
+        num_classes=data.num_classes,
+        optimizer=settings.optimizer,
+        loss=settings.loss,
+        ema=settings.ema,
     )
     return data, module
 
