@@ -10,8 +10,8 @@ import pytest
 from conftest import REPOSITORY
 
 LEVELS = [
-    ["errors", "resampling", "verb_keys"],
-    ["blocks", "optim", "augment", "decoding", "mixing", "pages", "folder", "tracking"],
+    ["errors", "resampling", "optimizers", "schedules", "verb_keys"],
+    ["averaging", "blocks", "losses", "optim", "augment", "decoding", "mixing", "pages", "folder", "tracking"],
     ["colour", "positions", "patches", "feed_forward", "heads", "crate", "sampling", "trust", "stopping"],
     ["data", "decoded", "policies", "attention_variants", "checks", "checkpoint_io", "resuming"],
     ["imagefolder", "torchvision_sets", "vit"],

@@ -26,7 +26,8 @@ def test_the_rate_of_each_group_really_varies_and_nothing_else_is_left(in_folder
     monkeypatch.setattr(ViTClassifier, "on_before_optimizer_step", watch)
     page = Path("mine.yaml")
     page.write_text(
-        "trainer: {max_epochs: 1, callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/acc}}], accelerator: cpu}\n"
+        "trainer:\n  max_epochs: 1\n  accelerator: cpu\n"
+        "  callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/acc}}]\n"
     )
     before = page.read_bytes()
     flags = ["--config=mine.yaml", *SMALL[:4], "--steps=40", "--min_lr=1e-6", "--max_lr=1.0"]

@@ -22,6 +22,7 @@ _HOMES = {
     "CutMix": "mixing",
     "Digits": "data",
     "DividedAfterSoftmaxAttention": "attention_variants",
+    "EMAConfig": "averaging",
     "FeedForwardBlock": "blocks",
     "HorizontalFlip": "augment",
     "HuggingFaceSet": "huggingface",
@@ -32,7 +33,7 @@ _HOMES = {
     "LearnedPatchPositions": "positions",
     "LearnedPositions": "positions",
     "LinearProjection": "patches",
-    "LossConfig": "classifier",
+    "LossConfig": "losses",
     "MSSA": "crate",
     "MaxPool": "heads",
     "MeanAllPool": "heads",
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from vit_lightning.augment import RandomCrop as RandomCrop
     from vit_lightning.augment import RandomErasing as RandomErasing
     from vit_lightning.augment import RandomResizedCrop as RandomResizedCrop
+    from vit_lightning.averaging import EMAConfig as EMAConfig
     from vit_lightning.blocks import FeedForwardBlock as FeedForwardBlock
     from vit_lightning.blocks import LayerNorm as LayerNorm
     from vit_lightning.blocks import MultiHeadAttention as MultiHeadAttention
@@ -82,7 +84,6 @@ if TYPE_CHECKING:
     from vit_lightning.blocks import RMSNorm as RMSNorm
     from vit_lightning.blocks import TransformerEncoder as TransformerEncoder
     from vit_lightning.blocks import TransformerEncoderBlock as TransformerEncoderBlock
-    from vit_lightning.classifier import LossConfig as LossConfig
     from vit_lightning.classifier import ViTClassifier as ViTClassifier
     from vit_lightning.colour import ColorJitter as ColorJitter
     from vit_lightning.crate import ISTA as ISTA
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from vit_lightning.heads import MeanMaxPool as MeanMaxPool
     from vit_lightning.huggingface import HuggingFaceSet as HuggingFaceSet
     from vit_lightning.imagefolder import ImageFolder as ImageFolder
+    from vit_lightning.losses import LossConfig as LossConfig
     from vit_lightning.mixing import CutMix as CutMix
     from vit_lightning.mixing import MixUp as MixUp
     from vit_lightning.optim import OptimizerConfig as OptimizerConfig

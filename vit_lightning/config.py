@@ -15,6 +15,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from torch import nn
 
+from vit_lightning.averaging import EMAConfig
 from vit_lightning.blocks import pair
 from vit_lightning.checkpoint_io import find_checkpoint, network_weights, read_checkpoint
 from vit_lightning.checkpoints import CheckpointConfig
@@ -27,9 +28,10 @@ from vit_lightning.checks import (
     secret_problems,
     trainer_problems,
 )
-from vit_lightning.classifier import LossConfig, metric_names
+from vit_lightning.classifier import metric_names
 from vit_lightning.data import Digits, ImageData
 from vit_lightning.errors import UserError
+from vit_lightning.losses import LossConfig
 from vit_lightning.optim import OptimizerConfig
 from vit_lightning.pages import Page, flatten, merge, page_of_flag, read_flags, read_page, unflatten
 from vit_lightning.trust import restrict_imports
@@ -54,6 +56,7 @@ class Settings(NamedTuple):
 
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
+    ema: EMAConfig = EMAConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     wandb: WandbConfig = WandbConfig()
 

@@ -194,7 +194,13 @@ def make_data_and_module(
 ) -> tuple[ImageData, ViTClassifier]:
     data = make_data(config)
     settings = make_settings(config)
-    module = kind(make_network(config), num_classes=data.num_classes, optimizer=settings.optimizer, loss=settings.loss)
+    module = kind(
+        make_network(config),
+        num_classes=data.num_classes,
+        optimizer=settings.optimizer,
+        loss=settings.loss,
+        ema=settings.ema,
+    )
     return data, module
 
 
