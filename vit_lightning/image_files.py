@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,6 +109,13 @@ class _Files(Dataset[Batch]):
             images = np.stack([np.asarray(Image.fromarray(image).convert("L"))[..., None] for image in images])
         tensor = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
         return Batch(tensor, labels, torch.tensor(request.indices), None, skipped=tuple(problems))
+
+
+def data_of_files(ckpt: str, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``data`` of a page in which image files come in the place of the data that a checkpoint was trained on."""
+    if not checkpoint.get("test_view"):
+        raise UserError(f"ckpt={ckpt} does not say how its test images look: no images can be named beside it")
+    return {"class_path": f"{__name__}.{ImageFiles.__name__}", **checkpoint["test_view"]}
 
 
 def find_images(places: Sequence[Path]) -> list[Path]:
