@@ -21,6 +21,7 @@ from vit_lightning.checkpoints import CheckpointConfig
 from vit_lightning.checks import (
     Key,
     Problem,
+    average_problems,
     find_problems,
     monitor_problems,
     secret_problems,
@@ -41,7 +42,7 @@ from vit_lightning.network_checks import (
 from vit_lightning.optim import OptimizerConfig, group_problems
 from vit_lightning.pages import Page, flatten, merge, page_of_flag, read_flags, read_page, unflatten
 from vit_lightning.trust import restrict_imports
-from vit_lightning.verb_keys import VERB_KEYS, verb_key_problems
+from vit_lightning.verb_keys import VERB_KEYS, WORDS, verb_key_problems
 from vit_lightning.vit import ViT
 from vit_lightning.wandb_mirror import WandbConfig
 
@@ -95,8 +96,7 @@ NOT_IN_PAGE = ("resume", "out", "ckpt", "print_config", *(name for keys in VERB_
 
 def make_help(verb: str) -> ArgumentParser:
     """The keys once more, for reading: with the arguments of the classes that need not be named."""
-    files = " [IMAGES_OR_FOLDER ...]" if verb == "predict" else ""
-    usage = f"lightning {verb} [--config PAGE.yaml ...] [--key=value ...]{files}"
+    usage = f"lightning {verb} {WORDS.get(verb, '')}[--config PAGE.yaml ...] [--key=value ...]"
     parser = ArgumentParser(prog=f"lightning {verb}", usage=usage, description=HELP)
     parser.add_argument("--config", type=str, help="a page; several are merged in order, flags come after them")
     allow = "key that may differ from that of the run that goes on; may come several times"
@@ -322,8 +322,7 @@ def _plain(value: Any) -> Any:
 
 def _key_problems(page: Page, verb: str) -> list[Problem]:
     keys = {name: key for name, key in KEYS.items() if verb in TRAINED or name != "ckpt"}
-    own = {name: Key(key.kind) for name, key in VERB_KEYS.get(verb, {}).items()}
-    return find_problems(page, {**keys, **own})
+    return find_problems(page, keys | {name: Key(key.kind) for name, key in VERB_KEYS.get(verb, {}).items()})
 
 
 def _all_problems(page: Page, verb: str, fault: Exception) -> list[str]:
@@ -376,7 +375,8 @@ def _range_problems(config: Namespace, facts: dict[str, Any], verb: str) -> list
             _instantiate(config, key)
         except UserError as error:
             problems += error.problems
-    return [*problems, *trainer_problems(config.trainer), *monitor_problems(config, metric_names(facts["num_classes"]))]
+    problems += [*trainer_problems(config.trainer), *average_problems(config)]
+    return [*problems, *monitor_problems(config, metric_names(facts["num_classes"]))]
 
 
 def _model_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:

@@ -32,6 +32,10 @@ VERB_KEYS: dict[str, dict[str, VerbKey]] = {
 }
 
 
+WORDS = {"predict": "[IMAGES_OR_FOLDER ...] "}
+"""What may stand behind a verb without a flag."""
+
+
 def verb_key_problems(verb: str, given: dict[str, Any]) -> list[str]:
     """Values of a verb's own keys that cannot be."""
     least = {"top_k": 1, "max_batch_size": 1, "steps": 20 if verb == "lr-find" else 1}
