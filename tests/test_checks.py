@@ -13,11 +13,33 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "unknown key of the data": ([DIGITS, "--data.batchsize=3"], ["data.batchsize=3", "data.batch_size"]),
     "unknown key of the optimizer": (
         [DIGITS, "--optimizer.learning_rate=1"],
-        ["optimizer.learning_rate=1", "choose lr"],
+        ["optimizer.learning_rate=1", "choose name, lr"],
     ),
     "fraction for a whole number": ([DIGITS, "--data.batch_size=8.5"], ["data.batch_size=8.5", "a whole number"]),
     "word for a rate": ([DIGITS, "--optimizer.lr=fast"], ["optimizer.lr=fast", "a finite number"]),
-    "unknown schedule": ([DIGITS, "--optimizer.schedule=step"], ["optimizer.schedule=step", "cosine, constant"]),
+    "unknown schedule": (
+        [DIGITS, "--optimizer.schedule=step"],
+        ["optimizer.schedule=step", "cosine, linear, wsd, constant"],
+    ),
+    "unknown way to clip": (
+        [DIGITS, "--trainer.gradient_clip_algorithm=nrom", "--trainer.gradient_clip_val=-1"],
+        ["trainer.gradient_clip_algorithm=nrom", "norm, value", "trainer.gradient_clip_val=-1"],
+    ),
+    "two averages": (
+        [DIGITS, "--ema.decay=0.9", '--trainer.callbacks=[{"class_path": "EMAWeightAveraging"}]'],
+        ["ema.decay=0.9 beside trainer.callbacks.EMAWeightAveraging"],
+    ),
+    "the rest of what is trained": (
+        [DIGITS, "--ema.decay=1", "--loss.name=mse", "--optimizer.name=adagrad", "--distillation.teacher=nowhere"],
+        [
+            "ema.decay=1",
+            "loss.name=mse",
+            "ce, bce",
+            "optimizer.name=adagrad",
+            "adamw, adam, sgd, lion, muon",
+            "nowhere",
+        ],
+    ),
     "unknown positions": ([DIGITS, "--model.positions=rotary"], ["model.positions=rotary", "learned, sincos2d, none"]),
     "one number for two": ([DIGITS, "--optimizer.betas=0.9"], ["optimizer.betas=0.9", "a list of 2"]),
     "wrong precision": ([DIGITS, "--trainer.precision=8-bit"], ["trainer.precision=8-bit", "bf16-mixed"]),

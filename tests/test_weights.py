@@ -202,7 +202,7 @@ def test_what_stands_beside_the_weights_of_a_file_is_named_alone():
     [
         ("timm", {"embed_dims": 3}, "config.embed_dims=3: timm has no such option"),
         ("timm", {"dynamic_img_size": True}, "config.dynamic_img_size=True: we do not have this option of timm"),
-        ("timm", {"patch_drop_rate": 0.5}, "config.patch_drop_rate=0.5: we do not have this option"),
+        ("timm", {"dynamic_img_pad": True}, "config.dynamic_img_pad=True: we do not have this option"),
         ("timm", {"global_pool": "prr"}, "config.global_pool=prr: we have token, avg"),
         ("timm", {"act_layer": "mish"}, "config.act_layer=mish: we have gelu"),
         ("timm", {"norm_layer": "batchnorm_1e-5"}, "config.norm_layer=batchnorm_1e-5 must be layernorm_EPS"),

@@ -21,7 +21,10 @@ _HOMES = {
     "CrateMeasures": "crate_measures",
     "CutMix": "mixing",
     "Digits": "data",
+    "Distillation": "distillation",
+    "DistillationConfig": "distillation",
     "DividedAfterSoftmaxAttention": "attention_variants",
+    "EMAConfig": "averaging",
     "FeedForwardBlock": "blocks",
     "HorizontalFlip": "augment",
     "HuggingFaceSet": "huggingface",
@@ -32,7 +35,7 @@ _HOMES = {
     "LearnedPatchPositions": "positions",
     "LearnedPositions": "positions",
     "LinearProjection": "patches",
-    "LossConfig": "classifier",
+    "LossConfig": "losses",
     "MSSA": "crate",
     "MaxPool": "heads",
     "MeanAllPool": "heads",
@@ -54,6 +57,7 @@ _HOMES = {
     "ShardedSet": "sharded",
     "SinCos2dPositions": "positions",
     "SwiGLU": "feed_forward",
+    "Teacher": "distillation",
     "ThreeAugment": "policies",
     "TorchvisionSet": "torchvision_sets",
     "TransformerEncoder": "blocks",
@@ -75,6 +79,7 @@ if TYPE_CHECKING:
     from vit_lightning.augment import RandomCrop as RandomCrop
     from vit_lightning.augment import RandomErasing as RandomErasing
     from vit_lightning.augment import RandomResizedCrop as RandomResizedCrop
+    from vit_lightning.averaging import EMAConfig as EMAConfig
     from vit_lightning.blocks import FeedForwardBlock as FeedForwardBlock
     from vit_lightning.blocks import LayerNorm as LayerNorm
     from vit_lightning.blocks import MultiHeadAttention as MultiHeadAttention
@@ -82,7 +87,6 @@ if TYPE_CHECKING:
     from vit_lightning.blocks import RMSNorm as RMSNorm
     from vit_lightning.blocks import TransformerEncoder as TransformerEncoder
     from vit_lightning.blocks import TransformerEncoderBlock as TransformerEncoderBlock
-    from vit_lightning.classifier import LossConfig as LossConfig
     from vit_lightning.classifier import ViTClassifier as ViTClassifier
     from vit_lightning.colour import ColorJitter as ColorJitter
     from vit_lightning.crate import ISTA as ISTA
@@ -90,6 +94,9 @@ if TYPE_CHECKING:
     from vit_lightning.crate_measures import CrateMeasures as CrateMeasures
     from vit_lightning.data import Digits as Digits
     from vit_lightning.data import ImageData as ImageData
+    from vit_lightning.distillation import Distillation as Distillation
+    from vit_lightning.distillation import DistillationConfig as DistillationConfig
+    from vit_lightning.distillation import Teacher as Teacher
     from vit_lightning.errors import UserError as UserError
     from vit_lightning.feed_forward import PackedSwiGLU as PackedSwiGLU
     from vit_lightning.feed_forward import SwiGLU as SwiGLU
@@ -101,6 +108,7 @@ if TYPE_CHECKING:
     from vit_lightning.heads import MeanMaxPool as MeanMaxPool
     from vit_lightning.huggingface import HuggingFaceSet as HuggingFaceSet
     from vit_lightning.imagefolder import ImageFolder as ImageFolder
+    from vit_lightning.losses import LossConfig as LossConfig
     from vit_lightning.mixing import CutMix as CutMix
     from vit_lightning.mixing import MixUp as MixUp
     from vit_lightning.optim import OptimizerConfig as OptimizerConfig

@@ -26,7 +26,7 @@ from vit_lightning.heads import (
 from vit_lightning.options import OPTIONS, Options, norm_text
 from vit_lightning.patches import ConvProjection, LinearProjection
 from vit_lightning.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
-from vit_lightning.vit import ViT
+from vit_lightning.vit import ViT, drop_path_rates
 
 
 def describe(vit: ViT) -> Options:
@@ -49,7 +49,7 @@ def describe(vit: ViT) -> Options:
     for name in blocks[0]:
         if any(block.get(name) != blocks[0][name] for block in blocks):
             problems.append(f"{name}: the blocks of the encoder differ from one another")
-    if rates != torch.linspace(0.0, vit.drop_path, len(rates), device="cpu", dtype=torch.float32).tolist():
+    if rates != drop_path_rates(vit.drop_path, len(rates)):
         problems.append(f"drop_path={rates} of the blocks does not grow linearly to {vit.drop_path}")
     if options["final_norm"] is None:
         options["final_norm"] = "before_pool" if "norm" in dict(vit.named_children()) else "none"
@@ -98,6 +98,7 @@ def _embedding(vit: ViT, problems: list[str]) -> Options:
         "positions": _positions(positions, vit.prefix_tokens, problems),
         "embedding_norm": _norm(_child(embedding, "norm"), "embedding_norm", problems),
         "emb_dropout": _child(embedding, "dropout").p,
+        "patch_dropout": 0.0 if (dropout := _child(embedding, "patch_dropout")) is None else dropout.p,
     }
 
 

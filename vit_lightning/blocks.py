@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vit_lightning.errors import UserError
 
@@ -321,4 +322,18 @@ class TransformerEncoderBlock(NamedSequential):
 
 
 class TransformerEncoder(nn.Sequential):
-    """Blocks one after the other: (b, n, e) -> (b, n, e)."""
+    """Blocks one after the other: (b, n, e) -> (b, n, e).
+
+    With ``activation_checkpointing`` only the tokens between blocks are kept for the backward pass, and the inside of a
+    block is computed a second time, with the same random numbers (Chen et al. 2016, "Training deep nets with sublinear
+    memory cost").
+    """
+
+    activation_checkpointing = False
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if not (self.activation_checkpointing and self.training and torch.is_grad_enabled()):
+            return super().forward(tokens)  # type: ignore[no-any-return, no-untyped-call]
+        for block in self:
+            tokens = checkpoint(block, tokens, use_reentrant=False)
+        return tokens

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
+from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from vit_lightning.augment import one_key
@@ -93,7 +94,7 @@ class LearningRate(Callback):
 class TestPredictions(Callback):
     """What the model says of each test image, over all ranks, in the order of the images.
 
-    ``table`` has a row for each image: index, label, prediction and the probability of the prediction.
+    ``table`` has a row for each image: index, label, prediction, the probability of the prediction, and the loss.
     """
 
     __test__ = False  # no test, whatever pytest thinks of the name
@@ -114,14 +115,17 @@ class TestPredictions(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        confidence, prediction = outputs.detach().float().softmax(dim=-1).max(dim=-1)
-        columns = [batch.indices.double(), batch.labels.double(), prediction.double(), confidence.double()]
-        self._parts.append(torch.stack([column.cpu() for column in columns], dim=1))
+        logits = outputs.detach().float()
+        confidence, prediction = logits.softmax(dim=-1).max(dim=-1)
+        loss = cross_entropy(logits, batch.labels, reduction="none")
+        columns = [batch.indices, batch.labels, prediction, confidence, loss]
+        self._parts.append(torch.stack([column.double().cpu() for column in columns], dim=1))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        rows = gather(trainer, torch.cat(self._parts) if self._parts else torch.empty(0, 4, dtype=torch.float64))
+        rows = gather(trainer, torch.cat(self._parts) if self._parts else torch.empty(0, 5, dtype=torch.float64))
         rows = rows[rows[:, 0].argsort()]
-        kinds = {"index": np.int32, "label": np.int32, "prediction": np.int32, "confidence": np.float32}
+        whole = dict.fromkeys(("index", "label", "prediction"), np.int32)
+        kinds = {**whole, "confidence": np.float32, "loss": np.float32}
         self.table = {name: rows[:, n].numpy().astype(kind) for n, (name, kind) in enumerate(kinds.items())}
 
 

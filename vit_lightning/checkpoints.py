@@ -160,6 +160,8 @@ class Checkpoints(Checkpoint):
         checkpoint["row"] = _row_to_come(trainer)
         checkpoint["ranks"] = trainer.world_size
         checkpoint["images"] = _fingerprint(trainer)
+        view = getattr(trainer.datamodule, "test_view", None)  # type: ignore[attr-defined]
+        checkpoint["test_view"] = view() if callable(view) else None
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Refuses what cannot go on in the same way: another number of devices, other images."""
@@ -217,14 +219,15 @@ def _validates_now(trainer: Trainer) -> bool:
     return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
-def space_problem(folder: Path, weights: int) -> str | None:
+def space_problem(folder: Path, weights: int, *, copies: int = 3) -> str | None:
     """What is wrong if the disk cannot take the checkpoints of a model: last, previous, best, and one being written.
 
     Args:
         folder: the run folder.
-        weights: bytes of the weights; AdamW keeps two more numbers for each.
+        weights: bytes of the weights.
+        copies: numbers that are kept for each: AdamW has two more, an average of the weights one.
     """
-    size = 3 * weights
+    size = copies * weights
     there = sum(path.stat().st_size for path in (folder / LAST).parent.glob("*.ckpt") if path.is_file())
     needed, free = max(0, 4 * size - there), shutil.disk_usage(folder).free
     if free >= needed:

@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError, MulticlassConfusionMatrix
 
+from vit_lightning.averaging import EMAConfig, WeightAverage
+from vit_lightning.distillation import Distillation
 from vit_lightning.errors import UserError
+from vit_lightning.losses import LossConfig, make_loss
 from vit_lightning.optim import OptimizerConfig, optimizer_and_schedule
 
 Stage = Literal["train", "val", "test"]
-
-
-@dataclass
-class LossConfig:
-    """Cross entropy.
-
-    Args:
-        label_smoothing: share of the target that is spread over all classes in training.
-    """
-
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise UserError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1")
 
 
 class MeanLoss(Metric):
@@ -66,6 +54,8 @@ class ViTClassifier(LightningModule):
         num_classes: number of classes; ``network.num_classes`` when not given.
         optimizer: rate, decay and schedule.
         loss: the loss in training; validation and test report plain cross entropy.
+        ema: whether validation, test and checkpoints have the average of the weights.
+        distillation: a teacher that it learns from besides the labels.
     """
 
     def __init__(
@@ -75,6 +65,8 @@ class ViTClassifier(LightningModule):
         num_classes: int | None = None,
         optimizer: OptimizerConfig | None = None,
         loss: LossConfig | None = None,
+        ema: EMAConfig | None = None,
+        distillation: Distillation | None = None,
     ) -> None:
         super().__init__()
         classes = getattr(network, "num_classes", None) if num_classes is None else num_classes
@@ -83,9 +75,10 @@ class ViTClassifier(LightningModule):
         self.network = network
         self.num_classes = classes
         self.optimizer_config = optimizer or OptimizerConfig()
-        smoothing = (loss or LossConfig()).label_smoothing
+        self.distillation = distillation  # no module, nor is the next one
+        self.average = WeightAverage(ema) if ema is not None and ema.decay is not None else None
         self.losses: dict[Stage, nn.Module] = {
-            "train": nn.CrossEntropyLoss(label_smoothing=smoothing),
+            "train": make_loss(loss or LossConfig()),
             "val": nn.CrossEntropyLoss(),
             "test": nn.CrossEntropyLoss(),
         }
@@ -125,11 +118,15 @@ class ViTClassifier(LightningModule):
         """Loss and logits of a batch; counts it into the metrics of its stage."""
         images, labels = batch[0], batch[1]
         given = self(images)
-        # a ViT with a distillation token gives in training the logits of two heads; both learn from the labels
+        # a ViT with a distillation token gives in training the logits of two heads; both learn from the labels where
+        # there is no teacher
         heads = given if isinstance(given, tuple) else (given,)
         mixed = getattr(batch, "targets", None)  # shares of classes, where a training image is mixed of several
         targets = labels if mixed is None else mixed.to(heads[0].dtype)
-        loss: Tensor = torch.stack([self.losses[stage](logits, targets) for logits in heads]).mean(dim=0)
+        if stage == "train" and self.distillation is not None:
+            loss = self.distillation.loss(self.losses[stage](heads[0], targets), heads[-1], images)
+        else:
+            loss = torch.stack([self.losses[stage](logits, targets) for logits in heads]).mean(dim=0)
         logits: Tensor = torch.stack(heads).mean(dim=0)
         with torch.no_grad():
             # the calibration error takes logits for probabilities where all of a batch lie between 0 and 1
@@ -143,6 +140,10 @@ class ViTClassifier(LightningModule):
         return loss, logits
 
     def on_fit_start(self) -> None:
+        if self.average is not None:
+            self.average.start(self.network)
+        if self.distillation is not None:
+            self.distillation.teacher.to(self.device)
         # after Trainer.validate or test their counts are inference tensors, which training may not change
         for metric in (*self.val_metrics.values(), *self.test_metrics.values()):
             assert isinstance(metric, Metric)
@@ -154,14 +155,39 @@ class ViTClassifier(LightningModule):
         for name, value in counts.items():
             total = value.detach().clone()
             checkpoint["state_dict"][name] = self.trainer.strategy.reduce(total, reduce_op="sum")
+        if self.average is not None:
+            self.average.save(checkpoint)
+        if self.distillation is not None:
+            self.distillation.save(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if any(value.dtype == torch.float64 for value in _network_state(checkpoint)):
             self.network.double()  # precision 64-true, which Lightning sees to only after it has loaded the weights
+        if self.average is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self.average.load(checkpoint)
+        if self.distillation is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self.distillation.load(checkpoint)
         if self.trainer.global_rank > 0:
             for name, value in checkpoint["state_dict"].items():
                 if name.startswith("train_metrics."):
                     value.zero_()
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        if self.average is not None:
+            self.average.update(self.network)
+
+    def on_validation_epoch_start(self) -> None:
+        if self.average is not None:
+            self.average.show(self.network)
+
+    def on_validation_epoch_end(self) -> None:
+        if self.average is not None:
+            self.average.hide(self.network)
+
+    def on_train_end(self) -> None:
+        if self.average is not None:  # what is tested from here on, as the checkpoints say
+            self.average.end(self.network)
 
     def on_train_start(self) -> None:
         """What the page says of rates and decay holds, also where a checkpoint has just said otherwise."""
@@ -183,10 +209,18 @@ class ViTClassifier(LightningModule):
             metric.reset()
 
     def on_test_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
         self.confusion.reset()
 
     def on_test_epoch_end(self) -> None:
         self.confusion_matrix = self.confusion.compute()  # over all ranks, so all have to ask at once
+        self.on_validation_epoch_end()
+
+    def on_predict_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
+
+    def on_predict_epoch_end(self) -> None:
+        self.on_validation_epoch_end()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         batches = self._batches_per_epoch()

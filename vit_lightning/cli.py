@@ -19,7 +19,9 @@ VERBS = {
     "shard": "write the images of a page to large files, for ShardedSet",
     "show-batch": "draw training images as the model gets them",
     "sync": "send a run to W&B, or what W&B lacks of it",
-    "predict": "write what a trained model says of each test image",
+    "predict": "write what a trained model says of images and folders that are named, or of each test image",
+    "lr-find": "find a learning rate for a page",
+    "scale-batch": "find the largest batch of a page that the memory holds",
 }
 
 RESUME = ("never", "auto", "must")
@@ -34,6 +36,8 @@ lightning fit --config experiments/digits.yaml --model.depth=3     a page, with 
 lightning fit --resume runs/digits/RUN                             go on where a run was stopped
 lightning fit --config PAGE.yaml --resume=auto                     go on with this page's newest run, or start one
 lightning test --ckpt runs/digits/RUN                              a run folder or a checkpoint file
+lightning predict --ckpt runs/digits/RUN a.jpg FOLDER                      what a model says of images of your own
+lightning lr-find --config PAGE.yaml                                       a learning rate for a page, with figure
 lightning fit --config PAGE.yaml --print_config                    all keys, resolved
 lightning check-data --config PAGE.yaml                            what is wrong with the images, before a night's run
 lightning VERB --help                                              all keys, explained"""
@@ -105,12 +109,18 @@ def _run_page(verb: str, arguments: list[str]) -> None:
     from vit_lightning.config import resolve, to_yaml
     from vit_lightning.errors import UserError
     from vit_lightning.evaluation import evaluate
-    from vit_lightning.pages import read_flags
+    from vit_lightning.pages import read_flags, split_words
+    from vit_lightning.predicting import predict_images
     from vit_lightning.shard_writing import shard
     from vit_lightning.show_batch import show_batch
     from vit_lightning.training import fit, resume
+    from vit_lightning.tuning import find_rate, scale_batch
 
-    given = read_flags(_named_folder(arguments) if verb == "shard" else arguments)
+    places: list[str] = []
+    if verb == "predict":
+        given, places = split_words(arguments)
+    else:
+        given = read_flags(_named_folder(arguments) if verb == "shard" else arguments)
     options = [(key, value) for key, value in given if key in OPTIONS]
     flags = [(key, value) for key, value in given if key not in OPTIONS]
     trust, allowed = _options(verb, options)
@@ -120,7 +130,7 @@ def _run_page(verb: str, arguments: list[str]) -> None:
         _refuse_page(folder, flags)
         resume(Path(folder), words, allowed, trust=trust)
         return
-    config = resolve(words, verb, trust=trust)
+    config = resolve(words, verb, trust=trust, files=bool(places))
     if allowed and config.resume == "never":
         raise UserError(f"allow-config-change={','.join(allowed)} is for a run that goes on: give --resume")
     if config.print_config:
@@ -133,6 +143,12 @@ def _run_page(verb: str, arguments: list[str]) -> None:
         shard(config)
     elif verb == "show-batch":
         show_batch(config)
+    elif verb == "lr-find":
+        find_rate(config)
+    elif verb == "scale-batch":
+        scale_batch(config)
+    elif places:
+        predict_images(config, [Path(place) for place in places])
     else:
         evaluate(config, verb)
 

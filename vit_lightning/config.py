@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from torch import nn
 
+from vit_lightning.averaging import EMAConfig
 from vit_lightning.blocks import pair
 from vit_lightning.checkpoint_io import find_checkpoint, network_weights, read_checkpoint
 from vit_lightning.checkpoints import CheckpointConfig
 from vit_lightning.checks import (
     Key,
     Problem,
-    find_class,
+    average_problems,
     find_problems,
     monitor_problems,
     secret_problems,
     trainer_problems,
 )
-from vit_lightning.classifier import LossConfig, metric_names
+from vit_lightning.classifier import metric_names
 from vit_lightning.data import Digits, ImageData
+from vit_lightning.distillation import DistillationConfig
 from vit_lightning.errors import UserError
-from vit_lightning.optim import OptimizerConfig
+from vit_lightning.image_files import data_of_files
+from vit_lightning.losses import LossConfig
+from vit_lightning.network_checks import (
+    accepted,
+    empty_network,
+    leave_out_defaults_of_others,
+    network_problems,
+)
+from vit_lightning.optim import OptimizerConfig, group_problems
 from vit_lightning.pages import Page, flatten, merge, page_of_flag, read_flags, read_page, unflatten
 from vit_lightning.trust import restrict_imports
+from vit_lightning.verb_keys import VERB_KEYS, WORDS, verb_key_problems
 from vit_lightning.vit import ViT
 from vit_lightning.wandb_mirror import WandbConfig
 
@@ -53,6 +63,8 @@ class Settings(NamedTuple):
 
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
+    ema: EMAConfig = EMAConfig()
+    distillation: DistillationConfig = DistillationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     wandb: WandbConfig = WandbConfig()
 
@@ -78,13 +90,13 @@ GROUPS = ("model", "data", "trainer", *Settings._fields)
 """Keys that hold keys; with nothing under them they say nothing."""
 TRAINED = ("validate", "test", "predict")
 """Verbs that use a trained model, whose page lies in its checkpoint."""
-NOT_IN_PAGE = ("resume", "out", "ckpt", "print_config")
+NOT_IN_PAGE = ("resume", "out", "ckpt", "print_config", *(name for keys in VERB_KEYS.values() for name in keys))
 """What a run's own page leaves out: where it went, and what it was asked besides."""
 
 
 def make_help(verb: str) -> ArgumentParser:
     """The keys once more, for reading: with the arguments of the classes that need not be named."""
-    usage = f"lightning {verb} [--config PAGE.yaml ...] [--key=value ...]"
+    usage = f"lightning {verb} {WORDS.get(verb, '')}[--config PAGE.yaml ...] [--key=value ...]"
     parser = ArgumentParser(prog=f"lightning {verb}", usage=usage, description=HELP)
     parser.add_argument("--config", type=str, help="a page; several are merged in order, flags come after them")
     allow = "key that may differ from that of the run that goes on; may come several times"
@@ -104,6 +116,8 @@ def _add_plain_keys(parser: ArgumentParser, verb: str) -> None:
     parser.add_argument("--out", type=Path | None, default=None, help="folder for what the command leaves; must be new")
     if verb in TRAINED:
         parser.add_argument("--ckpt", type=str | None, default=None, help=f"run folder (its best checkpoint){places}")
+    for name, key in VERB_KEYS.get(verb, {}).items():
+        parser.add_argument(f"--{name}", type=key.kind, default=key.default, help=key.text)
     parser.add_argument("--experiment", type=str | None, default=None, help="name of the page; the file's by default")
     parser.add_argument("--seed_everything", type=int, default=0, help="seed of weights, order, augmentation, dropout")
     parser.add_argument("--init_from", type=str | None, default=None, help=f"first weights: run folder{places}")
@@ -137,17 +151,17 @@ def make_parser(verb: str = "fit") -> ArgumentParser:
     return parser
 
 
-def resolve(arguments: Sequence[str], verb: str = "fit", *, trust: bool = False) -> Namespace:
+def resolve(arguments: Sequence[str], verb: str = "fit", *, trust: bool = False, files: bool = False) -> Namespace:
     """The complete configuration of a command: pages, flags, defaults, and what the model gets from the data.
 
     A verb that uses a trained model starts from the page in its checkpoint. Only with ``trust`` may a page name classes
-    of any package.
+    of any package. With ``files``, image files come in the place of the page's data, which need not be there.
 
     Raises:
         UserError: all that is wrong, each with key, value and choices.
     """
     flags = read_flags(arguments)
-    page, unreadable = read_all(flags, verb)
+    page, unreadable = read_all(flags, verb, files=files)
     restrict_imports(page, trust=trust)
     if unreadable:  # values cannot be judged without the rest of the page, but what the flags call keys can
         raise UserError([*unreadable, *(found.text for found in _key_problems(page, verb) if not found.missing)])
@@ -155,7 +169,7 @@ def resolve(arguments: Sequence[str], verb: str = "fit", *, trust: bool = False)
         raise UserError(secrets)
     try:
         config, facts = _parse(page, verb)
-        problems = _range_problems(config, facts)
+        problems = _range_problems(config, facts, verb)
     except (ArgumentError, UserError) as fault:
         problems = _all_problems(page, verb, fault)
     if problems:
@@ -163,7 +177,7 @@ def resolve(arguments: Sequence[str], verb: str = "fit", *, trust: bool = False)
     return config
 
 
-def read_all(flags: Sequence[tuple[str, str]], verb: str) -> tuple[Page, list[str]]:
+def read_all(flags: Sequence[tuple[str, str]], verb: str, *, files: bool = False) -> tuple[Page, list[str]]:
     """What pages and flags say together, the later over the earlier and flags last; and what could not be read."""
     page: Page = {}
     pages: list[Page] = []
@@ -175,7 +189,7 @@ def read_all(flags: Sequence[tuple[str, str]], verb: str) -> tuple[Page, list[st
         except UserError as error:
             unreadable += error.problems
     if verb in TRAINED:
-        pages.insert(0, _page_of_checkpoint(flags))
+        pages.insert(0, _page_of_checkpoint(flags, files=files))
     for said in pages:
         said = {key: value for key, value in said.items() if value is not None or key not in GROUPS}
         page = merge(page, said, CLASS_DEFAULTS)
@@ -201,13 +215,17 @@ def _refuse_another_split(trained: Page, asked: Page) -> None:
         )
 
 
-def _page_of_checkpoint(flags: Sequence[tuple[str, str]]) -> Page:
+def _page_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool) -> Page:
     places = [value for key, value in flags if key == "ckpt"]
     if not places:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
-    page = flatten(read_checkpoint(find_checkpoint(places[-1])).get("page") or {})
+    checkpoint = read_checkpoint(find_checkpoint(places[-1]))
+    page = flatten(checkpoint.get("page") or {})
     if not isinstance(page, dict):
         raise UserError(f"ckpt={places[-1]} holds no page")
+    if files:
+        page["data"] = data_of_files(places[-1], checkpoint)
+    page.pop("distillation", None)  # its teacher need not be there any more
     return {**page, "init_from": None}  # the weights are the checkpoint's own
 
 
@@ -226,21 +244,15 @@ def _parse(page: Page, verb: str) -> tuple[Namespace, dict[str, Any]]:
     if not isinstance(model, dict):
         raise UserError(f"model={model} must be a class path or its arguments")
     class_path = model.get("class_path", CLASS_DEFAULTS["model"])
-    complete = {**page, "model": {"class_path": class_path, **_accepted(facts, class_path), **model}}
+    complete = {**page, "model": {"class_path": class_path, **accepted(facts, class_path), **model}}
     config = parser.parse_object(unflatten(complete))
     for name, fact in facts.items():  # an argument that a function hands on shows only now
         if name in config.model.init_args and name not in model:
             config.model.init_args[name] = fact
+    leave_out_defaults_of_others(config.model, {**model, **facts})
     if config.experiment is None:
         config.experiment = "run"
     return config, facts
-
-
-def _accepted(facts: dict[str, Any], class_path: str) -> dict[str, Any]:
-    """The facts that a network has arguments for."""
-    network = find_class(class_path)
-    names = inspect.signature(network).parameters if network is not None else ()
-    return {name: fact for name, fact in facts.items() if name in names}
 
 
 def data_facts(data: ImageData) -> dict[str, Any]:
@@ -275,6 +287,8 @@ def make_settings(config: Namespace) -> Settings:
 def _instantiate(config: Namespace, key: str) -> Any:
     try:
         return make_parser().instantiate(Namespace({key: config[key]}))[key]
+    except NotImplementedError:  # of a network that cannot be built without memory
+        raise
     except (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as fault:
         cause: BaseException | None = fault
         while cause is not None and not isinstance(cause, UserError):
@@ -307,7 +321,8 @@ def _plain(value: Any) -> Any:
 
 
 def _key_problems(page: Page, verb: str) -> list[Problem]:
-    return find_problems(page, {name: key for name, key in KEYS.items() if verb in TRAINED or name != "ckpt"})
+    keys = {name: key for name, key in KEYS.items() if verb in TRAINED or name != "ckpt"}
+    return find_problems(page, keys | {name: Key(key.kind) for name, key in VERB_KEYS.get(verb, {}).items()})
 
 
 def _all_problems(page: Page, verb: str, fault: Exception) -> list[str]:
@@ -319,7 +334,7 @@ def _all_problems(page: Page, verb: str, fault: Exception) -> list[str]:
     for _ in range(3):  # what only shows when the data's own problems are out of the way
         try:
             config, facts = _parse(page, verb)
-            return [*problems, *_range_problems(config, facts)]
+            return [*problems, *_range_problems(config, facts, verb)]
         except UserError as error:
             problems += error.problems
             if not all(_remove(page, tuple(text.split("=")[0].split("."))) for text in error.problems):
@@ -341,9 +356,9 @@ def _remove(page: Page, path: tuple[str, ...]) -> bool:
     return True
 
 
-def _range_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:
+def _range_problems(config: Namespace, facts: dict[str, Any], verb: str) -> list[str]:
     """What no single type can tell: values that do not fit, alone or together."""
-    problems = []
+    problems = verb_key_problems(verb, {name: config[name] for name in VERB_KEYS.get(verb, {})})
     if not 0 <= config.seed_everything < 2**32:
         problems.append(f"seed_everything={config.seed_everything} must be at least 0 and below 2**32")
     if Path(config.experiment).name != config.experiment:
@@ -354,31 +369,32 @@ def _range_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:
         if name in given and same(given[name]) != same(fact):
             problems.append(f"model.{name}={given[name]} does not fit the data, which has {fact} (leave it out)")
     if not any(problem.startswith("model.") for problem in problems):
-        problems += _model_problems(config)
+        problems += _model_problems(config, facts)
     for key in Settings._fields:
         try:
             _instantiate(config, key)
         except UserError as error:
             problems += error.problems
-    return [*problems, *trainer_problems(config.trainer), *monitor_problems(config, metric_names(facts["num_classes"]))]
+    problems += [*trainer_problems(config.trainer), *average_problems(config)]
+    return [*problems, *monitor_problems(config, metric_names(facts["num_classes"]))]
 
 
-def _model_problems(config: Namespace) -> list[str]:
-    """What the network says against its arguments, and against the weights it is to start from."""
+def _model_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:
+    """What the network says against its arguments, the data, the optimizer, and the weights it is to start from."""
     try:
-        with torch.device("meta"):  # without memory, time and random numbers
-            network = make_network(config)
+        network = empty_network(lambda: make_network(config))
     except UserError as error:
         return error.problems
-    except (ValueError, TypeError, AssertionError) as fault:  # a network of somebody else
-        return [f"model: {type(fault).__name__}: {' '.join(str(fault).split())}"]
-    except Exception:  # one that cannot be built without memory
-        return []
+    problems = network_problems(network, (facts["in_channels"], *pair(facts["image_size"])), facts["num_classes"])
+    with contextlib.suppress(UserError):  # its own problems are told elsewhere
+        problems += [f"optimizer.{text}" for text in group_problems(network, _instantiate(config, "optimizer"))]
     try:
         for key in ("init_from", "ckpt"):
             if config.get(key) is not None:
                 path = find_checkpoint(config[key], key)
                 network_weights(network, read_checkpoint(path), path)
+        if (teacher := config.distillation.teacher) and not teacher.startswith(("torchvision:", "timm:")):
+            find_checkpoint(teacher, "distillation.teacher")
     except UserError as error:
-        return error.problems
-    return []
+        problems += error.problems
+    return problems

@@ -59,6 +59,8 @@ class ImageData(LightningDataModule):
     in_channels: int = 3
     mean: Statistics
     std: Statistics
+    centre_share: float = 1.0
+    """Share of the sides of a validation or test image that the model sees."""
     in_memory: bool | None = None
     """Whether decoded images are kept; None leaves it to the source."""
 
@@ -121,6 +123,17 @@ class ImageData(LightningDataModule):
         Raises:
             UserError: names what is missing.
         """
+
+    def test_view(self) -> dict[str, Any]:
+        """What has to be known to show the model other images as those of the test, as plain data."""
+        return {
+            "class_names": list(self.class_names),
+            "image_size": list(self.image_size),
+            "in_channels": self.in_channels,
+            "centre_share": self.centre_share,
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
 
     @abstractmethod
     def make_dataset(self, split: Split) -> Dataset[Batch]:

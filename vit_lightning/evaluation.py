@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,13 @@ import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer, seed_everything
 
-from vit_lightning.callbacks import gather
+from vit_lightning.callbacks import TestPredictions, gather
 from vit_lightning.checkpoint_io import find_checkpoint, load_network, read_checkpoint, run_folder_of
 from vit_lightning.classifier import ViTClassifier
 from vit_lightning.config import make_trainer_arguments
 from vit_lightning.data import ImageData
-from vit_lightning.folder import new_folder, write_whole
+from vit_lightning.folder import is_first, new_folder, write_whole
+from vit_lightning.reports import interval, report_test, write_rows
 from vit_lightning.run import Results, logged, make_data_and_module, make_trainer, quiet, say
 
 
@@ -32,15 +31,19 @@ def evaluate(config: Namespace, verb: str) -> Results:
     load_network(module.network, read_checkpoint(path), path)
     run = run_folder_of(path)
     with new_folder(config.out, (Path("runs") / path.stem if run is None else run) / verb, "") as folder:
-        trainer = make_trainer(arguments, folder, [], [])
+        predictions = TestPredictions()
+        trainer = make_trainer(arguments, folder, [predictions], [])
         if verb == "predict":
             return _predict(trainer, module, data, folder)
         run_verb = trainer.validate if verb == "validate" else trainer.test
         run_verb(module, datamodule=data, verbose=False)
-        results = logged(trainer, "val/" if verb == "validate" else "test/")
+        results = logged(trainer, "val/" if verb == "validate" else "test/") | interval(predictions.table)
+        if is_first() and predictions.table:
+            assert module.confusion_matrix is not None
+            say(report_test(folder, predictions.table, data, module.confusion_matrix))
         write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
     for name, value in {**results, "weights": path, "results": folder}.items():
-        say(f"{name:<10} {value:.4f}" if isinstance(value, float) else f"{name:<10} {value}")
+        say(f"{name:<13} {value:.4f}" if isinstance(value, float) else f"{name:<13} {value}")
     return results
 
 
@@ -57,10 +60,6 @@ def _predict(trainer: Trainer, module: ViTClassifier, data: ImageData, folder: P
 def _write_predictions(path: Path, rows: torch.Tensor, data: ImageData) -> None:
     """Index, label, prediction and its probability of each image, from rows of index, label and all probabilities."""
     names = data.class_names
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["index", "label", "prediction", "probability"])
-    for row in rows:
-        top = int(row[2:].argmax())
-        writer.writerow([int(row[0]), names[int(row[1])], names[top], f"{float(row[2 + top]):.6f}"])
-    write_whole(path, text.getvalue())
+    said = [(int(row[0]), names[int(row[1])], int(row[2:].argmax()), float(row[2:].max())) for row in rows]
+    lines = [(index, label, names[top], probability) for index, label, top, probability in said]
+    write_rows(path, ("index", "label", "prediction", "probability"), lines)

@@ -65,6 +65,7 @@ _DEFAULTS: Config = {
     "pool_include_prefix": False,
     "drop_rate": 0.0,
     "pos_drop_rate": 0.0,
+    "patch_drop_rate": 0.0,
     "proj_drop_rate": 0.0,
     "attn_drop_rate": 0.0,
     "drop_path_rate": 0.0,
@@ -76,7 +77,6 @@ _DEFAULTS: Config = {
 _WITHOUT: Config = {
     "dynamic_img_size": False,
     "dynamic_img_pad": False,
-    "patch_drop_rate": 0.0,
     "embed_layer": "PatchEmbed",
     "block_fn": "Block",
     "attn_layer": "Attention",
@@ -95,6 +95,7 @@ _PLAIN = {
     "reg_tokens": "register_tokens",
     "drop_rate": "head_dropout",
     "pos_drop_rate": "emb_dropout",
+    "patch_drop_rate": "patch_dropout",
     "proj_drop_rate": "projection_dropout",
     "attn_drop_rate": "dropout",
     "drop_path_rate": "drop_path",

@@ -38,15 +38,17 @@ def curves(rows: Rows, title: str) -> Figure:
     return figure
 
 
-def image_grid(images: np.ndarray[Any, Any], titles: Sequence[str], wrong: Sequence[bool]) -> Figure:
-    """Images (n, c, H, W), uint8, each under its title, red where it is wrong."""
-    columns = 8
+def image_grid(
+    images: np.ndarray[Any, Any], titles: Sequence[str], wrong: Sequence[bool], *, columns: int = 8
+) -> Figure:
+    """Images (n, c, H, W), uint8, each under its title, red where it is wrong; a title may have two lines."""
     rows = -(-len(images) // columns)
     _, channels, height, width = images.shape
     gap = max(2, height // 4)
     # one picture of all is drawn many times faster than one axis for each
     sheet = np.full((rows * (height + gap), columns * (width + 1), channels), 255, dtype=np.uint8)
-    figure = Figure(figsize=(columns * 1.2, rows * 1.2 * (height + gap) / (width + 1)))
+    inches = 1.2 if columns > 5 else 1.8
+    figure = Figure(figsize=(columns * inches, rows * inches * (height + gap) / (width + 1)))
     axis = figure.add_axes((0, 0, 1, 1))
     axis.axis("off")
     for number, (image, title, bad) in enumerate(zip(images, titles, wrong, strict=True)):
@@ -54,9 +56,65 @@ def image_grid(images: np.ndarray[Any, Any], titles: Sequence[str], wrong: Seque
         top, left = row * (height + gap) + gap, column * (width + 1)
         sheet[top : top + height, left : left + width] = image.transpose(1, 2, 0)
         colour = "C3" if bad else "black"
-        axis.text(left + width / 2 - 0.5, top - 0.7, title, ha="center", va="bottom", fontsize=7, color=colour)
+        place = (left + width / 2 - 0.5, top - 0.7)
+        text = "\n".join(_short(line, round(19 * inches)) for line in title.split("\n"))
+        axis.text(*place, text, ha="center", va="bottom", fontsize=7, color=colour, parse_math=False)
     axis.imshow(sheet.squeeze(), cmap="gray" if channels == 1 else None, vmin=0, vmax=255, aspect="auto")
     return figure
+
+
+def reliability(
+    counts: np.ndarray[Any, Any], confidences: np.ndarray[Any, Any], accuracies: np.ndarray[Any, Any], error: float
+) -> Figure:
+    """Reliability diagram (Niculescu-Mizil and Caruana 2005) over equal bins of confidence, with the images in each.
+
+    Args:
+        counts: (bins,), images.
+        confidences: (bins,), mean confidence; nan where there is no image.
+        accuracies: (bins,), share of them that is right.
+        error: the calibration error, for the title.
+    """
+    figure = Figure(figsize=(4.4, 5.6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    width = 1 / len(counts)
+    centres = (np.arange(len(counts)) + 0.5) * width
+    filled = counts > 0
+    above.bar(centres[filled], accuracies[filled], width=0.94 * width, color="C0", alpha=0.6, label="accuracy")
+    above.plot(confidences[filled], accuracies[filled], "o", color="C1", markersize=4, label="mean confidence")
+    above.plot([0, 1], [0, 1], "--", color="0.4", linewidth=1, label="calibrated")
+    above.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02), title=f"calibration error {100 * error:.2f} %")
+    figure.legend(frameon=False, loc="outside lower center", ncols=3, fontsize=8, columnspacing=1.0)
+    below.bar(centres, counts, width=0.94 * width, color="0.6")
+    below.set(xlabel="confidence of the prediction", ylabel="images")
+    for axis in (above, below):
+        axis.grid(alpha=0.3)
+    return figure
+
+
+def rate_search(
+    rates: Sequence[float],
+    losses: Sequence[float],
+    smoothed: Sequence[float],
+    suggestion: float | None,
+    page: float,
+) -> Figure:
+    """Loss over the rate of ``lr-find``: of each step, smoothed, with the suggested rate and that of the page."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axis = figure.subplots()
+    axis.plot(rates, losses, color="0.75", linewidth=0.8, label="loss of a step")
+    axis.plot(rates, smoothed, color="C0", label="smoothed")
+    if suggestion is not None:
+        loss = float(np.interp(suggestion, rates, smoothed))
+        axis.plot([suggestion], [loss], "o", color="C3", label=f"falls fastest: {suggestion:.2g}")
+    axis.axvline(page, color="C2", linestyle="--", linewidth=1, label=f"the page: {page:g}")
+    axis.set(xscale="log", xlabel="rate (optimizer.lr)", ylabel="training loss", ylim=_without_outliers(losses))
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False)
+    return figure
+
+
+def _short(text: str, letters: int) -> str:
+    return text if len(text) <= letters else f"{text[: letters - 1]}\u2026"
 
 
 def confusion(matrix: np.ndarray[Any, Any], names: Sequence[str]) -> Figure:

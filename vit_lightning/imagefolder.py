@@ -37,7 +37,7 @@ def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _images_in(folder: Path) -> Iterator[Path]:
+def images_in(folder: Path) -> Iterator[Path]:
     images = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     return (path for path in images if not _hidden(path.relative_to(folder)))
 
@@ -170,7 +170,7 @@ class ImageFolder(ImageData):
             for folder in self._folders.values()
             for name in names
             if (folder / name).is_dir() or folder == self._folders["train"]
-            if not any(_images_in(folder / name))
+            if not any(images_in(folder / name))
         ]
         if problems:
             raise UserError(problems)
@@ -216,7 +216,7 @@ class ImageFolder(ImageData):
         files: list[Path] = []
         labels: list[int] = []
         for label, name in enumerate(self.class_names):
-            images = sorted(_images_in(folder / name))
+            images = sorted(images_in(folder / name))
             files += images
             labels += [label] * len(images)
         return files, labels

@@ -64,6 +64,7 @@ OPTIONS: Options = {
     "pool_norm": None,
     "representation_size": None,
     "emb_dropout": 0.0,
+    "patch_dropout": 0.0,
     "dropout": 0.0,  # of attention weights
     "projection_dropout": 0.0,
     "feed_forward_dropout": 0.0,
@@ -127,6 +128,7 @@ def build(options: Options) -> ViT:
         attention=_make_attention(options),
         feed_forward=_make_feed_forward(options),
         emb_dropout=options["emb_dropout"],
+        patch_dropout=options["patch_dropout"],
         head_dropout=options["head_dropout"],
         drop_path=options["drop_path"],
         layer_scale=options["layer_scale"],

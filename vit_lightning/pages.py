@@ -42,17 +42,27 @@ _StrictLoader.add_implicit_resolver(
 
 def read_flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """Keys and values of ``--key=value`` and ``--key value``, in order; a key without a value is switched on."""
+    flags, words = split_words(arguments)
+    if words:
+        raise UserError(f"{words[0]}: what is this? (keys are given as --key=value)")
+    return flags
+
+
+def split_words(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """The flags, as ``read_flags`` gives them, and the words that are neither flags nor their values."""
     flags: list[tuple[str, str]] = []
+    words: list[str] = []
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--") or word == "--":
-            raise UserError(f"{word}: what is this? (keys are given as --key=value)")
+            words.append(word)
+            continue
         key, equals, value = word[2:].partition("=")
         if not equals:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
         flags.append((key, value))
-    return flags
+    return flags, words
 
 
 def read_page(place: Path) -> Page:

@@ -92,8 +92,32 @@ class RegisterTokens(LearnedTokens):
     """
 
 
+class PatchDropout(nn.Module):
+    """In training, leaves out a share p of an image's patches, others for each image (Li et al. 2023, FLIP).
+
+    The ``prefix_tokens`` before them stay: (b, p + n, e) -> (b, p + k, e) with k = max(1, floor(n (1 - p))).
+    """
+
+    def __init__(self, p: float, prefix_tokens: int) -> None:
+        super().__init__()
+        self.p, self.prefix_tokens = p, prefix_tokens
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if not self.training:
+            return tokens
+        prefix, patches = tokens.tensor_split([self.prefix_tokens], dim=1)
+        count = patches.shape[1]
+        kept = max(1, int(count * (1.0 - self.p)))
+        order = torch.randn(len(patches), count, device=patches.device).argsort(dim=1)[:, :kept]
+        index = repeat(order, "b k -> b k e", e=patches.shape[2])
+        return torch.cat([prefix, patches.gather(1, index)], dim=1)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p:g}, prefix_tokens={self.prefix_tokens}"
+
+
 class PatchEmbedding(NamedSequential):
-    """Image to tokens: projection of patches, tokens before them, positions, dropout, normalisation.
+    """Image to tokens: projection of patches, tokens before them, positions, dropouts, normalisation.
 
     (b, c, H, W) -> (b, p + n, e); the p tokens before the patches are class token, distillation token, registers.
     """
@@ -107,6 +131,7 @@ class PatchEmbedding(NamedSequential):
         dropout: float = 0.0,
         distillation_token: nn.Module | None = None,
         register_tokens: nn.Module | None = None,
+        patch_dropout: nn.Module | None = None,
         norm: nn.Module | None = None,
     ) -> None:
         super().__init__(
@@ -116,5 +141,6 @@ class PatchEmbedding(NamedSequential):
             class_token=class_token,
             positions=positions,
             dropout=nn.Dropout(dropout),
+            patch_dropout=patch_dropout,
             norm=norm,
         )

@@ -33,12 +33,14 @@ from vit_lightning.checkpoints import Checkpoints, space_problem
 from vit_lightning.classifier import ViTClassifier
 from vit_lightning.config import make_data, make_network, make_settings, to_plain
 from vit_lightning.data import ImageData
+from vit_lightning.distillation import Distillation
 from vit_lightning.errors import UserError
-from vit_lightning.figures import confusion, curves, image_grid
+from vit_lightning.figures import curves
 from vit_lightning.flops import forward_flops
 from vit_lightning.folder import is_first, log_warnings, write_whole
-from vit_lightning.sampling import Request
+from vit_lightning.reports import FIGURES, interval, report_test
 from vit_lightning.stopping import FiniteGuard
+from vit_lightning.teachers import load_teacher
 from vit_lightning.tracking import MetricsFile, json_number, read_metrics
 from vit_lightning.wandb_mirror import WandbMirror
 
@@ -82,7 +84,7 @@ def prepare(config: Namespace, arguments: dict[str, Any], folder: Path, *, begin
     guard = FiniteGuard(folder)
     checkpoints = Checkpoints(folder, settings.checkpoint, page, guard)
     weights = sum(weight.numel() * weight.element_size() for weight in module.network.parameters())
-    if is_first() and (problem := space_problem(folder, weights)):
+    if is_first() and (problem := space_problem(folder, weights, copies=3 + (module.average is not None))):
         raise UserError(problem)
     shape = (data.in_channels, *data.image_size)
     facts = {"parameters": count_parameters(module), "flops": forward_flops(module.network, shape)}
@@ -131,28 +133,17 @@ def _train(run: Run, newest: Restored | None) -> None:
 
 def _draw_and_mirror(run: Run, results: Results) -> None:
     """The figures of a run, in its folder and in W&B."""
-    drawn = {"curves": curves(read_metrics(run.folder), run.folder.name)}
+    curves(read_metrics(run.folder), run.folder.name).savefig(run.folder / "curves.png", dpi=100)
     if run.predictions.table:
-        names = run.data.class_names
-        table = run.predictions.table
         assert run.module.confusion_matrix is not None
-        drawn["confusion"] = confusion(run.module.confusion_matrix.cpu().numpy(), names)
-        shown = Request(table["index"][:32].tolist(), None)
-        labels, predictions = table["label"][:32], table["prediction"][:32]
-        drawn["test_images"] = image_grid(
-            run.data.dataset("test").__getitems__(shown).images.numpy(),  # type: ignore[attr-defined]
-            [names[p] if p == t else f"{names[p]} ({names[t]})" for p, t in zip(predictions, labels, strict=True)],
-            (predictions != labels).tolist(),
-        )
-    for name, figure in drawn.items():
-        figure.savefig(run.folder / f"{name}.png", dpi=100)
+        say(report_test(run.folder, run.predictions.table, run.data, run.module.confusion_matrix))
     mirror_results(run.mirror, results)
     run.mirror.finish()
 
 
 def mirror_results(mirror: WandbMirror, results: Results) -> None:
     """What a run has when it is over: figures, final values, and the model if it is wanted."""
-    images = {name: mirror.folder / f"{name}.png" for name in ("curves", "confusion", "test_images")}
+    images = {name: mirror.folder / f"{name}.png" for name in ("curves", *FIGURES)}
     mirror.log_images({name: path for name, path in images.items() if path.is_file()}, step=results["steps"])
     mirror.log_summary(results)
     if mirror.config.log_model and mirror.mode == "online":  # offline, W&B would keep a second copy of it
@@ -194,17 +185,24 @@ def _test_best(run: Run) -> Results:
         run.trainer.fit_loop.epoch_progress.current.completed = results["epochs"]
         run.trainer.fit_loop.epoch_loop._batches_that_stepped = results["steps"]
         run.trainer.test(run.module, datamodule=run.data, verbose=False)
-        results |= logged(run.trainer, "test/")
+        results |= logged(run.trainer, "test/") | interval(run.predictions.table)
         if is_first() and run.predictions.table:
             np.savez_compressed(run.folder / "test_predictions.npz", **run.predictions.table)  # type: ignore[arg-type]
     return results
 
 
-def make_data_and_module(config: Namespace) -> tuple[ImageData, ViTClassifier]:
-    data = make_data(config)
-    settings = make_settings(config)
-    module = ViTClassifier(
-        make_network(config), num_classes=data.num_classes, optimizer=settings.optimizer, loss=settings.loss
+def make_data_and_module(
+    config: Namespace, kind: type[ViTClassifier] = ViTClassifier
+) -> tuple[ImageData, ViTClassifier]:
+    data, settings = make_data(config), make_settings(config)
+    network, chosen = make_network(config), settings.distillation
+    module = kind(
+        network,
+        num_classes=data.num_classes,
+        optimizer=settings.optimizer,
+        loss=settings.loss,
+        ema=settings.ema,
+        distillation=Distillation(chosen, load_teacher(chosen.teacher, data)) if chosen.teacher else None,
     )
     return data, module
 
@@ -265,6 +263,7 @@ def summary(folder: Path, results: Results) -> None:
     rows = [("test", "test/acc", "test/loss"), ("validation", "val/acc", "val/loss")]
     lines = [
         f"{name:<11} accuracy {100 * float(results[acc]):6.2f} %   loss {float(results[loss]):.4f}"
+        + _limits(results, acc)
         for name, acc, loss in rows
         if acc in results
     ]
@@ -275,6 +274,12 @@ def summary(folder: Path, results: Results) -> None:
         f"{'test again':<11} lightning test --ckpt {folder}",
     ]
     say("\n".join(lines))
+
+
+def _limits(results: Results, accuracy: str) -> str:
+    """The limits of an accuracy, where they are known."""
+    low, high = (results.get(f"{accuracy}_{end}") for end in ("low", "high"))
+    return "" if low is None or high is None else f"   95 % interval {100 * low:.1f} to {100 * high:.1f} %"
 
 
 @rank_zero_only

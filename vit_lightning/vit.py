@@ -31,6 +31,7 @@ from vit_lightning.patches import (
     DistillationToken,
     LearnedTokens,
     LinearProjection,
+    PatchDropout,
     PatchEmbedding,
     RegisterTokens,
 )
@@ -87,9 +88,13 @@ class ViT(NamedSequential):
         feed_forward: feed-forward part of each block; others are in ``feed_forward.py`` and ``crate.py``.
         emb_dropout: dropout on the embedded patches.
         head_dropout: dropout on the pooled vector.
-        drop_path: probability of leaving out a branch in the last block; it grows linearly from 0 in the first.
+        patch_dropout: share of the patches that training leaves out.
+        drop_path: probability of leaving out a branch in the last block.
+        drop_path_schedule: whether that grows linearly from 0 in the first block, or is constant as in DeiT III.
         layer_scale: initial value of a learned factor on each branch; none when not given.
         representation_size: width of a layer with tanh before the classifier; none when not given.
+        activation_checkpointing: whether training computes the inside of each block twice and keeps less in memory;
+            the numbers are the same.
 
     Raises:
         UserError: names every size that does not fit.
@@ -125,9 +130,12 @@ class ViT(NamedSequential):
         feed_forward: Block = FeedForwardBlock,
         emb_dropout: float = 0.0,
         head_dropout: float = 0.0,
+        patch_dropout: float = 0.0,
         drop_path: float = 0.0,
+        drop_path_schedule: Literal["linear", "constant"] = "linear",
         layer_scale: float | None = None,
         representation_size: int | None = None,
+        activation_checkpointing: bool = False,
     ) -> None:
         sizes, preset_patch = preset_sizes("B/16" if preset is None else preset)
         emb_size = sizes.emb_size if emb_size is None else emb_size
@@ -145,10 +153,12 @@ class ViT(NamedSequential):
         problems = [
             *_least_problems(positive, natural, representation_size=representation_size),
             *_patch_problems(image_size, patch_size),
-            *share_problems({"emb_dropout": emb_dropout, "drop_path": drop_path, "head_dropout": head_dropout}),
+            *share_problems({"emb_dropout": emb_dropout, "patch_dropout": patch_dropout}),
+            *share_problems({"drop_path": drop_path, "head_dropout": head_dropout}),
             *_choice_problems(
                 {**named, "positions": (positions, _POSITIONS), "final_norm": (final_norm, _FINAL_NORMS)}
             ),
+            *_choice_problems({"drop_path_schedule": (drop_path_schedule, ("linear", "constant"))}),
             *(["pool=cls needs class_token=true (or choose pool=mean)"] if pool == "cls" and not class_token else []),
         ]
         if distillation_token:
@@ -177,6 +187,7 @@ class ViT(NamedSequential):
                 register_tokens=RegisterTokens(emb_size, register_tokens) if register_tokens else None,
                 positions=None if make_positions is None else make_positions(grid, emb_size, prefix_tokens),
                 dropout=emb_dropout,
+                patch_dropout=PatchDropout(patch_dropout, prefix_tokens) if patch_dropout > 0.0 else None,
                 norm=None if embedding_norm is None else embedding_norm(emb_size),
             ),
             encoder=TransformerEncoder(
@@ -189,7 +200,7 @@ class ViT(NamedSequential):
                         layer_scale=layer_scale,
                         drop_path=rate,
                     )
-                    for rate in torch.linspace(0.0, drop_path, depth, device="cpu", dtype=torch.float32).tolist()
+                    for rate in drop_path_rates(drop_path, depth, drop_path_schedule)
                 )
             ),
             norm=norm(emb_size) if final_norm == "before_pool" else None,
@@ -207,8 +218,11 @@ class ViT(NamedSequential):
         self.image_size, self.patch_size, self.in_channels = image_size, patch_size, in_channels
         self.num_classes, self.emb_size, self.depth, self.num_heads = num_classes, emb_size, depth, num_heads
         self.prefix_tokens, self.drop_path = prefix_tokens, drop_path
+        self.encoder.activation_checkpointing = activation_checkpointing
         for module in self.modules():
             if isinstance(module, RotaryAttention):
+                if patch_dropout > 0.0:
+                    raise UserError("patch_dropout: RotaryAttention takes all patches, each at its place")
                 module.place(grid, prefix_tokens)
         self.initialise()
 
@@ -263,6 +277,13 @@ _POOLS: dict[str, PoolBlock] = {
 }
 _PROJECTIONS: dict[str, Callable[[int, Size, int], nn.Module]] = {"conv": ConvProjection, "linear": LinearProjection}
 _POSITIONS: dict[str, Positions | None] = {"learned": LearnedPositions, "sincos2d": SinCos2dPositions, "none": None}
+
+
+def drop_path_rates(last: float, depth: int, schedule: str = "linear") -> list[float]:
+    """Probability of each block to have a branch left out."""
+    first = 0.0 if schedule == "linear" else last
+    rates: list[float] = torch.linspace(first, last, depth, device="cpu", dtype=torch.float32).tolist()
+    return rates
 
 
 def preset_sizes(name: str) -> tuple[Preset, int]:

@@ -133,6 +133,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         predictions = {name: arrays[name].tolist() for name in arrays}
     return {
         "weights": last["state_dict"],
+        "average": last.get("ema"),
         "optimizer": last["optimizer_states"],
         "schedule": last["lr_schedulers"],
         "steps": last["global_step"],

@@ -21,7 +21,8 @@ VARIANTS = {
     "plain": (),
     "accumulate 2": ("--trainer.accumulate_grad_batches=2",),
     "accumulate 3": ("--trainer.accumulate_grad_batches=3",),
-    "average of weights": ('--trainer.callbacks+=[{"class_path": "EMAWeightAveraging"}]',),
+    "average of weights": ("--ema.decay=0.9",),
+    "average of weights of Lightning": ('--trainer.callbacks+=[{"class_path": "EMAWeightAveraging"}]',),
     "validation in mid-epoch": ("--trainer.val_check_interval=0.5",),
     "ended by steps": ("--trainer.max_epochs=-1", "--trainer.max_steps=28"),
     "checkpoint every 3 steps": ("--checkpoint.every_n_steps=3",),
@@ -122,7 +123,8 @@ PAIRS = {
     "plain": [(7, 8), (8, 9), (15, 17)],
     "accumulate 2": [(8, 9), (13, 15)],
     "accumulate 3": [(7, 8), (11, 12)],
-    "average of weights": [(8, 10)],
+    "average of weights": [(7, 8), (8, 10)],
+    "average of weights of Lightning": [(8, 10)],
     "validation in mid-epoch": [(4, 5), (12, 13)],
     "ended by steps": [(8, 9), (16, 18)],
 }
@@ -151,6 +153,26 @@ def test_row_03_killed_at_every_step(tmp_path, uninterrupted, variant):
         steps = range(1, 32, 9)
     faults = [f"0:{step}:batch_start:KILL" for step in steps]
     check_chain(tmp_path, uninterrupted(*VARIANTS[variant]), *faults, flags=VARIANTS[variant])
+
+
+def test_row_03_killed_while_it_learns_from_a_teacher_by_muon(tmp_path, uninterrupted):
+    assert harness.fit(tmp_path / "teacher") == 0, harness.log(tmp_path / "teacher")
+    flags = (
+        f"--distillation.teacher={tmp_path / 'teacher' / 'run'}",
+        "--model.distillation_token=true",
+        "--model.patch_dropout=0.3",
+        "--model.activation_checkpointing=true",
+        "--optimizer.name=muon",
+        "--optimizer.layer_decay=0.8",
+        "--optimizer.schedule=wsd",
+        "--ema.decay=0.9",
+        '--data.mixing=[{"class_path": "MixUp"}, {"class_path": "CutMix"}]',
+        "--loss.name=bce",
+        "--trainer.accumulate_grad_batches=2",
+        "--trainer.gradient_clip_val=1.0",
+    )
+    faults = [f"0:{step}:batch_start:KILL" for step in (7, 10, 17)]
+    check_chain(tmp_path / "student", uninterrupted(*flags), *faults, flags=flags)
 
 
 PARTICULAR = {

@@ -1,0 +1,220 @@
+"""Lion and Muon against implementations that nobody here wrote, and what the page says of optimizers."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import pytest
+import timm.optim
+import torch
+from torch import nn
+from torchvision.models import convnext_tiny, resnet18, vit_b_16
+
+from vit_lightning import OptimizerConfig, UserError, ViT
+from vit_lightning.optim import muon_matrices, optimizer_and_schedule, parameter_groups
+from vit_lightning.optimizers import MuonWithAdamW
+
+SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 7), nn.GELU(), nn.Linear(7, 3)).double()
+
+
+def ours(weights: nn.Module, **settings: object):
+    config = OptimizerConfig(schedule="constant", **settings)
+    return optimizer_and_schedule(weights, config, total_steps=20, steps_per_epoch=20)[0]
+
+
+def train(weights: nn.Module, *optimizers: torch.optim.Optimizer, steps: int = 10, first: int = 0) -> None:
+    draw = torch.Generator().manual_seed(1)
+    batches = torch.randn(20, 8, 5, generator=draw, dtype=torch.float64)
+    for batch in batches[first : first + steps]:
+        weights.zero_grad()
+        weights(batch).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def split(weights: nn.Module) -> list[list[nn.Parameter]]:
+    matrices = [weight for weight in weights.parameters() if weight.ndim == 2]
+    return [matrices, [weight for weight in weights.parameters() if weight.ndim != 2]]
+
+
+def assert_same(first: nn.Module, second: nn.Module, tolerance: float) -> None:
+    start = network()
+    for a, b, before in zip(first.parameters(), second.parameters(), start.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+        assert not torch.equal(a, before)
+
+
+def test_lion_is_timm_s():
+    mine, theirs = network(), network()
+    settings = {"lr": 0.01, "betas": (0.8, 0.95)}
+    matrices, vectors = split(theirs)
+    groups = [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0}]
+    train(mine, ours(mine, name="lion", weight_decay=0.3, **settings))
+    train(theirs, timm.optim.Lion(groups, **settings))
+    assert_same(mine, theirs, 1e-14)
+    defaults = inspect.signature(timm.optim.Lion).parameters["betas"].default
+    assert ours(network(), name="lion").param_groups[0]["betas"] == defaults == (0.9, 0.99)
+
+
+def test_muon_is_torch_s_with_torch_s_adamw_for_the_rest():
+    mine, theirs = network(), network()
+    matrices, vectors = split(theirs)
+    optimizers = [
+        torch.optim.Muon(matrices[:2], lr=0.01, weight_decay=0.3, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(matrices[2:], lr=0.01, weight_decay=0.3, betas=(0.8, 0.95)),
+        torch.optim.AdamW(vectors, lr=0.01, weight_decay=0.0, betas=(0.8, 0.95)),
+    ]
+    train(mine, ours(mine, name="muon", lr=0.01, weight_decay=0.3, momentum=0.9, betas=(0.8, 0.95)))
+    train(theirs, *optimizers)
+    assert_same(mine, theirs, 1e-12)
+    defaults = inspect.signature(torch.optim.Muon).parameters
+    group = ours(network(), name="muon").param_groups[0]
+    assert all(group[name] == defaults[name].default for name in ("momentum", "nesterov", "ns_steps", "eps"))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reference", "more"),
+    [
+        ("sgd", {"momentum": 0.7, "nesterov": True}, torch.optim.SGD, {"momentum": 0.7, "nesterov": True}),
+        ("sgd", {}, torch.optim.SGD, {"momentum": 0.9}),
+        ("adam", {"betas": (0.8, 0.9), "eps": 1e-6}, torch.optim.Adam, {"betas": (0.8, 0.9), "eps": 1e-6}),
+        ("adamw", {}, torch.optim.AdamW, {}),
+    ],
+    ids=str,
+)
+def test_the_others_are_torch_s(name, settings, reference, more):
+    mine, theirs = network(), network()
+    matrices, vectors = split(theirs)
+    groups = [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0}]
+    train(mine, ours(mine, name=name, lr=0.01, weight_decay=0.3, **settings))
+    train(theirs, reference(groups, lr=0.01, foreach=False, fused=False, **more))
+    assert_same(mine, theirs, 1e-11)
+
+
+@pytest.mark.parametrize("name", ["lion", "muon", "sgd"])
+def test_an_optimizer_goes_on_from_its_state(name):
+    straight, stopped = network(), network()
+    train(straight, ours(straight, name=name), steps=8)
+    first = ours(stopped, name=name)
+    train(stopped, first, steps=3)
+    state = copy.deepcopy(first.state_dict())
+    second = ours(stopped, name=name)
+    second.load_state_dict(state)
+    train(stopped, second, steps=5, first=3)
+    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), stopped.parameters(), strict=True))
+
+
+def test_a_frozen_weight_and_one_without_a_gradient_stay():
+    for name in ("lion", "muon"):
+        mine = network()
+        mine[0].weight.requires_grad_(False)
+        optimizer = ours(mine, name=name)
+        mine(torch.ones(2, 5, dtype=torch.float64)).sum().backward()
+        mine[2].weight.grad = None
+        optimizer.step()
+        for layer in (0, 2):
+            assert torch.equal(mine[layer].weight, network()[layer].weight)
+        assert not torch.equal(mine[4].weight, network()[4].weight)
+
+
+def test_closures_are_called():
+    for name in ("lion", "muon"):
+        mine = network()
+        assert ours(mine, name=name).step(lambda: 3.0) == 3.0
+
+
+def test_muon_takes_the_matrices_of_the_encoder():
+    vit = ViT(**SMALL, patch_projection="linear", distillation_token=True, layer_scale=0.1)
+    half = [f"encoder.{block}.{part}" for block in (0, 1) for part in ("attention.fn", "feed_forward.fn")]
+    expected = {
+        *(f"{name}.attention.{part}.weight" for name in half[::2] for part in ("qkv", "projection")),
+        *(f"{name}.feed_forward.{part}.weight" for name in half[1::2] for part in ("expand", "contract")),
+    }
+    assert muon_matrices(vit) == muon_matrices(torch.compile(vit)) == expected
+    optimizer = ours(vit, name="muon", layer_decay=0.5)
+    assert isinstance(optimizer, MuonWithAdamW)
+    moved = {id(weight) for group in optimizer.param_groups if group.get("muon") for weight in group["params"]}
+    assert moved == {id(weight) for name, weight in vit.named_parameters() if name in expected}
+    assert [group["lr_scale"] for group in optimizer.param_groups if group.get("muon")] == [0.5, 0.25]
+
+
+def test_muon_of_networks_of_others():
+    with torch.device("meta"):
+        assert {"heads.head.weight", "conv_proj.weight"}.isdisjoint(muon_matrices(vit_b_16()))
+        assert len(muon_matrices(vit_b_16())) == 4 * 12
+        assert len(muon_matrices(convnext_tiny())) == 2 * 18
+        with pytest.raises(
+            UserError, match=r"name=muon: ResNet has no matrices before its classifier \(choose adamw\)"
+        ):
+            muon_matrices(resnet18())
+
+
+def test_decay_of_networks_of_others():
+    """No tokens, positions or scales, which are no vectors in torchvision's models."""
+
+    def without(model: nn.Module) -> set[str]:
+        names = {id(weight): name for name, weight in model.named_parameters()}
+        groups = parameter_groups(model, 0.1)
+        return {names[id(w)] for group in groups if group["weight_decay"] == 0.0 for w in group["params"]}
+
+    with torch.device("meta"):
+        vit, convnext, resnet = vit_b_16(), convnext_tiny(), resnet18()
+    assert {"class_token", "encoder.pos_embedding"} <= without(vit)
+    layers = {name: weight for name, weight in vit.named_parameters() if name.endswith("weight")}
+    assert {name for name in layers if name not in without(vit)} == {n for n, w in layers.items() if w.ndim > 1}
+    assert {name for name, _ in convnext.named_parameters() if "layer_scale" in name} <= without(convnext)
+    assert not {name for name in without(resnet) if "conv" in name}
+
+
+def test_layer_decay_needs_a_network_that_knows_its_depth():
+    with torch.device("meta"), pytest.raises(UserError, match=r"layer_decay=0.5 needs a ViT: ResNet does not say"):
+        parameter_groups(resnet18(), 0.1, layer_decay=0.5)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "lion"])
+def test_layer_decay_reaches_the_rate_of_each_group_in_each_step(name):
+    vit = ViT(**SMALL)
+    config = OptimizerConfig(name=name, lr=0.1, layer_decay=0.5, warmup_steps=2, min_lr=0.02, schedule="linear")
+    optimizer, schedule = optimizer_and_schedule(vit, config, total_steps=6, steps_per_epoch=6)
+    expected = {0: 0.125, 1: 0.25, 2: 0.5, 3: 1.0}
+    names = {id(weight): name for name, weight in vit.named_parameters()}
+    for rate in (0.05, 0.1, 0.08, 0.06, 0.04, 0.02):
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                depth = vit.layer_index(names[id(weight)])
+                assert group["lr"] == pytest.approx(rate * expected[depth], rel=1e-12)
+        optimizer.step()
+        schedule.step()
+    assert optimizer.param_groups[0]["lr_scale"] == (0.5 if name == "muon" else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"momentum": 0.5}, "momentum=0.5 does nothing for name=adamw (it is for sgd, muon)"),
+        ({"name": "sgd", "betas": (0.9, 0.9)}, "betas=(0.9, 0.9) does nothing for name=sgd (it is for adamw,"),
+        ({"name": "lion", "eps": 1e-6}, "eps=1e-06 does nothing for name=lion (it is for adamw, adam, muon)"),
+        ({"nesterov": True}, "nesterov=True does nothing for name=adamw (it is for sgd)"),
+        ({"name": "sgd", "nesterov": True, "momentum": 0.0}, "nesterov=True needs a momentum above 0"),
+        ({"name": "sgd", "momentum": 1.0}, "momentum=1.0 must be at least 0 and below 1"),
+        ({"layer_decay": 0.0}, "layer_decay=0.0 must be above 0 and at most 1"),
+        ({"layer_decay": 1.1}, "layer_decay=1.1 must be above 0 and at most 1"),
+        ({"decay_fraction": 1.1}, "decay_fraction=1.1 must be between 0 and 1"),
+        ({"warmup_fraction": -0.1}, "warmup_fraction=-0.1 must be between 0 and 1"),
+        ({"warmup_steps": -1}, "warmup_steps=-1 must be a finite number, at least 0"),
+        ({"warmup_epochs": 1, "warmup_steps": 3}, "warmup_epochs=1 and warmup_steps=3: give one of them"),
+        ({"warmup_lr": 1.0}, "warmup_lr=1.0 must not be above lr=0.001"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_named(settings, problem):
+    with pytest.raises(UserError) as caught:
+        OptimizerConfig(**settings)
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith(problem)

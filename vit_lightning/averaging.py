@@ -1,0 +1,115 @@
+"""The moving average of a network's weights, which is what is validated, tested and kept.
+
+Lightning's WeightAveraging tests other weights than it has validated, keeps others in files of weights alone, and knows
+no warm-up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vit_lightning.errors import UserError
+
+_PREFIX = "network."
+
+
+@dataclass
+class EMAConfig:
+    """Exponential moving average of the weights: validated, tested and kept in place of the weights that are trained.
+
+    Args:
+        decay: share of the average that stays at a step, such as 0.9999; no average when not given.
+        warmup: whether it begins lower: at step t, the first being 1, it is at most (1 + t) / (10 + t).
+    """
+
+    decay: float | None = None
+    warmup: bool = True
+
+    def __post_init__(self) -> None:
+        if self.decay is not None and not 0.0 <= self.decay < 1.0:
+            raise UserError(f"decay={self.decay} must be at least 0 and below 1 (or null for no average)")
+
+    def decay_at(self, step: int) -> float:
+        """Decay of a step, the first being 1."""
+        decay = 0.0 if self.decay is None else self.decay
+        return min(decay, (1 + step) / (10 + step)) if self.warmup else decay
+
+
+class WeightAverage:
+    """The average of a network's weights and buffers; those that are whole numbers are taken as they are.
+
+    No module, so that it is in no state_dict and moves to no other place by itself. Half precision, in which small
+    steps of the average would be lost, is averaged in float32.
+    """
+
+    def __init__(self, config: EMAConfig) -> None:
+        self.config = config
+        self.steps = 0
+        self._average: dict[str, Tensor] = {}
+        self._trained: dict[str, Tensor] | None = None  # while the network shows the average
+        self._loaded: dict[str, Any] | None = None
+
+    def start(self, network: nn.Module) -> None:
+        """The average begins with the network's weights, or goes on from the checkpoint that was loaded."""
+        self.hide(network)  # an exception may have ended a validation
+        loaded, self._loaded = self._loaded, None
+        self.steps = 0 if loaded is None else loaded["steps"]
+        if loaded is not None:
+            network.load_state_dict(loaded["trained"])
+        own = network.state_dict() if loaded is None else loaded["average"]
+        places = network.state_dict()
+        self._average = {name: _wide(value).to(places[name].device, copy=True) for name, value in own.items()}
+
+    @torch.no_grad()
+    def update(self, network: nn.Module) -> None:
+        """After each optimizer step."""
+        self.steps += 1
+        share = 1.0 - self.config.decay_at(self.steps)
+        state = network.state_dict()
+        moving = [name for name, value in self._average.items() if value.is_floating_point()]
+        averages = [self._average[name] for name in moving]
+        torch._foreach_lerp_(averages, [state[name].to(self._average[name].dtype) for name in moving], share)
+        for name in self._average.keys() - set(moving):
+            self._average[name].copy_(state[name])
+
+    def show(self, network: nn.Module) -> None:
+        """Puts the average into the network."""
+        if self._average and self._trained is None:
+            self._trained = {name: value.clone() for name, value in network.state_dict().items()}
+            network.load_state_dict(self._average)
+
+    def hide(self, network: nn.Module) -> None:
+        """Puts the weights back that are trained."""
+        if self._trained is not None:
+            network.load_state_dict(self._trained)
+            self._trained = None
+
+    def end(self, network: nn.Module) -> None:
+        """From here on the network has the average."""
+        self.show(network)
+        self._average, self._trained = {}, None
+
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        """Makes the average the weights of a checkpoint, and puts those beside it that training goes on with."""
+        if not self._average:
+            return
+        state = checkpoint["state_dict"]
+        trained = {name: state[_PREFIX + name] for name in self._average} if self._trained is None else self._trained
+        checkpoint["ema"] = {"trained": trained, "steps": self.steps}
+        checkpoint["state_dict"] = {**state, **{_PREFIX + name: value for name, value in self._average.items()}}
+
+    def load(self, checkpoint: dict[str, Any]) -> None:
+        """Training goes on from a checkpoint; from one without an average, its weights begin one."""
+        if "ema" not in checkpoint:
+            return
+        state = checkpoint["state_dict"]
+        average = {name.removeprefix(_PREFIX): value for name, value in state.items() if name.startswith(_PREFIX)}
+        self._loaded = {**checkpoint["ema"], "average": average}
+
+
+def _wide(value: Tensor) -> Tensor:
+    return value.detach().float() if value.dtype in (torch.bfloat16, torch.float16) else value.detach()
