@@ -10,9 +10,9 @@ import pytest
 from conftest import REPOSITORY
 
 LEVELS = [
-    ["errors", "resampling"],
-    ["blocks", "optim", "augment", "decoding", "mixing", "pages", "folder", "tracking"],
-    ["colour", "positions", "patches", "feed_forward", "heads", "crate", "sampling", "trust", "stopping"],
+    ["errors", "resampling", "study"],
+    ["blocks", "optim", "augment", "decoding", "mixing", "pages", "folder"],
+    ["tracking", "colour", "positions", "patches", "feed_forward", "heads", "crate", "sampling", "trust", "stopping"],
     ["data", "decoded", "policies", "attention_variants", "checks", "checkpoint_io", "resuming"],
     ["imagefolder", "torchvision_sets", "vit"],
     ["huggingface", "sharded", "options"],
@@ -30,8 +30,10 @@ LEVELS = [
         "wandb_mirror",
     ],
     ["config"],
-    ["run"],
-    ["check_data", "evaluation", "shard_writing", "show_batch", "training"],
+    ["ablation_plan", "run"],
+    ["check_data", "evaluation", "ledger", "shard_writing", "show_batch", "training"],
+    ["trials"],
+    ["ablation"],
     ["cli"],
     ["__main__"],
 ]
