@@ -48,7 +48,7 @@ class AblateConfig:
         retry: try runs again that have failed.
         patience: minutes without anything written after which a run counts as hanging.
         launcher: where it runs: local, or slurm (extra ``slurm``).
-        trust: whether pages may name classes of any package.
+        trust_config: whether pages may name classes of any package.
     """
 
     file: Path
@@ -61,7 +61,7 @@ class AblateConfig:
     retry: bool = False
     patience: float = 30.0
     launcher: Literal["local", "slurm"] = "local"
-    trust: bool = False
+    trust_config: bool = False
 
 
 def read_arguments(arguments: Sequence[str]) -> AblateConfig:
@@ -110,7 +110,7 @@ def ablate(config: AblateConfig) -> None:
     """
     torch.set_num_threads(1)  # runs are forked from this process
     quiet()
-    plan = read_plan(config.file, trust=config.trust)
+    plan = read_plan(config.file, trust=config.trust_config)
     if config.only is not None and config.only not in plan.arms:
         raise UserError(f"only={config.only} is no arm (choose {'; '.join(plan.arms)})")
     folder = config.out or Path("runs/ablations") / plan.name
@@ -133,7 +133,9 @@ def describe(plan: Plan, folder: Path, threads: int, workers: int, ledger: Ledge
     """The plan as text: arms by seeds, and the keys that each arm changes."""
     seeds = plan.seeds if ledger is None else [*plan.seeds, *ledger.added_seeds]
     width = max(map(len, plan.arms))
-    lines = [f"{plan.name}: {len(plan.arms)} arms x {len(seeds)} seeds = {len(plan.arms) * len(seeds)} runs of {plan.page}"]
+    lines = [
+        f"{plan.name}: {len(plan.arms)} arms x {len(seeds)} seeds = {len(plan.arms) * len(seeds)} runs of {plan.page}"
+    ]
     for arm, overrides in plan.arms.items():
         said = ", ".join(f"{key}={value}" for key, value in overrides.items()) or "the page as it is"
         lines.append(f"  {arm:<{width}}  {said}{'   (baseline)' if arm == plan.baseline else ''}")
@@ -234,9 +236,15 @@ def _work_off(
         if now - looked > (0.5 if len(trials.running) < workers else 5.0):
             looked = now
             mine = {trial.run for trial in trials.running}
-            open_runs = [run for run in open_runs if run in mine or run.name in again or not _is_over(ledger, run, False)]
+            open_runs = [
+                run for run in open_runs if run in mine or run.name in again or not _is_over(ledger, run, False)
+            ]
             for run in open_runs:
-                if run not in mine and len(trials.running) < workers and (claim := ledger.claim(run, again=run.name in again)):
+                if (
+                    run not in mine
+                    and len(trials.running) < workers
+                    and (claim := ledger.claim(run, again=run.name in again))
+                ):
                     again.discard(run.name)
                     trials.begin(run, claim)
         progress.show([trial.run for trial in trials.running])
@@ -256,8 +264,14 @@ class Progress:
         self.started = time.monotonic()
         self.before = self._over()
         terminal = sys.stderr.isatty()
-        self._bar = tqdm(total=len(runs), initial=self.before, file=sys.stderr, dynamic_ncols=True, disable=not terminal,
-                         bar_format="{percentage:3.0f}% |{bar}| {postfix}")
+        self._bar = tqdm(
+            total=len(runs),
+            initial=self.before,
+            file=sys.stderr,
+            dynamic_ncols=True,
+            disable=not terminal,
+            bar_format="{percentage:3.0f}% |{bar}| {postfix}",
+        )
         self._shown = 0.0
 
     def _over(self) -> int:
@@ -306,7 +320,9 @@ def _finish(ledger: Ledger) -> None:
         written = write_report(study)
     finally:
         release(ledger.folder, lock)
-    print("\n".join([*verdict_lines(study), *(f"{path}" for path in written if path.name == "report.html")]), flush=True)
+    print(
+        "\n".join([*verdict_lines(study), *(f"{path}" for path in written if path.name == "report.html")]), flush=True
+    )
     failed = [trial for trial in study.trials if trial.state == "failed"]
     if failed:
         raise SomeFailed([f"{trial.folder} failed, {trial.cause}" for trial in failed])

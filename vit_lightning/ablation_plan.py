@@ -27,7 +27,17 @@ from vit_lightning.pages import parse_yaml, read_flags, read_page
 KEYS = ("program", "command", "method", "metric", "parameters", "name", "description", "project", "entity", "kind")
 RULES = ("name", "baseline", "report", "smallest_effect", "alpha")
 GOALS = {"maximize": "max", "minimize": "min"}
-NOT_FOR_ARMS = ("config", "out", "resume", "ckpt", "print_config", "seed_everything", "experiment", "test", "data.split_seed")
+NOT_FOR_ARMS = (
+    "config",
+    "out",
+    "resume",
+    "ckpt",
+    "print_config",
+    "seed_everything",
+    "experiment",
+    "test",
+    "data.split_seed",
+)
 """Keys that no arm may change: they say which run it is, or which images measure it."""
 
 
@@ -136,7 +146,9 @@ def _rules(parameters: Mapping[str, Any], problems: list[str]) -> dict[str, Any]
     if not isinstance(rules, dict):
         problems.append(f"parameters.ablation.value is missing: it holds {', '.join(RULES)}")
         return {}
-    problems += [f"ablation.{key}: there is no such rule (choose {', '.join(RULES)})" for key in rules if key not in RULES]
+    problems += [
+        f"ablation.{key}: there is no such rule (choose {', '.join(RULES)})" for key in rules if key not in RULES
+    ]
     problems += [f"ablation.{key} is missing" for key in RULES if key not in rules]
     name = rules.get("name", "ablation")
     if not isinstance(name, str) or Path(name).name != name:
@@ -171,6 +183,10 @@ def _factors(parameters: Mapping[str, Any], problems: list[str]) -> tuple[dict[s
             constants[key] = said["value"]
         elif set(said) == {"values"} and isinstance(said["values"], list) and said["values"]:
             factors[key] = said["values"]
+            words = [_word(value) for value in said["values"]]
+            problems += [
+                f"parameters.{key}: {word} comes twice" for word in {w: 0 for w in words if words.count(w) > 1}
+            ]
         else:
             problems.append(f"parameters.{key} must hold value or values: an ablation draws nothing")
     problems += [f"parameters.{key}: {_NO_ARM}" for key in (*constants, *factors) if key in NOT_FOR_ARMS]
@@ -251,7 +267,9 @@ def _metric_problems(plan: Plan, config: Namespace, goal: str) -> list[str]:
     if plan.metric not in chosen:
         problems.append(f"metric.name={plan.metric} is no metric of validation (choose {', '.join(chosen)})")
     elif plan.metric != monitor:
-        problems.append(f"metric.name={plan.metric}, but the page chooses its best checkpoint by {monitor} (make them agree)")
+        problems.append(
+            f"metric.name={plan.metric}, but the page chooses its best checkpoint by {monitor} (make them agree)"
+        )
     if goal not in GOALS:
         problems.append(f"metric.goal={goal} must be one of {', '.join(GOALS)}")
     elif plan.metric == monitor and GOALS[goal] != mode:

@@ -236,7 +236,9 @@ def threads_of(folder: Path, asked: int | None) -> int:
     """
     began = _read(folder / "ledger.json").get("threads")
     if began is not None and asked not in (None, began):
-        raise UserError(f"threads={asked}: the runs of {folder} have {began}, and all must have the same (leave it out)")
+        raise UserError(
+            f"threads={asked}: the runs of {folder} have {began}, and all must have the same (leave it out)"
+        )
     return began or asked or 1
 
 
@@ -249,11 +251,15 @@ def add_seeds(ledger: Ledger, count: int) -> None:
     added = ledger.added_seeds
     if added:
         if len(added) != count:
-            raise UserError(f"add-seeds={count}: the second look has {len(added)} seeds already, and there are two at most")
+            raise UserError(
+                f"add-seeds={count}: the second look has {len(added)} seeds already, and there are two at most"
+            )
         return
     missing = [run.name for run in ledger.planned() if ledger.results(run) is None and ledger.failure(run) is None]
     if missing:
-        raise UserError(f"add-seeds={count}: the first look is not over, {len(missing)} runs are missing ({missing[0]})")
+        raise UserError(
+            f"add-seeds={count}: the first look is not over, {len(missing)} runs are missing ({missing[0]})"
+        )
     first = max(ledger.facts["seeds"]) + 1
     create_once(ledger.folder / "look2.json", json.dumps({"seeds": list(range(first, first + count))}) + "\n")
 
@@ -403,7 +409,9 @@ def _changes(began: dict[str, Any], now: dict[str, Any]) -> tuple[list[str], lis
         for key, (before, after) in changes(began["pages"].get(arm, page), page).items():
             plan.append(f"arm {arm}: {key} was {before}, is {after}")
     code = began["code"]
-    return plan, [f"{key} was {code.get(key)}, is {now['code'][key]}" for key in now["code"] if code.get(key) != now["code"][key]]
+    return plan, [
+        f"{key} was {code.get(key)}, is {now['code'][key]}" for key in now["code"] if code.get(key) != now["code"][key]
+    ]
 
 
 def _note_change(folder: Path, text: str) -> None:

@@ -179,22 +179,23 @@ def _work(start: Start, folder: Path, claim: Path, threads: int, visible: str | 
     _die_with(parent)
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _end)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal: the first one passes it on
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C goes to all processes of a terminal: the first one passes it on
     log = os.open(claim.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(log, number)
+        setattr(sys, name, open(number, "w", buffering=1, closefd=False, encoding="utf-8"))
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for processes that the run itself starts
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     torch.set_num_threads(threads)
-    program = sys.argv[0] if "lightning" in Path(sys.argv[0]).name else sys.argv[0]
-    sys.argv = [program, "fit", *start.words, f"--out={folder}", "--resume=auto"]
+    sys.argv = [sys.argv[0], "fit", *start.words, f"--out={folder}", "--resume=auto"]
     start.config.out, start.config.resume = folder, "auto"
     try:
         fit(start.config, data=start.data)
     except BaseException as fault:
         code = _said(fault, claim.with_suffix(".fault"))
-        sys.stdout.flush()
         sys.exit(code)
 
 
