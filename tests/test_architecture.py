@@ -11,7 +11,7 @@ from conftest import REPOSITORY
 
 LEVELS = [
     ["errors", "resampling", "statistics", "study"],
-    ["blocks", "optim", "augment", "decoding", "mixing", "pages", "folder", "tracking"],
+    ["blocks", "optim", "augment", "decoding", "mixing", "pages", "folder", "tracking", "variance"],
     ["colour", "positions", "patches", "feed_forward", "heads", "crate", "sampling", "trust", "stopping"],
     ["data", "decoded", "policies", "attention_variants", "checks", "checkpoint_io", "resuming"],
     ["imagefolder", "torchvision_sets", "vit"],

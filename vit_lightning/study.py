@@ -40,7 +40,7 @@ class Study:
     metric: str
     """What chose epoch and rate: a metric of validation."""
     goal: Literal["maximize", "minimize"]
-    """Which way ``metric`` and ``report`` get better."""
+    """Which way ``report`` gets better; ``metric`` may go the other way."""
     report: str
     """What the arms are compared by, measured once at the end: a metric of test."""
     baseline: str
