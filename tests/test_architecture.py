@@ -10,16 +10,17 @@ import pytest
 from conftest import REPOSITORY
 
 LEVELS = [
-    ["errors", "resampling", "study"],
-    ["blocks", "optim", "augment", "decoding", "mixing", "pages", "folder"],
+    ["errors", "resampling", "statistics", "study"],
+    ["blocks", "optim", "augment", "decoding", "mixing", "pages", "folder", "variance"],
     ["tracking", "colour", "positions", "patches", "feed_forward", "heads", "crate", "sampling", "trust", "stopping"],
     ["data", "decoded", "policies", "attention_variants", "checks", "checkpoint_io", "resuming"],
-    ["imagefolder", "torchvision_sets", "vit"],
-    ["huggingface", "sharded", "options"],
-    ["anatomy", "renaming"],
+    ["imagefolder", "torchvision_sets", "vit", "analysis"],
+    ["huggingface", "sharded", "options", "report_checks", "wording"],
+    ["anatomy", "renaming", "report_figures", "report_tables"],
     ["family_timm", "family_torch", "family_einops", "family_vit_pytorch", "family_jax"],
-    ["weights"],
+    ["weights", "report_page"],
     [
+        "report",
         "classifier",
         "callbacks",
         "crate_measures",

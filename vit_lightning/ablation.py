@@ -23,7 +23,6 @@ from vit_lightning.config import make_data
 from vit_lightning.errors import UserError
 from vit_lightning.folder import release, try_hold
 from vit_lightning.ledger import Ledger, Planned, add_seeds, open_ledger, read_study, threads_of
-from vit_lightning.report import verdict_lines, write_report
 from vit_lightning.pages import read_flags
 from vit_lightning.run import quiet
 from vit_lightning.trials import Start, Trials, shared_data
@@ -70,9 +69,11 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
     Raises:
         UserError: all that is wrong with them.
     """
-    file, rest = (list(arguments[:1]), arguments[1:]) if arguments[:1] and arguments[0][:1] != "-" else ([], arguments)
+    named = bool(arguments) and not arguments[0].startswith("-")
+    rest = arguments[1:] if named else arguments
     given: dict[str, Any] = {key.replace("-", "_"): value for key, value in read_flags(rest)}
-    given |= {"file": value for value in file}
+    if named:
+        given["file"] = arguments[0]
     keys = {name: Key(kind) for name, kind in get_type_hints(AblateConfig).items()}
     problems = [problem.text for problem in find_problems(given, keys)]
     if "file" not in given:
@@ -313,6 +314,8 @@ class Progress:
 
 def _finish(ledger: Ledger) -> None:
     """The report, by one process at a time, and what failed."""
+    from vit_lightning.report import verdict_lines, write_report  # late: it takes a second
+
     while (lock := try_hold(ledger.folder)) is None:
         time.sleep(0.2)
     try:

@@ -1,8 +1,8 @@
 """The plan of an ablation: a W&B sweep file that says what is compared, with which seeds, and by which rules.
 
-W&B's schema takes no keys of others at the top, but any value of a parameter. So the rules are a parameter with one value,
-``ablation``, and arms that change several keys at once are the values of a parameter ``arm``. W&B's agent hands both to
-``lightning fit`` as flags, which ``plain_flags`` turns into the keys of a page.
+W&B's schema takes no keys of others at the top, but any value of a parameter. So the rules are a parameter with one
+value, ``ablation``, and arms that change several keys at once are the values of a parameter ``arm``. W&B's agent hands
+both to ``lightning fit`` as flags, which ``plain_flags`` turns into the keys of a page.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
     runs/RUN/               the run folder
 
 A claim is a new file that only one process can make; the next number takes a run over from a process that is gone. No
-lock of the file system is needed, so that processes on several machines can share a ledger. A run is done when its folder
-has a whole ``results.json``, whatever its process returned.
+lock of the file system is needed, so that processes on several machines can share a ledger. A run is done when its
+folder has a whole ``results.json``, whatever its process returned.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Ledger:
     def _is_stale(self, path: Path) -> bool:
         """Whether the process that made a claim is gone, or has given no sign of life for the time of a lease.
 
-        The time of other machines is not trusted: the lease is counted here, from when the file was last seen to change.
+        The clocks of other machines are not trusted: the lease is counted here, from when the file last changed.
         """
         owner = _read(path)
         here = _owner()

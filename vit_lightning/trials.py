@@ -1,7 +1,7 @@
 """The runs of an ablation as processes of their own, forked from one that has imported and decoded everything.
 
-A run starts in hundredths of a second instead of seconds, and costs the decoded images once. The process that forks must
-not have started threads of its own that compute: it keeps to one.
+A run starts in hundredths of a second instead of seconds, and images are decoded once for all. The process that forks
+must not have started threads of its own that compute: it keeps to one.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Trials:
         self.running.append(Trial(run, claim, process, free, time.time()))
 
     def settle(self) -> list[tuple[Planned, str]]:
-        """Looks after the runs: those that are over, with a word on how; those that hang or were taken over are ended."""
+        """Runs that have ended since the last time, with a word on how."""
         over = []
         for trial in list(self.running):
             if trial.process.is_alive():
@@ -179,13 +179,11 @@ def _work(start: Start, folder: Path, claim: Path, threads: int, visible: str | 
     _die_with(parent)
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _end)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C goes to all processes of a terminal: the first one passes it on
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that watches passes Ctrl-C on
     log = os.open(claim.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(log, number)
-        setattr(sys, name, open(number, "w", buffering=1, closefd=False, encoding="utf-8"))
+    for handle, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(log, handle)
+        setattr(sys, name, open(handle, "w", buffering=1, closefd=False, encoding="utf-8"))  # noqa: SIM115
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for processes that the run itself starts
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
