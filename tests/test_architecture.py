@@ -46,6 +46,8 @@ LEVELS = [
     ["ablation_plan", "run"],
     ["check_data", "evaluation", "ledger", "shard_writing", "show_batch", "training"],
     ["trials"],
+    ["ablation_runs"],
+    ["slurm"],
     ["ablation"],
     ["cli"],
     ["__main__"],
