@@ -60,7 +60,8 @@ def headline(analysis: Analysis) -> str:
     """The answer in a line."""
     claims: dict[str, list[str]] = {}
     for one in analysis.against:
-        claims.setdefault(one.claim.verdict, []).append(one.arm)
+        name = f'"{one.arm}"' if "," in one.arm else one.arm
+        claims.setdefault(one.claim.verdict, []).append(name)
     if not claims:
         return f"Only {analysis.study.baseline}: there is nothing to compare"
     base = analysis.study.baseline
@@ -148,7 +149,7 @@ def rule(analysis: Analysis) -> str:
     family = f" after Holm's correction for {arms} arms" if arms > 1 else ""
     return (
         f"This is {look}. A difference is claimed if the paired t-test over seeds has p at most {level}{family}: "
-        f"at that level each of two looks keeps the chance of any false difference at {study.alpha:g}. Equivalent means "
-        f"that two one-sided t-tests at the same level place the difference within {unit.plain(study.smallest_effect)}. "
+        f"two looks at that level keep the chance of any false difference at {study.alpha:g}. Equivalent means that "
+        f"two one-sided t-tests at the same level place the difference within {unit.plain(study.smallest_effect)}. "
         f"Below {LEAST_PAIRS} pairs nothing is claimed. Intervals speak of new seeds on this test set."
     )
