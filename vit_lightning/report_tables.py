@@ -112,7 +112,7 @@ def difference_table(analysis: Analysis) -> Table:
     for one in analysis.against:
         claim = one.claim
         interval = f"{unit.signed(claim.low)} to {unit.signed(claim.high)}" if claim.n > 1 else NONE
-        needed = NONE if claim.seeds_needed is None else str(claim.seeds_needed)
+        needed = NONE if one.seeds_needed is None else str(one.seeds_needed)
         p_values = [show_p(p) for p in (claim.p, claim.p_adjusted, claim.p_equivalence)]
         difference = unit.signed(claim.difference)
         rows.append([one.arm, str(claim.n), difference, interval, *p_values, claim.verdict, needed])
