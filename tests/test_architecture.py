@@ -11,8 +11,8 @@ from conftest import REPOSITORY
 
 LEVELS = [
     ["errors", "resampling", "statistics", "study"],
-    ["blocks", "optim", "augment", "decoding", "mixing", "pages", "folder", "tracking", "variance"],
-    ["colour", "positions", "patches", "feed_forward", "heads", "crate", "sampling", "trust", "stopping"],
+    ["blocks", "optim", "augment", "decoding", "mixing", "pages", "folder", "variance"],
+    ["tracking", "colour", "positions", "patches", "feed_forward", "heads", "crate", "sampling", "trust", "stopping"],
     ["data", "decoded", "policies", "attention_variants", "checks", "checkpoint_io", "resuming"],
     ["imagefolder", "torchvision_sets", "vit", "analysis"],
     ["huggingface", "sharded", "options", "report_checks", "wording"],
@@ -31,8 +31,10 @@ LEVELS = [
         "wandb_mirror",
     ],
     ["config"],
-    ["run"],
-    ["check_data", "evaluation", "shard_writing", "show_batch", "training"],
+    ["ablation_plan", "run"],
+    ["check_data", "evaluation", "ledger", "shard_writing", "show_batch", "training"],
+    ["trials"],
+    ["ablation"],
     ["cli"],
     ["__main__"],
 ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 VERBS = {
+    "ablate": "run an ablation to its end, with several seeds, and write its report",
     "fit": "train on the images of a page, then test the best checkpoint",
     "validate": "measure a trained model on the validation images",
     "test": "measure a trained model on the test images",
@@ -74,6 +75,8 @@ def _run(verb: str, arguments: list[str]) -> int:
         with _signals():
             if verb == "sync":
                 _sync(arguments)
+            elif verb == "ablate":
+                _ablate(arguments)
             else:
                 _run_page(verb, arguments)
     except UserError as error:
@@ -115,6 +118,10 @@ def _run_page(verb: str, arguments: list[str]) -> None:
     flags = [(key, value) for key, value in given if key not in OPTIONS]
     trust, allowed = _options(verb, options)
     folder = dict(flags).get("resume")
+    if verb == "fit" and {"ablation", "arm"} & {key for key, _ in flags}:
+        from vit_lightning.ablation_plan import plain_flags
+
+        flags = plain_flags(flags)
     words = [f"--{key}={value}" for key, value in flags if key != "resume" or verb != "fit" or value in RESUME]
     if verb == "fit" and folder is not None and folder not in RESUME:
         _refuse_page(folder, flags)
@@ -170,6 +177,12 @@ def _refuse_page(folder: str, flags: Sequence[tuple[str, str]]) -> None:
         raise UserError(problems)
 
 
+def _ablate(arguments: list[str]) -> None:
+    from vit_lightning.ablation import ablate, read_arguments
+
+    ablate(read_arguments(arguments))
+
+
 def _sync(arguments: list[str]) -> None:
     from vit_lightning.errors import UserError
     from vit_lightning.training import sync
@@ -183,6 +196,11 @@ def _explain(verb: str) -> None:
     """All keys of a verb with their types, defaults and help."""
     if verb == "sync":
         print(f"usage: lightning sync RUN_FOLDER\n\n{VERBS[verb]}")
+        return
+    if verb == "ablate":
+        from vit_lightning.ablation import make_ablate_help
+
+        print(make_ablate_help().format_help())
         return
     from vit_lightning.config import make_help
 

@@ -85,7 +85,7 @@ class WandbMirror(Logger):
         if wanted == "disabled":
             return
         try:
-            self._wandb = _import_wandb(self.folder)
+            self._wandb = import_wandb(self.folder)
             self._setup()
             wanted = wanted or _MODES.get(self._wandb.setup().settings.mode, "online")
             if wanted == "online" and not self._has_key():
@@ -266,7 +266,7 @@ def merged_by_step(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, dic
     yield from sorted(merged.items())
 
 
-def _import_wandb(folder: Path) -> Any:
+def import_wandb(folder: Path) -> Any:
     """Imports wandb late and so that what it writes stays in the run folder, and it reports nothing of itself."""
     cache = folder / "wandb" / "cache"
     cache.mkdir(parents=True, exist_ok=True)
