@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from collections.abc import Sequence
@@ -202,18 +203,20 @@ def front(places: dict[str, tuple[float, float]], goal: str) -> list[str]:
 
 def to_svg(figure: Figure) -> str:
     """The figure as a file: the same bytes each time."""
-    text = io.StringIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return text.getvalue().replace(INK, "#000000")
+    return _draw(figure).replace(INK, "#000000")
 
 
 def inline_svg(figure: Figure, name: str, description: str) -> str:
     """The figure as a part of a page: in the page's own ink, with names of its own."""
-    text = io.StringIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    drawn = text.getvalue().replace(INK, "currentColor")
+    drawn = _draw(figure).replace(INK, "currentColor")
     drawn = drawn[drawn.index("<svg") :].replace('id="', f'id="{name}-').replace("url(#", f"url(#{name}-")
     drawn = drawn.replace('xlink:href="#', f'href="#{name}-')
     return drawn.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+
+
+@functools.lru_cache(maxsize=16)
+def _draw(figure: Figure) -> str:
+    text = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()
