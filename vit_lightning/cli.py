@@ -14,6 +14,7 @@ from types import FrameType
 VERBS = {
     "ablate": "run an ablation to its end, with several seeds, and write its report",
     "report": "write the report of an ablation anew, from its folder",
+    "dashboard": "make a workspace and a report of an ablation in W&B",
     "fit": "train on the images of a page, then test the best checkpoint",
     "validate": "measure a trained model on the validation images",
     "test": "measure a trained model on the test images",
@@ -24,7 +25,7 @@ VERBS = {
     "predict": "write what a trained model says of each test image",
 }
 
-FOLDER_VERBS = {"sync": "RUN_FOLDER", "report": "ABLATION_FOLDER"}
+FOLDER_VERBS = {"sync": "RUN_FOLDER", "report": "ABLATION_FOLDER", "dashboard": "ABLATION_FOLDER"}
 """Verbs that take a folder and nothing else."""
 
 RESUME = ("never", "auto", "must")
@@ -81,8 +82,8 @@ def _run(verb: str, arguments: list[str]) -> int:
                 _sync(arguments)
             elif verb == "ablate":
                 _ablate(arguments)
-            elif verb == "report":
-                _report(arguments)
+            elif verb in ("report", "dashboard"):
+                _of_ablation(verb, arguments)
             else:
                 _run_page(verb, arguments)
     except UserError as error:
@@ -198,14 +199,19 @@ def _sync(arguments: list[str]) -> None:
     sync(Path(arguments[0]))
 
 
-def _report(arguments: list[str]) -> None:
+def _of_ablation(verb: str, arguments: list[str]) -> None:
     from vit_lightning.errors import UserError
     from vit_lightning.folder import hold
     from vit_lightning.ledger import read_study
 
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise UserError("give the folder of one ablation: lightning report runs/ablations/NAME")
+        raise UserError(f"give the folder of one ablation: lightning {verb} runs/ablations/NAME")
     study = read_study(Path(arguments[0]))
+    if verb == "dashboard":
+        from vit_lightning.dashboard import dashboard
+
+        dashboard(study)
+        return
     from vit_lightning.report import verdict_lines, write_report  # late: scipy and matplotlib take a second
 
     with hold(study.folder, "report"):
