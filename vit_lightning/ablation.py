@@ -314,18 +314,18 @@ class Progress:
 
 def _finish(ledger: Ledger) -> None:
     """The report, by one process at a time, and what failed."""
-    from vit_lightning.report import verdict_lines, write_report  # late: it takes a second
+    from vit_lightning.report import verdict_lines, write_report  # late: they take a second
+    from vit_lightning.wandb_report import log_report
 
     while (lock := try_hold(ledger.folder)) is None:
         time.sleep(0.2)
     try:
         study = read_study(ledger.folder)
         written = write_report(study)
+        mirrored = log_report(study)
     finally:
         release(ledger.folder, lock)
-    print(
-        "\n".join([*verdict_lines(study), *(f"{path}" for path in written if path.name == "report.html")]), flush=True
-    )
+    print("\n".join(filter(None, [*verdict_lines(study), str(written[0]), mirrored])), flush=True)
     failed = [trial for trial in study.trials if trial.state == "failed"]
     if failed:
         raise SomeFailed([f"{trial.folder} failed, {trial.cause}" for trial in failed])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from vit_lightning.analysis import Analysis, analyse
+from vit_lightning.folder import write_whole
 from vit_lightning.report import verdicts
 from vit_lightning.report_checks import read_pages
 from vit_lightning.report_figures import draw_figures
@@ -32,9 +34,13 @@ def wandb_settings(study: Study) -> dict[str, Any]:
 def log_report(study: Study) -> str:
     """Logs the aggregated tables and the figures to a run in the ablation's group; returns where it is, in a line.
 
-    Whatever is wrong with W&B, nothing is raised; the same run is updated each time.
+    Whatever is wrong with W&B, nothing is raised. The same run is updated each time, unless it has all of it already.
     """
     analysis = analyse(study)
+    known, values = _known(study.folder), summary(analysis)
+    digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
+    if known.get("logged") == digest:
+        return ""
     config = WandbConfig(**wandb_settings(study), group=study.name, job_type=REPORT, tags=[study.name, REPORT])
     page = {
         "ablation": study.name,
@@ -44,16 +50,19 @@ def log_report(study: Study) -> str:
         "alpha": study.alpha,
         "arms": study.arms,
     }
-    mirror = WandbMirror(study.folder, _run_id(study.folder), config, page)
+    mirror = WandbMirror(study.folder, known["run_id"], config, page)
     mirror.start()
+    if mirror.mode == "disabled":
+        return mirror.hint()
     try:
         for name, table in report_tables(analysis).items():
             mirror.log_table(f"{REPORT}/{name}", table.header, table.rows)
         images = _save_images(study.folder, draw_figures(analysis))
         mirror.log_images({f"{REPORT}/{name}": path for name, path in images.items()})
-        mirror.log_summary(summary(analysis))
+        mirror.log_summary(values)
     finally:
         mirror.finish()
+    write_whole(study.folder / "wandb.json", json.dumps({**known, "logged": digest}) + "\n")
     if mirror.mode == "offline":
         return f"W&B         offline; send: wandb sync {study.folder}/wandb/offline-run-*"
     return mirror.hint()
@@ -82,11 +91,10 @@ def _save_images(folder: Path, figures: Mapping[str, Figure]) -> dict[str, Path]
     return paths
 
 
-def _run_id(folder: Path) -> str:
-    """Kept in ``wandb.json``, drawn where there is none yet."""
-    path = folder / "wandb.json"
-    if path.is_file():
-        return str(json.loads(path.read_text(encoding="utf-8"))["run_id"])
-    run_id = secrets.token_hex(4)
-    path.write_text(json.dumps({"run_id": run_id}) + "\n", encoding="utf-8")
-    return run_id
+def _known(folder: Path) -> dict[str, str]:
+    """What ``wandb.json`` says: the id of the run, drawn where there is none yet, and what was logged to it."""
+    try:
+        found = json.loads((folder / "wandb.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = {}
+    return {"run_id": secrets.token_hex(4), **found}
