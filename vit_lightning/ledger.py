@@ -15,11 +15,9 @@ folder has a whole ``results.json``, whatever its process returned.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import time
 from collections.abc import Sequence
@@ -29,16 +27,14 @@ from typing import Any, Literal
 
 import vit_lightning
 from vit_lightning.ablation_plan import Plan, slug
+from vit_lightning.claims import Claim, Leases, create_once, owner, read_json
 from vit_lightning.config import to_plain
 from vit_lightning.environment import PACKAGES
 from vit_lightning.errors import UserError
-from vit_lightning.folder import write_whole
 from vit_lightning.resuming import changes
 from vit_lightning.study import Study, Trial
 from vit_lightning.tracking import read_metrics, read_results
 
-LEASE = 60.0
-"""Seconds without a sign of life after which a run is taken from a process on another machine."""
 SILENT_DEATHS = 10
 """Processes that may die in a row with a run that does not come further."""
 Kind = Literal["diverged", "configuration", "cannot go on", "out of memory", "hang", "no result", "error", "killed"]
@@ -69,33 +65,12 @@ class Planned:
 
 
 @dataclass
-class Claim:
-    """A run that is this process's own."""
-
-    path: Path
-    number: int
-
-    def is_mine(self) -> bool:
-        """Whether nobody has taken the run over; gives a sign of life."""
-        if self.path.with_name(f"{self.number + 1:04}.claim").exists():
-            return False
-        with contextlib.suppress(OSError):  # a file system that is away for a while
-            os.utime(self.path)
-        return True
-
-    def end(self, outcome: str, **facts: Any) -> None:
-        """Writes down how it ended."""
-        write_whole(self.path.with_suffix(".end"), json.dumps({"outcome": outcome, **facts}) + "\n")
-
-
-@dataclass
 class Ledger:
     """A ledger that this process works on."""
 
     folder: Path
     facts: dict[str, Any]
-    lease: float = LEASE
-    _seen: dict[Path, tuple[int, float]] = field(default_factory=dict)
+    leases: Leases = field(default_factory=Leases)
 
     @property
     def added_seeds(self) -> list[int]:
@@ -119,7 +94,7 @@ class Ledger:
     def failure(self, run: Planned) -> dict[str, Any] | None:
         """How the run failed for good, if it did."""
         ends = sorted(self.place(run).glob("*.end"))
-        last = _read(ends[-1]) if ends else {}
+        last = read_json(ends[-1]) if ends else {}
         newer = self._last_claim(run)
         over = last.get("outcome") == "failed" and newer is not None and newer.stem == ends[-1].stem
         return last if over else None
@@ -134,14 +109,14 @@ class Ledger:
         if self.results(run) is not None or (self.failure(run) is not None and not again):
             return None
         last = self._last_claim(run)
-        if last is not None and not last.with_suffix(".end").exists() and not self._is_stale(last):
+        if last is not None and not last.with_suffix(".end").exists() and not self.leases.is_over(last):
             return None
         number = 1 if last is None else int(last.stem) + 1
         place = self.place(run)
         place.mkdir(parents=True, exist_ok=True)
         path = place / f"{number:04}.claim"
-        owner = {**_owner(), "progress": self.progress(run), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        if not create_once(path, json.dumps(owner) + "\n"):
+        said = {**owner(), "progress": self.progress(run), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        if not create_once(path, json.dumps(said) + "\n"):
             return None
         claim = Claim(path, number)
         if self._silent_deaths(run, number) >= SILENT_DEATHS:
@@ -153,7 +128,7 @@ class Ledger:
     def settle(self, run: Planned, claim: Claim, kind: Kind, cause: str) -> bool:
         """Writes down that an attempt came to nothing; whether the run has failed for good."""
         progress = self.progress(run)
-        ends = [_read(path) for path in sorted(self.place(run).glob("*.end"), reverse=True)]
+        ends = [read_json(path) for path in sorted(self.place(run).glob("*.end"), reverse=True)]
         alike = 1
         for end in ends:
             if (end.get("kind"), end.get("progress"), end.get("outcome")) != (kind, progress, "again"):
@@ -178,30 +153,10 @@ class Ledger:
         now, count = self.progress(run), 0
         for earlier in range(number - 1, 0, -1):
             path = self.place(run) / f"{earlier:04}.claim"
-            if path.with_suffix(".end").exists() or _read(path).get("progress") != now:
+            if path.with_suffix(".end").exists() or read_json(path).get("progress") != now:
                 break
             count += 1
         return count
-
-    def _is_stale(self, path: Path) -> bool:
-        """Whether the process that made a claim is gone, or has given no sign of life for the time of a lease.
-
-        The clocks of other machines are not trusted: the lease is counted here, from when the file last changed.
-        """
-        owner = _read(path)
-        here = _owner()
-        if owner and all(owner.get(key) == here[key] for key in ("machine", "processes")):
-            return not _lives(owner)
-        try:
-            with path.open("rb") as file:  # opened, so that a network file system asks its server
-                changed = os.fstat(file.fileno()).st_mtime_ns
-        except OSError:
-            return False
-        seen = self._seen.get(path)
-        if seen is None or seen[0] != changed:
-            self._seen[path] = (changed, time.monotonic())
-            return False
-        return time.monotonic() - seen[1] > self.lease
 
 
 def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list[str]]:
@@ -216,7 +171,7 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
     if not path.exists() and any(item.name not in (".lock", ".gitignore") for item in folder.iterdir()):
         raise UserError(f"out={folder} holds other things than an ablation (choose a new folder)")
     create_once(path, json.dumps(now, indent=2) + "\n")
-    began = _read(path)
+    began = read_json(path)
     if "arms" not in began:
         raise UserError(f"{path} cannot be read")
     plan_changes, code_changes = _changes(began, now)
@@ -234,7 +189,7 @@ def threads_of(folder: Path, asked: int | None) -> int:
     Raises:
         UserError: the ablation began with another number than is asked for.
     """
-    began = _read(folder / "ledger.json").get("threads")
+    began = read_json(folder / "ledger.json").get("threads")
     if began is not None and asked not in (None, began):
         raise UserError(
             f"threads={asked}: the runs of {folder} have {began}, and all must have the same (leave it out)"
@@ -270,7 +225,7 @@ def read_study(folder: Path) -> Study:
     Raises:
         UserError: the folder holds no ablation.
     """
-    facts = _read(folder / "ledger.json")
+    facts = read_json(folder / "ledger.json")
     if "arms" not in facts:
         raise UserError(f"{folder} is no ablation: it holds no ledger.json")
     ledger = Ledger(folder, facts)
@@ -307,67 +262,6 @@ def _trial(ledger: Ledger, run: Planned) -> Trial:
         results=results or {},
         look=run.look,
     )
-
-
-def create_once(path: Path, text: str) -> bool:
-    """Makes a file that is there whole or not at all, if nobody has made it yet; whether this process did."""
-    part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
-    try:
-        os.link(part, path)
-        return True
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without links: made exclusively, and for an instant empty
-        with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-            file.write(text)
-            return True
-        return False
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-@functools.cache
-def _machine() -> dict[str, str]:
-    """Tells processes whose numbers can be compared from others: the boot of the machine, and the container in it."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return {"machine": boot, "processes": os.readlink("/proc/self/ns/pid")}
-    except OSError:
-        return {"machine": platform.node(), "processes": ""}
-
-
-def _owner() -> dict[str, Any]:
-    return {**_machine(), "host": platform.node(), "pid": os.getpid(), "started": _started(os.getpid())}
-
-
-def _started(pid: int) -> str:
-    """When a process of this machine began; empty if that cannot be known."""
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return "" if state == "Z" else rest[18]
-    except (OSError, IndexError, ValueError):
-        return ""
-
-
-def _lives(owner: dict[str, Any]) -> bool:
-    if Path("/proc/self/stat").exists():
-        return bool(_started(owner["pid"])) and _started(owner["pid"]) == owner["started"]
-    try:
-        os.kill(owner["pid"], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 _PER_RUN = ("seed_everything", "wandb")

@@ -138,7 +138,7 @@ def read_results(folder: Path) -> dict[str, Any] | None:
     try:
         results: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         return results if results.pop("sha256") == _digest(results) else None
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -24,9 +24,10 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
+from vit_lightning.claims import Claim
 from vit_lightning.data import ImageData
 from vit_lightning.errors import CannotResume, Diverged, UserError
-from vit_lightning.ledger import Claim, Kind, Ledger, Planned
+from vit_lightning.ledger import Kind, Ledger, Planned
 from vit_lightning.training import fit
 
 FORK = multiprocessing.get_context("fork")

@@ -14,6 +14,7 @@ import harness
 import pytest
 import yaml
 
+from vit_lightning import claims
 from vit_lightning import ledger as ledgers
 from vit_lightning.ablation import AblateConfig, SomeFailed, ablate
 from vit_lightning.ledger import Ledger, Planned, read_study
@@ -233,7 +234,7 @@ def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatc
 
 
 def make_ledger(folder: Path, lease: float = 0.3) -> tuple[Ledger, Planned]:
-    return Ledger(folder, {"arms": {"a": {}}, "seeds": [0]}, lease=lease), Planned("a", 0, 1)
+    return Ledger(folder, {"arms": {"a": {}}, "seeds": [0]}, claims.Leases(lease)), Planned("a", 0, 1)
 
 
 def test_one_of_many_gets_a_claim(tmp_path):
@@ -249,7 +250,7 @@ def test_a_claim_of_another_machine_is_taken_over_when_its_lease_is_over(tmp_pat
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"machine": "other", "processes": "x", "pid": 1, "started": "1", "progress": 0}))
     os.utime(path, (1e9, 1e9))  # its clock is years behind: that says nothing
-    zombie = ledgers.Claim(path, 1)
+    zombie = claims.Claim(path, 1)
     assert ledger.claim(run) is None
     time.sleep(0.2)
     assert zombie.is_mine(), "a sign of life"
@@ -268,7 +269,7 @@ def test_a_claim_of_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_pat
     ledger, run = make_ledger(tmp_path, lease=1000.0)
     path = ledger.place(run) / "0001.claim"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({**ledgers._owner(), "started": "12", "progress": 0}))  # its number is another's by now
+    path.write_text(json.dumps({**claims.owner(), "started": "12", "progress": 0}))  # its number is another's by now
     assert ledger.claim(run) is not None
 
 
