@@ -32,7 +32,6 @@ LEVELS = [
     ["family_timm", "family_torch", "family_einops", "family_vit_pytorch", "family_jax"],
     ["weights", "report_page"],
     [
-        "report",
         "classifier",
         "callbacks",
         "crate_measures",
@@ -42,7 +41,8 @@ LEVELS = [
         "flops",
         "wandb_mirror",
     ],
-    ["config"],
+    ["config", "report", "wandb_report"],
+    ["dashboard"],
     ["ablation_plan", "run"],
     ["check_data", "evaluation", "ledger", "shard_writing", "show_batch", "training"],
     ["trials"],

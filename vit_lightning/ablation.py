@@ -149,7 +149,8 @@ def describe(plan: Plan, folder: Path, threads: int, workers: int, ledger: Ledge
 
 def _finish(ledger: Ledger) -> None:
     """The report, by one process at a time, and what failed."""
-    from vit_lightning.report import verdict_lines, write_report  # late: it takes a second
+    from vit_lightning.report import verdict_lines, write_report  # late: they take a second
+    from vit_lightning.wandb_report import log_report
 
     until = time.monotonic() + 60.0  # where locks do not work, or a process sleeps, the report is written all the same
     while (lock := try_hold(ledger.folder)) is None and time.monotonic() < until:
@@ -157,12 +158,11 @@ def _finish(ledger: Ledger) -> None:
     try:
         study = read_study(ledger.folder)
         written = write_report(study)
+        mirrored = log_report(study)
     finally:
         if lock is not None:
             release(ledger.folder, lock)
-    print(
-        "\n".join([*verdict_lines(study), *(f"{path}" for path in written if path.name == "report.html")]), flush=True
-    )
+    print("\n".join(filter(None, [*verdict_lines(study), str(written[0]), mirrored])), flush=True)
     failed = [trial for trial in study.trials if trial.state == "failed"]
     if failed:
         raise SomeFailed([f"{trial.folder} failed, {trial.cause}" for trial in failed])

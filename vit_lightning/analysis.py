@@ -19,6 +19,7 @@ from vit_lightning.statistics import (
     correlation,
     judge,
     least_sign_flip_p,
+    seeds_needed,
     sign_flip_p,
     spread,
     visible_difference,
@@ -70,6 +71,8 @@ class Against:
 
     arm: str
     claim: Comparison
+    seeds_needed: int | None
+    """Seeds to add until either claim has 80 % power; 0 where one was made, None where no spread is known."""
     differences: dict[int, float]
     """Arm minus baseline for each seed that both have."""
     p_sign_flip: float
@@ -143,6 +146,7 @@ def _against(study: Study, rules: Rules, arms: Sequence[Arm], tables: Mapping[An
             Against(
                 arm.name,
                 claim,
+                seeds_needed(claim, rules, len(others)),
                 dict(zip(seeds, (first - second).tolist(), strict=True)),
                 sign_flip_p(first - second),
                 least_sign_flip_p(claim.n) <= rules.level / len(others),

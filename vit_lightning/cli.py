@@ -13,6 +13,8 @@ from types import FrameType
 
 VERBS = {
     "ablate": "run an ablation to its end, with several seeds, and write its report",
+    "report": "write the report of an ablation anew, from its folder",
+    "dashboard": "make a workspace and a report of an ablation in W&B",
     "fit": "train on the images of a page, then test the best checkpoint",
     "validate": "measure a trained model on the validation images",
     "test": "measure a trained model on the test images",
@@ -22,6 +24,9 @@ VERBS = {
     "sync": "send a run to W&B, or what W&B lacks of it",
     "predict": "write what a trained model says of each test image",
 }
+
+FOLDER_VERBS = {"sync": "RUN_FOLDER", "report": "ABLATION_FOLDER", "dashboard": "ABLATION_FOLDER"}
+"""Verbs that take a folder and nothing else."""
 
 RESUME = ("never", "auto", "must")
 OPTIONS = ("trust-config", "allow-config-change")
@@ -77,6 +82,8 @@ def _run(verb: str, arguments: list[str]) -> int:
                 _sync(arguments)
             elif verb == "ablate":
                 _ablate(arguments)
+            elif verb in ("report", "dashboard"):
+                _of_ablation(verb, arguments)
             else:
                 _run_page(verb, arguments)
     except UserError as error:
@@ -192,10 +199,30 @@ def _sync(arguments: list[str]) -> None:
     sync(Path(arguments[0]))
 
 
+def _of_ablation(verb: str, arguments: list[str]) -> None:
+    from vit_lightning.errors import UserError
+    from vit_lightning.folder import hold
+    from vit_lightning.ledger import read_study
+
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise UserError(f"give the folder of one ablation: lightning {verb} runs/ablations/NAME")
+    study = read_study(Path(arguments[0]))
+    if verb == "dashboard":
+        from vit_lightning.dashboard import dashboard
+
+        dashboard(study)
+        return
+    from vit_lightning.report import verdict_lines, write_report  # late: scipy and matplotlib take a second
+
+    with hold(study.folder, "report"):
+        written = write_report(study)
+    print("\n".join([*verdict_lines(study), str(written[0])]))
+
+
 def _explain(verb: str) -> None:
     """All keys of a verb with their types, defaults and help."""
-    if verb == "sync":
-        print(f"usage: lightning sync RUN_FOLDER\n\n{VERBS[verb]}")
+    if verb in FOLDER_VERBS:
+        print(f"usage: lightning {verb} {FOLDER_VERBS[verb]}\n\n{VERBS[verb]}")
         return
     if verb == "ablate":
         from vit_lightning.ablation import make_ablate_help

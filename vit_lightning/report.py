@@ -94,7 +94,7 @@ def verdicts(analysis: Analysis) -> list[dict[str, Any]]:
                 "n": claim.n,
                 **{name: None if math.isnan(value) else value for name, value in numbers.items()},
                 "verdict": claim.verdict,
-                "seeds_needed": claim.seeds_needed,
+                "seeds_needed": one.seeds_needed,
                 "look": study.looks,
                 "level": analysis.rules.level,
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "vit_lightning",
     "font.family": "sans-serif",
-    "font.size": 9.0,
+    "font.size": 10.0,
     **{f"{part}.color": INK for part in ("text", "xtick", "ytick")},
     "axes.labelcolor": INK,
     "axes.edgecolor": INK,
@@ -35,7 +36,7 @@ STYLE: dict[Any, Any] = {
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's, which the colour-blind can tell apart; they begin anew after six."""
 Curve = NDArray[np.float64]
-WIDTH = 5.4  # inches: on a phone the letters stay readable
+WIDTH = 4.8  # inches: on a phone the letters stay readable
 
 
 def draw_figures(analysis: Analysis) -> dict[str, Figure]:
@@ -58,7 +59,7 @@ def seeds_figure(analysis: Analysis) -> Figure:
     """Every run as a point, runs of one seed joined, with the mean of each arm."""
     unit = unit_of(analysis.study.report)
     arms = analysis.arms
-    figure = Figure(figsize=(WIDTH, 0.9 + 0.45 * len(arms)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.7 + 0.6 * len(arms)), layout="constrained")
     axis = figure.subplots()
     for seed in [*analysis.study.seeds, *analysis.study.added_seeds]:
         places = [(unit.scale * arm.values[seed], row) for row, arm in enumerate(arms) if seed in arm.values]
@@ -67,7 +68,7 @@ def seeds_figure(analysis: Analysis) -> Figure:
         values = unit.scale * np.array(list(arm.values.values()))
         axis.scatter(values, np.full(len(values), row), s=22, color=colour(row), alpha=0.8, linewidth=0, zorder=2)
         if len(values):
-            axis.plot([values.mean()] * 2, [row - 0.3, row + 0.3], color=colour(row), linewidth=2.5, zorder=3)
+            axis.plot([values.mean()] * 2, [row - 0.22, row + 0.22], color=colour(row), linewidth=2.5, zorder=3)
     _name_rows(axis, [f"{arm.name} (n={arm.n})" for arm in arms])
     axis.set_xlabel(f"{analysis.study.report}{unit.sign and f' ({unit.sign.strip()})'}; a bar is the mean")
     return figure
@@ -76,7 +77,7 @@ def seeds_figure(analysis: Analysis) -> Figure:
 def differences_figure(analysis: Analysis) -> Figure:
     """Paired differences with both intervals, zero, and what would not matter."""
     study, unit, against = analysis.study, unit_of(analysis.study.report), analysis.against
-    figure = Figure(figsize=(WIDTH, 1.1 + 0.5 * len(against)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.7 + 0.75 * len(against)), layout="constrained")
     axis = figure.subplots()
     edge = unit.scale * study.smallest_effect
     axis.axvspan(-edge, edge, color="0.5", alpha=0.18, linewidth=0)
@@ -85,7 +86,7 @@ def differences_figure(analysis: Analysis) -> Figure:
     for row, one in enumerate(against):
         claim, own = one.claim, colour(numbers[one.arm])
         values = unit.scale * np.array(list(one.differences.values()))
-        axis.scatter(values, np.full(len(values), row + 0.22), s=14, color=own, alpha=0.6, linewidth=0)
+        axis.scatter(values, np.full(len(values), row + 0.25), s=14, color=own, alpha=0.6, linewidth=0)
         if claim.n > 1:
             ends = unit.scale * np.array([claim.claim_low, claim.claim_high, claim.low, claim.high])
             axis.plot(ends[:2], [row, row], color=own, linewidth=1.2, marker="|", markersize=7)
@@ -98,9 +99,13 @@ def differences_figure(analysis: Analysis) -> Figure:
 
 
 def _name_rows(axis: Axes, names: Sequence[str]) -> None:
-    axis.set_yticks(range(len(names)), [name if len(name) < 34 else f"{name[:31]}..." for name in names])
-    axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.tick_params(axis="y", length=0)
+    """A row's name stands above it, so that long ones leave room on a phone."""
+    for row, name in enumerate(names):
+        shown = name if len(name) < 52 else f"{name[:49]}..."
+        axis.text(0.01, row - 0.3, shown, transform=axis.get_yaxis_transform(), va="bottom", fontsize=9)
+    axis.set_yticks([])
+    axis.set_ylim(len(names) - 0.55, -0.75)
+    axis.spines["left"].set_visible(False)
     axis.grid(axis="x", alpha=0.3)
 
 
@@ -198,18 +203,20 @@ def front(places: dict[str, tuple[float, float]], goal: str) -> list[str]:
 
 def to_svg(figure: Figure) -> str:
     """The figure as a file: the same bytes each time."""
-    text = io.StringIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return text.getvalue().replace(INK, "#000000")
+    return _draw(figure).replace(INK, "#000000")
 
 
 def inline_svg(figure: Figure, name: str, description: str) -> str:
     """The figure as a part of a page: in the page's own ink, with names of its own."""
-    text = io.StringIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    drawn = text.getvalue().replace(INK, "currentColor")
+    drawn = _draw(figure).replace(INK, "currentColor")
     drawn = drawn[drawn.index("<svg") :].replace('id="', f'id="{name}-').replace("url(#", f"url(#{name}-")
     drawn = drawn.replace('xlink:href="#', f'href="#{name}-')
     return drawn.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+
+
+@functools.lru_cache(maxsize=16)
+def _draw(figure: Figure) -> str:
+    text = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()

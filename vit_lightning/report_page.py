@@ -37,7 +37,7 @@ caption { text-align: left; font-weight: 600; padding: 0 0 .3rem; }
 th, td { padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top;
   overflow-wrap: normal; }
 thead th { font-weight: 500; color: var(--faint); } tbody th { font-weight: 600; }
-td { max-width: 26rem; }
+td { max-width: 26rem; } .short { white-space: nowrap; }
 details { margin: 1rem 0; } summary { cursor: pointer; font-weight: 600; }
 code { background: var(--wash); padding: .1em .3em; font-size: .86em; }
 @media print { body { font-size: 10.5pt; max-width: none; padding: 0; color: #000; background: #fff; }

@@ -31,7 +31,7 @@ class Table:
         head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in self.header)
         body = "".join(
             f'<tr><th scope="row">{html.escape(row[0])}</th>'
-            + "".join(f"<td>{html.escape(cell)}</td>" for cell in row[1:])
+            + "".join(f"<td{' class=short' if len(cell) < 20 else ''}>{html.escape(cell)}</td>" for cell in row[1:])
             + "</tr>\n"
             for row in self.rows
         )
@@ -112,7 +112,7 @@ def difference_table(analysis: Analysis) -> Table:
     for one in analysis.against:
         claim = one.claim
         interval = f"{unit.signed(claim.low)} to {unit.signed(claim.high)}" if claim.n > 1 else NONE
-        needed = NONE if claim.seeds_needed is None else str(claim.seeds_needed)
+        needed = NONE if one.seeds_needed is None else str(one.seeds_needed)
         p_values = [show_p(p) for p in (claim.p, claim.p_adjusted, claim.p_equivalence)]
         difference = unit.signed(claim.difference)
         rows.append([one.arm, str(claim.n), difference, interval, *p_values, claim.verdict, needed])
@@ -270,7 +270,11 @@ def _plain(value: Any) -> str:
 
 def check_table(checks: Sequence[Check]) -> Table:
     words = {True: "yes", False: "NO", None: "not known"}
-    return Table("Checks", ["check", "holds", "what was found"], [[c.name, words[c.ok], c.text] for c in checks])
+    return Table(
+        "Read from the run folders",
+        ["check", "holds", "what was found"],
+        [[c.name, words[c.ok], c.text] for c in checks],
+    )
 
 
 def results_csv(analysis: Analysis) -> str:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import integrate, optimize, special, stats
+from scipy import integrate, optimize, special
 
 Values = NDArray[np.float64]
 Verdict = Literal["better", "worse", "equivalent", "undecided"]
@@ -76,8 +76,6 @@ class Comparison:
     p_equivalence: float
     """Two one-sided tests against the smallest effect, Holm too."""
     verdict: Verdict
-    seeds_needed: int | None
-    """Seeds to add until either claim has 80 % power; 0 where one was made; None where no spread is known."""
 
 
 def judge(differences: Sequence[Values], rules: Rules) -> list[Comparison]:
@@ -94,7 +92,6 @@ def judge(differences: Sequence[Values], rules: Rules) -> list[Comparison]:
     for values, p_adjusted, p_equivalence, arms in zip(differences, adjusted, equivalence, weighed, strict=True):
         mean = float(np.mean(values)) if len(values) else math.nan
         verdict = _verdict(len(values), mean, p_adjusted, p_equivalence, level, rules.goal)
-        needed = _seeds_needed(values, rules.smallest_effect, level / len(differences), verdict)
         comparisons.append(
             Comparison(
                 len(values),
@@ -107,7 +104,6 @@ def judge(differences: Sequence[Values], rules: Rules) -> list[Comparison]:
                 p_adjusted,
                 p_equivalence,
                 verdict,
-                needed,
             )
         )
     return comparisons
@@ -121,14 +117,21 @@ def _verdict(n: int, mean: float, p: float, p_equivalence: float, level: float, 
     return "equivalent" if p_equivalence <= level else "undecided"
 
 
-def _seeds_needed(values: Values, effect: float, level: float, verdict: Verdict) -> int | None:
-    if verdict != "undecided":
+def seeds_needed(claim: Comparison, rules: Rules, arms: int) -> int | None:
+    """Seeds to add until either claim has 80 % power; 0 where one was made, None where no spread is known.
+
+    Args:
+        claim: of one arm; its spread is taken for the true one.
+        rules: what was settled beforehand.
+        arms: how many are compared; the power is that of the first step of Holm's procedure.
+    """
+    if claim.verdict != "undecided":
         return 0
-    sd = spread(values)
-    if math.isnan(sd) or effect <= 0:
+    effect, level = rules.smallest_effect, rules.level / arms
+    if math.isnan(claim.sd) or effect <= 0:
         return None
-    wanted = max(pairs_for_difference(effect, sd, level), pairs_for_equivalence(effect, sd, level), LEAST_PAIRS)
-    return max(0, wanted - len(values))
+    wanted = (pairs_for_difference(effect, claim.sd, level), pairs_for_equivalence(effect, claim.sd, level))
+    return max(0, max(*wanted, LEAST_PAIRS) - claim.n)
 
 
 def spread(values: Values) -> float:
@@ -224,7 +227,10 @@ def welch_p(first: Values, second: Values) -> float:
     """p of Welch's t-test, which does without the pairing."""
     if min(len(first), len(second)) < 2 or (alike(first) and alike(second)):
         return math.nan
-    return float(stats.ttest_ind(first, second, equal_var=False).pvalue)
+    parts = [spread(values) ** 2 / len(values) for values in (first, second)]
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(v) - 1) for part, v in zip(parts, (first, second), strict=True))
+    t = abs(float(first.mean() - second.mean())) / math.sqrt(sum(parts))
+    return 2 * float(special.stdtr(freedom, -t))
 
 
 def correlation(first: Values, second: Values) -> float:

@@ -60,7 +60,8 @@ def headline(analysis: Analysis) -> str:
     """The answer in a line."""
     claims: dict[str, list[str]] = {}
     for one in analysis.against:
-        claims.setdefault(one.claim.verdict, []).append(one.arm)
+        name = f'"{one.arm}"' if "," in one.arm else one.arm
+        claims.setdefault(one.claim.verdict, []).append(name)
     if not claims:
         return f"Only {analysis.study.baseline}: there is nothing to compare"
     base = analysis.study.baseline
@@ -125,16 +126,16 @@ def _no_spread(one: Against) -> str:
 def _what_next(analysis: Analysis, one: Against) -> str:
     claim, study = one.claim, analysis.study
     few = f"Below {LEAST_PAIRS} pairs nothing is claimed. " if claim.n < LEAST_PAIRS else ""
-    if claim.seeds_needed is None:
+    if one.seeds_needed is None:
         return f"{few}How many seeds it takes cannot be said.".strip()
     effect = unit_of(study.report).plain(study.smallest_effect)
-    if claim.seeds_needed == 0:
+    if one.seeds_needed == 0:
         return f"{few}There are seeds enough to see {effect}; the truth may lie between that and none.".strip()
     if study.looks == 1:
-        how = f"--add-seeds {claim.seeds_needed}"
+        how = f"--add-seeds {one.seeds_needed}"
     else:
-        how = f"in a new study of {claim.n + claim.seeds_needed} fresh seeds, as there is no third look"
-    more = f"{claim.seeds_needed} more seed{'' if claim.seeds_needed == 1 else 's'}"
+        how = f"in a new study of {claim.n + one.seeds_needed} fresh seeds, as there is no third look"
+    more = f"{one.seeds_needed} more seed{'' if one.seeds_needed == 1 else 's'}"
     return f"{few}It takes about {more} to decide about {effect} with {100 * POWER:.0f} % power ({how})."
 
 
@@ -148,7 +149,7 @@ def rule(analysis: Analysis) -> str:
     family = f" after Holm's correction for {arms} arms" if arms > 1 else ""
     return (
         f"This is {look}. A difference is claimed if the paired t-test over seeds has p at most {level}{family}: "
-        f"at that level each of two looks keeps the chance of any false difference at {study.alpha:g}. Equivalent means "
-        f"that two one-sided t-tests at the same level place the difference within {unit.plain(study.smallest_effect)}. "
+        f"two looks at that level keep the chance of any false difference at {study.alpha:g}. Equivalent means that "
+        f"two one-sided t-tests at the same level place the difference within {unit.plain(study.smallest_effect)}. "
         f"Below {LEAST_PAIRS} pairs nothing is claimed. Intervals speak of new seeds on this test set."
     )
