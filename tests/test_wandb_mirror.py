@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import SMALL
 from PIL import Image
 from wandb_stub import StubServer, read_wandb_file
@@ -213,3 +214,31 @@ def test_a_run_that_is_killed_twice_is_one_run_there_with_each_step_once(tmp_pat
     finished(start(tmp_path, "fit", "--resume=run", **online))
     assert len(server.runs) == 1
     assert_delivered([*server.rows.values()], tmp_path / "run")
+
+
+def test_the_runs_of_an_ablation_carry_group_arm_and_seed(tmp_path):
+    arms = [{"name": "cls", "model.pool": "cls"}, {"name": "the mean", "model.pool": "mean"}]
+    rules = {"name": "pool", "baseline": "cls", "report": "test/acc", "smallest_effect": 0.01, "alpha": 0.05}
+    plan = {
+        "command": ["lightning", "fit", "--config", "page.yaml", *SMALL, "${args}"],
+        "method": "grid",
+        "metric": {"name": "val/acc", "goal": "maximize"},
+        "parameters": {"arm": {"values": arms}, "seed_everything": {"values": [7]}, "ablation": {"value": rules}},
+    }
+    (tmp_path / "page.yaml").write_text("optimizer: {lr: 0.01}\n")
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    finished(start(tmp_path, "ablate", "plan.yaml", "--out=out", WANDB_MODE="offline"))
+    for arm, name in (("cls", "cls-seed7"), ("the mean", "the-mean-seed7")):
+        (file,) = (tmp_path / "out/runs" / name / "wandb").glob("offline-run-*/*.wandb")
+        told = read_wandb_file(file)
+        assert {key: told["run"][key] for key in ("name", "group", "job_type", "tags")} == {
+            "name": name,
+            "group": "pool",
+            "job_type": arm,
+            "tags": ["pool", arm, "seed7"],
+        }
+        assert told["config"]["seed_everything"] == 7
+        assert told["config"]["model"]["init_args"]["pool"] == ("cls" if arm == "cls" else "mean")
+        assert_delivered(told["rows"], tmp_path / "out/runs" / name)
+    assert not list((tmp_path / "home").rglob("*wandb*"))
+    assert not list((tmp_path / "out").glob(".wandb*"))

@@ -264,6 +264,11 @@ def metric_names(classes: int) -> list[str]:
     return [*names, "train/loss_step", "lr"]
 
 
+def reported_names(classes: int) -> list[str]:
+    """What the test of the best checkpoint measures."""
+    return [f"test/{name}" for name in _metrics("test", classes)]
+
+
 def _metrics(stage: str, classes: int) -> nn.ModuleDict:
     metrics: dict[str, Metric] = {
         "loss": MeanLoss(),

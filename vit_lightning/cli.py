@@ -12,6 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 VERBS = {
+    "ablate": "run an ablation to its end, with several seeds, and write its report",
+    "report": "write the report of an ablation anew, from its folder",
+    "dashboard": "make a workspace and a report of an ablation in W&B",
     "fit": "train on the images of a page, then test the best checkpoint",
     "validate": "measure a trained model on the validation images",
     "test": "measure a trained model on the test images",
@@ -23,6 +26,9 @@ VERBS = {
     "lr-find": "find a learning rate for a page",
     "scale-batch": "find the largest batch of a page that the memory holds",
 }
+
+FOLDER_VERBS = {"sync": "RUN_FOLDER", "report": "ABLATION_FOLDER", "dashboard": "ABLATION_FOLDER"}
+"""Verbs that take a folder and nothing else."""
 
 RESUME = ("never", "auto", "must")
 OPTIONS = ("trust-config", "allow-config-change")
@@ -78,6 +84,10 @@ def _run(verb: str, arguments: list[str]) -> int:
         with _signals():
             if verb == "sync":
                 _sync(arguments)
+            elif verb == "ablate":
+                _ablate(arguments)
+            elif verb in ("report", "dashboard"):
+                _of_ablation(verb, arguments)
             else:
                 _run_page(verb, arguments)
     except UserError as error:
@@ -125,6 +135,10 @@ def _run_page(verb: str, arguments: list[str]) -> None:
     flags = [(key, value) for key, value in given if key not in OPTIONS]
     trust, allowed = _options(verb, options)
     folder = dict(flags).get("resume")
+    if verb == "fit" and {"ablation", "arm"} & {key for key, _ in flags}:
+        from vit_lightning.ablation_plan import plain_flags
+
+        flags = plain_flags(flags)
     words = [f"--{key}={value}" for key, value in flags if key != "resume" or verb != "fit" or value in RESUME]
     if verb == "fit" and folder is not None and folder not in RESUME:
         _refuse_page(folder, flags)
@@ -186,6 +200,12 @@ def _refuse_page(folder: str, flags: Sequence[tuple[str, str]]) -> None:
         raise UserError(problems)
 
 
+def _ablate(arguments: list[str]) -> None:
+    from vit_lightning.ablation import ablate, read_arguments
+
+    ablate(read_arguments(arguments))
+
+
 def _sync(arguments: list[str]) -> None:
     from vit_lightning.errors import UserError
     from vit_lightning.training import sync
@@ -195,10 +215,35 @@ def _sync(arguments: list[str]) -> None:
     sync(Path(arguments[0]))
 
 
+def _of_ablation(verb: str, arguments: list[str]) -> None:
+    from vit_lightning.errors import UserError
+    from vit_lightning.folder import hold
+    from vit_lightning.ledger import read_study
+
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise UserError(f"give the folder of one ablation: lightning {verb} runs/ablations/NAME")
+    study = read_study(Path(arguments[0]))
+    if verb == "dashboard":
+        from vit_lightning.dashboard import dashboard
+
+        dashboard(study)
+        return
+    from vit_lightning.report import verdict_lines, write_report  # late: scipy and matplotlib take a second
+
+    with hold(study.folder, "report"):
+        written = write_report(study)
+    print("\n".join([*verdict_lines(study), str(written[0])]))
+
+
 def _explain(verb: str) -> None:
     """All keys of a verb with their types, defaults and help."""
-    if verb == "sync":
-        print(f"usage: lightning sync RUN_FOLDER\n\n{VERBS[verb]}")
+    if verb in FOLDER_VERBS:
+        print(f"usage: lightning {verb} {FOLDER_VERBS[verb]}\n\n{VERBS[verb]}")
+        return
+    if verb == "ablate":
+        from vit_lightning.ablation import make_ablate_help
+
+        print(make_ablate_help().format_help())
         return
     from vit_lightning.config import make_help
 

@@ -65,21 +65,22 @@ def split_words(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[s
     return flags, words
 
 
-def read_page(place: Path) -> Page:
-    """The contents of a page."""
+def read_page(place: Path, key: str = "config") -> Page:
+    """The contents of a page; errors call it ``key``."""
     try:
         text = place.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "it is no text"
-        raise UserError(f"config={place} cannot be read: {reason}") from fault
-    page = _load(text, f"config={place}")
+        raise UserError(f"{key}={place} cannot be read: {reason}") from fault
+    page = parse_yaml(text, f"{key}={place}")
     if not isinstance(page, dict):
-        raise UserError(f"config={place} holds no keys")
+        raise UserError(f"{key}={place} holds no keys")
     flat: Page = flatten(page)
     return flat
 
 
-def _load(text: str, source: str) -> Any:
+def parse_yaml(text: str, source: str) -> Any:
+    """What a text in YAML says, as plain data; errors name ``source``."""
     loader = _StrictLoader(text)
     loader.duplicates = []
     try:
@@ -153,7 +154,7 @@ def _as_list(value: Any) -> list[Any]:
 def page_of_flag(key: str, value: str, classes: Sequence[str]) -> Page:
     """A page that says what the flag says; ``--data=ImageFolder`` names a class for the keys in ``classes``."""
     # other values stay words: jsonargparse reads them as what the key wants
-    said: Any = flatten(_load(value, f"{key}={value}")) if value[:1] in ("[", "{") else value
+    said: Any = flatten(parse_yaml(value, f"{key}={value}")) if value[:1] in ("[", "{") else value
     parts = [part for part in key.split(".") if part != "init_args"]
     if len(parts) == 1 and parts[0] in classes and isinstance(said, str):
         said = {"class_path": said}

@@ -12,6 +12,7 @@ import yaml
 from vit_lightning.errors import UserError
 from vit_lightning.folder import release, try_hold
 from vit_lightning.pages import flatten
+from vit_lightning.tracking import read_results
 
 ALWAYS = ("data.num_workers",)
 """Keys that may change by themselves: order and augmentation do not depend on them."""
@@ -105,7 +106,7 @@ def unfinished_run(parent: Path, page: Mapping[str, Any], allowed: Sequence[str]
         lock = try_hold(folder)
         if lock is None:
             continue
-        if not (folder / "results.json").is_file():
+        if read_results(folder) is None:
             return folder, lock
         release(folder, lock)
     for text in passed_over[:3]:
@@ -114,7 +115,7 @@ def unfinished_run(parent: Path, page: Mapping[str, Any], allowed: Sequence[str]
 
 
 def _newest_first(parent: Path) -> Iterator[Path]:
-    pages = [path for path in parent.glob("*/config.yaml") if not (path.parent / "results.json").is_file()]
+    pages = [path for path in parent.glob("*/config.yaml") if read_results(path.parent) is None]
     yield from (path.parent for path in sorted(pages, key=lambda path: path.stat().st_mtime_ns, reverse=True))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 import secrets
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jsonargparse import Namespace
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, Trainer, seed_everything
@@ -37,11 +39,11 @@ from vit_lightning.distillation import Distillation
 from vit_lightning.errors import UserError
 from vit_lightning.figures import curves
 from vit_lightning.flops import forward_flops
-from vit_lightning.folder import is_first, log_warnings, write_whole
+from vit_lightning.folder import is_first, log_warnings
 from vit_lightning.reports import FIGURES, interval, report_test
 from vit_lightning.stopping import FiniteGuard
 from vit_lightning.teachers import load_teacher
-from vit_lightning.tracking import MetricsFile, json_number, read_metrics
+from vit_lightning.tracking import MetricsFile, json_number, read_metrics, write_results
 from vit_lightning.wandb_mirror import WandbMirror
 
 Results = dict[str, Any]
@@ -65,7 +67,9 @@ class Run:
     mirror: WandbMirror
 
 
-def prepare(config: Namespace, arguments: dict[str, Any], folder: Path, *, begins: bool = True) -> Run:
+def prepare(
+    config: Namespace, arguments: dict[str, Any], folder: Path, *, begins: bool = True, data: ImageData | None = None
+) -> Run:
     """Makes all parts of a run; weights and order follow the seed.
 
     Args:
@@ -73,9 +77,10 @@ def prepare(config: Namespace, arguments: dict[str, Any], folder: Path, *, begin
         arguments: those of the Trainer; its callbacks and loggers come beside ours.
         folder: the run folder.
         begins: whether the run begins here, and so with the weights of ``config.init_from``.
+        data: the data of the configuration, where it has been made already and its images are in memory.
     """
     seed_everything(config.seed_everything, verbose=False)
-    data, module = make_data_and_module(config)
+    data, module = make_data_and_module(config, data)
     if begins and config.init_from is not None:
         path = find_checkpoint(config.init_from, "init_from")
         load_network(module.network, read_checkpoint(path), path)
@@ -109,9 +114,10 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
             say(f"stopped; to go on: lightning fit --resume {run.folder}")
         raise
     results["seconds"] = round(time.time() - started, 3)
+    results["peak_memory_mb"] = _peak_memory_mb()
     if is_first():
         _draw_and_mirror(run, results)
-    write_whole(run.folder / "results.json", json.dumps(results, indent=2) + "\n")
+    write_results(run.folder, results)
     summary(run.folder, results)
     say(run.mirror.hint())
     return results
@@ -192,10 +198,11 @@ def _test_best(run: Run) -> Results:
 
 
 def make_data_and_module(
-    config: Namespace, kind: type[ViTClassifier] = ViTClassifier
+    config: Namespace, data: ImageData | None = None, kind: type[ViTClassifier] = ViTClassifier
 ) -> tuple[ImageData, ViTClassifier]:
-    data, settings = make_data(config), make_settings(config)
-    network, chosen = make_network(config), settings.distillation
+    data = make_data(config) if data is None else data
+    settings, network = make_settings(config), make_network(config)
+    chosen = settings.distillation
     module = kind(
         network,
         num_classes=data.num_classes,
@@ -249,6 +256,14 @@ def logged(trainer: Trainer, prefix: str) -> Results:
 
 def count_parameters(module: ViTClassifier) -> int:
     return sum(weight.numel() for weight in module.network.parameters())
+
+
+def _peak_memory_mb() -> float:
+    """The most memory that the run has had, in 10^6 bytes: tensors on the GPU, or the process on a CPU."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return round(torch.cuda.max_memory_allocated() / 1e6, 1)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
 
 
 def _describe(module: ViTClassifier, data: ImageData) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import time
 import warnings
 from argparse import Namespace
+from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ import numpy as np
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
+
+from vit_lightning.folder import write_whole
 
 
 class MetricsFile(Logger):
@@ -121,3 +125,22 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         else:
             rows.append(row)
     return rows
+
+
+def write_results(folder: Path, results: Mapping[str, Any]) -> None:
+    """``results.json``, with a checksum: a run with a whole one is over, whatever became of its process."""
+    sealed = {**results, "sha256": _digest(results)}
+    write_whole(folder / "results.json", json.dumps(sealed, indent=2) + "\n")
+
+
+def read_results(folder: Path) -> dict[str, Any] | None:
+    """What ``results.json`` holds, without its checksum; None if there is none, or it is damaged."""
+    try:
+        results: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        return results if results.pop("sha256") == _digest(results) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _digest(results: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(results, sort_keys=True).encode()).hexdigest()

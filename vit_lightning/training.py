@@ -14,6 +14,7 @@ from lightning.pytorch import seed_everything
 from vit_lightning.callbacks import StepSeeds
 from vit_lightning.checkpoint_io import BEST, LAST, network_weights, newest_checkpoint, read_checkpoint
 from vit_lightning.config import make_trainer_arguments, resolve, to_plain, to_yaml
+from vit_lightning.data import ImageData
 from vit_lightning.environment import describe_environment
 from vit_lightning.errors import CannotResume, UserError
 from vit_lightning.folder import hold, is_first, new_folder, release, write_whole
@@ -40,26 +41,27 @@ from vit_lightning.run import (
     summary,
     train_and_test,
 )
-from vit_lightning.tracking import read_metrics
+from vit_lightning.tracking import read_metrics, read_results
 from vit_lightning.wandb_mirror import WandbConfig, WandbMirror
 
 
-def fit(config: Namespace, allowed: Sequence[str] = ()) -> Results:
+def fit(config: Namespace, allowed: Sequence[str] = (), data: ImageData | None = None) -> Results:
     """Trains, tests the best checkpoint, and leaves all of it in a run folder; returns what ``results.json`` holds.
 
     Args:
         config: ``config.resume`` says whether a run of this page that is not over goes on instead.
         allowed: keys that may differ from those of a run that goes on.
+        data: the data of the configuration, where it has been made already and its images are in memory.
     """
     quiet()
     if config.trainer.fast_dev_run:
         return _fast_dev_run(config)
     with contextlib.ExitStack() as held:
         if config.resume != "never" and (folder := _find_run(config, allowed, held)) is not None:
-            return _go_on(folder, config, allowed)
+            return _go_on(folder, config, allowed, data)
     arguments = make_trainer_arguments(config)
     with new_folder(config.out, _parent(config), f"seed{config.seed_everything}") as folder:
-        run = prepare(config, arguments, folder)
+        run = prepare(config, arguments, folder, data=data)
         write_whole(folder / "config.yaml", to_yaml(config))
         _write_environment(run)
         return train_and_test(run)
@@ -119,11 +121,12 @@ def resume(folder: Path, flags: Sequence[str] = (), allowed: Sequence[str] = (),
         return _go_on(folder, config, allowed)
 
 
-def _go_on(folder: Path, config: Namespace, allowed: Sequence[str]) -> Results:
+def _go_on(folder: Path, config: Namespace, allowed: Sequence[str], data: ImageData | None = None) -> Results:
     """Trains on from the newest checkpoint that can be read; only tests if training was over; else does nothing."""
     written, page = read_run_page(folder), to_plain(config)
-    if (folder / "results.json").is_file():
-        return _all_done(folder, changes(written, page))
+    results = read_results(folder)
+    if results is not None:
+        return _all_done(folder, results, changes(written, page))
     newest = newest_checkpoint(folder)
     changed = changes(written if newest is None else newest.checkpoint["page"], page)
     new = changes(written, page)
@@ -131,12 +134,12 @@ def _go_on(folder: Path, config: Namespace, allowed: Sequence[str]) -> Results:
     said = {key for key in changed if key not in new and key in remarked(folder / "config.yaml")}
     refuse_changes(changed, [*allowed, *said], folder)
     if newest is not None and newest.checkpoint["finished"] and new:
-        return _all_done(folder, new)
+        return _all_done(folder, {}, new)
     if newest is None:
         _refuse_silent_start(folder, config)
     elif (folder / BEST).is_file():
         read_checkpoint(folder / BEST)  # damaged, it would be found when training is over
-    run = prepare(config, make_trainer_arguments(config), folder, begins=newest is None)
+    run = prepare(config, make_trainer_arguments(config), folder, begins=newest is None, data=data)
     if newest is not None:
         network_weights(run.module.network, newest.checkpoint, newest.path)
     sweep(folder)
@@ -147,10 +150,9 @@ def _go_on(folder: Path, config: Namespace, allowed: Sequence[str]) -> Results:
     return train_and_test(run, newest)
 
 
-def _all_done(folder: Path, changed: Mapping[str, object]) -> Results:
+def _all_done(folder: Path, results: Results, changed: Mapping[str, object]) -> Results:
     if changed:
         raise UserError(f"{folder} is over: {', '.join(changed)} cannot change (its weights: --init_from={folder})")
-    results: Results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     say(f"{folder}: all was done")
     summary(folder, results)
     return results
@@ -180,8 +182,7 @@ def sync(folder: Path) -> None:
     if not (folder / "metrics.jsonl").is_file():
         raise UserError(f"{folder} is no run folder: it holds no metrics.jsonl")
     page = read_run_page(folder)  # plain data: nothing that it names is imported
-    path = folder / "results.json"
-    results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    results = read_results(folder)
     settings = WandbConfig(**{**page.get("wandb", {}), "mode": "online"})
     mirror = WandbMirror(folder, run_id(folder), settings, page)
     mirror.start()

@@ -237,7 +237,7 @@ def _make(config: Namespace, kind: type[Any], folder: Path, *, steps: int) -> tu
         "enable_progress_bar": False,
     }
     config.ema.decay = None  # begins in a hook that the Tuner does not wait for; a rate is found without it
-    data, module = make_data_and_module(config, kind)
+    data, module = make_data_and_module(config, kind=kind)
     return data, module, make_trainer(arguments, folder, [], [])
 
 

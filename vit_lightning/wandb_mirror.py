@@ -85,10 +85,10 @@ class WandbMirror(Logger):
         if wanted == "disabled":
             return
         try:
-            self._wandb = _import_wandb(self.folder)
+            self._wandb = import_wandb(self.folder)
             self._setup()
             wanted = wanted or _MODES.get(self._wandb.setup().settings.mode, "online")
-            if wanted == "online" and not self._has_key():
+            if wanted == "online" and not has_key(self._wandb):
                 wanted, self.reason = "offline", "no API key"
             self._start_in(["online", "offline"] if wanted == "online" else ["offline"])
         except Exception as fault:  # W&B must never be the reason that training does not start
@@ -142,16 +142,6 @@ class WandbMirror(Logger):
             disable_job_creation=True,
         )
 
-    def _has_key(self) -> bool:
-        """Whether a key is configured: environment, netrc or settings; without network and without asking."""
-        from wandb.sdk.lib import wbauth
-
-        host = self._wandb.setup().settings.base_url
-        try:
-            return bool(wbauth.authenticate_session(host=host, source="", prompt=False, update_session=False))
-        except Exception:  # a key that is none
-            return False
-
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """One row; rows of the same step become one, rows of a step that W&B has are left out."""
@@ -170,10 +160,17 @@ class WandbMirror(Logger):
         """Nothing: the whole page goes up once, at the start."""
 
     @rank_zero_only
-    def log_images(self, images: Mapping[str, Path], step: int) -> None:
+    def log_images(self, images: Mapping[str, Path], step: int | None = None) -> None:
         """PNG files, by name."""
         self._guarded(
             lambda: self._run.log({name: self._wandb.Image(str(path)) for name, path in images.items()}, step=step)
+        )
+
+    @rank_zero_only
+    def log_table(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """A table, by name."""
+        self._guarded(
+            lambda: self._run.log({name: self._wandb.Table(columns=list(header), data=[list(row) for row in rows])})
         )
 
     @rank_zero_only
@@ -266,7 +263,7 @@ def merged_by_step(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, dic
     yield from sorted(merged.items())
 
 
-def _import_wandb(folder: Path) -> Any:
+def import_wandb(folder: Path) -> Any:
     """Imports wandb late and so that what it writes stays in the run folder, and it reports nothing of itself."""
     cache = folder / "wandb" / "cache"
     cache.mkdir(parents=True, exist_ok=True)
@@ -279,6 +276,17 @@ def _import_wandb(folder: Path) -> Any:
     finally:
         tempfile.tempdir = before
     return wandb
+
+
+def has_key(wandb: Any) -> bool:
+    """Whether a key is configured: environment, netrc or settings; without network and without asking."""
+    from wandb.sdk.lib import wbauth
+
+    try:
+        host = wandb.setup().settings.base_url
+        return bool(wbauth.authenticate_session(host=host, source="", prompt=False, update_session=False))
+    except Exception:  # a key that is none
+        return False
 
 
 def _first_line(fault: Exception) -> str:

@@ -21,7 +21,7 @@ import torch
 HERE = Path(__file__).parent
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["vit_lightning.cli", "vit_lightning.training", "vit_lightning.evaluation", "matplotlib.pyplot"]
+    ["vit_lightning.cli", "vit_lightning.ablation", "vit_lightning.evaluation", "matplotlib.pyplot"]
 )
 
 FLAGS = (
@@ -141,7 +141,11 @@ def outcome(folder: Path) -> dict[str, Any]:
         "callbacks": callbacks,
         "best": read_checkpoint(run / "checkpoints/best.ckpt")["state_dict"],
         "rows": [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(run)],
-        "results": {name: value for name, value in results.items() if "second" not in name},
+        "results": {
+            name: value
+            for name, value in results.items()
+            if "second" not in name and "memory" not in name and name != "sha256"
+        },
         "predictions": predictions,
         "batches": batches(folder),
     }

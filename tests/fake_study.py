@@ -1,0 +1,147 @@
+"""An ablation that nobody trained: run folders with the files of real ones, made from random numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from vit_lightning.study import Study, Trial
+
+ARMS: dict[str, dict[str, Any]] = {
+    "cls": {"model.pool": "cls", "optimizer.lr": 0.002},
+    "mean": {"model.pool": "mean", "optimizer.lr": 0.002},
+    "mean without class token": {"model.pool": "mean", "model.class_token": False, "optimizer.lr": 0.003},
+}
+
+
+def make_study(
+    folder: Path,
+    *,
+    gains: Sequence[float] = (0.0, 0.6, 0.0),
+    seeds: int = 8,
+    added: int = 0,
+    images: int = 360,
+    failed: Mapping[tuple[str, int], str] | None = None,
+    missing: Sequence[tuple[str, int]] = (),
+    arms: Mapping[str, dict[str, Any]] = ARMS,
+    factors: Mapping[str, list[Any]] | None = None,
+    smallest_effect: float = 0.005,
+    random: int = 0,
+) -> Study:
+    """A study with its run folders.
+
+    Args:
+        folder: where.
+        gains: what each arm adds to the logit of being right, the baseline first.
+        seeds: of the first look.
+        added: of the second.
+        images: in the test set.
+        failed: causes of runs that failed.
+        missing: runs that are not there.
+        arms: their keys, the baseline first.
+        factors: values of each key, of a grid.
+        smallest_effect: in units of accuracy.
+        random: another number makes another study.
+    """
+    draw = np.random.default_rng(random)
+    ease = draw.normal(3.5, 1.5, images)
+    trials = []
+    for seed in range(seeds + added):
+        luck = draw.normal(0, 0.15)
+        for (arm, overrides), gain in zip(arms.items(), gains, strict=True):
+            name = f"runs/{arm.replace(' ', '-')}-seed{seed}"
+            chance = 1 / (1 + np.exp(-(ease + gain + luck + draw.normal(0, 0.15))))
+            right = draw.random(images) < chance
+            if (arm, seed) in missing:
+                trials.append(Trial(arm, seed, overrides, name, "missing"))
+                continue
+            cause = (failed or {}).get((arm, seed))
+            results = {} if cause else _results(seed, right, arm, draw)
+            _write_run(folder / name, seed, overrides, results, right, draw)
+            state = "failed" if cause else "done"
+            trials.append(Trial(arm, seed, overrides, name, state, cause, results, 1 if seed < seeds else 2))
+    trials.sort(key=lambda trial: (list(arms).index(trial.arm), trial.seed))
+    return Study(
+        name="pooling",
+        folder=folder,
+        page="experiments/digits.yaml",
+        metric="val/acc",
+        goal="maximize",
+        report="test/acc",
+        baseline=next(iter(arms)),
+        smallest_effect=smallest_effect,
+        alpha=0.05,
+        arms=dict(arms),
+        seeds=list(range(seeds)),
+        added_seeds=list(range(seeds, seeds + added)),
+        trials=trials,
+        factors=dict(factors or {}),
+    )
+
+
+def _results(seed: int, right: np.ndarray, arm: str, draw: np.random.Generator) -> dict[str, Any]:
+    seconds = 14.0 + len(arm) / 10 + draw.normal(0, 0.3)
+    return {
+        "seed": seed,
+        "parameters": 302_154 - (64 if "without" in arm else 0),
+        "flops": 2_996_992 - (600_000 if "without" in arm else 0),
+        "epochs": 30,
+        "steps": 630,
+        "best_step": 609,
+        "train_seconds": round(seconds, 3),
+        "images_per_second": round(38_000 / seconds, 1),
+        "val/loss": round(0.6 + draw.normal(0, 0.02), 7),
+        "val/acc": round(float(right.mean()) - 0.002, 7),
+        "test/loss": round(0.62 + draw.normal(0, 0.02), 7),
+        "test/acc": round(float(right.mean()), 7),
+        "seconds": round(seconds + 0.9, 3),
+        "peak_memory_mb": 612.0,
+    }
+
+
+def _write_run(
+    folder: Path,
+    seed: int,
+    overrides: Mapping[str, Any],
+    results: Mapping[str, Any],
+    right: np.ndarray,
+    draw: np.random.Generator,
+) -> None:
+    folder.mkdir(parents=True)
+    model = {"patch_size": 4, "emb_size": 64, "pool": "cls", "class_token": True}
+    model |= {key[len("model.") :]: value for key, value in overrides.items() if key.startswith("model.")}
+    page = {
+        "experiment": "pooling",
+        "seed_everything": seed,
+        "model": {"class_path": "vit_lightning.ViT", "init_args": model},
+        "optimizer": {"lr": overrides.get("optimizer.lr", 0.002)},
+        "checkpoint": {"monitor": "val/acc", "mode": "max"},
+        "wandb": {"group": "pooling", "job_type": "an arm", "tags": [f"seed{seed}"]},
+        "trainer": {"max_epochs": 30},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(page, sort_keys=False))
+    rows = []
+    for epoch in range(30 if results else 11):
+        accuracy = 0.97 - (0.8 - 0.1 * len(overrides)) * np.exp(-epoch / (6 - len(overrides))) + draw.normal(0, 0.006)
+        rows.append({"step": 21 * epoch + 20, "epoch": epoch, "val/acc": round(accuracy, 7), "time": 0.0})
+        loss = 0.55 + 1.7 * np.exp(-epoch / 7) + draw.normal(0, 0.01)
+        rows.append({"step": 21 * epoch + 20, "epoch": epoch, "train/loss": round(loss, 7), "time": 0.0})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if not results:
+        return
+    (folder / "results.json").write_text(json.dumps(results))
+    place = {"processor": "a processor", "cores": 2, "gpus": [], "threads": 1, "python": "3.12", "packages": {}}
+    (folder / "environment.json").write_text(json.dumps(place))
+    labels = np.arange(len(right), dtype=np.int32) % 10
+    prediction = np.where(right, labels, (labels + 1) % 10)
+    np.savez_compressed(
+        folder / "test_predictions.npz",
+        index=np.arange(len(right), dtype=np.int32),
+        label=labels,
+        prediction=prediction,
+    )

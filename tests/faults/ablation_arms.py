@@ -1,0 +1,35 @@
+"""What goes wrong in the runs of an ablation, for its tests: a callback that a page names."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from lightning.pytorch import Callback
+
+from vit_lightning.errors import UserError
+
+
+class Breaks(Callback):
+    """Does ``how`` in the second batch."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if self.how == "slow":
+            time.sleep(0.03)
+        if batch_idx != 1:
+            return
+        if self.how == "memory":
+            torch.empty(10**15)
+        elif self.how == "nan":
+            with torch.no_grad():
+                next(pl_module.parameters()).fill_(float("nan"))
+        elif self.how == "page":
+            raise UserError("model.depth=9 is more than there is")
+        elif self.how == "hang":
+            time.sleep(1000)
+        elif self.how == "leaves":
+            os._exit(0)

@@ -1,0 +1,297 @@
+"""Rows 21 and 22 of the fault plan: an ablation that is killed, shared, and whose runs fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import harness
+import pytest
+import yaml
+
+from vit_lightning import claims
+from vit_lightning import ledger as ledgers
+from vit_lightning.ablation import AblateConfig, SomeFailed, ablate
+from vit_lightning.ledger import Ledger, Planned, read_study
+from vit_lightning.tracking import read_results, write_results
+
+MICRO = (
+    "--model.patch_size=4",
+    "--model.emb_size=16",
+    "--model.depth=1",
+    "--model.num_heads=2",
+    "--model.emb_dropout=0.1",
+    "--data.batch_size=162",
+    "--trainer.max_epochs=2",
+    "--trainer.accelerator=cpu",
+    "--trainer.log_every_n_steps=1",
+    "--checkpoint.every_n_steps=2",
+)
+"""Sixteen steps."""
+
+
+def breaking(how: str) -> list[dict[str, object]]:
+    return [{"class_path": "ablation_arms.Breaks", "init_args": {"how": how}}]
+
+
+def write_plan(folder: Path, arms: dict[str, dict[str, object]], seeds: int, **rules: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "page.yaml").write_text("seed_everything: 0\n")
+    plan = {
+        "program": "vit_lightning",
+        "command": ["lightning", "fit", "--config", "page.yaml", *MICRO, "${args}"],
+        "method": "grid",
+        "metric": {"name": "val/acc", "goal": "maximize"},
+        "parameters": {
+            "arm": {"values": [{"name": name, **overrides} for name, overrides in arms.items()]},
+            "seed_everything": {"values": list(range(seeds))},
+            "ablation": {
+                "value": {"name": "p", "baseline": next(iter(arms)), "report": "test/acc", "smallest_effect": 0.01}
+                | {"alpha": 0.05, **rules}
+            },
+        },
+    }
+    (folder / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+
+
+def command(out: str, *flags: str) -> tuple[str, ...]:
+    return ("ablate", "plan.yaml", f"--out={out}", "--workers=2", "--trust-config", *flags)
+
+
+def determined(folder: Path) -> dict[tuple[str, int], dict[str, object]]:
+    """What training determines of each run."""
+    costs = ("second", "memory")
+    return {
+        (trial.arm, trial.seed): {k: v for k, v in trial.results.items() if not any(cost in k for cost in costs)}
+        for trial in read_study(folder).trials
+    }
+
+
+def assert_same(folder: Path, reference: Path) -> None:
+    """All is done, no run twice, and nothing that training determines differs by a bit."""
+    study = read_study(folder)
+    assert [trial.state for trial in study.trials] == ["done"] * len(study.trials)
+    assert determined(folder) == determined(reference)
+    assert (folder / "results.csv").read_bytes() == (reference / "results.csv").read_bytes()
+    assert {path.name for path in (folder / "runs").iterdir()} == {Path(trial.folder).name for trial in study.trials}
+    for place in (folder / "ledger").iterdir():
+        ends = [json.loads(path.read_text())["outcome"] for path in place.glob("*.end")]
+        assert ends.count("done") <= 1, f"{place.name} was run twice"
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def punish(folder: Path, out: str, *, seed: int, kills: int, apart: tuple[float, float]) -> dict[str, int]:
+    """Kills the runner, one of its runs, or all at once, at random moments; starts the runner again where it is gone.
+
+    Returns how many of each were killed while they lived; then lets it end.
+    """
+    draw, count = random.Random(seed), {"runner": 0, "run": 0, "all": 0, "SIGTERM to a run": 0}
+    process = harness.start(folder, *command(out))
+    while sum(count.values()) < kills:
+        time.sleep(draw.uniform(*apart))
+        if process.exitcode is not None:
+            if (folder / out / "ledger.json").exists() and all(determined(folder / out).values()):
+                break
+            process = harness.start(folder, *command(out))
+            continue
+        kind, runs = draw.choice(list(count)), children(process.pid or 0)
+        if kind == "runner" or not runs:
+            kind = "runner"
+            process.kill()
+        elif kind == "all":
+            os.kill(process.pid or 0, signal.SIGSTOP)
+            for pid in [*runs, process.pid or 0]:
+                os.kill(pid, signal.SIGKILL)
+        else:
+            os.kill(draw.choice(runs), signal.SIGKILL if kind == "run" else signal.SIGTERM)
+        count[kind] += 1
+        if kind in ("runner", "all"):
+            process.join()
+            process = harness.start(folder, *command(out))
+    process.join(300)
+    if process.exitcode != 0:
+        assert harness.command(folder, *command(out)) == 0, harness.log(folder)[-3000:]
+    return count
+
+
+ARMS = {
+    "cls": {"model.pool": "cls", "trainer.callbacks": breaking("slow")},
+    "mean": {"model.pool": "mean", "trainer.callbacks": breaking("slow")},
+}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ablation that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("ablation")
+    write_plan(folder, ARMS, 3)
+    assert harness.command(folder, *command("whole", "--workers=1")) == 0, harness.log(folder)[-3000:]
+    return folder
+
+
+def test_kills_change_nothing(reference):
+    counted = punish(reference, "killed", seed=1, kills=5, apart=(0.5, 1.5))
+    assert sum(counted.values()) >= 3, counted
+    assert_same(reference / "killed", reference / "whole")
+
+
+def test_two_processes_share_a_ledger(reference):
+    pair = [harness.start(reference, *command("shared")) for _ in range(2)]
+    for process in pair:
+        process.join(200)
+    assert [process.exitcode for process in pair] == [0, 0], harness.log(reference)[-3000:]
+    assert_same(reference / "shared", reference / "whole")
+    owners = [json.loads(path.read_text())["pid"] for path in (reference / "shared").rglob("*.claim")]
+    assert len(owners) == 6, "each run was taken once"
+    assert {*owners} == {process.pid for process in pair}, "both worked"
+
+
+@pytest.mark.full
+def test_fifty_kills_over_twenty_runs(tmp_path):
+    write_plan(tmp_path, {**ARMS, "wide": {"model.emb_size": 32, "trainer.callbacks": breaking("slow")}}, 7)
+    assert harness.command(tmp_path, *command("whole")) == 0
+    counted = punish(tmp_path, "killed", seed=2, kills=50, apart=(0.2, 1.2))
+    print(counted)
+    assert sum(counted.values()) == 50, counted
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+
+
+@pytest.fixture
+def in_arms(tmp_path, monkeypatch):
+    """A folder whose pages may name the callbacks beside this file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    sys.modules.pop("ablation_arms", None)
+    return tmp_path
+
+
+def test_runs_that_fail_for_good(in_arms, monkeypatch, capsys):
+    causes = {
+        "memory": ("out of memory", "can't allocate memory"),
+        "nan": ("diverged", "training diverged in step"),
+        "page": ("configuration", "model.depth=9 is more than there is"),
+        "hang": ("hang", "nothing was written for 0.1 minutes"),
+        "leaves": ("no result", "the process returned 0 and left no results.json"),
+    }
+    arms: dict[str, dict[str, object]] = {"good": {"model.pool": "cls"}}
+    write_plan(in_arms, arms | {how: {"trainer.callbacks": breaking(how)} for how in causes}, 1)
+    monkeypatch.setitem(ledgers.ATTEMPTS, "hang", 1)
+    config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2, patience=0.1, trust_config=True)
+    with pytest.raises(SomeFailed) as caught:
+        ablate(config)
+    assert caught.value.exit_code == 5
+    trials = {trial.arm: trial for trial in read_study(Path("out")).trials}
+    assert trials["good"].state == "done"
+    for how, (kind, text) in causes.items():
+        assert trials[how].state == "failed"
+        assert trials[how].cause is not None
+        assert trials[how].cause.startswith(f"{kind}: ")
+        assert text in trials[how].cause
+        attempts = len(list(Path(f"out/ledger/{how}-seed0").glob("*.claim")))
+        assert attempts == ledgers.ATTEMPTS[kind]
+    before = {path: path.stat().st_mtime_ns for path in Path("out/ledger").rglob("*")}
+    with pytest.raises(SomeFailed):
+        ablate(config)
+    assert before == {path: path.stat().st_mtime_ns for path in Path("out/ledger").rglob("*")}, "not tried again"
+
+
+def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatch, capsys):
+    write_plan(in_arms, {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}}, 1)
+    config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2)
+    ablate(config)
+    done = {path: path.read_bytes() for path in Path("out/runs").rglob("*") if path.is_file()}
+    write_plan(
+        in_arms, {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean", "optimizer.lr": 0.1}}, 2, alpha=0.1
+    )
+    with pytest.raises(ledgers.UserError) as caught:
+        ablate(config)
+    said = "\n".join(caught.value.problems)
+    for text in ("alpha was 0.05, is 0.1", "seeds was [0], is [0, 1]", "arm mean: optimizer.lr was 0.001, is 0.1"):
+        assert text in said
+    write_plan(in_arms, {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}}, 1)
+    code = ledgers._code()
+    monkeypatch.setattr(ledgers, "_code", lambda: {**code, "torch": "0.1"})
+    capsys.readouterr()
+    ablate(AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2, add_seeds=1))
+    assert f"since the ablation began: torch was {code['torch']}, is 0.1" in capsys.readouterr().out
+    study = read_study(Path("out"))
+    assert study.plan_changed == [f"torch was {code['torch']}, is 0.1"]
+    assert [(trial.seed, trial.look, trial.state) for trial in study.trials] == [(0, 1, "done"), (1, 2, "done")] * 2
+    assert all(path.read_bytes() == content for path, content in done.items()), "what was done stays as it is"
+    with pytest.raises(ledgers.UserError, match="there are two at most"):
+        ablate(AblateConfig(Path("plan.yaml"), out=Path("out"), add_seeds=2))
+
+
+def make_ledger(folder: Path, lease: float = 0.3) -> tuple[Ledger, Planned]:
+    return Ledger(folder, {"arms": {"a": {}}, "seeds": [0]}, claims.Leases(lease)), Planned("a", 0, 1)
+
+
+def test_one_of_many_gets_a_claim(tmp_path):
+    ledger, run = make_ledger(tmp_path)
+    claims = [ledger.claim(run) for _ in range(5)]
+    assert [claim is not None for claim in claims] == [True, False, False, False, False]
+    assert claims[0].is_mine()
+
+
+def test_a_claim_of_another_machine_is_taken_over_when_its_lease_is_over(tmp_path):
+    ledger, run = make_ledger(tmp_path)
+    path = ledger.place(run) / "0001.claim"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"machine": "other", "processes": "x", "pid": 1, "started": "1", "progress": 0}))
+    os.utime(path, (1e9, 1e9))  # its clock is years behind: that says nothing
+    zombie = claims.Claim(path, 1)
+    assert ledger.claim(run) is None
+    time.sleep(0.2)
+    assert zombie.is_mine(), "a sign of life"
+    assert ledger.claim(run) is None
+    time.sleep(0.2)
+    assert ledger.claim(run) is None, "the lease began anew"
+    time.sleep(0.4)
+    claim = ledger.claim(run)
+    assert claim is not None
+    assert claim.number == 2
+    assert not zombie.is_mine(), "who comes back finds that the run is no longer its own"
+    assert ledger.claim(run) is None
+
+
+def test_a_claim_of_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_path):
+    ledger, run = make_ledger(tmp_path, lease=1000.0)
+    path = ledger.place(run) / "0001.claim"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**claims.owner(), "started": "12", "progress": 0}))  # its number is another's by now
+    assert ledger.claim(run) is not None
+
+
+def test_a_run_that_kills_its_process_again_and_again_fails(tmp_path):
+    ledger, run = make_ledger(tmp_path)
+    for number in range(ledgers.SILENT_DEATHS):
+        claim = ledger.claim(run)
+        assert claim is not None, number
+        owner = json.loads(claim.path.read_text())
+        claim.path.write_text(json.dumps({**owner, "started": "12"}))
+    assert ledger.claim(run) is None
+    assert ledger.failure(run)["cause"].startswith("its process was killed 10 times in a row")
+
+
+def test_damaged_results_are_no_results(tmp_path):
+    ledger, run = make_ledger(tmp_path)
+    folder = ledger.run_folder(run)
+    folder.mkdir(parents=True)
+    write_results(folder, {"test/acc": 0.5, "steps": 3})
+    assert read_results(folder) == {"test/acc": 0.5, "steps": 3}
+    text = (folder / "results.json").read_text()
+    for damaged in (text.replace("0.5", "0.6"), text[:-9], "", "[]", "{}"):
+        (folder / "results.json").write_text(damaged)
+        assert read_results(folder) is None
+        assert ledger.results(run) is None

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+from fake_study import ARMS, make_study
+
+from vit_lightning.analysis import analyse
+from vit_lightning.report import verdict_lines, write_report
+from vit_lightning.report_checks import config_differences, read_pages, run_checks
+from vit_lightning.report_figures import front
+from vit_lightning.report_tables import Table
+
+FAILED = {("mean", 3): "Diverged: <loss> is nan at step 231"}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A second look, with a run that failed and one that is missing."""
+    folder = tmp_path_factory.mktemp("study") / "pooling"
+    made = make_study(
+        folder, gains=(0.0, 0.9, 0.0), added=4, images=2000, failed=FAILED, missing=[("cls", 7)], random=3
+    )
+    write_report(made)
+    return made
+
+
+def checks_of(study):
+    pages = read_pages(study)
+    return {c.name: c for c in run_checks(analyse(study), pages, config_differences(study, pages))}
+
+
+def test_the_files_say_what_the_runs_came_to(study):
+    rows = list(csv.DictReader((study.folder / "results.csv").open()))
+    done = {(trial.arm, trial.seed): trial.results for trial in study.trials if trial.state == "done"}
+    assert {(row["arm"], int(row["seed"])): float(row["test/acc"]) for row in rows} == {
+        run: results["test/acc"] for run, results in done.items()
+    }
+    assert not {"train_seconds", "seconds", "images_per_second", "peak_memory_mb"} & {*rows[0]}
+    assert rows[-1]["model.class_token"] == "false"
+    costs = list(csv.DictReader((study.folder / "costs.csv").open()))
+    assert [float(row["train_seconds"]) for row in costs] == [results["train_seconds"] for results in done.values()]
+    verdicts = json.loads((study.folder / "verdicts.json").read_text())
+    assert [verdict["arm"] for verdict in verdicts] == ["mean", "mean without class token"]
+    keys = "arm baseline metric n difference low high p p_adjusted verdict seeds_needed look level"
+    assert [*verdicts[0]] == keys.split()
+    assert (verdicts[0]["n"], verdicts[0]["verdict"], verdicts[0]["look"]) == (10, "better", 2)
+    shared = [seed for seed in range(12) if seed not in (3, 7)]
+    gaps = [done["mean", seed]["test/acc"] - done["cls", seed]["test/acc"] for seed in shared]
+    assert verdicts[0]["difference"] == pytest.approx(sum(gaps) / 10)
+
+
+def test_the_same_training_gives_the_same_bytes_of_results(tmp_path):
+    texts = []
+    for name, seconds in (("one", 1.0), ("other", 9.0)):
+        made = make_study(tmp_path / name, seeds=2, images=50)
+        trials = [
+            replace(t, results={**t.results, "seconds": seconds, "images_per_second": seconds}) for t in made.trials
+        ]
+        write_report(replace(made, trials=trials))
+        texts.append(
+            {file: (tmp_path / name / file).read_bytes() for file in ("results.csv", "costs.csv", "table.tex")}
+        )
+    assert texts[0]["results.csv"] == texts[1]["results.csv"]
+    assert texts[0]["table.tex"] == texts[1]["table.tex"]
+    assert texts[0]["costs.csv"] != texts[1]["costs.csv"]
+
+
+def test_the_verdict_stands_first_and_names_look_failures_and_what_to_do(study):
+    lines = verdict_lines(study)
+    assert lines[0].startswith("mean: better than cls; mean without class token: ")
+    assert "1 of 12 runs of mean failed" in lines[1]
+    page = (study.folder / "report.html").read_text()
+    assert page.index(lines[0]) < page.index("<figure>")
+    assert "look 2 of 2 (8 seeds, 4 added)" in page
+    assert ".0294" in page
+    assert "Diverged: &lt;loss&gt; is nan at step 231" in page
+    assert "Does not hold: all runs of the plan are there" in page
+
+
+class Page(HTMLParser):
+    """What a page asks for and where it leads."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        given = dict(attrs)
+        self.ids += [given["id"]] if "id" in given else []
+        if tag == "a":
+            self.links.append(given["href"])
+        else:
+            self.fetched += [given[key] for key in ("src", "href", "xlink:href", "srcset", "data") if key in given]
+
+
+def test_the_page_needs_nothing_else_and_links_to_the_runs(study):
+    text = (study.folder / "report.html").read_text()
+    page = Page(text)
+    assert all(place.startswith(("data:,", "#")) for place in page.fetched)
+    assert {place[1:] for place in page.fetched if place.startswith("#")} <= {*page.ids}
+    assert not {"script", "iframe", "object", "embed", "img"} & page.tags
+    assert "@import" not in text
+    assert re.findall(r"url\((?!#)", text) == []
+    assert len(page.ids) == len(set(page.ids)), "ids of figures collide"
+    assert len(page.links) == 35
+    assert all((study.folder / link).is_dir() for link in page.links)
+
+
+def test_figures_are_svg_of_their_own(study):
+    files = sorted((study.folder / "figures").glob("*.svg"))
+    assert [file.stem for file in files] == ["costs", "curves_0", "curves_1", "differences", "seeds"]
+    for file in files:
+        assert ElementTree.parse(file).getroot().tag.endswith("svg")
+        assert "currentColor" not in file.read_text()
+    assert "mean without class token" in (study.folder / "figures" / "differences.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("made", "headline"),
+    [
+        ({"seeds": 1}, "mean and mean without class token: undecided against cls"),
+        ({"seeds": 2}, "mean and mean without class token: undecided against cls"),
+        ({"arms": {"cls": ARMS["cls"]}, "gains": (0.0,)}, "Only cls: there is nothing to compare"),
+        (
+            {"missing": [(arm, seed) for arm in ARMS for seed in range(8)]},
+            "mean and mean without class token: undecided",
+        ),
+        ({"missing": [("cls", seed) for seed in range(8)]}, "mean and mean without class token: undecided"),
+        (
+            {"failed": {(arm, seed): "hang" for arm in ARMS for seed in range(8)}},
+            "mean and mean without class token: un",
+        ),
+    ],
+    ids=["one seed", "two seeds", "one arm", "nothing yet", "no baseline", "all failed"],
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning", "error::UserWarning")
+def test_what_cannot_be_said_is_said_in_words(tmp_path, made, headline):
+    study = make_study(tmp_path / "study", images=60, **made)
+    write_report(study)
+    assert verdict_lines(study)[0].startswith(headline)
+    page = (study.folder / "report.html").read_text()
+    assert "nan" not in re.sub("<svg.*?</svg>", "", page, flags=re.DOTALL)
+    assert "NaN" not in (study.folder / "verdicts.json").read_text()
+
+
+def test_runs_that_come_out_alike_raise_the_question_whether_the_arm_does_anything(tmp_path):
+    study = make_study(tmp_path / "study", images=50)
+    alike = [replace(trial, results={**trial.results, "test/acc": 0.9}) for trial in study.trials]
+    lines = verdict_lines(replace(study, trials=alike))
+    assert lines[0] == "mean and mean without class token: equivalent to cls"
+    assert "do the keys of this arm change anything?" in lines[1]
+
+
+def test_a_loss_that_is_less_is_better(tmp_path):
+    study = make_study(tmp_path / "study", images=50)
+    trials = [
+        replace(t, results={**t.results, "test/loss": 0.5 + 0.001 * t.seed if t.arm == "mean" else 0.6})
+        for t in study.trials
+    ]
+    study = replace(study, trials=trials, report="test/loss", goal="minimize", smallest_effect=0.01)
+    assert verdict_lines(study)[0] == "mean: better than cls; mean without class token: equivalent to cls"
+    write_report(study)
+    assert "test/loss is no accuracy" in (study.folder / "report.md").read_text()
+
+
+def test_a_grid_has_effects_of_its_factors(tmp_path):
+    factors = {"model.pool": ["cls", "mean"], "model.depth": [3, 6]}
+    arms = {f"{p}, {d}": {"model.pool": p, "model.depth": d} for p in ("cls", "mean") for d in (3, 6)}
+    study = make_study(tmp_path / "study", arms=arms, gains=(0, 0.5, 0.5, 1.0), factors=factors, images=1000)
+    study = replace(study, baseline="mean, 3")
+    names = [effect.name for effect in analyse(study).effects]
+    assert names == [
+        "model.pool: cls - mean",
+        "model.depth: 6 - 3",
+        "(model.pool: cls) x (model.depth: 6)",
+    ]
+    write_report(study)
+    assert "Factors" in (study.folder / "report.html").read_text()
+
+
+def test_checks_hold_for_a_study_that_went_well(tmp_path):
+    study = make_study(tmp_path / "study", images=60)
+    assert {name: check.ok for name, check in checks_of(study).items()} == dict.fromkeys(checks_of(study), True)
+
+
+def test_checks_find_what_would_spoil_a_comparison(tmp_path):
+    study = make_study(tmp_path / "study", images=60)
+    page = study.folder / study.trials[-1].folder / "config.yaml"
+    content = yaml.safe_load(page.read_text())
+    content["trainer"]["max_epochs"] = 31
+    content["checkpoint"]["monitor"] = "test/acc"
+    page.write_text(yaml.safe_dump(content))
+    place = study.folder / study.trials[0].folder / "environment.json"
+    place.write_text(place.read_text().replace('"threads": 1', '"threads": 2'))
+    other = study.folder / study.trials[1].folder
+    shutil.copy(
+        make_study(tmp_path / "other", images=61).folder / study.trials[0].folder / "test_predictions.npz", other
+    )
+    found = checks_of(replace(study, plan_changed=["optimizer.lr was 0.002, is 0.003"]))
+    assert not any(check.ok for name, check in found.items() if name != "all runs of the plan are there")
+    texts = "\n".join(check.text for check in found.values())
+    for part in ("checkpoint.monitor, trainer.max_epochs", "test/acc chooses", "was 0.002", "other test", "threads"):
+        assert part in texts
+
+
+def test_a_key_that_an_arm_sets_but_not_the_same_in_all_its_runs_is_found(tmp_path):
+    study = make_study(tmp_path / "study", images=60, seeds=2)
+    page = study.folder / study.trials[0].folder / "config.yaml"
+    page.write_text(page.read_text().replace("lr: 0.002", "lr: 0.004"))
+    [lr] = [one for one in config_differences(study, read_pages(study)) if one.key == "optimizer.lr"]
+    assert lr.values["cls"] == [0.004, 0.002]
+    assert not lr.planned
+
+
+def test_a_damaged_file_of_a_run_leaves_its_part_out(tmp_path):
+    study = make_study(tmp_path / "study", images=60)
+    (study.folder / study.trials[0].folder / "test_predictions.npz").write_bytes(b"PK no zip")
+    (study.folder / study.trials[1].folder / "config.yaml").write_text("a: [")
+    write_report(study)
+    assert "cannot be read" in (study.folder / "report.md").read_text()
+
+
+def test_arms_on_the_front_are_beaten_by_none():
+    places = {"a": (1.0, 0.9), "b": (2.0, 0.95), "c": (3.0, 0.94), "d": (1.0, 0.8)}
+    assert front(places, "maximize") == ["a", "b"]
+    assert front(places, "minimize") == ["d"]
+
+
+def test_tables_escape_what_their_language_would_read():
+    table = Table("a & b", ["arm", "x_1"], [["<b> | 5 %", "\N{MINUS SIGN}1"]])
+    assert "&lt;b&gt; | 5 %" in table.to_html()
+    assert "<b> \\| 5 %" in table.to_markdown()
+    assert r"$<$b$>$ | 5 \% & $-$1 \\" in table.to_latex()
+    assert r"a \& b" in table.to_latex()
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_browser_shows_the_page_without_errors_and_asks_for_nothing(study, tmp_path, width):
+    command = [
+        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"),
+        *("--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--hide-scrollbars"),
+        *(f"--user-data-dir={tmp_path}/profile", f"--log-net-log={tmp_path}/net.json", f"--window-size={width},900"),
+        *(f"--screenshot={tmp_path}/page.png", (study.folder / "report.html").resolve().as_uri()),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "CONSOLE" not in result.stderr
+    assert Path(tmp_path, "page.png").stat().st_size > 20_000
+    net = (tmp_path / "net.json").read_text()
+    asked = set(re.findall(r'"url":"([a-z]+:[^"]*)"', net))
+    own = [place for place in asked if "google" not in place and "gvt1" not in place]
+    assert all(place.startswith("file:///") for place in own), own

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from vit_lightning.variance import components, factor_effects, mcnemar
+
+# Shrout & Fleiss 1979, table 2: six targets, four judges; mean squares 11.24, 32.49 and 1.02
+RATINGS = np.array([[9, 2, 5, 8], [6, 1, 3, 2], [8, 4, 6, 8], [7, 1, 2, 6], [10, 5, 6, 9], [6, 2, 4, 7]])
+
+
+def test_components_of_a_published_table():
+    found = components(RATINGS)
+    assert found.rest == pytest.approx(1.02, abs=5e-3)
+    assert found.seed == pytest.approx((11.24 - 1.02) / 4, abs=5e-3)
+    assert found.image == pytest.approx((32.49 - 1.02) / 6, abs=5e-3)
+    assert found.seed / (found.seed + found.image + found.rest) == pytest.approx(0.29, abs=5e-3)  # their ICC(2,1)
+    means = RATINGS.mean(axis=1)
+    assert found.run_sd == pytest.approx(means.std(ddof=1))
+    assert found.error_new_seeds == pytest.approx(stats.sem(means))
+
+
+def test_components_are_found_again_and_never_negative():
+    draw = np.random.default_rng(0)
+    seeds, images, rest = draw.normal(0, 0.5, (300, 1)), draw.normal(0, 2, (1, 400)), draw.normal(0, 1, (300, 400))
+    found = components(seeds + images + rest)
+    assert (found.seed, found.image, found.rest) == pytest.approx((0.25, 4.0, 1.0), rel=0.12)
+    quiet = components(np.tile([[1, 0, 1, 1]], (3, 1)))
+    assert (quiet.seed, quiet.rest, quiet.run_sd) == (0, 0, 0)
+    assert np.isnan(quiet.seed_share)
+
+
+def test_mcnemar_is_exact():
+    # statsmodels 0.15: mcnemar([[101, 121], [59, 33]], exact=True)
+    first = np.repeat([True, True, False, False], [101, 121, 59, 33])
+    second = np.repeat([True, False, True, False], [101, 121, 59, 33])
+    found = mcnemar(first, second)
+    assert (found.only_first, found.only_second) == (121, 59)
+    assert found.p == pytest.approx(4.4344492637551645e-06, rel=1e-6)
+    assert mcnemar(first, first).p == 1.0
+
+
+GRID = np.array(  # seed, pool, depth
+    [
+        [[94.2, 94.2, 95.8], [96.2, 97.4, 96.9]],
+        [[94.4, 94.7, 96.7], [97.4, 96.6, 95.6]],
+        [[94.0, 97.1, 96.2], [94.1, 96.2, 95.6]],
+        [[94.4, 95.0, 95.3], [96.4, 96.2, 96.2]],
+        [[95.4, 96.3, 94.4], [95.5, 95.3, 96.6]],
+        [[93.7, 95.5, 96.0], [95.5, 95.3, 96.4]],
+    ]
+)
+
+
+def effects(levels):
+    factors = {"pool": ["cls", "mean"], "depth": levels}
+    results = {
+        (pool, depth): dict(enumerate(GRID[:, i, j]))
+        for i, pool in enumerate(factors["pool"])
+        for j, depth in enumerate(levels)
+    }
+    return {effect.name: effect for effect in factor_effects(factors, results, 0.05)}
+
+
+def test_effects_of_two_factors_are_those_of_repeated_measures():
+    found = effects([3, 6])
+    # statsmodels 0.15, AnovaRM within pool and depth: F 4.00441258, 3.14242012, 3.39222615
+    assert found["pool: mean - cls"].p == pytest.approx(0.10179602, rel=1e-6)
+    assert found["depth: 6 - 3"].p == pytest.approx(0.13647436, rel=1e-6)
+    assert found["(pool: mean) x (depth: 6)"].p == pytest.approx(0.12485829, rel=1e-6)
+    assert found["pool: mean - cls"].effect == pytest.approx((GRID[:, 1, :2] - GRID[:, 0, :2]).mean())
+
+
+def test_a_factor_of_three_levels_has_two_contrasts_and_two_interactions():
+    found = effects([3, 6, 9])
+    assert len(found) == 5
+    assert found["pool: mean - cls"].p == pytest.approx(0.056488, abs=1e-6)  # statsmodels 0.15: F 6.103942
+    gaps = GRID[:, 1] - GRID[:, 0]
+    paired = stats.ttest_rel(gaps[:, 2], gaps[:, 0])
+    assert found["(pool: mean) x (depth: 9)"].p == pytest.approx(paired.pvalue)
+    assert found["(pool: mean) x (depth: 9)"].low == pytest.approx(paired.confidence_interval(0.95).low)
+
+
+def test_only_seeds_that_every_cell_has_count():
+    results = {("a", 1): {0: 1.0, 1: 2.0}, ("a", 2): {0: 2.0, 1: 3.5}, ("b", 1): {1: 1.0}, ("b", 2): {1: 2.0, 0: 1.0}}
+    found = factor_effects({"x": ["a", "b"], "y": [1, 2]}, results, 0.05)
+    assert [effect.n for effect in found] == [1, 1, 1]
+    assert found[0].effect == pytest.approx(-1.25)

@@ -1,0 +1,168 @@
+"""``lightning ablate``: a plan, shown, run to its end, and its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import torch
+from jsonargparse import ArgumentParser
+
+from vit_lightning.ablation_plan import Plan, read_plan
+from vit_lightning.ablation_runs import How, devices_of, run_all, workers_of
+from vit_lightning.checks import Key, find_problems
+from vit_lightning.errors import UserError
+from vit_lightning.folder import release, try_hold
+from vit_lightning.ledger import Ledger, add_seeds, open_ledger, read_study, threads_of
+from vit_lightning.pages import parse_yaml, read_flags
+from vit_lightning.run import quiet
+from vit_lightning.slurm import submit
+
+
+@dataclass
+class AblateConfig:
+    """Arguments of ``lightning ablate``.
+
+    Args:
+        file: the plan, a W&B sweep file.
+        out: folder of the ablation; runs/ablations/NAME by default. The same command goes on with it.
+        dry_run: show the plan and end.
+        only: run this arm alone now.
+        workers: runs at a time; auto is one for each GPU, or for each CPU core and its threads.
+        threads: threads of each run; 1 by default on a CPU. Stays as it was when the ablation began.
+        add_seeds: seeds of a second look, which there is one of.
+        retry: try runs again that have failed.
+        patience: minutes without anything written after which a run counts as hanging.
+        launcher: where it runs: local, or slurm, as jobs that work on the same ledger (extra ``slurm``).
+        slurm: what SLURM is told of each job, as submitit names it, such as {timeout_min: 600, slurm_partition: gpu,
+            gpus_per_node: 1, cpus_per_task: 4}; workers is then the number of jobs.
+        trust_config: whether pages may name classes of any package.
+    """
+
+    file: Path
+    out: Path | None = None
+    dry_run: bool = False
+    only: str | None = None
+    workers: int | Literal["auto"] = "auto"
+    threads: int | None = None
+    add_seeds: int | None = None
+    retry: bool = False
+    patience: float = 30.0
+    launcher: Literal["local", "slurm"] = "local"
+    slurm: dict[str, Any] | None = None
+    trust_config: bool = False
+
+
+def read_arguments(arguments: Sequence[str]) -> AblateConfig:
+    """The arguments of the command: a file, and flags.
+
+    Raises:
+        UserError: all that is wrong with them.
+    """
+    named = bool(arguments) and not arguments[0].startswith("-")
+    rest = arguments[1:] if named else arguments
+    given: dict[str, Any] = {key.replace("-", "_"): value for key, value in read_flags(rest)}
+    if named:
+        given["file"] = arguments[0]
+    if "slurm" in given:
+        given["slurm"] = parse_yaml(given["slurm"], f"slurm={given['slurm']}")
+    keys = {name: Key(kind) for name, kind in get_type_hints(AblateConfig).items()}
+    problems = [problem.text for problem in find_problems(given, keys)]
+    if "file" not in given:
+        problems.append("give a plan: lightning ablate experiments/ablations/PLAN.yaml")
+    for key in ("workers", "threads", "add_seeds"):
+        if str(given.get(key, 1)).lstrip("-").isdigit() and int(given.get(key, 1)) < 1:
+            problems.append(f"{key}={given[key]} must be at least 1")
+    if problems:
+        raise UserError(problems)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--ablate", type=AblateConfig)
+    made: AblateConfig = parser.instantiate(parser.parse_object({"ablate": given})).ablate
+    return made
+
+
+def make_ablate_help() -> ArgumentParser:
+    """The arguments once more, for reading."""
+    parser = ArgumentParser(prog="lightning ablate", usage="lightning ablate FILE [--out DIR] [--dry-run] ...")
+    parser.add_class_arguments(AblateConfig)
+    return parser
+
+
+class SomeFailed(UserError):
+    """Runs of an ablation have failed; the others are done. Exit code 5."""
+
+    exit_code = 5
+
+
+def ablate(config: AblateConfig) -> None:
+    """Runs what a plan lacks, then writes the report.
+
+    Raises:
+        UserError: the plan or its page is wrong.
+        SomeFailed: all is over, but some runs have failed.
+    """
+    torch.set_num_threads(1)  # runs are forked from this process
+    quiet()
+    plan = read_plan(config.file, trust=config.trust_config)
+    if config.only is not None and config.only not in plan.arms:
+        raise UserError(f"only={config.only} is no arm (choose {'; '.join(plan.arms)})")
+    folder = config.out or Path("runs/ablations") / plan.name
+    threads = threads_of(folder, config.threads)
+    workers = workers_of(config.workers, devices_of(plan), threads)
+    if config.dry_run:
+        print(describe(plan, folder, threads, workers))
+        return
+    ledger, changed = open_ledger(folder, plan, threads=threads)
+    if config.add_seeds is not None:
+        add_seeds(ledger, config.add_seeds)
+    print(describe(plan, folder, threads, workers, ledger), flush=True)
+    for text in changed:
+        print(f"since the ablation began: {text}", flush=True)
+    how = How(config.workers, config.only, config.retry, config.patience)
+    if config.launcher == "slurm":
+        submit(config.file, ledger, how, config.slurm or {}, trust=config.trust_config)
+    else:
+        run_all(plan, ledger, how)
+    _finish(ledger)
+
+
+def describe(plan: Plan, folder: Path, threads: int, workers: int, ledger: Ledger | None = None) -> str:
+    """The plan as text: arms by seeds, and the keys that each arm changes."""
+    seeds = plan.seeds if ledger is None else [*plan.seeds, *ledger.added_seeds]
+    width = max(map(len, plan.arms))
+    lines = [
+        f"{plan.name}: {len(plan.arms)} arms x {len(seeds)} seeds = {len(plan.arms) * len(seeds)} runs of {plan.page}"
+    ]
+    for arm, overrides in plan.arms.items():
+        said = ", ".join(f"{key}={value}" for key, value in overrides.items()) or "the page as it is"
+        lines.append(f"  {arm:<{width}}  {said}{'   (baseline)' if arm == plan.baseline else ''}")
+    lines += [
+        f"  seeds {', '.join(map(str, seeds))}; best checkpoint by {plan.metric}, compared by {plan.report}",
+        f"  {workers} at a time, {threads} thread{'s' if threads > 1 else ''} each; in {folder}",
+        f"  one alone: OMP_NUM_THREADS={threads} {plan.command(plan.baseline, plan.seeds[0])}",
+    ]
+    return "\n".join(lines)
+
+
+def _finish(ledger: Ledger) -> None:
+    """The report, by one process at a time, and what failed."""
+    from vit_lightning.report import verdict_lines, write_report  # late: they take a second
+    from vit_lightning.wandb_report import log_report
+
+    until = time.monotonic() + 60.0  # where locks do not work, or a process sleeps, the report is written all the same
+    while (lock := try_hold(ledger.folder)) is None and time.monotonic() < until:
+        time.sleep(0.2)
+    try:
+        study = read_study(ledger.folder)
+        written = write_report(study)
+        mirrored = log_report(study)
+    finally:
+        if lock is not None:
+            release(ledger.folder, lock)
+    print("\n".join(filter(None, [*verdict_lines(study), str(written[0]), mirrored])), flush=True)
+    failed = [trial for trial in study.trials if trial.state == "failed"]
+    if failed:
+        raise SomeFailed([f"{trial.folder} failed, {trial.cause}" for trial in failed])

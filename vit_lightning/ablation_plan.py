@@ -1,0 +1,334 @@
+"""The plan of an ablation: a W&B sweep file that says what is compared, with which seeds, and by which rules.
+
+W&B's schema takes no keys of others at the top, but any value of a parameter. So the rules are a parameter with one
+value, ``ablation``, and arms that change several keys at once are the values of a parameter ``arm``. W&B's agent hands
+both to ``lightning fit`` as flags, which ``plain_flags`` turns into the keys of a page.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+
+from vit_lightning.classifier import metric_names, reported_names
+from vit_lightning.config import make_data, resolve
+from vit_lightning.errors import UserError
+from vit_lightning.pages import parse_yaml, read_flags, read_page
+
+KEYS = ("program", "command", "method", "metric", "parameters", "name", "description", "project", "entity", "kind")
+RULES = ("name", "baseline", "report", "smallest_effect", "alpha")
+GOALS = {"maximize": "max", "minimize": "min"}
+NOT_FOR_ARMS = (
+    "config",
+    "out",
+    "resume",
+    "ckpt",
+    "print_config",
+    "seed_everything",
+    "experiment",
+    "test",
+    "data.split_seed",
+)
+"""Keys that no arm may change: they say which run it is, or which images measure it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run, and how it will be judged."""
+
+    name: str
+    file: str
+    page: str
+    flags: list[str]
+    """Page and keys that all arms share, as words of a command."""
+    metric: str
+    report: str
+    baseline: str
+    smallest_effect: float
+    alpha: float
+    arms: dict[str, dict[str, Any]]
+    """Dotted keys that each arm changes, the baseline first."""
+    factors: dict[str, list[Any]]
+    """Values of each key that is laid out as a grid; empty where arms are named one by one."""
+    seeds: list[int]
+    configs: dict[str, Namespace]
+    """The resolved configuration of each arm, with the first seed."""
+
+    def words(self, arm: str, seed: int) -> list[str]:
+        """Arguments of ``lightning fit`` for one run."""
+        overrides = [f"--{key}={_word(value)}" for key, value in self.arms[arm].items()]
+        return [*self.flags, *overrides, f"--seed_everything={seed}", *_wandb_words(self.name, arm, seed)]
+
+    def config(self, arm: str, seed: int) -> Namespace:
+        """The resolved configuration of one run: what ``words`` would give."""
+        config = self.configs[arm].clone()
+        config.seed_everything = seed
+        config.wandb.tags = _tags(self.name, arm, seed)
+        return config
+
+    def command(self, arm: str, seed: int) -> str:
+        """What repeats one run alone."""
+        return shlex.join(["lightning", "fit", *self.words(arm, seed)])
+
+
+def slug(text: str) -> str:
+    """A name for a folder."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.").lower() or "arm"
+
+
+def read_plan(path: Path, *, trust: bool = False) -> Plan:
+    """The plan in a sweep file, checked against the page that it changes.
+
+    Raises:
+        UserError: all that is wrong with it.
+    """
+    sweep = read_page(path, "plan")
+    problems = [
+        f"{key}: an ablation has no such key (choose {', '.join(KEYS)}; its rules go under parameters.ablation.value)"
+        for key in sweep
+        if key not in KEYS
+    ]
+    if sweep.get("method") != "grid":
+        problems.append(f"method={sweep.get('method')} must be grid: an ablation runs every arm with every seed")
+    shared = _shared_words(sweep.get("command"), problems)
+    parameters = sweep.get("parameters")
+    if not isinstance(parameters, dict) or not all(isinstance(value, dict) for value in parameters.values()):
+        raise UserError([f"{path}: {text}" for text in [*problems, "parameters must hold keys with value or values"]])
+    rules = _rules(parameters, problems)
+    seeds = _seeds(parameters, problems)
+    constants, factors = _factors(parameters, problems)
+    arms = _arms(factors, problems)
+    baseline = _baseline(rules.get("baseline"), arms, factors, problems)
+    if problems:
+        raise UserError([f"{path}: {text}" for text in problems])
+    plan = Plan(
+        name=rules["name"],
+        file=str(path),
+        page=next(value for key, value in read_flags(shared) if key == "config"),
+        flags=[*shared, *(f"--{key}={_word(value)}" for key, value in constants.items())],
+        metric=str((sweep.get("metric") or {}).get("name")),
+        report=str(rules["report"]),
+        baseline=baseline,
+        smallest_effect=float(rules["smallest_effect"]),
+        alpha=float(rules["alpha"]),
+        arms={name: arms[name] for name in [baseline, *(name for name in arms if name != baseline)]},
+        factors={} if "arm" in factors else factors,
+        seeds=seeds,
+        configs={},
+    )
+    _resolve_arms(plan, str((sweep.get("metric") or {}).get("goal")), trust)
+    return plan
+
+
+def _shared_words(command: Any, problems: list[str]) -> list[str]:
+    """Flags of ``lightning fit`` that the sweep's command gives to every run."""
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    if "fit" not in words or words[-1:] != ["${args}"]:
+        problems.append('command must be [lightning, fit, --config, PAGE.yaml, "${args}"], as a list')
+        return []
+    flags = words[words.index("fit") + 1 : -1]
+    if not any(key == "config" for key, _ in read_flags(flags)):
+        problems.append("command names no page: --config, PAGE.yaml is missing")
+    return flags
+
+
+def _rules(parameters: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    rules = parameters.get("ablation", {}).get("value")
+    if not isinstance(rules, dict):
+        problems.append(f"parameters.ablation.value is missing: it holds {', '.join(RULES)}")
+        return {}
+    problems += [
+        f"ablation.{key}: there is no such rule (choose {', '.join(RULES)})" for key in rules if key not in RULES
+    ]
+    problems += [f"ablation.{key} is missing" for key in RULES if key not in rules]
+    name = rules.get("name", "ablation")
+    if not isinstance(name, str) or Path(name).name != name:
+        problems.append(f"ablation.name={name} must be a plain name, without slashes")
+    for key, below in (("smallest_effect", None), ("alpha", 0.5)):
+        value = rules.get(key, 0.1)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < (below or float("inf")):
+            limit = f" and below {below}" if below else ""
+            problems.append(f"ablation.{key}={value} must be a number above 0{limit}")
+    return rules
+
+
+def _seeds(parameters: Mapping[str, Any], problems: list[str]) -> list[int]:
+    seeds = parameters.get("seed_everything", {}).get("values")
+    if not isinstance(seeds, list) or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds) or not seeds:
+        problems.append("parameters.seed_everything.values must be a list of whole numbers, at least 0")
+        return []
+    twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if twice:
+        problems.append(f"seed_everything: {', '.join(map(str, twice))} comes twice: it would be the same run again")
+    return seeds
+
+
+def _factors(parameters: Mapping[str, Any], problems: list[str]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Keys with one value, and keys with several."""
+    constants: dict[str, Any] = {}
+    factors: dict[str, list[Any]] = {}
+    for key, said in parameters.items():
+        if key in ("ablation", "seed_everything"):
+            continue
+        if set(said) == {"value"}:
+            constants[key] = said["value"]
+        elif set(said) == {"values"} and isinstance(said["values"], list) and said["values"]:
+            factors[key] = said["values"]
+            words = [_word(value) for value in said["values"]]
+            problems += [
+                f"parameters.{key}: {word} comes twice" for word in {w: 0 for w in words if words.count(w) > 1}
+            ]
+        else:
+            problems.append(f"parameters.{key} must hold value or values: an ablation draws nothing")
+    problems += [f"parameters.{key}: {_NO_ARM}" for key in (*constants, *factors) if key in NOT_FOR_ARMS]
+    if not factors:
+        problems.append("parameters: nothing differs between the arms: give a key several values, or name arms")
+    if "arm" in factors and len(factors) > 1:
+        others = ", ".join(key for key in factors if key != "arm")
+        problems.append(f"parameters.arm beside {others}: write all combinations as arms, or none")
+    return constants, factors
+
+
+_NO_ARM = "it says which run it is or which images measure it, and is the same for all arms"
+
+
+def _arms(factors: Mapping[str, list[Any]], problems: list[str]) -> dict[str, dict[str, Any]]:
+    arms: dict[str, dict[str, Any]] = {}
+    named = factors.get("arm")
+    if named is not None:
+        for number, said in enumerate(named):
+            if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+                problems.append(f"arm {number + 1} must be {{name: NAME, KEY: VALUE, ...}}")
+                continue
+            overrides = {key: value for key, value in said.items() if key != "name"}
+            problems += [f"arm {said['name']}: {key}: {_NO_ARM}" for key in overrides if key in NOT_FOR_ARMS]
+            if said["name"] in arms:
+                problems.append(f"arm {said['name']} comes twice")
+            arms[said["name"]] = overrides
+    else:
+        for values in itertools.product(*factors.values()):
+            arms[grid_name(values)] = dict(zip(factors, values, strict=True))
+    if factors and len(arms) < 2 and not problems:
+        problems.append("there is one arm only: nothing to compare")
+    if len({slug(name) for name in arms}) < len(arms):
+        problems.append(f"arms {', '.join(arms)}: two names give the same folder (letters, digits and dots count)")
+    same = [(a, b) for a, b in itertools.combinations(arms, 2) if arms[a] == arms[b]]
+    problems += [f"arms {a} and {b} change the same keys to the same values" for a, b in same]
+    return arms
+
+
+def grid_name(values: Sequence[Any]) -> str:
+    """Name of an arm of a grid."""
+    return ", ".join(_word(value) for value in values)
+
+
+def _baseline(said: Any, arms: Mapping[str, Any], factors: Mapping[str, Any], problems: list[str]) -> str:
+    if isinstance(said, dict) and set(said) == set(factors):
+        name = grid_name([said[key] for key in factors])
+    else:
+        name = str(said)
+    if said is not None and arms and name not in arms:
+        problems.append(f"ablation.baseline={name} is no arm (choose {'; '.join(arms)})")
+    return name
+
+
+def _resolve_arms(plan: Plan, goal: str, trust: bool) -> None:
+    """Fills in the configurations; names all that is wrong, what is the same in all arms once."""
+    found: dict[str, list[str]] = {}
+    for arm in plan.arms:
+        try:
+            plan.configs[arm] = resolve(plan.words(arm, plan.seeds[0]), trust=trust)
+            problems = _metric_problems(plan, plan.configs[arm], goal)
+        except UserError as error:
+            problems = error.problems
+        for text in problems:
+            found.setdefault(text, []).append(arm)
+    everywhere = len(plan.arms)
+    problems = [text if len(arms) == everywhere else f"arm {arms[0]}: {text}" for text, arms in found.items()]
+    if problems:
+        raise UserError([f"{plan.file}: {text}" for text in problems])
+
+
+def _metric_problems(plan: Plan, config: Namespace, goal: str) -> list[str]:
+    """What is wrong with what chooses and with what is reported."""
+    classes = make_data(config).num_classes
+    chosen, reported = [name for name in metric_names(classes) if name.startswith("val/")], reported_names(classes)
+    monitor, mode = config.checkpoint.monitor, config.checkpoint.mode
+    problems = []
+    if plan.metric not in chosen:
+        problems.append(f"metric.name={plan.metric} is no metric of validation (choose {', '.join(chosen)})")
+    elif plan.metric != monitor:
+        problems.append(
+            f"metric.name={plan.metric}, but the page chooses its best checkpoint by {monitor} (make them agree)"
+        )
+    if goal not in GOALS:
+        problems.append(f"metric.goal={goal} must be one of {', '.join(GOALS)}")
+    elif plan.metric == monitor and GOALS[goal] != mode:
+        problems.append(f"metric.goal={goal}, but the page has checkpoint.mode={mode} (make them agree)")
+    if plan.report not in reported:
+        problems.append(f"ablation.report={plan.report} is no metric of test (choose {', '.join(reported)})")
+    if not config.test:
+        problems.append("test=false: without a test there is nothing to report")
+    return problems
+
+
+def plain_flags(flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Flags as W&B's agent gives them for a run of an ablation, as keys of a page: its arm, and where W&B shows it.
+
+    Raises:
+        UserError: they say no arm.
+    """
+    given = dict(flags)
+    rest = [(key, _PYTHON.get(value, value)) for key, value in flags if key not in ("ablation", "arm")]
+    if "ablation" not in given:
+        if "arm" in given:
+            raise UserError(f"arm={given['arm']} is for a run of an ablation, which --ablation names")
+        return list(flags)
+    rules, arm = _mapping(given, "ablation"), _mapping(given, "arm")
+    if arm:
+        name = str(arm.pop("name", "arm"))
+    else:
+        keys = rules.get("baseline")
+        name = grid_name([dict(rest).get(key, "") for key in keys]) if isinstance(keys, dict) else "arm"
+    words = _wandb_words(str(rules.get("name")), name, int(given.get("seed_everything", "0")))
+    return [*((key, _word(value)) for key, value in arm.items()), *rest, *read_flags(words)]
+
+
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+def _mapping(given: Mapping[str, str], key: str) -> dict[str, Any]:
+    text = given.get(key, "{}")
+    try:
+        value = ast.literal_eval(text)  # the agent writes values as Python does
+    except (ValueError, SyntaxError):
+        value = parse_yaml(text, f"{key}={text}")
+    if not isinstance(value, dict):
+        raise UserError(f"{key}={value} must be a mapping, as a sweep file has it")
+    return value
+
+
+def _wandb_words(ablation: str, arm: str, seed: int) -> list[str]:
+    """Where a run stands in W&B: grouped by ablation, then by arm."""
+    tags = json.dumps(_tags(ablation, arm, seed))
+    return [f"--wandb.group={ablation}", f"--wandb.job_type={arm}", f"--wandb.tags={tags}"]
+
+
+def _tags(ablation: str, arm: str, seed: int) -> list[str]:
+    return [ablation, arm, f"seed{seed}"]
+
+
+def _word(value: Any) -> str:
+    """A value as a flag has it."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)

@@ -1,0 +1,326 @@
+"""The ledger of an ablation: a folder that says of each run whether it is done, failed, or whose it is now.
+
+    ledger.json          the plan as it began, with what its runs depend on; made once
+    look2.json           the seeds of the second look; made once
+    changes.jsonl        what was no longer as it began, each time somebody went on with it
+    ledger/RUN/0001.claim   the first process that took the run, and its sign of life: the file's time
+    ledger/RUN/0001.end     how that ended, where it lived to say so; 0001.log is what the run said
+    runs/RUN/               the run folder
+
+A claim is a new file that only one process can make; the next number takes a run over from a process that is gone. No
+lock of the file system is needed, so that processes on several machines can share a ledger. A run is done when its
+folder has a whole ``results.json``, whatever its process returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import vit_lightning
+from vit_lightning.ablation_plan import Plan, slug
+from vit_lightning.claims import Claim, Leases, create_once, owner, read_json
+from vit_lightning.config import to_plain
+from vit_lightning.environment import PACKAGES
+from vit_lightning.errors import UserError
+from vit_lightning.resuming import changes
+from vit_lightning.study import Study, Trial
+from vit_lightning.tracking import read_metrics, read_results
+
+SILENT_DEATHS = 10
+"""Processes that may die in a row with a run that does not come further."""
+Kind = Literal["diverged", "configuration", "cannot go on", "out of memory", "hang", "no result", "error", "killed"]
+ATTEMPTS: dict[Kind, int] = {
+    "diverged": 1,
+    "configuration": 1,
+    "cannot go on": 1,
+    "out of memory": 2,
+    "hang": 2,
+    "no result": 2,
+    "error": 2,
+    "killed": 6,
+}
+"""How often a run may end in one way, without coming further, before it counts as failed."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of the plan."""
+
+    arm: str
+    seed: int
+    look: int
+
+    @property
+    def name(self) -> str:
+        return f"{slug(self.arm)}-seed{self.seed}"
+
+
+@dataclass
+class Ledger:
+    """A ledger that this process works on."""
+
+    folder: Path
+    facts: dict[str, Any]
+    leases: Leases = field(default_factory=Leases)
+
+    @property
+    def added_seeds(self) -> list[int]:
+        path = self.folder / "look2.json"
+        return list(json.loads(path.read_text(encoding="utf-8"))["seeds"]) if path.is_file() else []
+
+    def planned(self) -> list[Planned]:
+        """All runs, seed by seed, so that arms come forward together."""
+        looks = [(seed, 1) for seed in self.facts["seeds"]] + [(seed, 2) for seed in self.added_seeds]
+        return [Planned(arm, seed, look) for seed, look in looks for arm in self.facts["arms"]]
+
+    def run_folder(self, run: Planned) -> Path:
+        return self.folder / "runs" / run.name
+
+    def place(self, run: Planned) -> Path:
+        return self.folder / "ledger" / run.name
+
+    def results(self, run: Planned) -> dict[str, Any] | None:
+        return read_results(self.run_folder(run))
+
+    def failure(self, run: Planned) -> dict[str, Any] | None:
+        """How the run failed for good, if it did."""
+        ends = sorted(self.place(run).glob("*.end"))
+        last = read_json(ends[-1]) if ends else {}
+        newer = self._last_claim(run)
+        over = last.get("outcome") == "failed" and newer is not None and newer.stem == ends[-1].stem
+        return last if over else None
+
+    def claim(self, run: Planned, *, again: bool = False) -> Claim | None:
+        """Makes the run this process's own; None if another process has it, or it is done or has failed.
+
+        Args:
+            run: which.
+            again: whether it is taken although it has failed.
+        """
+        if self.results(run) is not None or (self.failure(run) is not None and not again):
+            return None
+        last = self._last_claim(run)
+        if last is not None and not last.with_suffix(".end").exists() and not self.leases.is_over(last):
+            return None
+        number = 1 if last is None else int(last.stem) + 1
+        place = self.place(run)
+        place.mkdir(parents=True, exist_ok=True)
+        path = place / f"{number:04}.claim"
+        said = {**owner(), "progress": self.progress(run), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        if not create_once(path, json.dumps(said) + "\n"):
+            return None
+        claim = Claim(path, number)
+        if self._silent_deaths(run, number) >= SILENT_DEATHS:
+            cause = f"its process was killed {SILENT_DEATHS} times in a row, and the run came no further"
+            claim.end("failed", kind="killed", cause=cause)
+            return None
+        return claim
+
+    def settle(self, run: Planned, claim: Claim, kind: Kind, cause: str) -> bool:
+        """Writes down that an attempt came to nothing; whether the run has failed for good."""
+        progress = self.progress(run)
+        ends = [read_json(path) for path in sorted(self.place(run).glob("*.end"), reverse=True)]
+        alike = 1
+        for end in ends:
+            if (end.get("kind"), end.get("progress"), end.get("outcome")) != (kind, progress, "again"):
+                break
+            alike += 1
+        final = alike >= ATTEMPTS[kind]
+        claim.end("failed" if final else "again", kind=kind, cause=cause, progress=progress)
+        return final
+
+    def progress(self, run: Planned) -> int:
+        """The last step that the run has logged."""
+        folder = self.run_folder(run)
+        if not (folder / "metrics.jsonl").is_file():
+            return 0
+        return max((row["step"] or 0 for row in read_metrics(folder)), default=0)
+
+    def _last_claim(self, run: Planned) -> Path | None:
+        return max(self.place(run).glob("[0-9]*.claim"), default=None)
+
+    def _silent_deaths(self, run: Planned, number: int) -> int:
+        """Claims before this one that nobody ended, in a row, from the same progress on."""
+        now, count = self.progress(run), 0
+        for earlier in range(number - 1, 0, -1):
+            path = self.place(run) / f"{earlier:04}.claim"
+            if path.with_suffix(".end").exists() or read_json(path).get("progress") != now:
+                break
+            count += 1
+        return count
+
+
+def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list[str]]:
+    """The ledger of a plan in a folder, made if there is none; and what of the code is not as it was when it began.
+
+    Raises:
+        UserError: the folder is the ledger of another plan, or the plan or its page has changed.
+    """
+    now = _facts(plan, threads)
+    path = folder / "ledger.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists() and any(item.name not in (".lock", ".gitignore") for item in folder.iterdir()):
+        raise UserError(f"out={folder} holds other things than an ablation (choose a new folder)")
+    create_once(path, json.dumps(now, indent=2) + "\n")
+    began = read_json(path)
+    if "arms" not in began:
+        raise UserError(f"{path} cannot be read")
+    plan_changes, code_changes = _changes(began, now)
+    if plan_changes:
+        advice = f"the plan is no longer the one that {folder} began with: undo that, or start anew with --out"
+        raise UserError([*(f"{folder}: {text}" for text in plan_changes), advice])
+    for text in code_changes:
+        _note_change(folder, text)
+    return Ledger(folder, began), code_changes
+
+
+def threads_of(folder: Path, asked: int | None) -> int:
+    """Threads of each run: part of the plan, since numbers that are summed in other parts differ in their last digits.
+
+    Raises:
+        UserError: the ablation began with another number than is asked for.
+    """
+    began = read_json(folder / "ledger.json").get("threads")
+    if began is not None and asked not in (None, began):
+        raise UserError(
+            f"threads={asked}: the runs of {folder} have {began}, and all must have the same (leave it out)"
+        )
+    return began or asked or 1
+
+
+def add_seeds(ledger: Ledger, count: int) -> None:
+    """Plans the second look.
+
+    Raises:
+        UserError: there was one with another number of seeds, or the first look is not over.
+    """
+    added = ledger.added_seeds
+    if added:
+        if len(added) != count:
+            raise UserError(
+                f"add-seeds={count}: the second look has {len(added)} seeds already, and there are two at most"
+            )
+        return
+    missing = [run.name for run in ledger.planned() if ledger.results(run) is None and ledger.failure(run) is None]
+    if missing:
+        raise UserError(
+            f"add-seeds={count}: the first look is not over, {len(missing)} runs are missing ({missing[0]})"
+        )
+    first = max(ledger.facts["seeds"]) + 1
+    create_once(ledger.folder / "look2.json", json.dumps({"seeds": list(range(first, first + count))}) + "\n")
+
+
+def read_study(folder: Path) -> Study:
+    """What an ablation is and what has come of it so far.
+
+    Raises:
+        UserError: the folder holds no ablation.
+    """
+    facts = read_json(folder / "ledger.json")
+    if "arms" not in facts:
+        raise UserError(f"{folder} is no ablation: it holds no ledger.json")
+    ledger = Ledger(folder, facts)
+    trials = [_trial(ledger, run) for arm in facts["arms"] for run in ledger.planned() if run.arm == arm]
+    return Study(
+        name=facts["name"],
+        folder=folder,
+        page=facts["page"],
+        metric=facts["metric"],
+        goal="minimize" if facts["report"].endswith(("loss", "ece")) else "maximize",
+        report=facts["report"],
+        baseline=facts["baseline"],
+        smallest_effect=facts["smallest_effect"],
+        alpha=facts["alpha"],
+        arms=facts["arms"],
+        seeds=facts["seeds"],
+        added_seeds=ledger.added_seeds,
+        trials=trials,
+        factors=facts["factors"],
+        plan_changed=_noted_changes(folder),
+        plan_file=facts["file"],
+    )
+
+
+def _trial(ledger: Ledger, run: Planned) -> Trial:
+    results, failure = ledger.results(run), ledger.failure(run)
+    return Trial(
+        arm=run.arm,
+        seed=run.seed,
+        overrides=ledger.facts["arms"][run.arm],
+        folder=str(ledger.run_folder(run).relative_to(ledger.folder)),
+        state="done" if results is not None else "failed" if failure is not None else "missing",
+        cause=None if results is not None or failure is None else f"{failure['kind']}: {failure['cause']}",
+        results=results or {},
+        look=run.look,
+    )
+
+
+_PER_RUN = ("seed_everything", "wandb")
+"""Keys of a page that differ between the runs of an arm, or change nothing in them."""
+
+
+def _facts(plan: Plan, threads: int) -> dict[str, Any]:
+    """What the ledger keeps of a plan, as plain data."""
+    pages = {arm: to_plain(config) for arm, config in plan.configs.items()}
+    facts = {
+        **{key: getattr(plan, key) for key in ("name", "file", "page", "flags", "metric", "report", "baseline")},
+        **{key: getattr(plan, key) for key in ("smallest_effect", "alpha", "arms", "factors", "seeds")},
+        "threads": threads,
+        "pages": {arm: {k: v for k, v in page.items() if k not in _PER_RUN} for arm, page in pages.items()},
+        "code": _code(),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(facts))
+    return plain
+
+
+def _code() -> dict[str, str]:
+    """What training depends on besides the page: sources of this package, versions of others."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(vit_lightning.__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES if name not in ("vit-lightning", "wandb")}
+    return {"source of vit_lightning": digest.hexdigest()[:16], "python": platform.python_version(), **versions}
+
+
+_RULES = ("baseline", "metric", "report", "smallest_effect", "alpha", "seeds", "factors")
+
+
+def _changes(began: dict[str, Any], now: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """What is no longer as it was, of the plan and its page, and of the code."""
+    plan = [f"{key} was {began.get(key)}, is {now[key]}" for key in _RULES if began.get(key) != now[key]]
+    plan += [f"arm {arm} is new" for arm in now["arms"] if arm not in began["arms"]]
+    plan += [f"arm {arm} is gone" for arm in began["arms"] if arm not in now["arms"]]
+    for arm, page in now["pages"].items():
+        for key, (before, after) in changes(began["pages"].get(arm, page), page).items():
+            plan.append(f"arm {arm}: {key} was {before}, is {after}")
+    code = began["code"]
+    return plan, [
+        f"{key} was {code.get(key)}, is {now['code'][key]}" for key in now["code"] if code.get(key) != now["code"][key]
+    ]
+
+
+def _note_change(folder: Path, text: str) -> None:
+    if text not in _noted_changes(folder):
+        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "change": text}) + "\n"
+        with (folder / "changes.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line)
+
+
+def _noted_changes(folder: Path) -> list[str]:
+    try:
+        lines = (folder / "changes.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found: Sequence[str] = []
+    with contextlib.suppress(ValueError):
+        found = [json.loads(line)["change"] for line in lines if line]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,222 @@
+"""The figures of an ablation's report, as matplotlib figures without a window, and as SVG that a page can hold."""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from vit_lightning.analysis import Analysis
+from vit_lightning.study import Study
+from vit_lightning.tracking import read_metrics
+from vit_lightning.wording import unit_of
+
+INK = "#010203"
+"""Black that ``inline_svg`` finds again, to give it the page's own colour."""
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "vit_lightning",
+    "font.family": "sans-serif",
+    "font.size": 10.0,
+    **{f"{part}.color": INK for part in ("text", "xtick", "ytick")},
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "savefig.transparent": True,
+}
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Okabe and Ito's, which the colour-blind can tell apart; they begin anew after six."""
+Curve = NDArray[np.float64]
+WIDTH = 4.8  # inches: on a phone the letters stay readable
+
+
+def draw_figures(analysis: Analysis) -> dict[str, Figure]:
+    """All figures that there are data for, by name."""
+    with matplotlib.rc_context(STYLE):
+        figures = {"seeds": seeds_figure(analysis)}
+        if any(one.differences for one in analysis.against):
+            figures["differences"] = differences_figure(analysis)
+        figures |= {f"curves_{number}": figure for number, figure in enumerate(curve_figures(analysis))}
+        if any(arm.values and arm.median("train_seconds") > 0 for arm in analysis.arms):
+            figures["costs"] = costs_figure(analysis)
+    return figures
+
+
+def colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def seeds_figure(analysis: Analysis) -> Figure:
+    """Every run as a point, runs of one seed joined, with the mean of each arm."""
+    unit = unit_of(analysis.study.report)
+    arms = analysis.arms
+    figure = Figure(figsize=(WIDTH, 0.7 + 0.6 * len(arms)), layout="constrained")
+    axis = figure.subplots()
+    for seed in [*analysis.study.seeds, *analysis.study.added_seeds]:
+        places = [(unit.scale * arm.values[seed], row) for row, arm in enumerate(arms) if seed in arm.values]
+        axis.plot(*zip(*places, strict=True), color="0.6", linewidth=0.6, zorder=1) if places else None
+    for row, arm in enumerate(arms):
+        values = unit.scale * np.array(list(arm.values.values()))
+        axis.scatter(values, np.full(len(values), row), s=22, color=colour(row), alpha=0.8, linewidth=0, zorder=2)
+        if len(values):
+            axis.plot([values.mean()] * 2, [row - 0.22, row + 0.22], color=colour(row), linewidth=2.5, zorder=3)
+    _name_rows(axis, [f"{arm.name} (n={arm.n})" for arm in arms])
+    axis.set_xlabel(f"{analysis.study.report}{unit.sign and f' ({unit.sign.strip()})'}; a bar is the mean")
+    return figure
+
+
+def differences_figure(analysis: Analysis) -> Figure:
+    """Paired differences with both intervals, zero, and what would not matter."""
+    study, unit, against = analysis.study, unit_of(analysis.study.report), analysis.against
+    figure = Figure(figsize=(WIDTH, 0.7 + 0.75 * len(against)), layout="constrained")
+    axis = figure.subplots()
+    edge = unit.scale * study.smallest_effect
+    axis.axvspan(-edge, edge, color="0.5", alpha=0.18, linewidth=0)
+    axis.axvline(0, color=INK, linewidth=0.8)
+    numbers = {arm.name: number for number, arm in enumerate(analysis.arms)}
+    for row, one in enumerate(against):
+        claim, own = one.claim, colour(numbers[one.arm])
+        values = unit.scale * np.array(list(one.differences.values()))
+        axis.scatter(values, np.full(len(values), row + 0.25), s=14, color=own, alpha=0.6, linewidth=0)
+        if claim.n > 1:
+            ends = unit.scale * np.array([claim.claim_low, claim.claim_high, claim.low, claim.high])
+            axis.plot(ends[:2], [row, row], color=own, linewidth=1.2, marker="|", markersize=7)
+            axis.plot(ends[2:], [row, row], color=own, linewidth=4.5, solid_capstyle="butt", alpha=0.8)
+            axis.scatter([unit.scale * claim.difference], [row], s=34, color=own, edgecolor="white", zorder=4)
+    _name_rows(axis, [f"{one.arm}: {one.claim.verdict}" for one in against])
+    unit_name = f" ({unit.suffix.strip()})" if unit.suffix else ""
+    axis.set_xlabel(f"{study.report}, difference to {study.baseline}{unit_name}")
+    return figure
+
+
+def _name_rows(axis: Axes, names: Sequence[str]) -> None:
+    """A row's name stands above it, so that long ones leave room on a phone."""
+    for row, name in enumerate(names):
+        shown = name if len(name) < 52 else f"{name[:49]}..."
+        axis.text(0.01, row - 0.3, shown, transform=axis.get_yaxis_transform(), va="bottom", fontsize=9)
+    axis.set_yticks([])
+    axis.set_ylim(len(names) - 0.55, -0.75)
+    axis.spines["left"].set_visible(False)
+    axis.grid(axis="x", alpha=0.3)
+
+
+def curve_figures(analysis: Analysis) -> list[Figure]:
+    """Learning curves: thin for each run, thick for the mean of an arm; of validation, and of the training loss."""
+    rows = _read_rows(analysis.study)
+    measured = {name for run in rows.values() for row in run for name in row}
+    wanted = [name for name in dict.fromkeys([analysis.study.metric, "train/loss"]) if name in measured]
+    return [_curves(analysis, rows, name) for name in wanted]
+
+
+def _read_rows(study: Study) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """``metrics.jsonl`` of each run that has one; that of a failed run up to its end."""
+    folders = {(trial.arm, trial.seed): study.folder / trial.folder for trial in study.trials}
+    return {run: read_metrics(folder) for run, folder in folders.items() if (folder / "metrics.jsonl").is_file()}
+
+
+def _curves(analysis: Analysis, rows: dict[tuple[str, int], list[dict[str, Any]]], name: str) -> Figure:
+    unit = unit_of(name)
+    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
+    axis = figure.subplots()
+    for number, arm in enumerate(analysis.arms):
+        runs = [_series(rows[arm.name, t.seed], name) for t in arm.trials if (arm.name, t.seed) in rows]
+        runs = [(steps, unit.scale * values) for steps, values in runs if len(steps)]
+        for steps, values in runs:
+            axis.plot(*_thinned(steps, values), color=colour(number), linewidth=0.6, alpha=0.35)
+        if runs:
+            axis.plot(*_thinned(*_mean(runs)), color=colour(number), linewidth=2, label=arm.name)
+    axis.set(xlabel="step", ylabel=f"{name}{unit.sign and f' ({unit.sign.strip()})'}")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False, fontsize=8, labelcolor=INK)
+    return figure
+
+
+def _series(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[int], Curve]:
+    pairs = {row["step"]: float(row[name]) for row in rows if name in row and row.get("step") is not None}
+    kept = {step: value for step, value in pairs.items() if math.isfinite(value)}
+    return list(kept), np.array(list(kept.values()), dtype=np.float64)
+
+
+def _mean(runs: Sequence[tuple[list[int], Curve]]) -> tuple[list[int], Curve]:
+    """At the steps that all runs have: one that failed ends early."""
+    shared = set.intersection(*(set(steps) for steps, _ in runs))
+    kept = [values[np.isin(steps, list(shared))] for steps, values in runs]
+    return sorted(shared), np.mean(kept, axis=0)
+
+
+def _thinned(steps: Sequence[int], values: Curve, most: int = 400) -> tuple[Any, Any]:
+    every = max(1, math.ceil(len(steps) / most))
+    return np.asarray(steps)[::every], values[::every]
+
+
+def costs_figure(analysis: Analysis) -> Figure:
+    """What is reported against costs; arms that no other beats in both are joined."""
+    study, unit = analysis.study, unit_of(analysis.study.report)
+    costs = {"train_seconds": "training (s)", "flops": "MFLOPs an image"}
+    shown = {key: text for key, text in costs.items() if any(arm.median(key) > 0 for arm in analysis.arms if arm.n)}
+    figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")
+    axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    for axis, (key, text) in zip(axes, shown.items(), strict=True):
+        scale = unit.scale
+        places = {arm.name: (arm.median(key), arm.mean) for arm in analysis.arms if arm.n and arm.median(key) > 0}
+        divisor = 1e6 if key == "flops" else 1.0
+        line = [places[name] for name in front(places, study.goal)]
+        axis.plot([x / divisor for x, _ in line], [scale * y for _, y in line], color="0.5", linewidth=1, zorder=1)
+        for number, arm in enumerate(analysis.arms):
+            if arm.name in places:
+                x, y = places[arm.name]
+                error = 0.0 if math.isnan(arm.sd) else scale * arm.sd / math.sqrt(arm.n)
+                style: dict[str, Any] = {"color": colour(number), "markersize": 6, "capsize": 2, "label": arm.name}
+                axis.errorbar(x / divisor, scale * y, yerr=error, fmt="o", **style)
+        axis.set_xlabel(text)
+        axis.grid(alpha=0.3)
+        axis.margins(0.15)
+    axes[0].set_ylabel(f"{study.report}{unit.sign and f' ({unit.sign.strip()})'}")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    return figure
+
+
+def front(places: dict[str, tuple[float, float]], goal: str) -> list[str]:
+    """Names of those that no other beats or equals at no more cost, from the cheapest on.
+
+    Args:
+        places: cost and result by name.
+        goal: whether more of the result is better, or less.
+    """
+    sign = 1 if goal == "maximize" else -1
+    ordered = sorted(places, key=lambda name: (places[name][0], -sign * places[name][1]))
+    kept: list[str] = []
+    for name in ordered:
+        if not kept or sign * places[name][1] > sign * places[kept[-1]][1]:
+            kept.append(name)
+    return kept
+
+
+def to_svg(figure: Figure) -> str:
+    """The figure as a file: the same bytes each time."""
+    return _draw(figure).replace(INK, "#000000")
+
+
+def inline_svg(figure: Figure, name: str, description: str) -> str:
+    """The figure as a part of a page: in the page's own ink, with names of its own."""
+    drawn = _draw(figure).replace(INK, "currentColor")
+    drawn = drawn[drawn.index("<svg") :].replace('id="', f'id="{name}-').replace("url(#", f"url(#{name}-")
+    drawn = drawn.replace('xlink:href="#', f'href="#{name}-')
+    return drawn.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+
+
+@functools.lru_cache(maxsize=16)
+def _draw(figure: Figure) -> str:
+    text = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue()

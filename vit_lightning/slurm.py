@@ -1,0 +1,101 @@
+"""An ablation on a SLURM cluster: an array of jobs that all work on the ledger, in a folder that they share.
+
+A job that is pre-empted, or out of time, lets its runs write a checkpoint and is queued again (submitit); one that is
+killed leaves claims that are taken over. Nothing about a run is known to SLURM alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vit_lightning.ablation_plan import read_plan
+from vit_lightning.ablation_runs import How, Progress, is_over, run_all
+from vit_lightning.errors import UserError
+from vit_lightning.ledger import Ledger, open_ledger
+
+MOST_JOBS = 64
+REQUEUES = 1000
+"""How often SLURM may end a job early before it is not queued again."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one job does: works on a ledger until all is over."""
+
+    file: Path
+    folder: Path
+    threads: int
+    how: How
+    trust: bool
+
+    def __call__(self, number: int) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        plan = read_plan(self.file, trust=self.trust)
+        ledger, _ = open_ledger(self.folder, plan, threads=self.threads)
+        run_all(plan, ledger, self.how)
+
+    def checkpoint(self, number: int) -> Any:
+        """What submitit queues again when SLURM ends the job early: the same. Its end lets runs write checkpoints."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, number)
+
+
+def submit(file: Path, ledger: Ledger, how: How, options: Mapping[str, Any], *, trust: bool) -> None:
+    """Submits the jobs, and shows what comes of them until all runs are over.
+
+    Args:
+        file: the plan.
+        ledger: its ledger, on a file system that the jobs share.
+        how: ``workers`` is the number of jobs; auto gives one to each run.
+        options: what submitit tells SLURM of each job.
+        trust: whether pages may name classes of any package.
+
+    Raises:
+        UserError: submitit or SLURM is not there, or the jobs ended before the runs did.
+    """
+    try:
+        import submitit
+    except ImportError as fault:
+        raise UserError("launcher=slurm needs submitit: pip install 'vit-lightning[slurm]'") from fault
+    runs = how.runs(ledger)
+    missing = [run for run in runs if not is_over(ledger, run) or how.retry]
+    if not missing:
+        return
+    logs = ledger.folder / "slurm"
+    count = how.workers if isinstance(how.workers, int) else min(len(missing), MOST_JOBS)
+    each = How("auto", how.only, how.retry, how.patience)
+    job = Job(file.absolute(), ledger.folder.absolute(), ledger.facts["threads"], each, trust)
+    try:
+        executor = submitit.AutoExecutor(folder=logs, cluster="slurm", slurm_max_num_timeout=REQUEUES)
+        executor.update_parameters(**{"name": ledger.facts["name"], "timeout_min": 60, **options})
+        jobs = executor.map_array(job, list(range(min(count, len(missing)))))
+    except (RuntimeError, ValueError, TypeError, OSError, submitit.core.utils.FailedJobError) as fault:
+        raise UserError(f"slurm: {' '.join(str(fault).split())[:400]}") from fault
+    print(f"{len(jobs)} jobs in SLURM, {jobs[0].job_id} and on; they go on without this process", flush=True)
+    _watch(ledger, runs, jobs, logs)
+
+
+def _watch(ledger: Ledger, runs: list[Any], jobs: list[Any], logs: Path) -> None:
+    progress, told = Progress(ledger, runs), {run for run in runs if is_over(ledger, run)}
+    gone = 0
+    while len(told) < len(runs):
+        for run in runs:
+            if run not in told and is_over(ledger, run):
+                told.add(run)
+                progress.say(run, "done" if ledger.results(run) is not None else "failed")
+        gone = gone + 1 if all(job.done(force_check=gone > 2) for job in jobs) else 0
+        if gone > 5 and not all(is_over(ledger, run) for run in runs):
+            progress.close()
+            raise UserError(f"all jobs of SLURM are over, but not the runs: see {logs}; the same command submits more")
+        progress.show([])
+        time.sleep(2.0)
+        sys.stdout.flush()
+    progress.close()

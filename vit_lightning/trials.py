@@ -1,0 +1,258 @@
+"""The runs of an ablation as processes of their own, forked from one that has imported and decoded everything.
+
+A run starts in hundredths of a second instead of seconds, and images are decoded once for all. The process that forks
+must not have started threads of its own that compute: it keeps to one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from jsonargparse import Namespace
+
+from vit_lightning.claims import Claim
+from vit_lightning.data import ImageData
+from vit_lightning.errors import CannotResume, Diverged, UserError
+from vit_lightning.ledger import Kind, Ledger, Planned
+from vit_lightning.training import fit
+
+FORK = multiprocessing.get_context("fork")
+GRACE = 30.0
+"""Seconds that runs have to write a checkpoint when they are asked to end."""
+
+
+@dataclass
+class Trial:
+    """A run that goes on now."""
+
+    run: Planned
+    claim: Claim
+    process: ForkProcess
+    device: int
+    since: float
+    hangs: bool = False
+
+
+@dataclass(frozen=True)
+class Start:
+    """What one run needs, made before it is forked."""
+
+    config: Namespace
+    words: list[str]
+    """Arguments of the command that it stands for."""
+    data: ImageData
+
+
+class Trials:
+    """Starts runs, watches them, and writes down how they end.
+
+    Args:
+        ledger: whose runs they are.
+        start: what each run needs.
+        threads: threads that each run computes with.
+        devices: ids of GPUs, one for each run at a time; None on a CPU.
+        patience: seconds without anything written after which a run counts as hanging.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        start: Callable[[Planned], Start],
+        *,
+        threads: int,
+        devices: list[str] | None,
+        patience: float,
+    ) -> None:
+        self.ledger, self._start, self.threads, self.patience = ledger, start, threads, patience
+        self.devices = devices
+        self.running: list[Trial] = []
+
+    def begin(self, run: Planned, claim: Claim) -> None:
+        """Forks a run that has been claimed."""
+        folder = self.ledger.run_folder(run)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        free = next(n for n in range(len(self.running) + 1) if n not in {trial.device for trial in self.running})
+        visible = None if self.devices is None else self.devices[free % len(self.devices)]
+        arguments = (self._start(run), folder, claim.path, self.threads, visible, os.getpid())
+        process = FORK.Process(target=_work, args=arguments)
+        process.start()
+        self.running.append(Trial(run, claim, process, free, time.time()))
+
+    def settle(self) -> list[tuple[Planned, str]]:
+        """Runs that have ended since the last time, with a word on how."""
+        over = []
+        for trial in list(self.running):
+            if trial.process.is_alive():
+                continue
+            trial.process.join()
+            self.running.remove(trial)
+            over.append((trial.run, self._outcome(trial)))
+        return over
+
+    def renew(self) -> None:
+        """Signs of life for all runs; ends a run that another process has taken over, or that hangs."""
+        for trial in self.running:
+            if not trial.claim.is_mine():
+                _kill(trial.process)
+            elif time.time() - max(trial.since, _last_written(self.ledger.run_folder(trial.run))) > self.patience:
+                trial.hangs = True
+                _kill(trial.process)
+
+    def stop(self) -> None:
+        """Asks all runs to write a checkpoint and end, and waits for them."""
+        for trial in self.running:
+            trial.process.terminate()
+        until = time.monotonic() + GRACE
+        for trial in self.running:
+            trial.process.join(max(0.0, until - time.monotonic()))
+            if trial.process.is_alive():
+                _kill(trial.process)
+                trial.process.join()
+            done = self.ledger.results(trial.run) is not None
+            trial.claim.end("done" if done else "stopped")
+        self.running = []
+
+    def _outcome(self, trial: Trial) -> str:
+        """Writes down how a run ended: done only with its results, whatever its process returned."""
+        if not trial.claim.is_mine():
+            return "taken over by another process"
+        if self.ledger.results(trial.run) is not None:
+            trial.claim.end("done")
+            return "done"
+        kind, cause = self._cause(trial)
+        final = self.ledger.settle(trial.run, trial.claim, kind, cause)
+        return f"{'failed' if final else 'will be tried again'} ({kind}: {cause})"
+
+    def _cause(self, trial: Trial) -> tuple[Kind, str]:
+        fault = trial.claim.path.with_suffix(".fault")
+        code = trial.process.exitcode or 0
+        if trial.hangs:
+            return "hang", f"nothing was written for {self.patience / 60:.3g} minutes"
+        if fault.is_file():
+            said = json.loads(fault.read_text(encoding="utf-8"))
+            return said["kind"], said["cause"]
+        if code < 0:
+            name = signal.Signals(-code).name
+            memory = " (out of memory?)" if name == "SIGKILL" else ""
+            return "killed", f"ended by {name}{memory}"
+        if code > 128:
+            return "killed", f"ended by {signal.Signals(code - 128).name}"
+        return "no result", f"the process returned {code} and left no results.json"
+
+
+def _kill(process: ForkProcess) -> None:
+    """Ends a run at once, with its loading workers."""
+    try:
+        os.killpg(process.pid or 0, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # it has not made its group yet
+        process.kill()
+
+
+def _last_written(folder: Path) -> float:
+    """When anything in a run folder was last written."""
+    paths = [*folder.glob("*"), *folder.glob("checkpoints/*")]
+    times = [0.0]
+    for path in paths:
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:  # it was on its way to another name
+            continue
+    return max(times)
+
+
+def _work(start: Start, folder: Path, claim: Path, threads: int, visible: str | None, parent: int) -> None:
+    """The process of one run."""
+    os.setpgid(0, 0)
+    _die_with(parent)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that watches passes Ctrl-C on
+    log = os.open(claim.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for handle, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(log, handle)
+        setattr(sys, name, open(handle, "w", buffering=1, closefd=False, encoding="utf-8"))  # noqa: SIM115
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for processes that the run itself starts
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    torch.set_num_threads(threads)
+    sys.argv = [sys.argv[0], "fit", *start.words, f"--out={folder}", "--resume=auto"]
+    start.config.out, start.config.resume = folder, "auto"
+    try:
+        fit(start.config, data=start.data)
+    except BaseException as fault:
+        code = _said(fault, claim.with_suffix(".fault"))
+        sys.exit(code)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _die_with(parent: int) -> None:
+    """A run ends with the process that watches it: another one will take both over."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(137)
+
+
+def _said(fault: BaseException, path: Path) -> int:
+    """Leaves the cause of an end for the process that watches, and its traceback in the log; the exit code."""
+    if isinstance(fault, SystemExit):
+        return fault.code if isinstance(fault.code, int) else 1
+    code = fault.exit_code if isinstance(fault, UserError) else 1
+    if isinstance(fault, UserError):
+        print(fault, file=sys.stderr, flush=True)
+    else:
+        traceback.print_exc()
+    text = " ".join(str(fault).split())[:500] or type(fault).__name__
+    path.write_text(json.dumps({"kind": _kind(fault), "cause": text}) + "\n", encoding="utf-8")
+    return code
+
+
+def _kind(fault: BaseException) -> Kind:
+    if isinstance(fault, Diverged):
+        return "diverged"
+    if isinstance(fault, CannotResume):
+        return "cannot go on"
+    if isinstance(fault, UserError):
+        return "configuration"
+    memory = ("can't allocate memory", "out of memory", "cannot allocate memory")
+    if isinstance(fault, MemoryError) or any(words in str(fault).lower() for words in memory):
+        return "out of memory"
+    return "error"
+
+
+def shared_data(configs: dict[str, Namespace], make: Callable[[Namespace], ImageData]) -> dict[str, ImageData]:
+    """The data of each arm, with its images read; arms of the same data share it."""
+    made: dict[str, ImageData] = {}
+    shared: dict[str, ImageData] = {}
+    for arm, config in configs.items():
+        key = repr(sorted(_flat(config.data)))
+        if key not in made:
+            made[key] = make(config)
+            made[key].setup("fit")
+            made[key].setup("test")
+            made[key].fingerprint()
+        shared[arm] = made[key]
+    return shared
+
+
+def _flat(config: Any, path: str = "") -> list[tuple[str, str]]:
+    if isinstance(config, Namespace):
+        return [pair for key, value in vars(config).items() for pair in _flat(value, f"{path}.{key}")]
+    return [(path, repr(config))]

@@ -1,0 +1,156 @@
+"""Where the spread of accuracies comes from: seeds, test images, and both together; and how factors act."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from vit_lightning.statistics import Values, holm, paired_p, t_interval
+
+
+@dataclass(frozen=True)
+class Components:
+    """Variance components of a table (seeds, images), as a two-way random model without replication has them."""
+
+    seeds: int
+    images: int
+    seed: float
+    """Variance between seeds that would be left with endless test images; never below 0."""
+    image: float
+    """Variance between images that all seeds share."""
+    rest: float
+    """What is left: this seed on this image."""
+
+    @property
+    def run_sd(self) -> float:
+        """Spread of single runs on this test set."""
+        return math.sqrt(self.seed + self.rest / self.images)
+
+    @property
+    def seed_share(self) -> float:
+        """Part of the variance of runs that endless test images would leave; nan where runs do not differ."""
+        return self.seed / self.run_sd**2 if self.run_sd > 0 else math.nan
+
+    @property
+    def error_new_seeds(self) -> float:
+        """Standard error of the mean for new seeds on this test set."""
+        return math.sqrt((self.seed + self.rest / self.images) / self.seeds)
+
+    @property
+    def error_new_images(self) -> float:
+        """Standard error of the mean for new seeds and new images of the same kind."""
+        return math.sqrt(self.error_new_seeds**2 + self.image / self.images)
+
+
+def components(table: NDArray[Any]) -> Components:
+    """Variance components by the method of moments (Searle, Casella & McCulloch 1992, section 4.3).
+
+    Args:
+        table: (seeds, images), at least 2 x 2: 1 where a run was right, or the difference of two arms in that.
+    """
+    values = np.asarray(table, dtype=np.float64)
+    seeds, images = values.shape
+    mean, by_seed, by_image = values.mean(), values.mean(axis=1), values.mean(axis=0)
+    between_seeds = images * float(np.sum((by_seed - mean) ** 2)) / (seeds - 1)
+    between_images = seeds * float(np.sum((by_image - mean) ** 2)) / (images - 1)
+    left = values - by_seed[:, None] - by_image[None, :] + mean
+    rest = float(np.sum(left**2)) / ((seeds - 1) * (images - 1))
+    return Components(
+        seeds, images, max(0.0, (between_seeds - rest) / images), max(0.0, (between_images - rest) / seeds), rest
+    )
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """Two single runs on the same test images: what only one of them has right."""
+
+    only_first: int
+    only_second: int
+    p: float
+
+
+def mcnemar(first: NDArray[Any], second: NDArray[Any]) -> McNemar:
+    """Exact McNemar test, two-sided. It speaks of two trained networks on new images, not of two recipes.
+
+    Args:
+        first, second: (images,), whether each run was right.
+    """
+    one, other = int(np.sum(first & ~second)), int(np.sum(~first & second))
+    p = float(stats.binomtest(one, one + other).pvalue) if one + other else 1.0
+    return McNemar(one, other, p)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a factor, or two of them together, does to the result."""
+
+    name: str
+    n: int
+    effect: float
+    low: float
+    high: float
+    p: float
+    p_adjusted: float
+
+
+def factor_effects(
+    factors: Mapping[str, Sequence[Any]], results: Mapping[tuple[Any, ...], Mapping[int, float]], alpha: float
+) -> list[Effect]:
+    """Main effects and two-way interactions of a full grid, each as a contrast within the seed and a t-test over seeds.
+
+    A main effect is a level against the first of its factor, averaged over the others. An interaction is how much that
+    difference changes with a level of another factor. Holm's correction is over all of them.
+
+    Args:
+        factors: levels by factor, the first of each being that of the baseline.
+        results: for each combination of levels, in the order of ``factors``, the result by seed.
+        alpha: the intervals cover 1 - alpha.
+    """
+    cells = list(product(*factors.values()))
+    seeds = sorted(set.intersection(*(set(results.get(cell, {})) for cell in cells)))
+    table = np.array([[results[cell][seed] for cell in cells] for seed in seeds], dtype=np.float64)
+    table = table.reshape(len(seeds), *map(len, factors.values()))
+    contrasts = [*_main(factors, table), *_interactions(factors, table)]
+    adjusted, _ = holm([paired_p(values) for _, values in contrasts], alpha)
+    return [
+        Effect(
+            name,
+            len(values),
+            float(values.mean()) if len(values) else math.nan,
+            *t_interval(values, alpha),
+            paired_p(values),
+            p,
+        )
+        for (name, values), p in zip(contrasts, adjusted, strict=True)
+    ]
+
+
+def _main(factors: Mapping[str, Sequence[Any]], table: Values) -> list[tuple[str, Values]]:
+    contrasts = []
+    for axis, (factor, levels) in enumerate(factors.items()):
+        others = tuple(other + 1 for other in range(len(factors)) if other != axis)
+        means = table.mean(axis=others)  # seed, level
+        contrasts += [
+            (f"{factor}: {level} - {levels[0]}", means[:, number] - means[:, 0])
+            for number, level in enumerate(levels)
+            if number
+        ]
+    return contrasts
+
+
+def _interactions(factors: Mapping[str, Sequence[Any]], table: Values) -> list[tuple[str, Values]]:
+    contrasts = []
+    for (one, (first, levels)), (two, (second, others)) in combinations(enumerate(factors.items()), 2):
+        rest = tuple(axis + 1 for axis in range(len(factors)) if axis not in (one, two))
+        means = table.mean(axis=rest)  # seed, level of the first, level of the second
+        for i, j in product(range(1, len(levels)), range(1, len(others))):
+            values = means[:, i, j] - means[:, 0, j] - means[:, i, 0] + means[:, 0, 0]
+            contrasts.append((f"({first}: {levels[i]}) x ({second}: {others[j]})", values))
+    return contrasts

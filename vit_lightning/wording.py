@@ -1,0 +1,155 @@
+"""An ablation in words: what is claimed of each arm, what to do where nothing is, and how numbers are written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from vit_lightning.analysis import Against, Analysis
+from vit_lightning.statistics import LEAST_PAIRS, POWER
+
+NONE = "\N{EN DASH}"
+"""Stands where there is no number."""
+MINUS = "\N{MINUS SIGN}"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How a metric is written: shares as percentages, others as they are."""
+
+    scale: float
+    digits: int
+    suffix: str
+    """Of differences: percentages differ by points."""
+    sign: str
+    """Of values."""
+
+    def value(self, number: float) -> str:
+        return NONE if math.isnan(number) else f"{self.scale * number:.{self.digits}f}".replace("-", MINUS)
+
+    def signed(self, number: float) -> str:
+        return NONE if math.isnan(number) else f"{self.scale * number:+.{self.digits}f}".replace("-", MINUS)
+
+    def plain(self, number: float) -> str:
+        return f"{self.scale * number:.6g}{self.suffix}"
+
+
+def unit_of(metric: str) -> Unit:
+    """How a metric is written."""
+    is_share = metric.rpartition("/")[2] in ("acc", "acc5", "ece")
+    return Unit(100.0, 2, " points", " %") if is_share else Unit(1.0, 4, "", "")
+
+
+def show_p(p: float) -> str:
+    """A p-value with two digits that count."""
+    if math.isnan(p):
+        return NONE
+    return "< .0001" if p < 1e-4 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
+
+
+def show_share(share: float) -> str:
+    return NONE if math.isnan(share) else f"{100 * share:.0f} %"
+
+
+def show_level(level: float) -> str:
+    """A level as papers write it, such as .0294."""
+    return f"{level:.4f}".lstrip("0")
+
+
+def headline(analysis: Analysis) -> str:
+    """The answer in a line."""
+    claims: dict[str, list[str]] = {}
+    for one in analysis.against:
+        name = f'"{one.arm}"' if "," in one.arm else one.arm
+        claims.setdefault(one.claim.verdict, []).append(name)
+    if not claims:
+        return f"Only {analysis.study.baseline}: there is nothing to compare"
+    base = analysis.study.baseline
+    ends = {"better": f"better than {base}", "worse": f"worse than {base}", "equivalent": f"equivalent to {base}"}
+    parts = [
+        f"{_and(claims[verdict])}: {ends.get(verdict, f'undecided against {base}')}"
+        for verdict in ("better", "worse", "equivalent", "undecided")
+        if verdict in claims
+    ]
+    return "; ".join(parts)
+
+
+def _and(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def sentences(analysis: Analysis) -> list[str]:
+    """What is claimed of each arm, with its numbers, a sentence or three each."""
+    return [sentence(analysis, one) for one in analysis.against]
+
+
+def sentence(analysis: Analysis, one: Against) -> str:
+    """What is claimed of an arm, or why nothing is."""
+    study, claim, base = analysis.study, one.claim, analysis.study.baseline
+    if claim.n < 2:
+        there = "there is 1 pair of runs" if claim.n else "there is no pair of runs"
+        return f"{one.arm} against {base}: undecided, {there}.{_failures(analysis, one)}"
+    unit = unit_of(study.report)
+    effect = unit.plain(study.smallest_effect)
+    numbers = (
+        f"{study.report} {unit.signed(claim.difference)}{unit.suffix}, {100 * (1 - study.alpha):g} % interval "
+        f"{unit.signed(claim.low)} to {unit.signed(claim.high)}, {claim.n} pairs of runs, "
+        f"p = {show_p(claim.p_adjusted)} after Holm".replace("= <", "<")
+    )
+    rest = _failures(analysis, one) + _no_spread(one)
+    if claim.verdict == "undecided":
+        return f"{one.arm} against {base}: undecided ({numbers}). {_what_next(analysis, one)}{rest}"
+    if claim.verdict == "equivalent":
+        how = f"p = {show_p(claim.p_equivalence)} after Holm".replace("= <", "<")
+        return f"{one.arm} is equivalent to {base} within {effect}, {how} (difference: {numbers}).{rest}"
+    small = f" That is less than the {effect} that matter." if abs(claim.difference) < study.smallest_effect else ""
+    return f"{one.arm} is {claim.verdict} than {base} ({numbers}).{small}{rest}"
+
+
+def _failures(analysis: Analysis, one: Against) -> str:
+    failed = [
+        f"{sum(trial.state == 'failed' for trial in arm.trials)} of {len(arm.trials)} runs of {arm.name} failed"
+        for arm in analysis.arms
+        if arm.name in (one.arm, analysis.study.baseline) and any(trial.state == "failed" for trial in arm.trials)
+    ]
+    return f" This is without failures: {_and(failed)}." if failed else ""
+
+
+def _no_spread(one: Against) -> str:
+    if one.claim.sd != 0:
+        return ""
+    if one.claim.difference == 0:
+        return " Every pair of runs came out alike: do the keys of this arm change anything?"
+    return " Every pair differs by the same, so p is that of the sign-flip test."
+
+
+def _what_next(analysis: Analysis, one: Against) -> str:
+    claim, study = one.claim, analysis.study
+    few = f"Below {LEAST_PAIRS} pairs nothing is claimed. " if claim.n < LEAST_PAIRS else ""
+    if one.seeds_needed is None:
+        return f"{few}How many seeds it takes cannot be said.".strip()
+    effect = unit_of(study.report).plain(study.smallest_effect)
+    if one.seeds_needed == 0:
+        return f"{few}There are seeds enough to see {effect}; the truth may lie between that and none.".strip()
+    if study.looks == 1:
+        how = f"--add-seeds {one.seeds_needed}"
+    else:
+        how = f"in a new study of {claim.n + one.seeds_needed} fresh seeds, as there is no third look"
+    more = f"{one.seeds_needed} more seed{'' if one.seeds_needed == 1 else 's'}"
+    return f"{few}It takes about {more} to decide about {effect} with {100 * POWER:.0f} % power ({how})."
+
+
+def rule(analysis: Analysis) -> str:
+    """How the verdicts come about, for somebody who reads only this page."""
+    study, rules = analysis.study, analysis.rules
+    unit = unit_of(study.report)
+    first, second = f"{len(study.seeds)} seeds", f"{len(study.added_seeds)} added"
+    look = f"look 2 of 2 ({first}, {second})" if study.looks == 2 else f"look 1 of at most 2 ({first})"
+    level, arms = show_level(rules.level), len(analysis.against)
+    family = f" after Holm's correction for {arms} arms" if arms > 1 else ""
+    return (
+        f"This is {look}. A difference is claimed if the paired t-test over seeds has p at most {level}{family}: "
+        f"two looks at that level keep the chance of any false difference at {study.alpha:g}. Equivalent means that "
+        f"two one-sided t-tests at the same level place the difference within {unit.plain(study.smallest_effect)}. "
+        f"Below {LEAST_PAIRS} pairs nothing is claimed. Intervals speak of new seeds on this test set."
+    )
