@@ -311,3 +311,4 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     warnings.filterwarnings("ignore", message="Grad strides do not match")  # kernels with one channel under DDP
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 with torch 2.15
+    warnings.filterwarnings("ignore", message="The `srun` command is available")  # also where none was asked for
