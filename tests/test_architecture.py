@@ -10,7 +10,7 @@ import pytest
 from conftest import REPOSITORY
 
 LEVELS = [
-    ["errors", "resampling", "optimizers", "schedules"],
+    ["errors", "memory", "resampling", "optimizers", "schedules"],
     ["averaging", "blocks", "losses", "optim", "augment", "decoding", "mixing", "pages", "folder", "tracking"],
     ["colour", "positions", "patches", "feed_forward", "heads", "crate", "sampling", "trust", "stopping"],
     ["data", "decoded", "policies", "attention_variants", "checks", "checkpoint_io", "resuming"],
