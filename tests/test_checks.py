@@ -17,7 +17,10 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "fraction for a whole number": ([DIGITS, "--data.batch_size=8.5"], ["data.batch_size=8.5", "a whole number"]),
     "word for a rate": ([DIGITS, "--optimizer.lr=fast"], ["optimizer.lr=fast", "a finite number"]),
-    "unknown schedule": ([DIGITS, "--optimizer.schedule=step"], ["optimizer.schedule=step", "cosine, linear, wsd, constant"]),
+    "unknown schedule": (
+        [DIGITS, "--optimizer.schedule=step"],
+        ["optimizer.schedule=step", "cosine, linear, wsd, constant"],
+    ),
     "unknown positions": ([DIGITS, "--model.positions=rotary"], ["model.positions=rotary", "learned, sincos2d, none"]),
     "one number for two": ([DIGITS, "--optimizer.betas=0.9"], ["optimizer.betas=0.9", "a list of 2"]),
     "wrong precision": ([DIGITS, "--trainer.precision=8-bit"], ["trainer.precision=8-bit", "bf16-mixed"]),

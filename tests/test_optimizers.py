@@ -149,7 +149,9 @@ def test_muon_of_networks_of_others():
         assert {"heads.head.weight", "conv_proj.weight"}.isdisjoint(muon_matrices(vit_b_16()))
         assert len(muon_matrices(vit_b_16())) == 4 * 12
         assert len(muon_matrices(convnext_tiny())) == 2 * 18
-        with pytest.raises(UserError, match=r"name=muon: ResNet has no matrices before its classifier \(choose adamw\)"):
+        with pytest.raises(
+            UserError, match=r"name=muon: ResNet has no matrices before its classifier \(choose adamw\)"
+        ):
             muon_matrices(resnet18())
 
 

@@ -56,9 +56,7 @@ def test_warmup_begins_where_it_is_told():
     assert rates(schedule="constant", warmup_steps=4, warmup_lr=0.2)[:4] == pytest.approx(expected[:4])
 
 
-@pytest.mark.parametrize(
-    "warmup", [{"warmup_epochs": 0.5}, {"warmup_steps": 5}, {"warmup_fraction": 0.25}], ids=lambda warmup: [*warmup][0]
-)
+@pytest.mark.parametrize("warmup", [{"warmup_epochs": 0.5}, {"warmup_steps": 5}, {"warmup_fraction": 0.25}], ids=str)
 def test_warmup_in_epochs_steps_and_as_a_share(warmup):
     assert rates(schedule="constant", **warmup)[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
 

@@ -21,6 +21,8 @@ _HOMES = {
     "CrateMeasures": "crate_measures",
     "CutMix": "mixing",
     "Digits": "data",
+    "Distillation": "distillation",
+    "DistillationConfig": "distillation",
     "DividedAfterSoftmaxAttention": "attention_variants",
     "EMAConfig": "averaging",
     "FeedForwardBlock": "blocks",
@@ -55,6 +57,7 @@ _HOMES = {
     "ShardedSet": "sharded",
     "SinCos2dPositions": "positions",
     "SwiGLU": "feed_forward",
+    "Teacher": "distillation",
     "ThreeAugment": "policies",
     "TorchvisionSet": "torchvision_sets",
     "TransformerEncoder": "blocks",
@@ -91,6 +94,9 @@ if TYPE_CHECKING:
     from vit_lightning.crate_measures import CrateMeasures as CrateMeasures
     from vit_lightning.data import Digits as Digits
     from vit_lightning.data import ImageData as ImageData
+    from vit_lightning.distillation import Distillation as Distillation
+    from vit_lightning.distillation import DistillationConfig as DistillationConfig
+    from vit_lightning.distillation import Teacher as Teacher
     from vit_lightning.errors import UserError as UserError
     from vit_lightning.feed_forward import PackedSwiGLU as PackedSwiGLU
     from vit_lightning.feed_forward import SwiGLU as SwiGLU

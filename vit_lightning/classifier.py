@@ -15,6 +15,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError, MulticlassConfusionMatrix
 
 from vit_lightning.averaging import EMAConfig, WeightAverage
+from vit_lightning.distillation import Distillation
 from vit_lightning.errors import UserError
 from vit_lightning.losses import LossConfig, make_loss
 from vit_lightning.optim import OptimizerConfig, optimizer_and_schedule
@@ -54,6 +55,7 @@ class ViTClassifier(LightningModule):
         optimizer: rate, decay and schedule.
         loss: the loss in training; validation and test report plain cross entropy.
         ema: whether validation, test and checkpoints have the average of the weights.
+        distillation: a teacher that it learns from besides the labels.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class ViTClassifier(LightningModule):
         optimizer: OptimizerConfig | None = None,
         loss: LossConfig | None = None,
         ema: EMAConfig | None = None,
+        distillation: Distillation | None = None,
     ) -> None:
         super().__init__()
         classes = getattr(network, "num_classes", None) if num_classes is None else num_classes
@@ -72,6 +75,7 @@ class ViTClassifier(LightningModule):
         self.network = network
         self.num_classes = classes
         self.optimizer_config = optimizer or OptimizerConfig()
+        self.distillation = distillation  # no module, nor is the next one
         self.average = WeightAverage(ema) if ema is not None and ema.decay is not None else None
         self.losses: dict[Stage, nn.Module] = {
             "train": make_loss(loss or LossConfig()),
@@ -114,11 +118,15 @@ class ViTClassifier(LightningModule):
         """Loss and logits of a batch; counts it into the metrics of its stage."""
         images, labels = batch[0], batch[1]
         given = self(images)
-        # a ViT with a distillation token gives in training the logits of two heads; both learn from the labels
+        # a ViT with a distillation token gives in training the logits of two heads; both learn from the labels where
+        # there is no teacher
         heads = given if isinstance(given, tuple) else (given,)
         mixed = getattr(batch, "targets", None)  # shares of classes, where a training image is mixed of several
         targets = labels if mixed is None else mixed.to(heads[0].dtype)
-        loss: Tensor = torch.stack([self.losses[stage](logits, targets) for logits in heads]).mean(dim=0)
+        if stage == "train" and self.distillation is not None:
+            loss = self.distillation.loss(self.losses[stage](heads[0], targets), heads[-1], images)
+        else:
+            loss = torch.stack([self.losses[stage](logits, targets) for logits in heads]).mean(dim=0)
         logits: Tensor = torch.stack(heads).mean(dim=0)
         with torch.no_grad():
             # the calibration error takes logits for probabilities where all of a batch lie between 0 and 1
@@ -134,6 +142,8 @@ class ViTClassifier(LightningModule):
     def on_fit_start(self) -> None:
         if self.average is not None:
             self.average.start(self.network)
+        if self.distillation is not None:
+            self.distillation.teacher.to(self.device)
         # after Trainer.validate or test their counts are inference tensors, which training may not change
         for metric in (*self.val_metrics.values(), *self.test_metrics.values()):
             assert isinstance(metric, Metric)
@@ -147,12 +157,16 @@ class ViTClassifier(LightningModule):
             checkpoint["state_dict"][name] = self.trainer.strategy.reduce(total, reduce_op="sum")
         if self.average is not None:
             self.average.save(checkpoint)
+        if self.distillation is not None:
+            self.distillation.save(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if any(value.dtype == torch.float64 for value in _network_state(checkpoint)):
             self.network.double()  # precision 64-true, which Lightning sees to only after it has loaded the weights
         if self.average is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.average.load(checkpoint)
+        if self.distillation is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self.distillation.load(checkpoint)
         if self.trainer.global_rank > 0:
             for name, value in checkpoint["state_dict"].items():
                 if name.startswith("train_metrics."):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -22,7 +21,6 @@ from vit_lightning.checkpoints import CheckpointConfig
 from vit_lightning.checks import (
     Key,
     Problem,
-    find_class,
     find_problems,
     monitor_problems,
     secret_problems,
@@ -30,9 +28,16 @@ from vit_lightning.checks import (
 )
 from vit_lightning.classifier import metric_names
 from vit_lightning.data import Digits, ImageData
+from vit_lightning.distillation import DistillationConfig
 from vit_lightning.errors import UserError
 from vit_lightning.losses import LossConfig
-from vit_lightning.optim import OptimizerConfig
+from vit_lightning.network_checks import (
+    accepted,
+    empty_network,
+    leave_out_defaults_of_others,
+    network_problems,
+)
+from vit_lightning.optim import OptimizerConfig, group_problems
 from vit_lightning.pages import Page, flatten, merge, page_of_flag, read_flags, read_page, unflatten
 from vit_lightning.trust import restrict_imports
 from vit_lightning.vit import ViT
@@ -56,6 +61,7 @@ class Settings(NamedTuple):
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
     ema: EMAConfig = EMAConfig()
+    distillation: DistillationConfig = DistillationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     wandb: WandbConfig = WandbConfig()
 
@@ -211,6 +217,7 @@ def _page_of_checkpoint(flags: Sequence[tuple[str, str]]) -> Page:
     page = flatten(read_checkpoint(find_checkpoint(places[-1])).get("page") or {})
     if not isinstance(page, dict):
         raise UserError(f"ckpt={places[-1]} holds no page")
+    page.pop("distillation", None)  # its teacher need not be there any more
     return {**page, "init_from": None}  # the weights are the checkpoint's own
 
 
@@ -229,21 +236,15 @@ def _parse(page: Page, verb: str) -> tuple[Namespace, dict[str, Any]]:
     if not isinstance(model, dict):
         raise UserError(f"model={model} must be a class path or its arguments")
     class_path = model.get("class_path", CLASS_DEFAULTS["model"])
-    complete = {**page, "model": {"class_path": class_path, **_accepted(facts, class_path), **model}}
+    complete = {**page, "model": {"class_path": class_path, **accepted(facts, class_path), **model}}
     config = parser.parse_object(unflatten(complete))
     for name, fact in facts.items():  # an argument that a function hands on shows only now
         if name in config.model.init_args and name not in model:
             config.model.init_args[name] = fact
+    leave_out_defaults_of_others(config.model, {**model, **facts})
     if config.experiment is None:
         config.experiment = "run"
     return config, facts
-
-
-def _accepted(facts: dict[str, Any], class_path: str) -> dict[str, Any]:
-    """The facts that a network has arguments for."""
-    network = find_class(class_path)
-    names = inspect.signature(network).parameters if network is not None else ()
-    return {name: fact for name, fact in facts.items() if name in names}
 
 
 def data_facts(data: ImageData) -> dict[str, Any]:
@@ -278,6 +279,8 @@ def make_settings(config: Namespace) -> Settings:
 def _instantiate(config: Namespace, key: str) -> Any:
     try:
         return make_parser().instantiate(Namespace({key: config[key]}))[key]
+    except NotImplementedError:  # of a network that cannot be built without memory
+        raise
     except (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as fault:
         cause: BaseException | None = fault
         while cause is not None and not isinstance(cause, UserError):
@@ -357,7 +360,7 @@ def _range_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:
         if name in given and same(given[name]) != same(fact):
             problems.append(f"model.{name}={given[name]} does not fit the data, which has {fact} (leave it out)")
     if not any(problem.startswith("model.") for problem in problems):
-        problems += _model_problems(config)
+        problems += _model_problems(config, facts)
     for key in Settings._fields:
         try:
             _instantiate(config, key)
@@ -366,22 +369,22 @@ def _range_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:
     return [*problems, *trainer_problems(config.trainer), *monitor_problems(config, metric_names(facts["num_classes"]))]
 
 
-def _model_problems(config: Namespace) -> list[str]:
-    """What the network says against its arguments, and against the weights it is to start from."""
+def _model_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:
+    """What the network says against its arguments, the data, the optimizer, and the weights it is to start from."""
     try:
-        with torch.device("meta"):  # without memory, time and random numbers
-            network = make_network(config)
+        network = empty_network(lambda: make_network(config))
     except UserError as error:
         return error.problems
-    except (ValueError, TypeError, AssertionError) as fault:  # a network of somebody else
-        return [f"model: {type(fault).__name__}: {' '.join(str(fault).split())}"]
-    except Exception:  # one that cannot be built without memory
-        return []
+    problems = network_problems(network, (facts["in_channels"], *pair(facts["image_size"])), facts["num_classes"])
+    with contextlib.suppress(UserError):  # its own problems are told elsewhere
+        problems += [f"optimizer.{text}" for text in group_problems(network, _instantiate(config, "optimizer"))]
     try:
         for key in ("init_from", "ckpt"):
             if config.get(key) is not None:
                 path = find_checkpoint(config[key], key)
                 network_weights(network, read_checkpoint(path), path)
+        if (teacher := config.distillation.teacher) and not teacher.startswith(("torchvision:", "timm:")):
+            find_checkpoint(teacher, "distillation.teacher")
     except UserError as error:
-        return error.problems
-    return []
+        problems += error.problems
+    return problems

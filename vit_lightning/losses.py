@@ -40,9 +40,9 @@ class BinaryCrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         classes = logits.shape[1]
-        shares = F.one_hot(targets, classes) if targets.ndim == 1 else targets
+        shares = (F.one_hot(targets, classes) if targets.ndim == 1 else targets).to(logits.dtype)
         smoothed = shares * (1.0 - self.label_smoothing) + self.label_smoothing / classes
-        return F.binary_cross_entropy_with_logits(logits, smoothed.to(logits.dtype))
+        return F.binary_cross_entropy_with_logits(logits, smoothed)
 
 
 def make_loss(config: LossConfig) -> nn.Module:

@@ -200,7 +200,7 @@ def optimizer_and_schedule(
     network: nn.Module, config: OptimizerConfig, *, total_steps: int, steps_per_epoch: int
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
     """The optimizer over ``parameter_groups`` and its schedule, to be stepped after every optimizer step."""
-    optimizer = _make_optimizer(network, config)
+    optimizer = _make_optimizer(network, config, _groups(network, config))
     warmup_steps = config.count_warmup(total_steps=total_steps, steps_per_epoch=steps_per_epoch)
 
     def factor(step: int) -> float:
@@ -221,15 +221,23 @@ def _share(rate: float, lr: float) -> float:
     return min(1.0, rate / lr) if lr > 0.0 else 1.0
 
 
-def _make_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    groups = parameter_groups(
-        network,
-        config.weight_decay,
-        layer_decay=config.layer_decay,
-        muon=muon_matrices(network) if config.name == "muon" else (),
-    )
-    for group in groups:  # what a schedule multiplies is a group's own rate
-        group["lr"] = config.lr * group["lr_scale"]
+def group_problems(network: nn.Module, config: OptimizerConfig) -> list[str]:
+    """What the optimizer asks of a network that this one does not have."""
+    try:
+        _groups(network, config)
+    except UserError as error:
+        return error.problems
+    return []
+
+
+def _groups(network: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    matrices = muon_matrices(network) if config.name == "muon" else ()
+    groups = parameter_groups(network, config.weight_decay, layer_decay=config.layer_decay, muon=matrices)
+    # what a schedule multiplies is a group's own rate
+    return [{**group, "lr": config.lr * group["lr_scale"]} for group in groups]
+
+
+def _make_optimizer(network: nn.Module, config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     fused = _all_floating(network.parameters())
     lr, betas, eps = config.lr, config.betas or (0.9, 0.999), config.eps
     optimizer: torch.optim.Optimizer

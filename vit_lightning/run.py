@@ -33,6 +33,7 @@ from vit_lightning.checkpoints import Checkpoints, space_problem
 from vit_lightning.classifier import ViTClassifier
 from vit_lightning.config import make_data, make_network, make_settings, to_plain
 from vit_lightning.data import ImageData
+from vit_lightning.distillation import Distillation
 from vit_lightning.errors import UserError
 from vit_lightning.figures import confusion, curves, image_grid
 from vit_lightning.flops import forward_flops
@@ -40,6 +41,7 @@ from vit_lightning.folder import is_first, log_warnings, write_whole
 from vit_lightning.memory import keep_freed_memory
 from vit_lightning.sampling import Request
 from vit_lightning.stopping import FiniteGuard
+from vit_lightning.teachers import load_teacher
 from vit_lightning.tracking import MetricsFile, json_number, read_metrics
 from vit_lightning.wandb_mirror import WandbMirror
 
@@ -204,14 +206,15 @@ def _test_best(run: Run) -> Results:
 
 
 def make_data_and_module(config: Namespace) -> tuple[ImageData, ViTClassifier]:
-    data = make_data(config)
-    settings = make_settings(config)
+    data, settings = make_data(config), make_settings(config)
+    network, chosen = make_network(config), settings.distillation
     module = ViTClassifier(
-        make_network(config),
+        network,
         num_classes=data.num_classes,
         optimizer=settings.optimizer,
         loss=settings.loss,
         ema=settings.ema,
+        distillation=Distillation(chosen, load_teacher(chosen.teacher, data)) if chosen.teacher else None,
     )
     return data, module
 

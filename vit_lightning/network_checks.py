@@ -1,0 +1,71 @@
+"""Which arguments a network of ours or of others takes, and whether it fits the data; found without memory and time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jsonargparse import Namespace
+from torch import Tensor, nn
+
+from vit_lightning.checks import find_class
+from vit_lightning.errors import UserError
+
+
+def accepted(facts: dict[str, Any], class_path: str) -> dict[str, Any]:
+    """The facts that a network has arguments for."""
+    network = find_class(class_path)
+    names = inspect.signature(network).parameters if network is not None else ()
+    return {name: fact for name, fact in facts.items() if name in names}
+
+
+def leave_out_defaults_of_others(model: Namespace, given: Mapping[str, Any]) -> None:
+    """A function that hands its arguments on, as torchvision's do, may give some of them itself."""
+    function = find_class(model.class_path)
+    if inspect.isfunction(function):
+        for name in set(vars(model.init_args)) - set(inspect.signature(function).parameters) - set(given):
+            del model.init_args[name]
+
+
+def empty_network(make: Callable[[], nn.Module]) -> nn.Module:
+    """A network on the meta device; one that cannot be built there is built and then emptied.
+
+    Raises:
+        UserError: what it says against its arguments.
+    """
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return make()
+        except NotImplementedError:  # it looks at its own weights
+            return make().to("meta")
+        except (ValueError, TypeError, AssertionError) as fault:
+            if isinstance(fault, UserError):
+                raise
+            raise UserError(f"model: {type(fault).__name__}: {' '.join(str(fault).split())}") from fault
+
+
+def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -> list[str]:
+    """What is wrong with a network on the meta device that is to give logits for images of a shape (c, H, W)."""
+    text = "x".join(map(str, shape))
+    if not list(network.parameters()):
+        return [f"model: {type(network).__name__} has no parameters to train"]
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            given = network.train()(torch.empty(2, *shape))
+    except Exception as fault:  # whatever the layers of others raise
+        reason = " ".join(str(fault).split())[:300]
+        first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
+        if first is not None and first.in_channels != shape[0]:
+            reason = f"it takes images of {first.in_channels} channels"
+        return [f"model: {type(network).__name__} does not take the images of the data, {text}: {reason}"]
+    heads = given if type(given) is tuple else (given,)
+    if not all(isinstance(logits, Tensor) for logits in heads):
+        what = f"{type(given).__name__} where logits are expected (with aux_logits: false?)"
+        return [f"model: {type(network).__name__} gives {what}"]
+    wrong = [tuple(logits.shape) for logits in heads if tuple(logits.shape) != (2, classes)]
+    if wrong:
+        return [f"model: {type(network).__name__} gives {wrong[0]} for 2 images of {classes} classes (num_classes?)"]
+    return []

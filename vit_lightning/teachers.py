@@ -1,0 +1,110 @@
+"""Where teachers come from: a run of ours, torchvision, timm."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentError
+from torch import nn
+
+from vit_lightning.checkpoint_io import find_checkpoint, load_network, read_checkpoint
+from vit_lightning.checks import find_class
+from vit_lightning.config import make_data, make_network, make_parser
+from vit_lightning.data import ImageData
+from vit_lightning.distillation import Statistics, Teacher
+from vit_lightning.errors import UserError
+
+KEY = "distillation.teacher"
+
+
+def load_teacher(place: str, data: ImageData) -> Teacher:
+    """The teacher of a page for the student's data; draws no random numbers that anybody else would have drawn.
+
+    Raises:
+        UserError: it is not there, takes other images, or knows other classes.
+    """
+    source, _, name = place.partition(":")
+    load = _SOURCES.get(source)
+    with torch.random.fork_rng(devices=[]):
+        network, statistics = _from_run(place) if load is None else load(name)
+    _check(network, place, data)
+    return Teacher(network, normalised=statistics, images=(data.mean, data.std))
+
+
+def _from_run(place: str) -> tuple[nn.Module, Statistics]:
+    path = find_checkpoint(place, KEY)
+    checkpoint = read_checkpoint(path)
+    if not isinstance(checkpoint.get("page"), dict):
+        raise UserError(f"{KEY}={place} holds no page, so that its model is not known")
+    try:
+        data, network = _make(checkpoint["page"])
+    except UserError as error:
+        raise UserError([f"{KEY}={place}: {problem}" for problem in error.problems]) from error
+    load_network(network, checkpoint, path)
+    return network, (data.mean, data.std)
+
+
+def _make(page: dict[str, Any]) -> tuple[ImageData, nn.Module]:
+    """Data module and network of the page of a checkpoint, the network with freshly drawn weights."""
+    path = str(page["model"]["class_path"])
+    if find_class(path) is None:
+        raise UserError(f"its model {path} is of a package that may not be imported, or is not there any more")
+    try:
+        config = make_parser().parse_object({key: page[key] for key in ("data", "model")})
+    except ArgumentError as fault:
+        raise UserError(" ".join(str(fault).split())) from fault
+    return make_data(config), make_network(config)
+
+
+def _from_torchvision(name: str) -> tuple[nn.Module, Statistics]:
+    from torchvision import models
+
+    try:
+        weights = models.get_model_weights(name).DEFAULT
+    except ValueError as fault:
+        raise UserError(f"{KEY}=torchvision:{name}: torchvision has no such classifier with weights") from fault
+    network = _fetched(lambda: models.get_model(name, weights=weights), f"torchvision:{name}")
+    transforms = weights.transforms()
+    return network, (transforms.mean, transforms.std)
+
+
+def _from_timm(name: str) -> tuple[nn.Module, Statistics]:
+    try:
+        import timm
+    except ImportError as fault:
+        raise UserError(f"{KEY}=timm:{name} needs timm: pip install 'vit-lightning[timm]'") from fault
+    if not timm.is_model(name) or not timm.is_model_pretrained(name):
+        raise UserError(f"{KEY}=timm:{name}: timm has no such model with weights")
+    network = _fetched(lambda: timm.create_model(name, pretrained=True), f"timm:{name}")
+    facts: Any = network.pretrained_cfg
+    return network, (facts["mean"], facts["std"])
+
+
+_SOURCES: dict[str, Callable[[str], tuple[nn.Module, Statistics]]] = {
+    "torchvision": _from_torchvision,
+    "timm": _from_timm,
+}
+
+
+def _fetched(load: Callable[[], nn.Module], place: str) -> nn.Module:
+    try:
+        return load()
+    except Exception as fault:  # of urllib, of sockets, of the hub
+        raise UserError(f"{KEY}={place}: its weights cannot be had: {' '.join(str(fault).split())[:200]}") from fault
+
+
+def _check(network: nn.Module, place: str, data: ImageData) -> None:
+    """Asks for logits of the student's images and classes."""
+    shape = (data.in_channels, *data.image_size)
+    text = "x".join(map(str, shape))
+    try:
+        with torch.no_grad():
+            logits = copy.deepcopy(network).to("meta").eval()(torch.empty(2, *shape, device="meta"))
+    except Exception as fault:  # whatever the layers of others raise
+        reason = " ".join(str(fault).split())[:200]
+        raise UserError(f"{KEY}={place} does not take the images of the data, {text}: {reason}") from fault
+    if tuple(logits.shape) != (2, data.num_classes):
+        raise UserError(f"{KEY}={place} knows {logits.shape[-1]} classes, the data has {data.num_classes}")
