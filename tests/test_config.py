@@ -40,7 +40,8 @@ def test_every_page_is_valid_and_builds_its_model(path, images):
     root = [f"--data.root={images}"] if "ImageFolder" in path.read_text() else []
     config = resolve(["--config", str(path), *root, "--trainer.max_epochs=3"])
     network = make_network(config)
-    assert network.num_classes == make_data(config).num_classes
+    classes = make_data(config).num_classes
+    assert config.model.init_args.num_classes == getattr(network, "num_classes", classes) == classes
     assert config.experiment == path.stem
     assert config.trainer.max_epochs == 3
     make_settings(config)
