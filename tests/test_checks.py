@@ -21,6 +21,25 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         [DIGITS, "--optimizer.schedule=step"],
         ["optimizer.schedule=step", "cosine, linear, wsd, constant"],
     ),
+    "unknown way to clip": (
+        [DIGITS, "--trainer.gradient_clip_algorithm=nrom", "--trainer.gradient_clip_val=-1"],
+        ["trainer.gradient_clip_algorithm=nrom", "norm, value", "trainer.gradient_clip_val=-1"],
+    ),
+    "two averages": (
+        [DIGITS, "--ema.decay=0.9", '--trainer.callbacks=[{"class_path": "EMAWeightAveraging"}]'],
+        ["ema.decay=0.9 beside trainer.callbacks.EMAWeightAveraging"],
+    ),
+    "the rest of what is trained": (
+        [DIGITS, "--ema.decay=1", "--loss.name=mse", "--optimizer.name=adagrad", "--distillation.teacher=nowhere"],
+        [
+            "ema.decay=1",
+            "loss.name=mse",
+            "ce, bce",
+            "optimizer.name=adagrad",
+            "adamw, adam, sgd, lion, muon",
+            "nowhere",
+        ],
+    ),
     "unknown positions": ([DIGITS, "--model.positions=rotary"], ["model.positions=rotary", "learned, sincos2d, none"]),
     "one number for two": ([DIGITS, "--optimizer.betas=0.9"], ["optimizer.betas=0.9", "a list of 2"]),
     "wrong precision": ([DIGITS, "--trainer.precision=8-bit"], ["trainer.precision=8-bit", "bf16-mixed"]),

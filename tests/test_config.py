@@ -49,7 +49,8 @@ def test_every_page_is_valid_and_builds_its_model(path, images):
         source = [f"--data.path={tables}", "--data.image_column=image", f"--data.cache={tables / 'cache'}"]
     config = resolve(["--config", str(path), *source, "--trainer.max_epochs=3"])
     network = make_network(config)
-    assert network.num_classes == make_data(config).num_classes
+    classes = make_data(config).num_classes
+    assert config.model.init_args.num_classes == getattr(network, "num_classes", classes) == classes
     assert config.experiment == path.stem
     assert config.trainer.max_epochs == 3
     make_settings(config)

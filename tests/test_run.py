@@ -125,6 +125,21 @@ def test_a_checkpoint_file_alone_is_enough(in_folder):
     assert again["test/acc"] == results["test/acc"]
 
 
+def test_what_is_kept_tested_and_taken_up_is_the_average(in_folder):
+    results = run("--ema.decay=0.9", "--trainer.max_epochs=2")
+    checkpoint = read_checkpoint(Path("out/checkpoints/best.ckpt"))
+    average = {name: value for name, value in checkpoint["state_dict"].items() if name.startswith("network.")}
+    trained = checkpoint["ema"]["trained"]
+    assert any(not torch.equal(value, trained[name.removeprefix("network.")]) for name, value in average.items())
+    again = evaluate(resolve(["--ckpt=out"], "test"), "test")
+    assert again["test/loss"] == results["test/loss"]
+    validated = evaluate(resolve(["--ckpt=out"], "validate"), "validate")
+    assert (validated["val/acc"], validated["val/loss"]) == (results["val/acc"], results["val/loss"])
+    run("--init_from=out", "--optimizer.lr=0", out="second")
+    after = read_checkpoint(Path("second/checkpoints/best.ckpt"))["state_dict"]
+    assert all(torch.equal(value, after[name]) for name, value in average.items())
+
+
 def test_first_weights_come_from_another_run(in_folder):
     run("--trainer.max_epochs=2")
     run("--init_from=out", "--optimizer.lr=0", out="second")

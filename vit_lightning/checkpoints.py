@@ -217,14 +217,15 @@ def _validates_now(trainer: Trainer) -> bool:
     return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
-def space_problem(folder: Path, weights: int) -> str | None:
+def space_problem(folder: Path, weights: int, *, copies: int = 3) -> str | None:
     """What is wrong if the disk cannot take the checkpoints of a model: last, previous, best, and one being written.
 
     Args:
         folder: the run folder.
-        weights: bytes of the weights; AdamW keeps two more numbers for each.
+        weights: bytes of the weights.
+        copies: numbers that are kept for each: AdamW has two more, an average of the weights one.
     """
-    size = 3 * weights
+    size = copies * weights
     there = sum(path.stat().st_size for path in (folder / LAST).parent.glob("*.ckpt") if path.is_file())
     needed, free = max(0, 4 * size - there), shutil.disk_usage(folder).free
     if free >= needed:

@@ -277,7 +277,22 @@ def trainer_problems(trainer: Namespace) -> list[str]:
             continue
         if not math.isfinite(value) or value < least:
             problems.append(" ".join([f"trainer.{name}={value} must be {_least(least)}", *_or(endless.get(name))]))
+    algorithm = trainer.get("gradient_clip_algorithm")
+    if algorithm not in (None, "norm", "value"):
+        problems.append(f"trainer.gradient_clip_algorithm={algorithm} must be one of norm, value")
     return problems
+
+
+def average_problems(config: Namespace) -> list[str]:
+    """Two averages of the weights at once."""
+    callbacks = config.trainer.callbacks or []
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    names = [callback.class_path.rpartition(".")[2] for callback in callbacks]
+    return [
+        f"ema.decay={config.ema.decay} beside trainer.callbacks.{name}: give one of the two"
+        for name in names
+        if config.ema.decay is not None and name.endswith("WeightAveraging")
+    ]
 
 
 def _least(value: float) -> str:

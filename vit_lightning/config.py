@@ -21,6 +21,7 @@ from vit_lightning.checkpoints import CheckpointConfig
 from vit_lightning.checks import (
     Key,
     Problem,
+    average_problems,
     find_problems,
     monitor_problems,
     secret_problems,
@@ -366,7 +367,8 @@ def _range_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:
             _instantiate(config, key)
         except UserError as error:
             problems += error.problems
-    return [*problems, *trainer_problems(config.trainer), *monitor_problems(config, metric_names(facts["num_classes"]))]
+    problems += [*trainer_problems(config.trainer), *average_problems(config)]
+    return [*problems, *monitor_problems(config, metric_names(facts["num_classes"]))]
 
 
 def _model_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:

@@ -85,7 +85,7 @@ def prepare(config: Namespace, arguments: dict[str, Any], folder: Path, *, begin
     guard = FiniteGuard(folder)
     checkpoints = Checkpoints(folder, settings.checkpoint, page, guard)
     weights = sum(weight.numel() * weight.element_size() for weight in module.network.parameters())
-    if is_first() and (problem := space_problem(folder, weights)):
+    if is_first() and (problem := space_problem(folder, weights, copies=3 + (module.average is not None))):
         raise UserError(problem)
     shape = (data.in_channels, *data.image_size)
     facts = {"parameters": count_parameters(module), "flops": forward_flops(module.network, shape)}

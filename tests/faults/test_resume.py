@@ -155,6 +155,26 @@ def test_row_03_killed_at_every_step(tmp_path, uninterrupted, variant):
     check_chain(tmp_path, uninterrupted(*VARIANTS[variant]), *faults, flags=VARIANTS[variant])
 
 
+def test_row_03_killed_while_it_learns_from_a_teacher_by_muon(tmp_path, uninterrupted):
+    assert harness.fit(tmp_path / "teacher") == 0, harness.log(tmp_path / "teacher")
+    flags = (
+        f"--distillation.teacher={tmp_path / 'teacher' / 'run'}",
+        "--model.distillation_token=true",
+        "--model.patch_dropout=0.3",
+        "--model.activation_checkpointing=true",
+        "--optimizer.name=muon",
+        "--optimizer.layer_decay=0.8",
+        "--optimizer.schedule=wsd",
+        "--ema.decay=0.9",
+        '--data.mixing=[{"class_path": "MixUp"}, {"class_path": "CutMix"}]',
+        "--loss.name=bce",
+        "--trainer.accumulate_grad_batches=2",
+        "--trainer.gradient_clip_val=1.0",
+    )
+    faults = [f"0:{step}:batch_start:KILL" for step in (7, 10, 17)]
+    check_chain(tmp_path / "student", uninterrupted(*flags), *faults, flags=flags)
+
+
 PARTICULAR = {
     "double precision": ("13:batch_start:KILL", ("--trainer.precision=64-true",)),
     "half precision": ("13:batch_start:KILL", ("--trainer.precision=bf16-true",)),
