@@ -39,7 +39,8 @@ def train(parent: Connection, keep: bool, batch_size: int, steps: int, threads: 
             F.cross_entropy(model(images), labels).backward()
             optimizer.step()
         parent.send(time.perf_counter() - began)
-        parent.recv()
+        if not parent.recv():
+            return
 
 
 def main() -> None:
@@ -57,8 +58,10 @@ def main() -> None:
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(args.rounds):
         for keep in random.sample([False, True], 2):
-            contenders[keep].send(None)
+            contenders[keep].send(True)
             seconds[keep].append(contenders[keep].recv())
+    for end in contenders.values():
+        end.send(False)
     images = args.steps * args.batch_size
     for keep, text in ((False, "as it is"), (True, "kept")):
         rate = images / np.array(seconds[keep])
