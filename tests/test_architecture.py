@@ -10,7 +10,7 @@ import pytest
 from conftest import REPOSITORY
 
 LEVELS = [
-    ["errors", "resampling", "optimizers", "schedules", "verb_keys", "statistics", "study"],
+    ["errors", "memory", "resampling", "optimizers", "schedules", "verb_keys", "statistics", "study"],
     [
         "averaging",
         "blocks",

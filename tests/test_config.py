@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import REPOSITORY, write_images
+from test_huggingface import write_parquet
 
 from vit_lightning import Digits, ImageFolder, UserError, ViT
 from vit_lightning.blocks import MultiHeadAttention
@@ -37,10 +38,19 @@ def images(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_every_page_is_valid_and_builds_its_model(path, images):
-    root = [f"--data.root={images}"] if "ImageFolder" in path.read_text() else []
-    config = resolve(["--config", str(path), *root, "--trainer.max_epochs=3"])
+    text, source = path.read_text(), []
+    if "ImageFolder" in text:
+        source = [f"--data.root={images}"]
+    if "HuggingFaceSet" in text:
+        pytest.importorskip("datasets")
+        tables = images.parent / "tables"
+        tables.mkdir()
+        write_parquet(tables / "train.parquet", images / "train")
+        source = [f"--data.path={tables}", "--data.image_column=image", f"--data.cache={tables / 'cache'}"]
+    config = resolve(["--config", str(path), *source, "--trainer.max_epochs=3"])
     network = make_network(config)
-    assert network.num_classes == make_data(config).num_classes
+    classes = make_data(config).num_classes
+    assert config.model.init_args.num_classes == getattr(network, "num_classes", classes) == classes
     assert config.experiment == path.stem
     assert config.trainer.max_epochs == 3
     make_settings(config)

@@ -40,6 +40,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.figures import curves
 from vit_lightning.flops import forward_flops
 from vit_lightning.folder import is_first, log_warnings
+from vit_lightning.memory import keep_freed_memory
 from vit_lightning.reports import FIGURES, interval, report_test
 from vit_lightning.stopping import FiniteGuard
 from vit_lightning.teachers import load_teacher
@@ -134,6 +135,8 @@ def _train(run: Run, newest: Restored | None) -> None:
         return
     if path is not None:
         say(f"goes on after {done} steps")
+    if run.trainer.strategy.root_device.type == "cpu":
+        keep_freed_memory()
     run.trainer.fit(run.module, datamodule=run.data, ckpt_path=path, weights_only=True)
 
 
