@@ -146,7 +146,7 @@ def rule(analysis: Analysis) -> str:
     first, second = f"{len(study.seeds)} seeds", f"{len(study.added_seeds)} added"
     look = f"look 2 of 2 ({first}, {second})" if study.looks == 2 else f"look 1 of at most 2 ({first})"
     level, arms = show_level(rules.level), len(analysis.against)
-    wider = f" They are t-intervals at {100 * (1 - rules.interval_level):.1f} %, which after two looks cover less."
+    wider = f" After two looks it takes t-intervals at {100 * (1 - rules.interval_level):.1f} % to cover as much."
     family = f" after Holm's correction for {arms} arms" if arms > 1 else ""
     return (
         f"This is {look}. A difference is claimed if the paired t-test over seeds has p at most {level}{family}: "
