@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -40,7 +41,8 @@ def test_an_array_of_jobs_of_which_some_are_killed(slurm, tmp_path):
     assert harness.command(tmp_path, *command("whole", "--workers=1")) == 0, harness.log(tmp_path)[-3000:]
     options = json.dumps({"timeout_min": 20, "cpus_per_task": 1, "slurm_use_srun": False})
     out = tmp_path / "slurm"
-    watcher = harness.start(tmp_path, *command("slurm", "--launcher=slurm", f"--slurm={options}"))
+    path = os.pathsep.join(filter(None, [str(harness.HERE), os.environ.get("PYTHONPATH")]))
+    watcher = harness.start(tmp_path, *command("slurm", "--launcher=slurm", f"--slurm={options}"), PYTHONPATH=path)
 
     def running() -> list[str]:
         lines = ask("squeue", "-h", "-r", "-t", "R", "-n", "p", "-o", "%i").split()
