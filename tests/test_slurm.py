@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
 import harness
-from test_ablation_faults import ARMS, assert_same, command, write_plan
+from test_ablation_faults import ARMS, assert_same, command, complete, write_plan
 
 
 def ask(*words: str) -> str:
@@ -36,11 +37,12 @@ def slurm() -> None:
 
 def test_an_array_of_jobs_of_which_some_are_killed(slurm, tmp_path):
     """One is asked to end and queued again, one is killed and queued again: the same results, bit for bit."""
-    write_plan(tmp_path, ARMS, 3)
-    assert harness.command(tmp_path, *command("whole", "--workers=1")) == 0, harness.log(tmp_path)[-3000:]
-    options = json.dumps({"timeout_min": 20, "cpus_per_task": 1, "slurm_use_srun": False})
+    write_plan(tmp_path, {name: {**arm, "trainer.max_epochs": 4} for name, arm in ARMS.items()}, 3)
+    complete(tmp_path, "whole", "--workers=1")
+    options = json.dumps({"timeout_min": 20, "cpus_per_task": 1})
     out = tmp_path / "slurm"
-    watcher = harness.start(tmp_path, *command("slurm", "--launcher=slurm", f"--slurm={options}"))
+    path = os.pathsep.join(filter(None, [str(harness.HERE), os.environ.get("PYTHONPATH")]))
+    watcher = harness.start(tmp_path, *command("slurm", "--launcher=slurm", f"--slurm={options}"), PYTHONPATH=path)
 
     def running() -> list[str]:
         lines = ask("squeue", "-h", "-r", "-t", "R", "-n", "p", "-o", "%i").split()
@@ -48,7 +50,7 @@ def test_an_array_of_jobs_of_which_some_are_killed(slurm, tmp_path):
 
     wait_for("nothing was claimed", lambda: any(out.glob("ledger/*/0001.log")) or watcher.exitcode is not None)
     first = running()[0]
-    ask("scancel", "--batch", "--signal=USR2", first)  # what SLURM sends before it takes a job's place away
+    ask("scancel", "--signal=USR2", first)  # what SLURM sends before it takes a job's place away
     wait_for("nothing was queued again", lambda: "Requeued" in "".join(p.read_text() for p in out.glob("slurm/*.err")))
     wait_for("nothing runs", lambda: bool(running()) or watcher.exitcode is not None)
     killed = [job for job in running() if job != first] or running()

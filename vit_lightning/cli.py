@@ -41,6 +41,7 @@ USAGE = """usage: lightning VERB [--config PAGE.yaml ...] [--key=value ...]
 lightning fit --config experiments/digits.yaml --model.depth=3     a page, with one key changed
 lightning fit --resume runs/digits/RUN                             go on where a run was stopped
 lightning fit --config PAGE.yaml --resume=auto                     go on with this page's newest run, or start one
+lightning ablate experiments/ablations/pooling.yaml                arms x seeds, a report and a verdict
 lightning test --ckpt runs/digits/RUN                              a run folder or a checkpoint file
 lightning predict --ckpt runs/digits/RUN a.jpg FOLDER                      what a model says of images of your own
 lightning lr-find --config PAGE.yaml                                       a learning rate for a page, with figure
@@ -52,8 +53,8 @@ lightning VERB --help                                              all keys, exp
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 done; 2 something the user has to change; 3 nothing to go on with; 4 training diverged; 130 and 143 stopped by
-    Ctrl-C and SIGTERM.
+    0 done; 2 something the user has to change; 3 nothing to go on with; 4 training diverged; 5 runs of an ablation
+    failed; 130 and 143 stopped by Ctrl-C and SIGTERM.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):

@@ -6,6 +6,7 @@ killed leaves claims that are taken over. Nothing about a run is known to SLURM 
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Mapping
@@ -79,6 +80,7 @@ def submit(file: Path, ledger: Ledger, how: How, options: Mapping[str, Any], *, 
         jobs = executor.map_array(job, list(range(min(count, len(missing)))))
     except (RuntimeError, ValueError, TypeError, OSError, submitit.core.utils.FailedJobError) as fault:
         raise UserError(f"slurm: {' '.join(str(fault).split())[:400]}") from fault
+    logging.getLogger("submitit").setLevel(logging.ERROR)  # it complains of clusters without accounting
     print(f"{len(jobs)} jobs in SLURM, {jobs[0].job_id} and on; they go on without this process", flush=True)
     _watch(ledger, runs, jobs, logs)
 

@@ -2,7 +2,7 @@
 
     python experiments/benchmarks/ablation_cost.py --runs 10
 
-Runs of two epochs of digits, forked one after the other as ``lightning ablate`` does it, without W&B and offline.
+Runs of two epochs of digits, forked one after the other as ``lightning ablate`` does, without W&B and with it offline.
 The loops are timed inside (from the start of training to its end, and the test), the whole from fork to end of the
 process. Seconds of the clock, and of the processor, which other work on the machine does not stretch so much; W&B's own
 process is not in the latter.

@@ -63,6 +63,13 @@ def command(out: str, *flags: str) -> tuple[str, ...]:
     return ("ablate", "plan.yaml", f"--out={out}", "--workers=2", "--trust-config", *flags)
 
 
+def complete(folder: Path, out: str, *flags: str) -> None:
+    """The command, to its end."""
+    process = harness.start(folder, *command(out, *flags))
+    process.join(1200)
+    assert process.exitcode == 0, harness.log(folder)[-3000:]
+
+
 def determined(folder: Path) -> dict[tuple[str, int], dict[str, object]]:
     """What training determines of each run."""
     costs = ("second", "memory")
@@ -119,9 +126,9 @@ def punish(folder: Path, out: str, *, seed: int, kills: int, apart: tuple[float,
         if kind in ("runner", "all"):
             process.join()
             process = harness.start(folder, *command(out))
-    process.join(300)
+    process.join(1200)
     if process.exitcode != 0:
-        assert harness.command(folder, *command(out)) == 0, harness.log(folder)[-3000:]
+        complete(folder, out)
     return count
 
 
@@ -136,7 +143,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ablation that nobody disturbed."""
     folder = tmp_path_factory.mktemp("ablation")
     write_plan(folder, ARMS, 3)
-    assert harness.command(folder, *command("whole", "--workers=1")) == 0, harness.log(folder)[-3000:]
+    complete(folder, "whole", "--workers=1")
     return folder
 
 
@@ -149,7 +156,7 @@ def test_kills_change_nothing(reference):
 def test_two_processes_share_a_ledger(reference):
     pair = [harness.start(reference, *command("shared")) for _ in range(2)]
     for process in pair:
-        process.join(200)
+        process.join(1200)
     assert [process.exitcode for process in pair] == [0, 0], harness.log(reference)[-3000:]
     assert_same(reference / "shared", reference / "whole")
     owners = [json.loads(path.read_text())["pid"] for path in (reference / "shared").rglob("*.claim")]
@@ -160,7 +167,7 @@ def test_two_processes_share_a_ledger(reference):
 @pytest.mark.full
 def test_fifty_kills_over_twenty_runs(tmp_path):
     write_plan(tmp_path, {**ARMS, "wide": {"model.emb_size": 32, "trainer.callbacks": breaking("slow")}}, 7)
-    assert harness.command(tmp_path, *command("whole")) == 0
+    complete(tmp_path, "whole")
     counted = punish(tmp_path, "killed", seed=2, kills=50, apart=(0.2, 1.2))
     print(counted)
     assert sum(counted.values()) == 50, counted
