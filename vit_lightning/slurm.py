@@ -6,7 +6,7 @@ killed leaves claims that are taken over. Nothing about a run is known to SLURM 
 
 from __future__ import annotations
 
-import logging
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from typing import Any
 from vit_lightning.ablation_plan import read_plan
 from vit_lightning.ablation_runs import How, Progress, is_over, run_all
 from vit_lightning.errors import UserError
-from vit_lightning.ledger import Ledger, open_ledger
+from vit_lightning.ledger import Ledger, Planned, open_ledger
 
 MOST_JOBS = 64
 REQUEUES = 1000
@@ -80,12 +80,13 @@ def submit(file: Path, ledger: Ledger, how: How, options: Mapping[str, Any], *, 
         jobs = executor.map_array(job, list(range(min(count, len(missing)))))
     except (RuntimeError, ValueError, TypeError, OSError, submitit.core.utils.FailedJobError) as fault:
         raise UserError(f"slurm: {' '.join(str(fault).split())[:400]}") from fault
-    logging.getLogger("submitit").setLevel(logging.ERROR)  # it complains of clusters without accounting
-    print(f"{len(jobs)} jobs in SLURM, {jobs[0].job_id} and on; they go on without this process", flush=True)
-    _watch(ledger, runs, jobs, logs)
+    array = jobs[0].job_id.partition("_")[0]
+    print(f"{len(jobs)} jobs in SLURM, {array}; they go on without this process", flush=True)
+    _watch(ledger, runs, array, logs)
 
 
-def _watch(ledger: Ledger, runs: list[Any], jobs: list[Any], logs: Path) -> None:
+def _watch(ledger: Ledger, runs: list[Planned], array: str, logs: Path) -> None:
+    """Says what is over, until all is."""
     progress, told = Progress(ledger, runs), {run for run in runs if is_over(ledger, run)}
     gone = 0
     while len(told) < len(runs):
@@ -93,11 +94,18 @@ def _watch(ledger: Ledger, runs: list[Any], jobs: list[Any], logs: Path) -> None
             if run not in told and is_over(ledger, run):
                 told.add(run)
                 progress.say(run, "done" if ledger.results(run) is not None else "failed")
-        gone = gone + 1 if all(job.done(force_check=gone > 2) for job in jobs) else 0
-        if gone > 5 and not all(is_over(ledger, run) for run in runs):
+        gone = 0 if _is_queued(array) else gone + 1
+        if gone > 3 and not all(is_over(ledger, run) for run in runs):
             progress.close()
             raise UserError(f"all jobs of SLURM are over, but not the runs: see {logs}; the same command submits more")
         progress.show([])
-        time.sleep(2.0)
         sys.stdout.flush()
+        time.sleep(2.0)
     progress.close()
+
+
+def _is_queued(array: str) -> bool:
+    """Whether SLURM has jobs of an array that wait or run; asked of the queue, since many clusters keep no accounts."""
+    answer = subprocess.run(["squeue", "-h", "-j", array, "-o", "%i"], capture_output=True, text=True)
+    forgotten = "Invalid job id" in answer.stderr  # some time after its end
+    return not forgotten and (answer.returncode != 0 or bool(answer.stdout.strip()))
