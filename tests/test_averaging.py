@@ -93,6 +93,13 @@ def test_training_goes_on_with_the_weights_that_were_trained(tmp_path):
     assert float(one.network.weight) == float(probe.network.weight) == pytest.approx(expected, rel=1e-6)
 
 
+def test_training_may_go_on_without_an_average(tmp_path):
+    _, _, path = train(tmp_path, Probe(ema=EMAConfig(decay=0.5)))
+    probe = Probe()
+    Trainer(**QUIET, max_epochs=2, enable_checkpointing=False).fit(probe, LOADER, LOADER, ckpt_path=path)
+    assert float(probe.network.weight) == 16.0
+
+
 def test_steps_equal_timm_s_with_batch_norm_and_whole_numbers():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()

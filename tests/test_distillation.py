@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 
 import numpy as np
@@ -190,7 +191,30 @@ def test_teachers_of_torchvision_and_timm(monkeypatch):
         load_teacher("torchvision:resnet18", Digits())
 
 
-@pytest.mark.parametrize("place", ["torchvision:resnet_18", "timm:no_such_net"])
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("harmed",)
+
+
+def test_weights_of_torchvision_are_data(in_folder, monkeypatch):
+    """Of a file that lies where torchvision keeps those that it has fetched, it asks for no checksum."""
+    monkeypatch.setenv("TORCH_HOME", str(in_folder))
+    monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", raising=False)
+    path = in_folder / "hub/checkpoints/squeezenet1_1-b8a52dc0.pth"
+    path.parent.mkdir(parents=True)
+    torch.save(Bomb(), path)
+    with pytest.raises(UserError, match="torchvision:squeezenet1_1: its weights cannot be had: Weights only load"):
+        load_teacher("torchvision:squeezenet1_1", Pictures())
+    assert not (in_folder / "harmed").exists()
+    torch.save(models.squeezenet1_1().state_dict(), path)
+    with pytest.raises(UserError, match="torchvision:squeezenet1_1 knows 1000 classes, the data has 10"):
+        load_teacher("torchvision:squeezenet1_1", Pictures())
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+@pytest.mark.parametrize(
+    "place", ["torchvision:resnet_18", "torchvision:fcn_resnet50", "torchvision:raft_large", "timm:no_such_net"]
+)
 def test_a_teacher_that_nobody_has(place):
     with pytest.raises(UserError, match=f"distillation.teacher={place}: .* has no such"):
         load_teacher(place, Pictures())

@@ -71,6 +71,16 @@ def test_a_training_step_takes_mixed_images_whatever_the_loss_and_the_heads(name
         assert not torch.equal(shares, F.one_hot(batch.labels, 10).float())
 
 
+@pytest.mark.parametrize("name", ["ce", "bce"])
+def test_shares_of_mixed_images_are_not_rounded_with_the_logits(name):
+    module = ViTClassifier(torch.nn.Flatten().bfloat16(), num_classes=3, loss=LossConfig(name))
+    module.log = lambda *_, **__: None
+    logits, targets = torch.tensor([[10.0, 0.0, -10.0]]), torch.tensor([[0.3, 0.7, 0.0]])
+    batch = Batch(logits.bfloat16(), torch.tensor([1]), torch.arange(1), torch.arange(1), targets)
+    loss, _ = module.shared_step(batch, "train")
+    torch.testing.assert_close(loss, make_loss(LossConfig(name))(logits, targets), rtol=1e-6, atol=0)
+
+
 def test_bce_learns_in_half_precision():
     logits, labels = logits_and_labels()
     loss = make_loss(LossConfig("bce"))

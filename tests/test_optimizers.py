@@ -9,7 +9,7 @@ import pytest
 import timm.optim
 import torch
 from torch import nn
-from torchvision.models import convnext_tiny, resnet18, vit_b_16
+from torchvision.models import convnext_tiny, resnet18, swin_t, vit_b_16
 
 from vit_lightning import OptimizerConfig, UserError, ViT
 from vit_lightning.optim import muon_matrices, optimizer_and_schedule, parameter_groups
@@ -149,6 +149,8 @@ def test_muon_of_networks_of_others():
         assert {"heads.head.weight", "conv_proj.weight"}.isdisjoint(muon_matrices(vit_b_16()))
         assert len(muon_matrices(vit_b_16())) == 4 * 12
         assert len(muon_matrices(convnext_tiny())) == 2 * 18
+        # four in each of 12 blocks and three between stages; the tables of relative positions are no matrices
+        assert len(muon_matrices(swin_t())) == 4 * 12 + 3
         with pytest.raises(
             UserError, match=r"name=muon: ResNet has no matrices before its classifier \(choose adamw\)"
         ):
@@ -175,6 +177,20 @@ def test_decay_of_networks_of_others():
 def test_layer_decay_needs_a_network_that_knows_its_depth():
     with torch.device("meta"), pytest.raises(UserError, match=r"layer_decay=0.5 needs a ViT: ResNet does not say"):
         parameter_groups(resnet18(), 0.1, layer_decay=0.5)
+
+
+def test_compiled_networks_have_the_same_groups():
+    vit = ViT(**SMALL, class_token=True)
+
+    def groups(model: nn.Module) -> list[dict[str, object]]:
+        made = parameter_groups(model, 0.1, layer_decay=0.5)
+        return [group | {"params": [id(weight) for weight in group["params"]]} for group in made]
+
+    expected = groups(vit)
+    assert len({group["lr_scale"] for group in expected}) == 4
+    assert groups(torch.compile(vit)) == expected
+    vit.encoder[0] = torch.compile(vit.encoder[0])
+    assert groups(vit) == expected
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "lion"])

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vit_lightning import Digits, UserError
 from vit_lightning.cli import main
-from vit_lightning.image_files import find_images
+from vit_lightning.image_files import data_of_files, find_images
 from vit_lightning.pages import split_words
 
 
@@ -109,6 +109,11 @@ def test_what_cannot_be_is_answered_at_once(digits_run, in_folder, capsys):
         assert len(lines) == len(problems), words
         assert all(problem in line for problem, line in zip(problems, lines, strict=True)), lines
     assert not list(Path().glob("runs"))
+
+
+def test_what_a_checkpoint_says_of_its_images_names_no_class():
+    checkpoint = {"test_view": {**Digits().test_view(), "class_path": "torch.nn.Linear"}}
+    assert data_of_files("run", checkpoint)["class_path"] == "vit_lightning.image_files.ImageFiles"
 
 
 def test_words_are_told_from_flags_and_their_values():

@@ -111,5 +111,11 @@ class WeightAverage:
         self._loaded = {**checkpoint["ema"], "average": average}
 
 
+def without_average(checkpoint: dict[str, Any]) -> None:
+    """Makes the weights of a checkpoint those that were trained, for training that goes on without an average."""
+    trained = checkpoint["ema"]["trained"] if "ema" in checkpoint else {}
+    checkpoint["state_dict"] |= {_PREFIX + name: value for name, value in trained.items()}
+
+
 def _wide(value: Tensor) -> Tensor:
     return value.detach().float() if value.dtype in (torch.bfloat16, torch.float16) else value.detach()

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError, MulticlassConfusionMatrix
 
-from vit_lightning.averaging import EMAConfig, WeightAverage
+from vit_lightning.averaging import EMAConfig, WeightAverage, without_average
 from vit_lightning.distillation import Distillation
 from vit_lightning.errors import UserError
 from vit_lightning.losses import LossConfig, make_loss
@@ -121,6 +121,8 @@ class ViTClassifier(LightningModule):
         # a ViT with a distillation token gives in training the logits of two heads; both learn from the labels where
         # there is no teacher
         heads = given if isinstance(given, tuple) else (given,)
+        # in half precision the shares of a mixed image would be rounded too
+        heads = tuple(logits.to(torch.promote_types(logits.dtype, torch.float32)) for logits in heads)
         mixed = getattr(batch, "targets", None)  # shares of classes, where a training image is mixed of several
         targets = labels if mixed is None else mixed.to(heads[0].dtype)
         if stage == "train" and self.distillation is not None:
@@ -163,10 +165,13 @@ class ViTClassifier(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if any(value.dtype == torch.float64 for value in _network_state(checkpoint)):
             self.network.double()  # precision 64-true, which Lightning sees to only after it has loaded the weights
-        if self.average is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            self.average.load(checkpoint)
-        if self.distillation is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            self.distillation.load(checkpoint)
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            if self.average is not None:
+                self.average.load(checkpoint)
+            else:
+                without_average(checkpoint)
+            if self.distillation is not None:
+                self.distillation.load(checkpoint)
         if self.trainer.global_rank > 0:
             for name, value in checkpoint["state_dict"].items():
                 if name.startswith("train_metrics."):

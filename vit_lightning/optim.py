@@ -142,14 +142,15 @@ def parameter_groups(
     Raises:
         UserError: all parameters are frozen, or the network cannot say how deep they lie.
     """
-    # torch.compile puts a prefix before the names of what it wraps
-    trainable = {
-        name.replace("_orig_mod.", ""): weight for name, weight in network.named_parameters() if weight.requires_grad
-    }
+    trainable = {_plain(name): weight for name, weight in network.named_parameters() if weight.requires_grad}
     if not trainable:
         raise UserError("the network has no parameter to train: all are frozen")
     facts = getattr(network, "no_decay", None)
-    without = facts() if callable(facts) else {name for name, weight in trainable.items() if _is_vector(name, weight)}
+    without = (
+        set(map(_plain, facts()))
+        if callable(facts)
+        else {name for name, weight in trainable.items() if _is_vector(name, weight)}
+    )
     scales = _rate_scales(network, layer_decay)
     groups: dict[tuple[bool, float, bool], list[nn.Parameter]] = {}
     for name, weight in trainable.items():
@@ -159,6 +160,11 @@ def parameter_groups(
         | ({"muon": True} if is_matrix else {})
         for (is_matrix, scale, decays), weights in sorted(groups.items(), key=lambda item: item[0], reverse=True)
     ]
+
+
+def _plain(name: str) -> str:
+    """The name of a parameter without what ``torch.compile`` puts before the names of what it wraps."""
+    return name.replace("_orig_mod.", "")
 
 
 def _is_vector(name: str, weight: nn.Parameter) -> bool:
@@ -175,22 +181,26 @@ def _rate_scales(network: nn.Module, layer_decay: float) -> dict[str, float]:
             f"layer_decay={layer_decay} needs a ViT: {type(network).__name__} does not say how deep a parameter lies "
             "(a method layer_index(name) -> int)"
         )
-    depths = {name: depth(name) for name, _ in network.named_parameters()}
+    depths = {_plain(name): depth(_plain(name)) for name, _ in network.named_parameters()}
     return {name: layer_decay ** (max(depths.values()) - index) for name, index in depths.items()}
 
 
 def muon_matrices(network: nn.Module) -> set[str]:
     """Names of the matrices that Muon moves: those of a ViT's encoder; of another network all but the classifier's.
 
+    In another network those are the ones that take decay: a table of positions is no matrix.
+
     Raises:
         UserError: there is none.
     """
-    matrices = {name.replace("_orig_mod.", "") for name, weight in network.named_parameters() if weight.ndim == 2}
+    weights = {_plain(name): weight for name, weight in network.named_parameters()}
+    matrices = {name for name, weight in weights.items() if weight.ndim == 2}
     if callable(facts := getattr(network, "no_decay", None)) and hasattr(network, "encoder"):
-        matrices = {name for name in matrices if name.startswith("encoder.")} - facts()
+        matrices = {name for name in matrices if name.startswith("encoder.")} - set(map(_plain, facts()))
     else:
         linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-        matrices -= {f"{name}.weight".replace("_orig_mod.", "") for name in linear[-1:]}
+        matrices = {name for name in matrices if not _is_vector(name, weights[name])}
+        matrices -= {_plain(f"{name}.weight") for name in linear[-1:]}
     if not matrices:
         raise UserError(f"name=muon: {type(network).__name__} has no matrices before its classifier (choose adamw)")
     return matrices

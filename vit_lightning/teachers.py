@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -62,10 +64,9 @@ def _make(page: dict[str, Any]) -> tuple[ImageData, nn.Module]:
 def _from_torchvision(name: str) -> tuple[nn.Module, Statistics]:
     from torchvision import models
 
-    try:
-        weights = models.get_model_weights(name).DEFAULT
-    except ValueError as fault:
-        raise UserError(f"{KEY}=torchvision:{name}: torchvision has no such classifier with weights") from fault
+    if name not in models.list_models(module=models):  # those of its submodules find boxes or masks
+        raise UserError(f"{KEY}=torchvision:{name}: torchvision has no such classifier with weights")
+    weights = models.get_model_weights(name).DEFAULT
     network = _fetched(lambda: models.get_model(name, weights=weights), f"torchvision:{name}")
     transforms = weights.transforms()
     return network, (transforms.mean, transforms.std)
@@ -91,9 +92,24 @@ _SOURCES: dict[str, Callable[[str], tuple[nn.Module, Statistics]]] = {
 
 def _fetched(load: Callable[[], nn.Module], place: str) -> nn.Module:
     try:
-        return load()
+        with _data_alone():
+            return load()
     except Exception as fault:  # of urllib, of sockets, of the hub
         raise UserError(f"{KEY}={place}: its weights cannot be had: {' '.join(str(fault).split())[:200]}") from fault
+
+
+@contextlib.contextmanager
+def _data_alone() -> Iterator[None]:
+    """Lets ``torch.load`` read tensors and plain data alone: torchvision would run what is in a file of weights."""
+    switch = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(switch)
+    os.environ[switch] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(switch)
+        if before is not None:
+            os.environ[switch] = before
 
 
 def _check(network: nn.Module, place: str, data: ImageData) -> None:
