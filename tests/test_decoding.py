@@ -5,11 +5,14 @@ import random
 import subprocess
 import sys
 import zlib
+from functools import partial
 
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
+from vit_lightning import decoding
+from vit_lightning.decoded import centre_box
 from vit_lightning.decoding import MAX_BYTES, decode
 from vit_lightning.errors import UserError
 
@@ -258,3 +261,20 @@ def test_sixteen_bits_are_rounded_to_the_nearest_of_eight(form):
     values = np.arange(65536).reshape(256, 256).astype(np.uint16)
     shown = decoded(encoded(Image.fromarray(values), form), size=(256, 256))
     assert np.array_equal(shown[..., 0], np.round(values / 257).astype(np.uint8))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_no_rounding_reaches_beyond_the_image(mode, form):
+    white = encoded(Image.new(mode, (29, 29), "white"), form)  # 28 * (29 / 28) is above 29, and 29 * (15 / 29) above 15
+    middle = partial(centre_box, target=(28, 28), share=1.0)
+    assert decode(white, "x", size=(28, 28), choose_box=middle).min() == 255
+    assert decode(white, "x", size=(9, 9), choose_box=all_of).min() == 255
+
+
+def test_a_progressive_jpeg_counts_whole(monkeypatch):
+    monkeypatch.setattr(decoding, "MAX_BYTES", 4 * 100 * 100)
+    large = Image.new("RGB", (200, 200))
+    assert decoded(encoded(large, "JPEG"), size=(20, 20)).shape == (20, 20, 3)
+    with pytest.raises(UserError, match="200x200 pixels"):
+        decoded(encoded(large, "JPEG", progressive=True), size=(20, 20))

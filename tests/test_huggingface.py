@@ -107,3 +107,49 @@ def test_bad_values_are_named_at_once():
 def test_without_the_library_the_way_out_is_named():
     with pytest.raises(UserError, match=r"pip install 'vit-lightning\[datasets\]'"):
         HuggingFaceSet(path="x").check()
+
+
+def table_of(place: Path, rows: dict[str, list[object]], *, others: dict[str, list[object]] | None = None) -> Path:
+    import datasets
+
+    (place / "tables").mkdir()
+    for split, values in {"train": rows, **({"test": others} if others else {})}.items():
+        features = {
+            "image": datasets.Image(),
+            "label": datasets.Value("int64" if values["label"][0] != "a" else "string"),
+        }
+        features |= {"mask": datasets.Image()} if "mask" in values else {}
+        table = datasets.Dataset.from_dict(values, features=datasets.Features(features))
+        table.to_parquet(str(place / "tables" / f"{split}.parquet"))
+    return place / "tables"
+
+
+@installed
+def test_other_columns_are_left_alone_and_a_null_is_a_damaged_image(tmp_path):
+    write_images(tmp_path / "images", 20)
+    files = [{"bytes": path.read_bytes(), "path": None} for path in sorted((tmp_path / "images").iterdir())]
+    rows = {"image": [None, *files[1:]], "label": [0, 1] * 10, "mask": [{"bytes": b"none", "path": None}] * 20}
+    data = of(
+        tmp_path, table_of(tmp_path, rows, others={**rows, "label": [-1] * 20}), val_share=0.2, on_bad_image="skip"
+    )
+    assert data.class_names == ["0", "1"]
+    sizes = {split: len(data.dataset(split)) for split in ("train", "val", "test")}
+    assert sizes == {"train": 12, "val": 4, "test": 4}  # the test without labels is as if it were not there
+    seen = 0
+    for split in sizes:
+        dataset = data.dataset(split)
+        indices = [index for index in range(len(dataset)) if not dataset.name(index).endswith("row 0")]
+        seen += len(indices)
+        assert len(dataset.__getitems__(Request([*range(len(dataset))], None)).indices) == len(indices)
+    assert seen == 19
+
+
+@installed
+@pytest.mark.parametrize(("train", "test"), [("ab", None), ([0, -1], None), ([0, 1], [0, 7]), ([0, None], None)])
+def test_labels_that_are_no_classes_are_named(tmp_path, train, test):
+    write_images(tmp_path / "images", 2)
+    image = [{"bytes": path.read_bytes(), "path": None} for path in (tmp_path / "images").iterdir()]
+    others = {"image": image, "label": test} if test else None
+    tables = table_of(tmp_path, {"image": image, "label": list(train)}, others=others)
+    with pytest.raises(UserError, match="label_column=label of"):
+        of(tmp_path, tables).dataset("train")

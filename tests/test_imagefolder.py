@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -223,6 +224,25 @@ def test_more_damage_than_was_allowed_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"max_bad_share=0\.009: 3 of 300 train images are damaged") as caught:
         list(data.train_dataloader())
     assert len(caught.value.problems) == 4
+
+
+def test_the_share_of_damage_is_of_the_images_that_are_used(tmp_path):
+    damaged_folder(tmp_path)
+    of_all = {"image_size": 8, "num_workers": 0, "on_bad_image": "skip", "max_bad_share": 0.015}
+    assert len(list(ImageFolder(root=tmp_path, **of_all).train_dataloader())) == 5
+    data = ImageFolder(root=tmp_path, **of_all, fraction=0.5)
+    data.train_subset = torch.arange(0, 300)[(torch.arange(300) % 50) < 25]  # with 3, 150 and not 299
+    data.train_subset = torch.cat([data.train_subset, torch.tensor([150, 299])]).unique()
+    with pytest.raises(UserError, match=r"3 of 151 train images are damaged"):
+        list(data.train_dataloader())
+
+
+def test_a_name_that_is_no_utf_8_is_listed(tmp_path):
+    bad = os.fsdecode(os.fsencode(damaged_folder(tmp_path / "images")[0].parent) + b"/\xff.jpg")
+    Path(bad).write_bytes(b"no image")
+    data = ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0, on_bad_image="skip")
+    fit(data, tmp_path)
+    assert os.fsencode(bad) in (tmp_path / "bad_images.txt").read_bytes()
 
 
 def test_a_batch_of_nothing_but_damage_is_an_error(tmp_path):

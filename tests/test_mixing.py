@@ -69,3 +69,16 @@ def test_a_key_draws_the_same_again_and_leaves_its_input_alone(mixing):
 def test_alpha_must_be_above_0(alpha):
     with pytest.raises(UserError, match=r"mixing\.MixUp\.alpha"):
         MixUp(alpha)
+
+
+@pytest.mark.parametrize("mixing", [MixUp(), CutMix()], ids=["MixUp", "CutMix"])
+def test_an_image_that_is_repeated_is_not_mixed_with_itself(mixing):
+    images = torch.arange(4.0).repeat_interleave(3)[:, None, None, None].expand(-1, 1, 8, 8)
+    labels = images[:, 0, 0, 0].long()
+    for key in range(5):
+        mixed, targets = mixing(images, labels, num_classes=4, key=key, repetitions=3)
+        assert torch.equal((targets > 0).sum(dim=1).unique(), (targets[0] > 0).sum()[None])  # all alike
+        shares = targets @ torch.arange(4.0)
+        torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), shares)
+        own = targets.gather(1, labels[:, None])[:, 0]
+        assert torch.allclose(own, own[0].expand(12)), "all keep the same share"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from conftest import SMALL, write_images
 
 from vit_lightning import ImageFolder, ShardedSet, UserError
 from vit_lightning.cli import _named_folder, main
+from vit_lightning.config import resolve
 from vit_lightning.sampling import Request
+from vit_lightning.shard_writing import shard
 
 installed = pytest.mark.skipif(importlib.util.find_spec("litdata") is None, reason="needs the extra shards")
 
@@ -126,3 +129,42 @@ def test_the_folder_may_stand_last(given, read):
 def test_without_the_library_the_way_out_is_named(in_folder, capsys):
     assert main(page(images(in_folder / "images", 5), "shards")) == 2
     assert "vit-lightning[shards]" in capsys.readouterr().err
+
+
+@installed
+def test_threads_get_the_images_that_they_ask_for(in_folder):
+    root = images(in_folder / "images", 150)
+    shard(resolve([*page(root)[1:], "--out=shards"], "shard"), images_in_shard=5)
+    source = ShardedSet(root=Path("shards"), image_size=8).dataset("train").source
+    expected = [path.read_bytes() for path in sorted((root / "train").rglob("*.jpg"))]
+    order = random.Random(0).choices(range(300), k=3000)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(got == expected[index] for got, index in zip(pool.map(source, order), order, strict=True))
+
+
+@installed
+def test_shards_that_are_not_as_written_are_refused(in_folder):
+    assert main(page(images(in_folder / "images", 5), "shards")) == 0
+    index = Path("shards/train/index.json")
+    written = index.read_text()
+    index.write_text(written.replace('"bytes"', '"pickle"'))
+    part = next(Path("shards/val").glob("*.bin"))
+    part.write_bytes(part.read_bytes()[:-1])
+    Path("shards/test/index.json").unlink()
+    with pytest.raises(UserError) as caught:
+        ShardedSet(root=Path("shards"), image_size=8).check()
+    for problem, split in zip(caught.value.problems, ("train", "val", "test"), strict=True):
+        assert f"shards/{split}" in problem
+
+
+@installed
+def test_what_is_left_out_is_listed_and_not_too_much(in_folder, capsys):
+    root = images(in_folder / "images", 10)
+    for name in ("train/cat/003.jpg", "test/dog/000.jpg"):
+        (root / name).write_bytes(b"no image")
+    assert main(page(root, "--data.on_bad_image=skip", "--data.max_bad_share=0.04", "shards")) == 2
+    assert "data.max_bad_share=0.04: 1 of 20 train" in capsys.readouterr().err
+    assert main(page(root, "--data.on_bad_image=skip", "shards")) == 0
+    listed = [line.split(": ")[0] for line in Path("shards/bad_images.txt").read_text().splitlines()]
+    assert listed == [str(root / "train/cat/003.jpg"), str(root / "test/dog/000.jpg")]
+    assert "2 damaged images were left out" in capsys.readouterr().out

@@ -85,6 +85,11 @@ def test_a_set_that_is_not_there_says_where_it_was_looked_for(tmp_path):
         CIFAR10(root=tmp_path).dataset("test")
 
 
+def test_a_share_that_cannot_be_cut_is_named(fashion_mnist):
+    with pytest.raises(UserError, match=r"val_share=1e-05: cannot be cut"):
+        TorchvisionSet(name="FashionMNIST", root=fashion_mnist, val_share=1e-5).dataset("train")
+
+
 def test_bad_values_are_refused(tmp_path):
     with pytest.raises(UserError, match="val_share=0"):
         CIFAR10(root=tmp_path, val_share=0.0)

@@ -221,7 +221,9 @@ class ImageData(LightningDataModule):
     def _mixed(self, batch: Batch, key: int) -> Batch:
         """Mixed in one of the ways that the page lists; a label is then the class of which there is most."""
         mixing = self.mixing[(mix_one(key) & 0xFFFFFFFF) % len(self.mixing)]
-        images, targets = mixing(batch.images, batch.labels, num_classes=self.num_classes, key=key)
+        images, targets = mixing(
+            batch.images, batch.labels, num_classes=self.num_classes, key=key, repetitions=self.repetitions
+        )
         return batch._replace(images=images, targets=targets, labels=targets.argmax(dim=1))
 
     def normalise(self, images: Tensor, out: Tensor | None = None) -> Tensor:
@@ -283,11 +285,13 @@ class ImageData(LightningDataModule):
         self.bad_images[split].update(new)
         if new and self.trainer is not None:
             path = Path(self.trainer.default_root_dir) / BAD_IMAGES
-            known = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []  # of before, of other ranks
+            # of before, of other ranks; names of files may be no UTF-8
+            known = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if path.is_file() else []
             lines = [line for problem in new if (line := " ".join(problem.split())) not in known]
-            with path.open("a", encoding="utf-8") as file:
+            with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
                 file.write("".join(f"{line}\n" for line in lines))
-        bad, size = len(self.bad_images[split]), len(self.dataset(split))  # type: ignore[arg-type]
+        size = self._train_size if split == "train" else len(self.dataset(split))  # type: ignore[arg-type]
+        bad = len(self.bad_images[split])
         if bad > self.max_bad_share * size:
             raise UserError(
                 [

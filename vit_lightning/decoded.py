@@ -102,11 +102,14 @@ class DecodedImages(Dataset[Batch]):
 
     def whole(self, index: int) -> Pixels:
         """The image as it lies in its file, uint8 (H, W, 3)."""
-        return decode_whole(self.source(index), self.name(index))
+        source = self.source(index)
+        return decode_whole(source, self._name(source, index))
 
     def name(self, index: int) -> str:
         """What errors call an image: its file, or its name in a source without files."""
-        source = self.source(index)
+        return self._name(self.source(index), index)
+
+    def _name(self, source: Path | bytes, index: int) -> str:
         return str(source) if isinstance(source, Path) else self.names[index]
 
     def pixels(self, index: int, key: int | None) -> Pixels:
@@ -116,7 +119,8 @@ class DecodedImages(Dataset[Batch]):
             if key is None
             else partial(random_resized_box, min_area=self.min_area, key=key)
         )
-        return decode(self.source(index), self.name(index), size=self.image_size, choose_box=part)
+        source = self.source(index)
+        return decode(source, self._name(source, index), size=self.image_size, choose_box=part)
 
 
 KEPT_BYTES = 2**30
@@ -162,18 +166,18 @@ def keep(dataset: DecodedImages, text: str, *, random_part: bool) -> Images:
                 raise error
             if error is not None:
                 faults[index] = str(error)
-    names = [dataset.name(index) for index in range(len(dataset))]
-    return KeptImages(images.permute(0, 3, 1, 2).contiguous(), dataset, faults=faults, names=names)
+    return KeptImages(images.permute(0, 3, 1, 2).contiguous(), dataset, faults=faults)
 
 
 class KeptImages(Images):
     """What ``keep`` has decoded; it is told from others as the images that lie on disk are."""
 
-    def __init__(
-        self, images: Tensor, dataset: DecodedImages, *, faults: Mapping[int, str], names: Sequence[str]
-    ) -> None:
-        super().__init__(images, dataset.labels, faults=faults, names=names)
+    def __init__(self, images: Tensor, dataset: DecodedImages, *, faults: Mapping[int, str]) -> None:
+        super().__init__(images, dataset.labels, faults=faults)
         self._on_disk = dataset
+
+    def name(self, index: int) -> str:
+        return self._on_disk.name(index)
 
     def whole(self, index: int) -> Pixels:
         return self._on_disk.whole(index)

@@ -66,13 +66,14 @@ def _named(name: str, fault: Exception) -> UserError:
 
 
 def _decode(image: Image.Image, size: tuple[int, int], choose_box: Callable[[int, int], Box]) -> Pixels:
-    if image.format not in ("JPEG", "MPO"):  # which can be decoded at a part of their size
+    # a JPEG can be decoded at a part of its size, but of a progressive one the whole is kept until then
+    if image.format not in ("JPEG", "MPO") or image.info.get("progressive"):
         _refuse_large(image)  # before EXIF is asked for: to find it, Pillow decodes a PNG
     turned = image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
     if turned:
         _refuse_large(image)
         image = ImageOps.exif_transpose(image)
-    left, upper, right, lower = choose_box(*image.size)
+    left, upper, right, lower = _inside(choose_box(*image.size), image.size)
     if not turned:
         before = image.size
         least = min((right - left) / size[1], (lower - upper) / size[0])
@@ -80,7 +81,7 @@ def _decode(image: Image.Image, size: tuple[int, int], choose_box: Callable[[int
         image.draft(None, (max(1, before[0] // reduce), max(1, before[1] // reduce)))
         _refuse_large(image)
         x, y = image.size[0] / before[0], image.size[1] / before[1]
-        left, upper, right, lower = left * x, upper * y, right * x, lower * y
+        left, upper, right, lower = _inside((left * x, upper * y, right * x, lower * y), image.size)
     part = (math.floor(left), math.floor(upper), math.ceil(right), math.ceil(lower))
     inside = to_rgb(image.crop(part) if image.mode != "RGB" or image.has_transparency_data else image)
     if inside.size != image.size:
@@ -88,6 +89,11 @@ def _decode(image: Image.Image, size: tuple[int, int], choose_box: Callable[[int
     height, width = size  # Pillow copies where the box is the image and has its size
     shown = inside.resize((width, height), Image.Resampling.BICUBIC, box=(left, upper, right, lower))
     return np.asarray(shown)
+
+
+def _inside(box: Box, size: tuple[int, int]) -> Box:
+    """Without what rounding has put beyond the image, which Pillow refuses or takes for black."""
+    return max(0.0, box[0]), max(0.0, box[1]), min(float(size[0]), box[2]), min(float(size[1]), box[3])
 
 
 def _refuse_large(image: Image.Image) -> None:

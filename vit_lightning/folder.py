@@ -124,7 +124,7 @@ def write_whole(path: Path, text: str) -> None:
     """Writes a file that is there complete or not at all."""
     if is_first():
         part = path.with_name(f".{path.name}.part")
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="surrogateescape")  # as names of files may be
         os.replace(part, path)
 
 

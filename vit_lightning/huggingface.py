@@ -24,14 +24,14 @@ Rows = tuple[Split, Sequence[int]]
 
 def _content(table: Any, column: str, rows: Sequence[int], index: int) -> Path | bytes:
     """What is in the image of an index, or the file that it is in."""
-    image = table[int(rows[index])][column]
-    return Path(image["path"]) if image["bytes"] is None else bytes(image["bytes"])
+    image = table[int(rows[index])][column] or {"bytes": b"", "path": None}  # null: as damaged as an empty file
+    return Path(image["path"]) if image["bytes"] is None and image["path"] else bytes(image["bytes"] or b"")
 
 
 class HuggingFaceSet(ImageData):
     """A set with an image column and a label column, through the library ``datasets`` (an extra of this package).
 
-    What has no split is cut from the training images, stratified, by ``split_seed``.
+    What has no split, or none with labels (-1), is cut from the training images, stratified, by ``split_seed``.
 
     Args:
         path: folder with Parquet files that have train, val or test in their names, or the name of a set on the hub.
@@ -123,10 +123,9 @@ class HuggingFaceSet(ImageData):
 
     @property
     def class_names(self) -> list[str]:
-        feature = self._tables["train"].features[self.label_column]
-        if hasattr(feature, "names"):
-            return list(feature.names)
-        return [str(label) for label in range(1 + max(self._labels["train"]))]
+        self.check()
+        names = getattr(self._tables["train"].features[self.label_column], "names", None)
+        return list(names) if names else [str(label) for label in range(1 + max(self._labels["train"]))]
 
     def check(self) -> None:
         """The source can be had and has the columns."""
@@ -152,9 +151,10 @@ class HuggingFaceSet(ImageData):
                 loaded = datasets.load_dataset(self.path, cache_dir=str(self.cache))
         except (OSError, ValueError, RuntimeError) as fault:
             raise UserError(f"path={self.path} cannot be had: {' '.join(str(fault).split())[:300]}") from fault
+        columns = [self.image_column, self.label_column]  # others would be decoded with each row
         tables = {
-            split: loaded[name].cast_column(self.image_column, datasets.Image(decode=False))
-            if self.image_column in loaded[name].column_names
+            split: loaded[name].select_columns(columns).cast_column(self.image_column, datasets.Image(decode=False))
+            if {*columns} <= {*loaded[name].column_names}
             else loaded[name]
             for split, names in SPLIT_FOLDERS.items()
             for name in names
@@ -179,7 +179,22 @@ class HuggingFaceSet(ImageData):
 
     @cached_property
     def _labels(self) -> dict[Split, list[int]]:
-        return {split: [int(label) for label in table[self.label_column]] for split, table in self._tables.items()}
+        self.check()
+        labels = {split: list(table[self.label_column]) for split, table in self._tables.items()}
+        # -1 is the hub's way to say that the labels of a test are secret: as if the split were not there
+        labels = {split: values for split, values in labels.items() if split == "train" or {*values} != {-1}}
+        names = getattr(self._tables["train"].features[self.label_column], "names", None)
+        known = {*range(len(names))} if names else {label for label in labels["train"] if isinstance(label, int)}
+        odd = {split: {*values} - {label for label in known if label >= 0} for split, values in labels.items()}
+        problems = [
+            f"path={self.path}: label_column={self.label_column} of {split} holds "
+            f"{', '.join(sorted(map(str, some))[:5])} (labels are whole numbers from 0 on, and those of training)"
+            for split, some in odd.items()
+            if some
+        ]
+        if problems:
+            raise UserError(problems)
+        return labels
 
     @cached_property
     def _splits(self) -> dict[Split, Rows]:

@@ -25,16 +25,22 @@ class Mixing(ABC):
             raise UserError(f"mixing.{type(self).__name__}.alpha={alpha} must be above 0")
         self.alpha = alpha
 
-    def __call__(self, images: Tensor, labels: Tensor, *, num_classes: int, key: int) -> tuple[Tensor, Tensor]:
-        """Images (b, c, H, W) and class shares (b, num_classes), float32, of images and labels (b,)."""
+    def __call__(
+        self, images: Tensor, labels: Tensor, *, num_classes: int, key: int, repetitions: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        """Images (b, c, H, W) and class shares (b, num_classes), float32, of images and labels (b,).
+
+        Where each image stands ``repetitions`` times in a row, the one before it is that of so many places before.
+        """
         draw = random.Random(key)
-        mixed, share = self.mix_images(images, draw.betavariate(self.alpha, self.alpha), draw)
+        share = draw.betavariate(self.alpha, self.alpha)
+        mixed, share = self.mix_images(images, images.roll(repetitions, 0), share, draw)
         targets = F.one_hot(labels, num_classes).to(torch.float32)
-        return mixed, targets * share + targets.roll(1, 0) * (1.0 - share)
+        return mixed, targets * share + targets.roll(repetitions, 0) * (1.0 - share)
 
     @abstractmethod
-    def mix_images(self, images: Tensor, share: float, draw: random.Random) -> tuple[Tensor, float]:
-        """The mixed images, and what share of each is still its own."""
+    def mix_images(self, images: Tensor, others: Tensor, share: float, draw: random.Random) -> tuple[Tensor, float]:
+        """Images mixed with the others, and what share of each is still its own."""
 
 
 class MixUp(Mixing):
@@ -47,8 +53,8 @@ class MixUp(Mixing):
     def __init__(self, alpha: float = 0.8) -> None:
         super().__init__(alpha)
 
-    def mix_images(self, images: Tensor, share: float, draw: random.Random) -> tuple[Tensor, float]:
-        return images * share + images.roll(1, 0) * (1.0 - share), share
+    def mix_images(self, images: Tensor, others: Tensor, share: float, draw: random.Random) -> tuple[Tensor, float]:
+        return images * share + others * (1.0 - share), share
 
 
 class CutMix(Mixing):
@@ -61,12 +67,12 @@ class CutMix(Mixing):
     def __init__(self, alpha: float = 1.0) -> None:
         super().__init__(alpha)
 
-    def mix_images(self, images: Tensor, share: float, draw: random.Random) -> tuple[Tensor, float]:
+    def mix_images(self, images: Tensor, others: Tensor, share: float, draw: random.Random) -> tuple[Tensor, float]:
         height, width = images.shape[-2:]
         x, y = draw.randrange(width), draw.randrange(height)
         half = 0.5 * math.sqrt(1.0 - share)
         left, right = max(0, x - int(half * width)), min(width, x + int(half * width))
         upper, lower = max(0, y - int(half * height)), min(height, y + int(half * height))
         mixed = images.clone()
-        mixed[..., upper:lower, left:right] = images.roll(1, 0)[..., upper:lower, left:right]
+        mixed[..., upper:lower, left:right] = others[..., upper:lower, left:right]
         return mixed, 1.0 - (right - left) * (lower - upper) / (width * height)

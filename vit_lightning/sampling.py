@@ -177,7 +177,6 @@ class Images(Dataset[Batch]):
 
     Args:
         faults: what is wrong with images that could not be had, by index; batches leave them out.
-        names: name of each image, its index where there is none.
     """
 
     def __init__(
@@ -186,12 +185,11 @@ class Images(Dataset[Batch]):
         labels: Tensor,
         *,
         faults: Mapping[int, str] | None = None,
-        names: Sequence[str] | None = None,
     ) -> None:
         assert images.dtype == torch.uint8
         assert len(images) == len(labels)
         self.images, self.labels = images, labels
-        self.faults, self.names = dict(faults or {}), names
+        self.faults = dict(faults or {})
         self._there: tuple[Tensor, Tensor] | None = None  # images and labels once more, on a GPU
 
     def move_to(self, device: torch.device) -> None:
@@ -221,7 +219,8 @@ class Images(Dataset[Batch]):
         return Batch(images.index_select(0, indices), labels[indices], indices, keys, skipped=skipped)
 
     def name(self, index: int) -> str:
-        return str(index) if self.names is None else self.names[index]
+        """What errors and lists call an image: here its index."""
+        return str(index)
 
     def whole(self, index: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """uint8 (H, W, c)."""

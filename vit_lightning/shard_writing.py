@@ -14,7 +14,7 @@ from jsonargparse import Namespace
 from tqdm import tqdm
 
 from vit_lightning.config import make_data
-from vit_lightning.data import ImageData, Split
+from vit_lightning.data import BAD_IMAGES, ImageData, Split
 from vit_lightning.decoded import DecodedImages
 from vit_lightning.errors import UserError
 from vit_lightning.folder import hold, write_whole
@@ -22,7 +22,9 @@ from vit_lightning.run import quiet, say
 from vit_lightning.sharded import CONTENTS, need_litdata
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-IMAGES_IN_SHARD = 1024
+IMAGES_IN_SHARD = 256
+MAX_SHARD_BYTES = 2**32 - 2**20
+"""LitData counts them in 32 bits."""
 
 
 def shard(config: Namespace, images_in_shard: int = IMAGES_IN_SHARD) -> Path:
@@ -33,7 +35,7 @@ def shard(config: Namespace, images_in_shard: int = IMAGES_IN_SHARD) -> Path:
     again, so a writing that was stopped goes on, and ends with the same files.
 
     Raises:
-        UserError: damaged images; no files to copy; the folder holds shards of other images.
+        UserError: damaged images, or too many; no files to copy; the folder holds shards of other images.
     """
     quiet()
     need_litdata()
@@ -46,9 +48,18 @@ def shard(config: Namespace, images_in_shard: int = IMAGES_IN_SHARD) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     with hold(out, "out"):
         _refuse_other(out, data, images_in_shard)
-        counts = {split: write_split(out / split, data.dataset(split), images_in_shard) for split in SPLITS}
+        written = {
+            split: write_split(out / split, data.dataset(split), images_in_shard, data.max_bad_share)
+            for split in SPLITS
+        }
+        counts = {split: count for split, (count, _) in written.items()}
+        skipped = [" ".join(line.split()) for _, lines in written.values() for line in lines]
+        if skipped:
+            write_whole(out / BAD_IMAGES, "".join(f"{line}\n" for line in skipped))
         page = {"class_names": data.class_names, "images": counts, "mean": data.mean, "std": data.std}
         write_whole(out / CONTENTS, json.dumps(page, indent=2) + "\n")
+    if skipped:
+        say(f"{len(skipped)} damaged images were left out: {out / BAD_IMAGES}")
     say(f"{', '.join(f'{count} {split}' for split, count in counts.items())} images: {out}")
     return out
 
@@ -63,25 +74,30 @@ def _refuse_other(out: Path, data: ImageData, images_in_shard: int) -> None:
     write_whole(path, plan)
 
 
-def write_split(folder: Path, dataset: Any, images_in_shard: int) -> int:
-    """The shards of a split and LitData's ``index.json``; returns the number of images."""
+def write_split(folder: Path, dataset: Any, images_in_shard: int, max_bad_share: float) -> tuple[int, list[str]]:
+    """The shards of a split and LitData's ``index.json``; the number of images, and what was left out."""
     if not isinstance(dataset, DecodedImages):
         raise UserError(f"data: {type(dataset).__name__} has no files (choose ImageFolder or HuggingFaceSet)")
     folder.mkdir(exist_ok=True)
     starts = range(0, len(dataset), images_in_shard)
-    shards = []
+    shards: list[dict[str, Any]] = []
+    skipped: list[str] = []
     for number, start in enumerate(tqdm(starts, desc=folder.name, unit=" shards", disable=None)):
         record = folder / f"shard-{number:06}.json"
         if not _is_whole(folder, record):
             indices = range(start, min(start + images_in_shard, len(dataset)))
             _write_shard(folder, record, number, dataset, indices)
         shards.append(json.loads(record.read_text(encoding="utf-8")))
+        skipped += shards[-1]["skipped"]
+        if len(skipped) > max_bad_share * len(dataset):
+            damaged = f"{len(skipped)} of {len(dataset)} {folder.name} images are damaged, first:"
+            raise UserError([f"data.max_bad_share={max_bad_share}: {damaged}", *skipped[:5]])
     filled = [part for part in shards if part["chunk"] is not None]
     if not filled:
         raise UserError(f"{folder.name} holds no image that can be decoded")
     index = {"chunks": [part["chunk"] for part in filled], "config": filled[0]["config"], "updated_at": "0"}
     write_whole(folder / "index.json", json.dumps(index))
-    return sum(len(part["labels"]) for part in shards)
+    return sum(len(part["labels"]) for part in shards), skipped
 
 
 def _is_whole(folder: Path, record: Path) -> bool:
@@ -108,18 +124,24 @@ def _write_shard(folder: Path, record: Path, number: int, dataset: DecodedImages
     shutil.rmtree(part, ignore_errors=True)
     writer = BinaryWriter(str(part), chunk_size=len(indices) + 1, chunk_index=number)
     labels: list[int] = []
+    skipped: list[str] = []
+    size = 0
     for index in indices:
         source = dataset.source(index)
         try:
             dataset.whole(index)
-        except UserError:
+        except UserError as error:
             if not dataset.skip:
                 raise
+            skipped += error.problems
             continue
         content = source.read_bytes() if isinstance(source, Path) else source
-        writer.add_item(len(labels), {"image": content, "label": int(dataset.labels[index])})
+        writer.add_item(len(labels), content)  # bytes alone: LitData writes a dict twice, and reads it slowly
         labels.append(int(dataset.labels[index]))
-    said: dict[str, Any] = {"chunk": None, "config": None, "sha256": "", "labels": labels}
+        size += len(content)
+        if size > MAX_SHARD_BYTES:
+            raise UserError(f"{dataset.name(index)}: the {len(indices)} images of a shard are more than 4 GiB")
+    said: dict[str, Any] = {"chunk": None, "config": None, "sha256": "", "labels": labels, "skipped": skipped}
     if labels:
         writer.done()
         written = json.loads((part / "0.index.json").read_text(encoding="utf-8"))

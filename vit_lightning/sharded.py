@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,21 +32,29 @@ def need_litdata() -> None:
 
 
 class Shards:
-    """The images of a split by their index; opens its files in each process that reads."""
+    """The images of a split by their index, with a reader for each thread and process.
+
+    A reader of LitData remembers the shard that it is in: threads that share one get each other's images.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._stream: Any = None
+        self._own = threading.local()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "_stream": None}
+    def __reduce__(self) -> tuple[type[Shards], tuple[Path]]:
+        return Shards, (self.folder,)
 
     def __call__(self, index: int) -> bytes:
-        if self._stream is None:
+        if getattr(self._own, "process", None) != os.getpid():
             from litdata import StreamingDataset
 
-            self._stream = StreamingDataset(str(self.folder), shuffle=False)
-        content: bytes = self._stream[index]["image"]
+            shards = len(json.loads((self.folder / "index.json").read_text(encoding="utf-8"))["chunks"])
+            # one image at a time, all shards open: else each image in random order costs reading hundreds of others
+            self._own.stream = StreamingDataset(
+                str(self.folder), shuffle=False, batch_decode=0, max_pre_download=max(2, shards)
+            )
+            self._own.process = os.getpid()
+        content: bytes = self._own.stream[index]
         return content
 
 
@@ -132,9 +142,26 @@ class ShardedSet(ImageData):
         return list(self._contents["class_names"])
 
     def check(self) -> None:
+        """LitData is there, and so are all shards, whole and holding nothing but bytes."""
         need_litdata()
+        problems = []
+        for folder in (self.root / split for split in self._contents["images"]):
+            try:
+                index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+            except (OSError, ValueError) as fault:
+                problems.append(f"root={self.root}: {folder / 'index.json'} cannot be read: {fault}")
+                continue
+            if index["config"]["data_format"] != ["bytes"]:  # LitData would unpickle others, which may run anything
+                problems.append(f"root={self.root}: {folder} was not written by lightning shard")
+            for shard in index["chunks"]:
+                path = folder / shard["filename"]
+                if not path.is_file() or path.stat().st_size != shard["chunk_bytes"]:
+                    problems.append(f"root={self.root}: {path} is missing or cut short")
+        if problems:
+            raise UserError(problems)
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
+        self.check()
         folder = self.root / split
         records = sorted(folder.glob("shard-*.json"))
         labels = [label for record in records for label in json.loads(record.read_text(encoding="utf-8"))["labels"]]

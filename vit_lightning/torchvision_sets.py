@@ -132,7 +132,10 @@ class TorchvisionSet(ImageData):
         images, labels = _tensors(self._training_set if split != "test" else self._set("test"))
         if split == "test":
             return Images(images, labels)
-        train, val = stratified_cut(labels.tolist(), self.val_share, self.split_seed)
+        try:
+            train, val = stratified_cut(labels.tolist(), self.val_share, self.split_seed)
+        except ValueError as fault:
+            raise UserError(f"val_share={self.val_share}: cannot be cut from training: {fault}") from fault
         indices = train if split == "train" else val
         return Images(images[indices], labels[indices])
 
