@@ -313,5 +313,6 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     warnings.filterwarnings("ignore", message="Grad strides do not match")  # kernels with one channel under DDP
+    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # on a cluster's login node
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 with torch 2.15
     warnings.filterwarnings("ignore", message="The `srun` command is available")  # also where none was asked for
