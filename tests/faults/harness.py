@@ -128,7 +128,6 @@ def outcome(folder: Path) -> dict[str, Any]:
     callbacks = {name: state for name, state in last["callbacks"].items() if name != "Stopwatch"}
     # what the last validation counted, which the next one begins anew
     loops = {k: v for k, v in last["loops"]["fit_loop"].items() if not k.startswith("epoch_loop.val_loop")}
-    results = json.loads((run / "results.json").read_text())
     with np.load(run / "test_predictions.npz") as arrays:
         predictions = {name: arrays[name].tolist() for name in arrays}
     return {
@@ -141,14 +140,17 @@ def outcome(folder: Path) -> dict[str, Any]:
         "callbacks": callbacks,
         "best": read_checkpoint(run / "checkpoints/best.ckpt")["state_dict"],
         "rows": [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(run)],
-        "results": {
-            name: value
-            for name, value in results.items()
-            if "second" not in name and "memory" not in name and name != "sha256"
-        },
+        "results": results(folder),
         "predictions": predictions,
         "batches": batches(folder),
     }
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """What ``results.json`` says but for what the machine has to do with."""
+    said = json.loads((folder / "run" / "results.json").read_text())
+    apart = ("seconds", "train_seconds", "images_per_second", "peak_memory_mb", "sha256")
+    return {name: value for name, value in said.items() if name not in apart}
 
 
 def batches(folder: Path, rank: int = 0) -> list[tuple[list[int], list[int]]]:

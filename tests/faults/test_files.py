@@ -283,4 +283,4 @@ def test_row_06_killed_between_the_renames_of_the_last_save(tmp_path, whole):
     (tmp_path / "run/results.json").unlink()
     (tmp_path / "run/checkpoints/last.ckpt").unlink()
     assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)
-    assert harness.outcome(tmp_path)["results"] == whole["results"]
+    assert harness.results(tmp_path) == whole["results"]
