@@ -36,6 +36,9 @@ def test_a_verb_explains_its_keys(lightning):
     assert result.returncode == 0
     for key in ("--config", "--resume", "--model.depth", "--model.pool", "--data.batch_size", "--optimizer.lr"):
         assert key in result.stdout
+    assert len(result.stdout.splitlines()) < 900
+    for name in ("vit_lightning.RandAugment", "vit_lightning.CutMix", "vit_lightning.RotaryAttention"):
+        assert name in result.stdout
     for key in ("learning rate after the warm-up", "--trainer.max_epochs", "--seed_everything", "--wandb.project"):
         assert key in result.stdout
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -246,9 +248,24 @@ def _explain(verb: str) -> None:
 
         print(make_ablate_help().format_help())
         return
+    import vit_lightning
     from vit_lightning.config import make_help
 
-    print(make_help(verb).format_help())
+    for name in dir(vit_lightning):  # what is imported is what the lists of known classes hold
+        getattr(vit_lightning, name)
+    print(_shortened(make_help(verb).format_help()))
+
+
+def _shortened(text: str) -> str:
+    """Help whose lists of known classes hold our own alone: torch has thousands of modules."""
+    text = re.sub(r"^  --\S+\.help \[CLASS_PATH_OR_NAME\]\n(?: {8,}.*\n)*", "", text, flags=re.MULTILINE)
+
+    def ours(found: re.Match[str]) -> str:
+        names = [name for name in re.split(r"[,\s]+", found[1]) if name.startswith("vit_lightning.")]
+        lines = textwrap.wrap(f"known subclasses: {', '.join(names)})", 90, subsequent_indent=" " * 24)
+        return ",\n" + " " * 24 + "\n".join(lines) if names else ")"
+
+    return re.sub(r",\s+known\s+subclasses:\s+([^)]*)\)", ours, text)
 
 
 def _tell(verb: str, problems: Sequence[str]) -> None:

@@ -153,7 +153,9 @@ class ImageFolder(ImageData):
         folder = self._folders["train"]
         names = sorted(_class_folders(folder))
         if len(names) < 2:
-            raise UserError(f"root={self.root}: {folder} must hold at least two class folders, found {len(names)}")
+            raise UserError(
+                f"root={self.root}: {folder} must hold at least two folders, one for each class, found {len(names)}"
+            )
         return names
 
     def check(self) -> None:

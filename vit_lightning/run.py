@@ -34,7 +34,7 @@ from vit_lightning.checkpoint_io import (
 from vit_lightning.checkpoints import Checkpoints, space_problem
 from vit_lightning.classifier import ViTClassifier
 from vit_lightning.config import make_data, make_network, make_settings, to_plain
-from vit_lightning.data import ImageData
+from vit_lightning.data import BAD_IMAGES, ImageData
 from vit_lightning.distillation import Distillation
 from vit_lightning.errors import UserError
 from vit_lightning.figures import curves
@@ -120,6 +120,8 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
         _draw_and_mirror(run, results)
     write_results(run.folder, results)
     summary(run.folder, results)
+    if left_out := sum(map(len, run.data.bad_images.values())):
+        say(f"left out    {left_out} damaged images: {run.folder / BAD_IMAGES}")
     say(run.mirror.hint())
     return results
 
@@ -315,4 +317,3 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message="Grad strides do not match")  # kernels with one channel under DDP
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # on a cluster's login node
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 with torch 2.15
-    warnings.filterwarnings("ignore", message="The `srun` command is available")  # also where none was asked for

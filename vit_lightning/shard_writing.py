@@ -67,9 +67,13 @@ def shard(config: Namespace, images_in_shard: int = IMAGES_IN_SHARD) -> Path:
 def _refuse_other(out: Path, data: ImageData, images_in_shard: int) -> None:
     """Shards of one folder are of one set; what they are of is written before the first."""
     parts = [data.dataset(split).fingerprint() for split in SPLITS]  # type: ignore[attr-defined]
-    plan = hashlib.sha256("".join([*parts, str(images_in_shard), data.on_bad_image]).encode()).hexdigest()
-    path = out / "plan.txt"
-    if path.is_file() and path.read_text(encoding="utf-8") != plan:
+    plans = {
+        choice: hashlib.sha256("".join([*parts, str(images_in_shard), choice]).encode()).hexdigest()
+        for choice in ("error", "skip")
+    }
+    plan, path = plans[data.on_bad_image], out / "plan.txt"
+    # shards that were written without skipping hold no damage, so that skipping may go on with them
+    if path.is_file() and path.read_text(encoding="utf-8") not in (plan, plans["error"]):
         raise UserError(f"out={out} holds shards of other images (choose a new folder)")
     write_whole(path, plan)
 
