@@ -101,17 +101,25 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def punish(folder: Path, out: str, *, seed: int, kills: int, apart: tuple[float, float]) -> dict[str, int]:
+def rows(out: Path) -> int:
+    """Lines that all runs have logged."""
+    return sum(path.read_bytes().count(b"\n") for path in out.glob("runs/*/metrics.jsonl"))
+
+
+def punish(folder: Path, out: str, *, seed: int, kills: int) -> dict[str, int]:
     """Kills the runner, one of its runs, or all at once, at random moments; starts the runner again where it is gone.
+
+    The moments are counted in rows that the runs log, 0 to 16 since the last kill, so that a slow machine is no worse.
 
     Returns how many of each were killed while they lived; then lets it end.
     """
     draw, count = random.Random(seed), {"runner": 0, "run": 0, "all": 0, "SIGTERM to a run": 0}
     process = harness.start(folder, *command(out))
     while sum(count.values()) < kills:
-        while process.exitcode is None and not children(process.pid or 0):
-            time.sleep(0.02)  # it still reads the plan: a kill would hit no run
-        time.sleep(draw.uniform(*apart))
+        until = rows(folder / out) + draw.randint(0, 16)
+        while process.exitcode is None and (not children(process.pid or 0) or rows(folder / out) < until):
+            time.sleep(0.02)  # without runs it still reads the plan: a kill would hit nothing
+        time.sleep(draw.uniform(0.0, 0.1))
         kind, runs = draw.choice(list(count)), children(process.pid or 0)
         if process.exitcode is not None:
             if all(determined(folder / out).values()):
@@ -156,7 +164,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_kills_change_nothing(reference):
-    counted = punish(reference, "killed", seed=1, kills=6, apart=(0.2, 0.8))
+    counted = punish(reference, "killed", seed=1, kills=6)
     assert sum(counted.values()) >= 4, counted
     assert_same(reference / "killed", reference / "whole")
 
@@ -176,7 +184,7 @@ def test_two_processes_share_a_ledger(reference):
 def test_fifty_kills_over_twenty_runs(tmp_path):
     write_plan(tmp_path, {**ARMS, "wide": {"model.emb_size": 32, "trainer.callbacks": breaking("slow")}}, 7)
     complete(tmp_path, "whole")
-    counted = punish(tmp_path, "killed", seed=2, kills=50, apart=(0.1, 0.9))
+    counted = punish(tmp_path, "killed", seed=2, kills=50)
     print(counted)
     assert sum(counted.values()) == 50, counted
     assert min(counted.values()) >= 5, counted
