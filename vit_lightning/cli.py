@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import re
 import signal
 import sys
@@ -253,7 +254,10 @@ def _explain(verb: str) -> None:
 
     for name in dir(vit_lightning):  # what is imported is what the lists of known classes hold
         getattr(vit_lightning, name)
-    print(_shortened(make_help(verb).format_help()))
+    with contextlib.suppress(BrokenPipeError):  # what reads it may stop early, such as head
+        print(_shortened(make_help(verb).format_help()), flush=True)
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where the end of Python flushes to
 
 
 def _shortened(text: str) -> str:

@@ -82,7 +82,7 @@ def reliability(
     centres = (np.arange(len(counts)) + 0.5) * width
     filled = counts > 0
     above.bar(centres[filled], accuracies[filled], width=0.94 * width, color="C0", alpha=0.6, label="accuracy")
-    above.plot(confidences[filled], accuracies[filled], "o", color="C1", markersize=4, label="mean confidence")
+    above.plot(confidences[filled], accuracies[filled], "o", color="C1", markersize=4, label="at the mean confidence")
     above.plot([0, 1], [0, 1], "--", color="0.4", linewidth=1, label="calibrated")
     above.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02), title=f"calibration error {100 * error:.2f} %")
     figure.legend(frameon=False, loc="outside lower center", ncols=3, fontsize=8, columnspacing=1.0)

@@ -212,7 +212,10 @@ class ImageFolder(ImageData):
         try:
             return stratified_cut(labels, share, self.split_seed)
         except ValueError as fault:
-            raise UserError(f"root={self.root}: cannot cut {share:.0%} for {split} from training: {fault}") from fault
+            raise UserError(
+                f"root={self.root}: {split}_share={share} of {len(labels)} training images is no cut with an image of "
+                f"each of {len({*labels})} classes on both sides (give another {split}_share, or a folder {split})"
+            ) from fault
 
     def _files(self, folder: Path) -> tuple[list[Path], list[int]]:
         files: list[Path] = []
