@@ -31,7 +31,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "callback that is not there": (["--config=callback.yaml"], ["trainer.callbacks", "EarlyStoping"]),
     "missing data folder": ([*FOLDER, "--data.root=nowhere"], ["data.root=nowhere", "not a folder"]),
     "no data folder given": (FOLDER, ["data.root is missing"]),
-    "folder without classes": ([*FOLDER, "--data.root=flat"], ["data.root=flat", "class folders"]),
+    "folder without classes": ([*FOLDER, "--data.root=flat"], ["data.root=flat", "two folders, one for each class"]),
     "empty class folder": ([*FOLDER, "--data.root=hollow"], ["hollow/train/b", "no images"]),
     "class that training lacks": ([*FOLDER, "--data.root=extra"], ["extra/val/z", "not in training"]),
     "damaged image": (
