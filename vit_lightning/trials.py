@@ -149,7 +149,7 @@ class Trials:
             name = signal.Signals(-code).name
             memory = " (out of memory?)" if name == "SIGKILL" else ""
             return "killed", f"ended by {name}{memory}"
-        if code > 128:
+        if code - 128 in {number.value for number in signal.Signals}:  # others are no signal's, such as 255
             return "killed", f"ended by {signal.Signals(code - 128).name}"
         return "no result", f"the process returned {code} and left no results.json"
 
