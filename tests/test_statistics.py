@@ -155,7 +155,7 @@ def errors():
     return SimpleNamespace(**runpy.run_path(str(REPOSITORY / "experiments" / "benchmarks" / "ablation_errors.py")))
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 def test_2000_ablations_with_their_second_looks(errors, number):
     truth, images, sd = list(errors.SCENES.values())[number]
     rates = errors.simulate(truth, 2000, images=images, sd=sd, random=number)

@@ -109,7 +109,7 @@ def make_workspace(analysis: Analysis, project: str, entity: str) -> Any:
             workspaces.Section(name="Costs", panels=_costs(study), is_open=True),
         ],
         runset_settings=workspaces.RunsetSettings(
-            filters=[workspaces.Metric("Group") == study.name, workspaces.Metric("JobType") != REPORT],
+            filters=_own_runs(study),
             groupby=[workspaces.Metric("JobType")],
         ),
     )
@@ -124,7 +124,7 @@ def make_report(analysis: Analysis, project: str, entity: str) -> Any:
         entity=entity,
         project=project,
         name=study.name,
-        filters=f"Metric('Group') == {study.name!r} and Metric('JobType') != {REPORT!r}",
+        filters=_own_runs(study),
         groupby=["JobType"],
     )
     curves = [blocks.LinePlot(title=name, x="Step", y=[name]) for name in (study.metric, "train/loss")]
@@ -139,6 +139,11 @@ def make_report(analysis: Analysis, project: str, entity: str) -> Any:
             *(blocks.MarkdownBlock(text=table.to_markdown()) for table in report_tables(analysis).values()),
         ],
     )
+
+
+def _own_runs(study: Study) -> str:
+    """A filter that leaves the runs of the arms."""
+    return f"Metric('Group') == {study.name!r} and Metric('JobType') != {REPORT!r}"
 
 
 def _costs(study: Study) -> list[Any]:

@@ -146,10 +146,11 @@ def rule(analysis: Analysis) -> str:
     first, second = f"{len(study.seeds)} seeds", f"{len(study.added_seeds)} added"
     look = f"look 2 of 2 ({first}, {second})" if study.looks == 2 else f"look 1 of at most 2 ({first})"
     level, arms = show_level(rules.level), len(analysis.against)
+    wider = f" After two looks it takes t-intervals at {100 * (1 - rules.interval_level):.1f} % to cover as much."
     family = f" after Holm's correction for {arms} arms" if arms > 1 else ""
     return (
         f"This is {look}. A difference is claimed if the paired t-test over seeds has p at most {level}{family}: "
         f"two looks at that level keep the chance of any false difference at {study.alpha:g}. Equivalent means that "
         f"two one-sided t-tests at the same level place the difference within {unit.plain(study.smallest_effect)}. "
         f"Below {LEAST_PAIRS} pairs nothing is claimed. Intervals speak of new seeds on this test set."
-    )
+    ) + (wider if study.looks == 2 else "")

@@ -37,7 +37,7 @@ class Rates:
     false_equivalence: float
     """Some arm said to be equivalent that differs by the smallest effect or more, at either look."""
     coverage: float
-    """Arms whose (1 - alpha) interval, as the last look shows it, holds the truth."""
+    """Arms whose interval for reading, as the last look shows it, holds the truth."""
     claims: list[float]
     """How often each arm is said to be better or worse, at either look."""
     second_looks: float
@@ -113,6 +113,7 @@ def power(ablations: int, random: int = 0) -> dict[str, tuple[int, float, float]
 SCENES: dict[str, tuple[list[float], int | None, float]] = {
     "no arm differs": ([0.0, 0.0, 0.0], None, SD),
     "one arm, no difference": ([0.0], None, SD),
+    "one arm, noisy": ([0.0], None, 4 * SD),
     "no arm differs, noisy": ([0.0, 0.0, 0.0], None, 4 * SD),
     "better, worse, none": ([EFFECT, -EFFECT, 0.0], None, SD),
     "small and large": ([EFFECT / 2, 3 * EFFECT], None, SD),
