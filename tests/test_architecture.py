@@ -23,6 +23,7 @@ LEVELS = [
         "pages",
         "folder",
         "variance",
+        "splits",
     ],
     [
         "claims",

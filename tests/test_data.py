@@ -19,7 +19,7 @@ from vit_lightning import (
     ViTClassifier,
 )
 from vit_lightning.augment import mix
-from vit_lightning.data import stratified_cut
+from vit_lightning.splits import stratified_cut
 
 
 def pixels(data: Digits, split: str) -> set[bytes]:
@@ -63,11 +63,16 @@ def test_normalised_training_images_have_mean_0_and_deviation_1():
 
 def test_stratified_cut_takes_the_share_of_each_class():
     labels = [0] * 100 + [1] * 50 + [2] * 10
-    rest, cut = stratified_cut(labels, 0.1, seed=3)
+    rest, cut = stratified_cut(labels, 0.1, seed=3, split="val")
     assert sorted(rest + cut) == list(range(160))
     assert [sum(labels[i] == c for i in cut) for c in range(3)] == [10, 5, 1]
-    assert (rest, cut) == stratified_cut(labels, 0.1, seed=3)
-    assert cut != stratified_cut(labels, 0.1, seed=4)[1]
+    assert (rest, cut) == stratified_cut(labels, 0.1, seed=3, split="val")
+    assert cut != stratified_cut(labels, 0.1, seed=4, split="val")[1]
+
+
+def test_a_cut_without_an_image_of_each_class_names_its_share():
+    with pytest.raises(UserError, match=r"test_share=0\.1 of 12 training images .* each of 3 classes"):
+        stratified_cut([0, 1, 2] * 4, 0.1, seed=0, split="test")
 
 
 def test_all_bad_values_are_named_at_once():

@@ -154,8 +154,8 @@ def test_bad_values_are_named_all_at_once(tmp_path):
         ImageFolder(root=tmp_path / "missing", image_size=0, min_area=0.0, val_share=1.0)
     assert [problem.split("=")[0] for problem in caught.value.problems] == [
         "min_area",
-        "val_share",
         "image_size",
+        "val_share",
         "root",
     ]
 

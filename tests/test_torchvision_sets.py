@@ -86,7 +86,7 @@ def test_a_set_that_is_not_there_says_where_it_was_looked_for(tmp_path):
 
 
 def test_a_share_that_cannot_be_cut_is_named(fashion_mnist):
-    with pytest.raises(UserError, match=r"val_share=1e-05: cannot be cut"):
+    with pytest.raises(UserError, match=r"val_share=1e-05 of 200 training images is no cut"):
         TorchvisionSet(name="FashionMNIST", root=fashion_mnist, val_share=1e-5).dataset("train")
 
 

@@ -29,8 +29,8 @@ from vit_lightning.sampling import (
     train_batch_count,
     train_requests,
 )
+from vit_lightning.splits import Split, stratified_cut
 
-Split = Literal["train", "val", "test"]
 OnBadImage = Literal["error", "skip"]
 CACHED_BYTES = 2**20
 """8-bit images that are augmented and normalised at a time on a CPU: with what is made of them, a core's own cache."""
@@ -39,14 +39,6 @@ Statistics = tuple[float, ...]
 
 BAD_IMAGES = "bad_images.txt"
 """File of a run folder with what ``on_bad_image: skip`` left out, a line for each image."""
-
-
-def stratified_cut(labels: Sequence[int], share: int | float, seed: int) -> tuple[list[int], list[int]]:
-    """Indices (rest, cut), both in order; the cut holds ``share`` of the images, as a number or as a share."""
-    from sklearn.model_selection import train_test_split
-
-    rest, cut = train_test_split(range(len(labels)), test_size=share, random_state=seed, stratify=labels)
-    return sorted(rest), sorted(cut)
 
 
 class ImageData(LightningDataModule):
@@ -380,8 +372,8 @@ class Digits(ImageData):
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        rest, test = stratified_cut(digits.target, 360, self.split_seed)
-        train, val = stratified_cut(digits.target[rest], 143, self.split_seed)
+        rest, test = stratified_cut(digits.target, 360, self.split_seed, split="test")
+        train, val = stratified_cut(digits.target[rest], 143, self.split_seed, split="val")
         indices = {"train": [rest[i] for i in train], "val": [rest[i] for i in val], "test": test}[split]
         # 0 to 16 becomes 0 to 255
         images = torch.from_numpy(digits.images[indices]).mul(255.0 / 16.0).round().to(torch.uint8)

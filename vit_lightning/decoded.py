@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from vit_lightning.blocks import pair
 from vit_lightning.decoding import Box, Pixels, decode, decode_whole
 from vit_lightning.errors import UserError
 from vit_lightning.sampling import Batch, Images, Request, all_damaged
@@ -41,6 +42,21 @@ def centre_box(width: int, height: int, *, target: tuple[int, int], share: float
     scale = min(height / target[0], width / target[1]) * share
     h, w = target[0] * scale, target[1] * scale
     return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
+
+
+def view_problems(
+    *, image_size: int | tuple[int, int], min_area: float, centre_share: float, in_memory: bool | None
+) -> list[str]:
+    """What is wrong with how images are cropped and kept."""
+    shares = {"min_area": min_area, "centre_share": centre_share}
+    problems = [
+        f"{key}={share} must be above 0 and at most 1" for key, share in shares.items() if not 0.0 < share <= 1.0
+    ]
+    if in_memory and min_area < 1:
+        problems.append(f"in_memory={in_memory} needs min_area=1 (augment may hold RandomResizedCrop)")
+    if min(pair(image_size)) < 1:
+        problems.append(f"image_size={image_size} must be at least 1")
+    return problems
 
 
 class DecodedImages(Dataset[Batch]):

@@ -11,12 +11,13 @@ from torch.utils.data import Dataset
 
 from vit_lightning.augment import Augmentation
 from vit_lightning.blocks import pair
-from vit_lightning.data import ImageData, OnBadImage, Split, Statistics, stratified_cut
-from vit_lightning.decoded import DecodedImages, keep_if_small
+from vit_lightning.data import ImageData, OnBadImage, Statistics
+from vit_lightning.decoded import DecodedImages, keep_if_small, view_problems
 from vit_lightning.errors import UserError
 from vit_lightning.imagefolder import IMAGENET_MEAN, IMAGENET_STD, SPLIT_FOLDERS
 from vit_lightning.mixing import Mixing
 from vit_lightning.sampling import Batch
+from vit_lightning.splits import Split, cut_problems, stratified_cut
 
 Rows = tuple[Split, Sequence[int]]
 """A split of the source, and the rows of it."""
@@ -96,17 +97,10 @@ class HuggingFaceSet(ImageData):
             on_bad_image=on_bad_image,
             max_bad_share=max_bad_share,
         )
-        values = {"min_area": (min_area, 1.0), "centre_share": (centre_share, 1.0)}
-        values |= {"val_share": (val_share, 1.0 - 1e-9), "test_share": (test_share, 1.0 - 1e-9)}
-        problems = [
-            f"{key}={value} must be above 0 and {'at most' if most == 1.0 else 'below'} 1"
-            for key, (value, most) in values.items()
-            if not 0.0 < value <= most
-        ]
-        if in_memory and min_area < 1:
-            problems.append(f"in_memory={in_memory} needs min_area=1 (augment may hold RandomResizedCrop)")
-        if min(pair(image_size)) < 1:
-            problems.append(f"image_size={image_size} must be at least 1")
+        problems = view_problems(
+            image_size=image_size, min_area=min_area, centre_share=centre_share, in_memory=in_memory
+        )
+        problems += cut_problems(val_share=val_share, test_share=test_share)
         if problems:
             raise UserError(problems)
         self.path, self.cache = path, cache
@@ -203,10 +197,8 @@ class HuggingFaceSet(ImageData):
         for split, share in self.shares.items():
             if split not in splits:
                 rows = splits["train"][1]
-                try:
-                    rest, cut = stratified_cut([self._labels["train"][row] for row in rows], share, self.split_seed)
-                except ValueError as fault:
-                    raise UserError(f"path={self.path}: cannot cut {share:.0%} for {split}: {fault}") from fault
+                labels = [self._labels["train"][row] for row in rows]
+                rest, cut = stratified_cut(labels, share, self.split_seed, split=split)
                 splits[split] = "train", [rows[i] for i in cut]
                 splits["train"] = "train", [rows[i] for i in rest]
         return splits

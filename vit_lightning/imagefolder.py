@@ -10,11 +10,12 @@ from torch.utils.data import Dataset
 
 from vit_lightning.augment import Augmentation
 from vit_lightning.blocks import pair
-from vit_lightning.data import ImageData, OnBadImage, Split, Statistics, stratified_cut
-from vit_lightning.decoded import DecodedImages, keep_if_small
+from vit_lightning.data import ImageData, OnBadImage, Statistics
+from vit_lightning.decoded import DecodedImages, keep_if_small, view_problems
 from vit_lightning.errors import UserError
 from vit_lightning.mixing import Mixing
 from vit_lightning.sampling import Batch
+from vit_lightning.splits import Split, cut_problems, stratified_cut
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {
@@ -107,16 +108,10 @@ class ImageFolder(ImageData):
             on_bad_image=on_bad_image,
             max_bad_share=max_bad_share,
         )
-        shares = {"min_area": min_area, "centre_share": centre_share}
-        problems = [
-            f"{key}={value} must be above 0 and at most 1" for key, value in shares.items() if not 0 < value <= 1
-        ]
-        cuts = {"val_share": val_share, "test_share": test_share}
-        problems += [f"{key}={value} must be above 0 and below 1" for key, value in cuts.items() if not 0 < value < 1]
-        if in_memory and min_area < 1:
-            problems.append(f"in_memory={in_memory} needs min_area=1 (augment may hold RandomResizedCrop)")
-        if min(pair(image_size)) < 1:
-            problems.append(f"image_size={image_size} must be at least 1")
+        problems = view_problems(
+            image_size=image_size, min_area=min_area, centre_share=centre_share, in_memory=in_memory
+        )
+        problems += cut_problems(val_share=val_share, test_share=test_share)
         if not Path(root).is_dir():
             problems.append(f"root={root} is not a folder")
         if problems:
@@ -203,19 +198,10 @@ class ImageFolder(ImageData):
         for split, share in missing.items():
             if split not in splits:
                 files, labels = splits["train"]
-                rest, cut = self._cut(labels, share, split)
+                rest, cut = stratified_cut(labels, share, self.split_seed, split=split)
                 splits[split] = [files[i] for i in cut], [labels[i] for i in cut]
                 splits["train"] = [files[i] for i in rest], [labels[i] for i in rest]
         return splits
-
-    def _cut(self, labels: list[int], share: float, split: Split) -> tuple[list[int], list[int]]:
-        try:
-            return stratified_cut(labels, share, self.split_seed)
-        except ValueError as fault:
-            raise UserError(
-                f"root={self.root}: {split}_share={share} of {len(labels)} training images is no cut with an image of "
-                f"each of {len({*labels})} classes on both sides (give another {split}_share, or a folder {split})"
-            ) from fault
 
     def _files(self, folder: Path) -> tuple[list[Path], list[int]]:
         files: list[Path] = []

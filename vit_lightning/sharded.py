@@ -13,11 +13,12 @@ from torch.utils.data import Dataset
 
 from vit_lightning.augment import Augmentation
 from vit_lightning.blocks import pair
-from vit_lightning.data import ImageData, OnBadImage, Split
-from vit_lightning.decoded import DecodedImages, keep_if_small
+from vit_lightning.data import ImageData, OnBadImage
+from vit_lightning.decoded import DecodedImages, keep_if_small, view_problems
 from vit_lightning.errors import UserError
 from vit_lightning.mixing import Mixing
 from vit_lightning.sampling import Batch
+from vit_lightning.splits import Split
 
 CONTENTS = "shards.json"
 """File of a folder of shards that is there when all of them are."""
@@ -111,14 +112,9 @@ class ShardedSet(ImageData):
             on_bad_image=on_bad_image,
             max_bad_share=max_bad_share,
         )
-        shares = {"min_area": min_area, "centre_share": centre_share}
-        problems = [
-            f"{key}={share} must be above 0 and at most 1" for key, share in shares.items() if not 0 < share <= 1
-        ]
-        if in_memory and min_area < 1:
-            problems.append(f"in_memory={in_memory} needs min_area=1 (augment may hold RandomResizedCrop)")
-        if min(pair(image_size)) < 1:
-            problems.append(f"image_size={image_size} must be at least 1")
+        problems = view_problems(
+            image_size=image_size, min_area=min_area, centre_share=centre_share, in_memory=in_memory
+        )
         if not (Path(root) / CONTENTS).is_file():
             problems.append(f"root={root} holds no {CONTENTS}: no shards, or not all of them (lightning shard goes on)")
         if problems:

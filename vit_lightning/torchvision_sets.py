@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vit_lightning.augment import Augmentation
-from vit_lightning.data import ImageData, Split, Statistics, stratified_cut
+from vit_lightning.data import ImageData, Statistics
 from vit_lightning.errors import UserError
 from vit_lightning.mixing import Mixing
 from vit_lightning.sampling import Batch, Images
+from vit_lightning.splits import Split, cut_problems, stratified_cut
 
 SetName = Literal["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "SVHN", "STL10", "USPS"]
 
@@ -88,10 +89,11 @@ class TorchvisionSet(ImageData):
             fraction=fraction,
             shots=shots,
         )
-        if not 0.0 < val_share < 1.0:
-            raise UserError(f"val_share={val_share} must be above 0 and below 1")
+        problems = cut_problems(val_share=val_share)
         if name not in _FACTS:
-            raise UserError(f"name={name} is none of {', '.join(_FACTS)}")
+            problems.append(f"name={name} is none of {', '.join(_FACTS)}")
+        if problems:
+            raise UserError(problems)
         self.set_name, self.root, self.val_share = name, Path(root), val_share
         self._facts = _FACTS[name]
         self.mean, self.std, self.in_channels = self._facts.mean, self._facts.std, len(self._facts.mean)
@@ -132,10 +134,7 @@ class TorchvisionSet(ImageData):
         images, labels = _tensors(self._training_set if split != "test" else self._set("test"))
         if split == "test":
             return Images(images, labels)
-        try:
-            train, val = stratified_cut(labels.tolist(), self.val_share, self.split_seed)
-        except ValueError as fault:
-            raise UserError(f"val_share={self.val_share}: cannot be cut from training: {fault}") from fault
+        train, val = stratified_cut(labels.tolist(), self.val_share, self.split_seed, split="val")
         indices = train if split == "train" else val
         return Images(images[indices], labels[indices])
 
