@@ -19,17 +19,16 @@ from vit_lightning.report import verdict_lines, write_report
 from vit_lightning.report_checks import config_differences, read_pages, run_checks
 from vit_lightning.report_figures import front
 from vit_lightning.report_tables import Table
+from vit_lightning.wording import headline
 
-FAILED = {("mean", 3): "Diverged: <loss> is nan at step 231"}
+FAILED = {("mean", 3): "Diverged: <loss> is nan at step 231", ("cls", 7): "hang: nothing was written for 30 minutes"}
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """A second look, with a run that failed and one that is missing."""
+    """A second look, with two runs that failed."""
     folder = tmp_path_factory.mktemp("study") / "pooling"
-    made = make_study(
-        folder, gains=(0.0, 0.9, 0.0), added=4, images=2000, failed=FAILED, missing=[("cls", 7)], random=3
-    )
+    made = make_study(folder, gains=(0.0, 0.9, 0.0), added=4, images=2000, failed=FAILED, random=3)
     write_report(made)
     return made
 
@@ -76,11 +75,11 @@ def test_the_same_training_gives_the_same_bytes_of_results(tmp_path):
 
 
 def test_the_verdict_stands_first_and_names_look_failures_and_what_to_do(study):
-    lines = verdict_lines(study)
-    assert lines[0].startswith("mean: better than cls; mean without class token: ")
-    assert "1 of 12 runs of mean failed" in lines[1]
+    answer = headline(analyse(study))
+    assert answer.startswith("mean: better than cls; mean without class token: ")
+    assert "1 of 12 runs of cls failed and 1 of 12 runs of mean failed" in verdict_lines(study)[0]
     page = (study.folder / "report.html").read_text()
-    assert page.index(lines[0]) < page.index("<figure>")
+    assert page.index(answer) < page.index("<figure>")
     assert "look 2 of 2 (8 seeds, 4 added)" in page
     assert ".0294" in page
     assert "Diverged: &lt;loss&gt; is nan at step 231" in page
@@ -117,7 +116,7 @@ def test_the_page_needs_nothing_else_and_links_to_the_runs(study):
     assert "@import" not in text
     assert re.findall(r"url\((?!#)", text) == []
     assert len(page.ids) == len(set(page.ids)), "ids of figures collide"
-    assert len(page.links) == 35
+    assert len(page.links) == 36
     assert all((study.folder / link).is_dir() for link in page.links)
 
 
@@ -131,16 +130,19 @@ def test_figures_are_svg_of_their_own(study):
 
 
 @pytest.mark.parametrize(
-    ("made", "headline"),
+    ("made", "answer"),
     [
         ({"seeds": 1}, "mean and mean without class token: undecided against cls"),
         ({"seeds": 2}, "mean and mean without class token: undecided against cls"),
         ({"arms": {"cls": ARMS["cls"]}, "gains": (0.0,)}, "Only cls: there is nothing to compare"),
         (
             {"missing": [(arm, seed) for arm in ARMS for seed in range(8)]},
-            "mean and mean without class token: undecided",
+            "Undecided: the study is not over: 24 of 24 runs are missing",
         ),
-        ({"missing": [("cls", seed) for seed in range(8)]}, "mean and mean without class token: undecided"),
+        (
+            {"missing": [("cls", seed) for seed in range(8)]},
+            "Undecided: the study is not over: 8 of 24 runs are missing",
+        ),
         (
             {"failed": {(arm, seed): "hang" for arm in ARMS for seed in range(8)}},
             "mean and mean without class token: un",
@@ -149,10 +151,10 @@ def test_figures_are_svg_of_their_own(study):
     ids=["one seed", "two seeds", "one arm", "nothing yet", "no baseline", "all failed"],
 )
 @pytest.mark.filterwarnings("error::RuntimeWarning", "error::UserWarning")
-def test_what_cannot_be_said_is_said_in_words(tmp_path, made, headline):
+def test_what_cannot_be_said_is_said_in_words(tmp_path, made, answer):
     study = make_study(tmp_path / "study", images=60, **made)
     write_report(study)
-    assert verdict_lines(study)[0].startswith(headline)
+    assert headline(analyse(study)).startswith(answer)
     page = (study.folder / "report.html").read_text()
     assert "nan" not in re.sub("<svg.*?</svg>", "", page, flags=re.DOTALL)
     assert "NaN" not in (study.folder / "verdicts.json").read_text()
@@ -161,9 +163,25 @@ def test_what_cannot_be_said_is_said_in_words(tmp_path, made, headline):
 def test_runs_that_come_out_alike_raise_the_question_whether_the_arm_does_anything(tmp_path):
     study = make_study(tmp_path / "study", images=50)
     alike = [replace(trial, results={**trial.results, "test/acc": 0.9}) for trial in study.trials]
-    lines = verdict_lines(replace(study, trials=alike))
-    assert lines[0] == "mean and mean without class token: equivalent to cls"
-    assert "do the keys of this arm change anything?" in lines[1]
+    study = replace(study, trials=alike)
+    assert headline(analyse(study)) == "mean and mean without class token: equivalent to cls"
+    assert "do the keys of this arm change anything?" in verdict_lines(study)[0]
+
+
+@pytest.mark.parametrize("added", [0, 4])
+def test_before_a_look_is_over_nothing_is_claimed(tmp_path, added):
+    made = {"gains": (0.0, 2.0, 0.0), "added": added, "images": 500}
+    assert json.loads(_verdicts(make_study(tmp_path / "whole", **made)))[0]["verdict"] == "better"
+    study = make_study(tmp_path / "part", missing=[("mean without class token", 7 + added)], **made)
+    for verdict in json.loads(_verdicts(study)):
+        assert (verdict["verdict"], verdict["seeds_needed"]) == ("undecided", None)
+    look = "the second look" if added else "the study"
+    assert verdict_lines(study) == [f"Undecided: {look} is not over: 1 of {24 + 3 * added} runs are missing"]
+
+
+def _verdicts(study):
+    write_report(study)
+    return (study.folder / "verdicts.json").read_text()
 
 
 def test_a_loss_that_is_less_is_better(tmp_path):
@@ -173,7 +191,7 @@ def test_a_loss_that_is_less_is_better(tmp_path):
         for t in study.trials
     ]
     study = replace(study, trials=trials, report="test/loss", goal="minimize", smallest_effect=0.01)
-    assert verdict_lines(study)[0] == "mean: better than cls; mean without class token: equivalent to cls"
+    assert headline(analyse(study)) == "mean: better than cls; mean without class token: equivalent to cls"
     write_report(study)
     assert "test/loss is no accuracy" in (study.folder / "report.md").read_text()
 
@@ -191,6 +209,16 @@ def test_a_grid_has_effects_of_its_factors(tmp_path):
     ]
     write_report(study)
     assert "Factors" in (study.folder / "report.html").read_text()
+
+
+def test_levels_of_a_grid_may_be_lists_and_mappings(tmp_path):
+    augment, test = [[], [{"class_path": "RandomShift"}]], [{"a": 1}, True]
+    arms = {f"{a}, {b}": {"data.augment": augment[a], "test": test[b]} for a in (0, 1) for b in (0, 1)}
+    factors = {"data.augment": augment, "test": test}
+    study = make_study(tmp_path / "study", arms=arms, gains=(0, 0.5, 0.5, 1.0), factors=factors)
+    names = [effect.name for effect in analyse(study).effects]
+    assert names[:2] == ['data.augment: [{"class_path": "RandomShift"}] - []', 'test: true - {"a": 1}']
+    write_report(study)
 
 
 def test_checks_hold_for_a_study_that_went_well(tmp_path):

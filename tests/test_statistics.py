@@ -21,6 +21,7 @@ from vit_lightning.statistics import (
     pocock,
     second_level,
     seeds_needed,
+    seeds_to_tell,
     sign_flip_p,
     t_interval,
     two_look_error,
@@ -89,6 +90,8 @@ def test_power_of_differences_and_of_equivalence():
     errors = draws.std(axis=1, ddof=1) / math.sqrt(12)
     seen = np.mean((0.005 - np.abs(draws.mean(axis=1))) / errors >= stats.t.isf(0.03, 11))
     assert equivalence_power(12, 0.005, 0.006, 0.03) == pytest.approx(seen, abs=0.008)
+    seen = np.mean((0.005 - np.abs(draws.mean(axis=1) + 0.002)) / errors >= stats.t.isf(0.03, 11))
+    assert equivalence_power(12, 0.005, 0.006, 0.03, 0.002) == pytest.approx(seen, abs=0.008)
 
 
 def test_the_sign_flip_test_cannot_get_under_its_least_p():
@@ -143,11 +146,47 @@ def test_seeds_needed_reach_both_claims():
     [claim] = judge([gaps], RULES)
     more = seeds_needed(claim, RULES, 1)
     assert more > 0
+    assert RULES.level_with(more) < RULES.level, "the second look would be at less"
     for power in (difference_power, equivalence_power):
-        assert power(8 + more, 0.005, claim.sd, RULES.level) >= 0.8
-    assert min(power(7 + more, 0.005, claim.sd, RULES.level) for power in (difference_power, equivalence_power)) < 0.8
+        assert power(8 + more, 0.005, claim.sd, RULES.level_with(more)) >= 0.8
+    one_less = [
+        power(7 + more, 0.005, claim.sd, RULES.level_with(more - 1)) for power in (difference_power, equivalence_power)
+    ]
+    assert min(one_less) < 0.8
     assert seeds_needed(judge([gaps[:1]], RULES)[0], RULES, 1) is None
     assert seeds_needed(judge([gaps + 0.05], RULES)[0], RULES, 1) == 0
+
+
+def test_an_arm_that_is_undecided_with_seeds_enough_is_told_how_many_would_tell():
+    draw = np.random.default_rng(0)
+    told = 0
+    for _ in range(60):
+        n = int(draw.integers(14, 24))
+        rules = Rules(0.05, 0.005, first=n)
+        claims = judge([draw.normal(0.0025, 0.005, n), draw.normal(-0.003, 0.0045, n), draw.normal(0, 0.01, n)], rules)
+        for claim in claims:
+            if claim.verdict != "undecided" or seeds_needed(claim, rules, 3) > 0:
+                continue
+            told += 1
+            more = seeds_to_tell(claim, rules, 3)
+            assert more > 0
+            level = rules.level_with(more) / 3
+            seen = difference_power(n + more, claim.difference, claim.sd, level)
+            assert max(seen, equivalence_power(n + more, 0.005, claim.sd, level, claim.difference)) >= 0.8
+    assert told > 20
+
+
+def test_pairs_that_are_all_alike_need_as_many_as_their_signs_do():
+    [claim] = judge([np.full(6, 0.01)], RULES)  # .03125, above .0294
+    assert seeds_needed(claim, RULES, 1) == 1
+
+
+def test_before_a_look_is_over_nothing_is_claimed():
+    gaps = np.array([0.010, 0.012, 0.009, 0.011, 0.010, 0.008])
+    rules = Rules(0.05, 0.005, first=8, over=False)
+    [claim] = judge([gaps], rules)
+    assert claim.verdict == "undecided"
+    assert seeds_needed(claim, rules, 1) is None
 
 
 @pytest.fixture(scope="module")

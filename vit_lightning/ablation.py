@@ -121,7 +121,9 @@ def ablate(config: AblateConfig) -> None:
     print(describe(plan, folder, threads, workers, ledger), flush=True)
     for text in changed:
         print(f"since the ablation began: {text}", flush=True)
-    how = How(config.workers, config.only, config.retry, config.patience)
+    if config.retry:
+        ledger.try_failed_again()
+    how = How(config.workers, config.only, config.patience)
     if config.launcher == "slurm":
         submit(config.file, ledger, how, config.slurm or {}, trust=config.trust_config)
     else:

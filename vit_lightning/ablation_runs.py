@@ -55,13 +55,11 @@ class How:
     Args:
         workers: runs at a time, or auto.
         only: the arm that is run; None for all.
-        retry: whether runs are tried again that have failed.
         patience: minutes without anything written after which a run counts as hanging.
     """
 
     workers: int | str = "auto"
     only: str | None = None
-    retry: bool = False
     patience: float = 30.0
 
     def runs(self, ledger: Ledger) -> list[Planned]:
@@ -71,7 +69,7 @@ class How:
 def run_all(plan: Plan, ledger: Ledger, how: How) -> None:
     """Runs what an ablation lacks, in this process and beside others; ends when all is over."""
     runs, threads, devices = how.runs(ledger), ledger.facts["threads"], devices_of(plan)
-    if all(is_over(ledger, run) and not how.retry for run in runs):
+    if all(ledger.is_over(run) for run in runs):
         return
     data = shared_data(plan.configs, make_data)
     scratch = warm_up(plan, ledger.folder)
@@ -82,16 +80,11 @@ def run_all(plan: Plan, ledger: Ledger, how: How) -> None:
     trials = Trials(ledger, start, threads=threads, devices=devices, patience=how.patience * 60)
     try:
         with _asked_to_end() as asked:
-            _work_off(runs, ledger, trials, workers_of(how.workers, devices, threads), retry=how.retry, asked=asked)
+            _work_off(runs, ledger, trials, workers_of(how.workers, devices, threads), asked)
     finally:
         trials.stop()
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
-
-
-def is_over(ledger: Ledger, run: Planned) -> bool:
-    """Whether a run is done or has failed."""
-    return ledger.results(run) is not None or ledger.failure(run) is not None
 
 
 def warm_up(plan: Plan, folder: Path) -> Path | None:
@@ -111,9 +104,13 @@ def warm_up(plan: Plan, folder: Path) -> Path | None:
 
 @contextlib.contextmanager
 def _asked_to_end() -> Iterator[list[int]]:
-    """Collects the signals that ask this process to end."""
+    """Collects the signals that ask this process to end; those that submitit has taken, it keeps."""
     received: list[int] = []
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+    ]
     before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
     try:
         yield received
@@ -122,12 +119,9 @@ def _asked_to_end() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _work_off(
-    runs: list[Planned], ledger: Ledger, trials: Trials, workers: int, *, retry: bool, asked: list[int]
-) -> None:
+def _work_off(runs: list[Planned], ledger: Ledger, trials: Trials, workers: int, asked: list[int]) -> None:
     """Claims and runs what nobody has yet, until all is over; what others have is waited for."""
     open_runs = list(runs)
-    again = {run for run in runs if retry and ledger.failure(run) is not None}
     progress, signed, looked = Progress(ledger, runs), 0.0, 0.0
     while open_runs and not asked:
         for run, word in trials.settle():
@@ -140,13 +134,12 @@ def _work_off(
         if now - looked > (0.5 if len(trials.running) < workers else 5.0):
             looked = now
             mine = {trial.run for trial in trials.running}
-            open_runs = [run for run in open_runs if run in mine | again or not is_over(ledger, run)]
+            open_runs = [run for run in open_runs if run in mine or not ledger.is_over(run)]
             for run in open_runs:
                 if run in mine or len(trials.running) >= workers:
                     continue
-                claim = ledger.claim(run, again=run in again)
+                claim = ledger.claim(run)
                 if claim is not None:
-                    again.discard(run)
                     trials.begin(run, claim)
         progress.show([trial.run for trial in trials.running])
         time.sleep(0.02)
@@ -176,7 +169,7 @@ class Progress:
         self._shown = 0.0
 
     def _over(self) -> int:
-        return sum(is_over(self.ledger, run) for run in self.runs)
+        return sum(map(self.ledger.is_over, self.runs))
 
     def say(self, run: Planned, word: str) -> None:
         results = self.ledger.results(run) or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from vit_lightning.statistics import (
     judge,
     least_sign_flip_p,
     seeds_needed,
+    seeds_to_tell,
     sign_flip_p,
     spread,
     visible_difference,
@@ -72,7 +74,9 @@ class Against:
     arm: str
     claim: Comparison
     seeds_needed: int | None
-    """Seeds to add until either claim has 80 % power; 0 where one was made, None where no spread is known."""
+    """Seeds to add until a claim has 80 % power; 0 where one was made, None where that cannot be said."""
+    between: bool
+    """Whether seeds are enough for either claim and none was made: then they are counted for the difference seen."""
     differences: dict[int, float]
     """Arm minus baseline for each seed that both have."""
     p_sign_flip: float
@@ -106,13 +110,19 @@ class Analysis:
         return next(arm for arm in self.arms if arm.name == self.study.baseline)
 
     @property
+    def missing(self) -> int:
+        """Runs that have not ended; before they have, nothing is claimed."""
+        return sum(trial.state == "missing" for trial in self.study.trials)
+
+    @property
     def undecided(self) -> list[Against]:
         return [one for one in self.against if one.claim.verdict == "undecided"]
 
 
 def analyse(study: Study) -> Analysis:
     """Compares what the runs of a study came to; runs that are not there are left out, pair by pair."""
-    rules = Rules(study.alpha, study.smallest_effect, study.goal, len(study.seeds), len(study.added_seeds))
+    over = all(trial.state != "missing" for trial in study.trials)
+    rules = Rules(study.alpha, study.smallest_effect, study.goal, len(study.seeds), len(study.added_seeds), over)
     tables, why = _read_tables(study)
     arms = []
     for name, overrides in study.arms.items():
@@ -142,11 +152,14 @@ def _against(study: Study, rules: Rules, arms: Sequence[Arm], tables: Mapping[An
             if (arm.name, seed) in tables and (baseline.name, seed) in tables
         }
         gaps = [one.astype(float) - other for one, other in both.values()]
+        needed = seeds_needed(claim, rules, len(others))
+        between = needed == 0 and claim.verdict == "undecided"
         found.append(
             Against(
                 arm.name,
                 claim,
-                seeds_needed(claim, rules, len(others)),
+                seeds_to_tell(claim, rules, len(others)) if between else needed,
+                between,
                 dict(zip(seeds, (first - second).tolist(), strict=True)),
                 sign_flip_p(first - second),
                 least_sign_flip_p(claim.n) <= rules.level / len(others),
@@ -171,15 +184,17 @@ def _effects(study: Study, arms: Sequence[Arm]) -> list[Effect]:
     if len(factors) < 2:
         return []
     baseline = study.arms[study.baseline]
-    ordered = {
-        key: [
-            *(level for level in levels if level == baseline.get(key)),
-            *(v for v in levels if v != baseline.get(key)),
-        ]
-        for key, levels in factors.items()
-    }
-    results = {tuple(arm.overrides.get(key) for key in ordered): arm.values for arm in arms}
+    ordered = {}
+    for key, levels in factors.items():
+        first = _level(baseline.get(key))
+        ordered[key] = [first, *(word for word in map(_level, levels) if word != first)]
+    results = {tuple(_level(arm.overrides.get(key)) for key in ordered): arm.values for arm in arms}
     return factor_effects(ordered, results, study.alpha)
+
+
+def _level(value: Any) -> str:
+    """A level of a factor as a word: it may be a list or a mapping."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _read_tables(study: Study) -> tuple[dict[tuple[str, int], Table], str | None]:

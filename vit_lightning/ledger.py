@@ -17,10 +17,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import platform
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -48,7 +48,7 @@ ATTEMPTS: dict[Kind, int] = {
     "error": 2,
     "killed": 6,
 }
-"""How often a run may end in one way, without coming further, before it counts as failed."""
+"""How often a run may end in one way at one step before it counts as failed."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,8 @@ class Ledger:
     folder: Path
     facts: dict[str, Any]
     leases: Leases = field(default_factory=Leases)
+    retried: dict[Planned, int] = field(default_factory=dict)
+    """Failures that do not count, as this process tries those runs once more: the number of the claim that failed."""
 
     @property
     def added_seeds(self) -> list[int]:
@@ -93,23 +95,27 @@ class Ledger:
 
     def failure(self, run: Planned) -> dict[str, Any] | None:
         """How the run failed for good, if it did."""
-        ends = sorted(self.place(run).glob("*.end"))
-        last = read_json(ends[-1]) if ends else {}
-        newer = self._last_claim(run)
-        over = last.get("outcome") == "failed" and newer is not None and newer.stem == ends[-1].stem
-        return last if over else None
-
-    def claim(self, run: Planned, *, again: bool = False) -> Claim | None:
-        """Makes the run this process's own; None if another process has it, or it is done or has failed.
-
-        Args:
-            run: which.
-            again: whether it is taken although it has failed.
-        """
-        if self.results(run) is not None or (self.failure(run) is not None and not again):
+        last = self._last_claim(run)
+        end = read_json(last.with_suffix(".end")) if last is not None else {}
+        if last is None or end.get("outcome") != "failed" or int(last.stem) == self.retried.get(run):
             return None
+        return end
+
+    def is_over(self, run: Planned) -> bool:
+        """Whether a run is done or has failed."""
+        return self.results(run) is not None or self.failure(run) is not None
+
+    def try_failed_again(self) -> None:
+        """Takes the runs that have failed until now for runs that are missing."""
+        failed = {run: self._last_claim(run) for run in self.planned() if self.failure(run) is not None}
+        self.retried = {run: int(last.stem) for run, last in failed.items() if last is not None}
+
+    def claim(self, run: Planned) -> Claim | None:
+        """Makes the run this process's own; None if another process has it, or it is done or has failed."""
         last = self._last_claim(run)
         if last is not None and not last.with_suffix(".end").exists() and not self.leases.is_over(last):
+            return None
+        if self.is_over(run):  # asked last: it sees how what was found above has ended
             return None
         number = 1 if last is None else int(last.stem) + 1
         place = self.place(run)
@@ -129,11 +135,8 @@ class Ledger:
         """Writes down that an attempt came to nothing; whether the run has failed for good."""
         progress = self.progress(run)
         ends = [read_json(path) for path in sorted(self.place(run).glob("*.end"), reverse=True)]
-        alike = 1
-        for end in ends:
-            if (end.get("kind"), end.get("progress"), end.get("outcome")) != (kind, progress, "again"):
-                break
-            alike += 1
+        since = itertools.takewhile(lambda end: end.get("outcome") != "failed", ends)  # what failed is tried anew
+        alike = 1 + sum((end.get("kind"), end.get("progress")) == (kind, progress) for end in since)
         final = alike >= ATTEMPTS[kind]
         claim.end("failed" if final else "again", kind=kind, cause=cause, progress=progress)
         return final
@@ -168,7 +171,8 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
     now = _facts(plan, threads)
     path = folder / "ledger.json"
     folder.mkdir(parents=True, exist_ok=True)
-    if not path.exists() and any(item.name not in (".lock", ".gitignore") for item in folder.iterdir()):
+    others = [item for item in folder.iterdir() if item.name not in (".lock", ".gitignore") and item.suffix != ".part"]
+    if others and not path.exists():  # in this order: a process that starts beside this one makes ledger.json first
         raise UserError(f"out={folder} holds other things than an ablation (choose a new folder)")
     create_once(path, json.dumps(now, indent=2) + "\n")
     began = read_json(path)
@@ -210,7 +214,7 @@ def add_seeds(ledger: Ledger, count: int) -> None:
                 f"add-seeds={count}: the second look has {len(added)} seeds already, and there are two at most"
             )
         return
-    missing = [run.name for run in ledger.planned() if ledger.results(run) is None and ledger.failure(run) is None]
+    missing = [run.name for run in ledger.planned() if not ledger.is_over(run)]
     if missing:
         raise UserError(
             f"add-seeds={count}: the first look is not over, {len(missing)} runs are missing ({missing[0]})"
@@ -310,9 +314,9 @@ def _changes(began: dict[str, Any], now: dict[str, Any]) -> tuple[list[str], lis
 
 def _note_change(folder: Path, text: str) -> None:
     if text not in _noted_changes(folder):
-        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "change": text}) + "\n"
+        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "change": text})
         with (folder / "changes.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line)
+            file.write(f"\n{line}\n")  # the line before may be torn
 
 
 def _noted_changes(folder: Path) -> list[str]:
@@ -320,7 +324,8 @@ def _noted_changes(folder: Path) -> list[str]:
         lines = (folder / "changes.jsonl").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    found: Sequence[str] = []
-    with contextlib.suppress(ValueError):
-        found = [json.loads(line)["change"] for line in lines if line]
+    found: list[str] = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # empty, or torn
+            found.append(json.loads(line)["change"])
     return list(dict.fromkeys(found))

@@ -68,9 +68,9 @@ def write_report(study: Study) -> list[Path]:
 
 
 def verdict_lines(study: Study) -> list[str]:
-    """The answer for a terminal: a line in short, and one for each arm."""
+    """The answer for a terminal: a line for each arm, once there is one."""
     analysis = analyse(study)
-    return [headline(analysis), *sentences(analysis)]
+    return sentences(analysis) if analysis.against and not analysis.missing else [headline(analysis)]
 
 
 def verdicts(analysis: Analysis) -> list[dict[str, Any]]:

@@ -121,7 +121,8 @@ def difference_table(analysis: Analysis) -> Table:
     where = f" in{unit.suffix}" if unit.suffix else ""
     note = (
         f"Paired t-test; p after Holm's correction is held against {show_level(analysis.rules.level)}. More seeds: "
-        f"until {unit.plain(study.smallest_effect)} of difference, or none, is told with 80 % power at this spread."
+        f"until {unit.plain(study.smallest_effect)} of difference, or none, is told with 80 % power at this spread; "
+        "where there are enough for that, until the difference that was seen is."
     )
     return Table(f"{study.report} against {study.baseline}{where}", header, rows, note)
 

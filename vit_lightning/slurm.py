@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_lightning.ablation_plan import read_plan
-from vit_lightning.ablation_runs import How, Progress, is_over, run_all
+from vit_lightning.ablation_runs import How, Progress, run_all
 from vit_lightning.errors import UserError
 from vit_lightning.ledger import Ledger, Planned, open_ledger
 
@@ -32,6 +32,7 @@ class Job:
     folder: Path
     threads: int
     how: How
+    retried: dict[Planned, int]
     trust: bool
 
     def __call__(self, number: int) -> None:
@@ -40,6 +41,7 @@ class Job:
         torch.set_num_threads(1)
         plan = read_plan(self.file, trust=self.trust)
         ledger, _ = open_ledger(self.folder, plan, threads=self.threads)
+        ledger.retried = self.retried  # as they were at submission: what fails in these jobs stays failed
         run_all(plan, ledger, self.how)
 
     def checkpoint(self, number: int) -> Any:
@@ -67,13 +69,13 @@ def submit(file: Path, ledger: Ledger, how: How, options: Mapping[str, Any], *, 
     except ImportError as fault:
         raise UserError("launcher=slurm needs submitit: pip install 'vit-lightning[slurm]'") from fault
     runs = how.runs(ledger)
-    missing = [run for run in runs if not is_over(ledger, run) or how.retry]
+    missing = [run for run in runs if not ledger.is_over(run)]
     if not missing:
         return
     logs = ledger.folder / "slurm"
     count = how.workers if isinstance(how.workers, int) else min(len(missing), MOST_JOBS)
-    each = How("auto", how.only, how.retry, how.patience)
-    job = Job(file.absolute(), ledger.folder.absolute(), ledger.facts["threads"], each, trust)
+    each = How("auto", how.only, how.patience)
+    job = Job(file.absolute(), ledger.folder.absolute(), ledger.facts["threads"], each, ledger.retried, trust)
     try:
         executor = submitit.AutoExecutor(folder=logs, cluster="slurm", slurm_max_num_timeout=REQUEUES)
         executor.update_parameters(**{"name": ledger.facts["name"], "timeout_min": 60, **options})
@@ -87,15 +89,15 @@ def submit(file: Path, ledger: Ledger, how: How, options: Mapping[str, Any], *, 
 
 def _watch(ledger: Ledger, runs: list[Planned], array: str, logs: Path) -> None:
     """Says what is over, until all is."""
-    progress, told = Progress(ledger, runs), {run for run in runs if is_over(ledger, run)}
+    progress, told = Progress(ledger, runs), {run for run in runs if ledger.is_over(run)}
     gone = 0
     while len(told) < len(runs):
         for run in runs:
-            if run not in told and is_over(ledger, run):
+            if run not in told and ledger.is_over(run):
                 told.add(run)
                 progress.say(run, "done" if ledger.results(run) is not None else "failed")
         gone = 0 if _is_queued(array) else gone + 1
-        if gone > 3 and not all(is_over(ledger, run) for run in runs):
+        if gone > 3 and not all(map(ledger.is_over, runs)):
             progress.close()
             raise UserError(f"all jobs of SLURM are over, but not the runs: see {logs}; the same command submits more")
         progress.show([])

@@ -36,6 +36,7 @@ class Rules:
         goal: which way is better.
         first: pairs of the first look.
         added: pairs that the second look adds; 0 at the first look.
+        over: whether all runs of the look have ended. Before that nothing is claimed: it would be one more look.
     """
 
     alpha: float
@@ -43,12 +44,17 @@ class Rules:
     goal: Literal["maximize", "minimize"] = "maximize"
     first: int = 0
     added: int = 0
+    over: bool = True
 
     @property
     def level(self) -> float:
         """Level of the look that the results are of."""
+        return self.level_with(self.added)
+
+    def level_with(self, added: int) -> float:
+        """Level of the look that this many added pairs make: the second, or the first with none."""
         first = pocock(self.alpha)
-        return second_level(self.alpha, first, self.first, self.added) if self.added else first
+        return second_level(self.alpha, first, self.first, added) if added else first
 
     @property
     def interval_level(self) -> float:
@@ -99,7 +105,7 @@ def judge(differences: Sequence[Values], rules: Rules) -> list[Comparison]:
     comparisons = []
     for values, p_adjusted, p_equivalence, arms in zip(differences, adjusted, equivalence, weighed, strict=True):
         mean = float(np.mean(values)) if len(values) else math.nan
-        verdict = _verdict(len(values), mean, p_adjusted, p_equivalence, level, rules.goal)
+        verdict = _verdict(len(values), mean, p_adjusted, p_equivalence, rules)
         comparisons.append(
             Comparison(
                 len(values),
@@ -117,29 +123,69 @@ def judge(differences: Sequence[Values], rules: Rules) -> list[Comparison]:
     return comparisons
 
 
-def _verdict(n: int, mean: float, p: float, p_equivalence: float, level: float, goal: str) -> Verdict:
-    if n < LEAST_PAIRS:
+def _verdict(n: int, mean: float, p: float, p_equivalence: float, rules: Rules) -> Verdict:
+    if n < LEAST_PAIRS or not rules.over:
         return "undecided"
-    if p <= level:
-        return "better" if (mean > 0) == (goal == "maximize") else "worse"
-    return "equivalent" if p_equivalence <= level else "undecided"
+    if p <= rules.level:
+        return "better" if (mean > 0) == (rules.goal == "maximize") else "worse"
+    return "equivalent" if p_equivalence <= rules.level else "undecided"
 
 
 def seeds_needed(claim: Comparison, rules: Rules, arms: int) -> int | None:
-    """Seeds to add until either claim has 80 % power; 0 where one was made, None where no spread is known.
+    """Seeds to add until both claims have 80 % power: of the smallest effect, and of none where there is none.
 
     Args:
         claim: of one arm; its spread is taken for the true one.
         rules: what was settled beforehand.
         arms: how many are compared; the power is that of the first step of Holm's procedure.
+
+    Returns:
+        0 where a claim was made or there are seeds enough, None where no spread is known.
     """
     if claim.verdict != "undecided":
         return 0
-    effect, level = rules.smallest_effect, rules.level / arms
-    if math.isnan(claim.sd) or effect <= 0:
+    effect = rules.smallest_effect
+    return _seeds_until(
+        lambda n, level: (
+            min(difference_power(n, effect, claim.sd, level), equivalence_power(n, effect, claim.sd, level)) >= POWER
+        ),
+        claim,
+        rules,
+        arms,
+    )
+
+
+def seeds_to_tell(claim: Comparison, rules: Rules, arms: int) -> int | None:
+    """Seeds to add until either claim has 80 % power if the true difference is the one that was seen.
+
+    For an arm that is undecided with seeds enough for both claims: the truth probably lies between none and the
+    smallest effect. Arguments and result are those of ``seeds_needed``.
+    """
+    if claim.verdict != "undecided":
+        return 0
+    effect, seen = rules.smallest_effect, claim.difference
+    return _seeds_until(
+        lambda n, level: (
+            max(difference_power(n, seen, claim.sd, level), equivalence_power(n, effect, claim.sd, level, seen))
+            >= POWER
+        ),
+        claim,
+        rules,
+        arms,
+    )
+
+
+def _seeds_until(enough: Callable[[int, float], bool], claim: Comparison, rules: Rules, arms: int) -> int | None:
+    """Seeds to add until pairs are enough at the level that their look will have; None where it cannot be said."""
+    if not rules.over or math.isnan(claim.sd) or rules.smallest_effect <= 0:
         return None
-    wanted = (pairs_for_difference(effect, claim.sd, level), pairs_for_equivalence(effect, claim.sd, level))
-    return max(0, max(*wanted, LEAST_PAIRS) - claim.n)
+
+    def decided(n: int) -> bool:
+        level = rules.level_with(max(rules.added, n - claim.n)) / arms
+        by_signs = claim.sd > 0 or least_sign_flip_p(n) <= level  # what pairs that are all alike can claim
+        return n >= LEAST_PAIRS and by_signs and enough(n, level)
+
+    return max(0, _fewest(decided) - claim.n)
 
 
 def spread(values: Values) -> float:
@@ -257,13 +303,15 @@ def difference_power(n: int, effect: float, sd: float, level: float) -> float:
     return float(1 - np.nan_to_num(misses) + np.nan_to_num(opposite))  # nan where it is too small for the algorithm
 
 
-def equivalence_power(n: int, effect: float, sd: float, level: float) -> float:
-    """Chance that two one-sided tests of n pairs show equivalence within +-effect where there is no difference."""
+def equivalence_power(n: int, effect: float, sd: float, level: float, difference: float = 0.0) -> float:
+    """Chance that two one-sided tests of n pairs show equivalence within +-effect, given the true difference."""
     if sd == 0:
-        return 1.0
+        return float(abs(difference) < effect)
     spreads = np.sqrt(special.chdtri(n - 1, (1 - _NODES) / 2) / (n - 1))  # of the sample, in units of sd
     room = effect / sd * math.sqrt(n) - float(special.stdtrit(n - 1, 1 - level)) * spreads
-    return float(np.sum(_WEIGHTS / 2 * np.where(room > 0, 2 * special.ndtr(room) - 1, 0.0)))
+    shift = difference / sd * math.sqrt(n)
+    hits = special.ndtr(room - shift) - special.ndtr(-room - shift)
+    return float(np.sum(_WEIGHTS / 2 * np.where(room > 0, hits, 0.0)))
 
 
 def pairs_for_difference(effect: float, sd: float, level: float, power: float = POWER) -> int:

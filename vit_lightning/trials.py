@@ -27,6 +27,7 @@ from jsonargparse import Namespace
 from vit_lightning.claims import Claim
 from vit_lightning.data import ImageData
 from vit_lightning.errors import CannotResume, Diverged, UserError
+from vit_lightning.folder import release, try_hold
 from vit_lightning.ledger import Kind, Ledger, Planned
 from vit_lightning.training import fit
 
@@ -180,7 +181,8 @@ def _work(start: Start, folder: Path, claim: Path, threads: int, visible: str | 
     _die_with(parent)
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _end)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that watches passes Ctrl-C on
+    for number in (signal.SIGINT, signal.SIGUSR2):  # for the process that watches, which passes on what is meant
+        signal.signal(number, signal.SIG_IGN)
     log = os.open(claim.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for handle, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(log, handle)
@@ -192,10 +194,22 @@ def _work(start: Start, folder: Path, claim: Path, threads: int, visible: str | 
     sys.argv = [sys.argv[0], "fit", *start.words, f"--out={folder}", "--resume=auto"]
     start.config.out, start.config.resume = folder, "auto"
     try:
+        _wait_for(folder)
         fit(start.config, data=start.data)
     except BaseException as fault:
         code = _said(fault, claim.with_suffix(".fault"))
         sys.exit(code)
+
+
+def _wait_for(folder: Path) -> None:
+    """Waits while another process still has the run folder: one that lives, though its lease was over."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while os.access(folder, os.W_OK):
+        lock = try_hold(folder)
+        if lock is not None:
+            release(folder, lock)
+            return
+        time.sleep(0.5)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -64,6 +64,8 @@ def headline(analysis: Analysis) -> str:
         claims.setdefault(one.claim.verdict, []).append(name)
     if not claims:
         return f"Only {analysis.study.baseline}: there is nothing to compare"
+    if analysis.missing:
+        return f"Undecided: {_missing(analysis)}"
     base = analysis.study.baseline
     ends = {"better": f"better than {base}", "worse": f"worse than {base}", "equivalent": f"equivalent to {base}"}
     parts = [
@@ -86,6 +88,8 @@ def sentences(analysis: Analysis) -> list[str]:
 def sentence(analysis: Analysis, one: Against) -> str:
     """What is claimed of an arm, or why nothing is."""
     study, claim, base = analysis.study, one.claim, analysis.study.baseline
+    if analysis.missing:
+        return f"{one.arm} against {base}: undecided, {_missing(analysis)}"
     if claim.n < 2:
         there = "there is 1 pair of runs" if claim.n else "there is no pair of runs"
         return f"{one.arm} against {base}: undecided, {there}.{_failures(analysis, one)}"
@@ -104,6 +108,11 @@ def sentence(analysis: Analysis, one: Against) -> str:
         return f"{one.arm} is equivalent to {base} within {effect}, {how} (difference: {numbers}).{rest}"
     small = f" That is less than the {effect} that matter." if abs(claim.difference) < study.smallest_effect else ""
     return f"{one.arm} is {claim.verdict} than {base} ({numbers}).{small}{rest}"
+
+
+def _missing(analysis: Analysis) -> str:
+    study, look = analysis.study, "the second look" if analysis.study.looks == 2 else "the study"
+    return f"{look} is not over: {analysis.missing} of {len(study.trials)} runs are missing"
 
 
 def _failures(analysis: Analysis, one: Against) -> str:
@@ -129,13 +138,14 @@ def _what_next(analysis: Analysis, one: Against) -> str:
     if one.seeds_needed is None:
         return f"{few}How many seeds it takes cannot be said.".strip()
     effect = unit_of(study.report).plain(study.smallest_effect)
-    if one.seeds_needed == 0:
-        return f"{few}There are seeds enough to see {effect}; the truth may lie between that and none.".strip()
     if study.looks == 1:
         how = f"--add-seeds {one.seeds_needed}"
     else:
         how = f"in a new study of {claim.n + one.seeds_needed} fresh seeds, as there is no third look"
     more = f"{one.seeds_needed} more seed{'' if one.seeds_needed == 1 else 's'}"
+    if one.between:
+        seen = f"if the true difference is the one that was seen, it takes about {more} to tell which"
+        return f"There are seeds enough to tell {effect} from none, so the truth may lie between; {seen} ({how})."
     return f"{few}It takes about {more} to decide about {effect} with {100 * POWER:.0f} % power ({how})."
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,11 +16,10 @@ import harness
 import pytest
 import yaml
 
-from vit_lightning import claims
 from vit_lightning import ledger as ledgers
 from vit_lightning.ablation import AblateConfig, SomeFailed, ablate
-from vit_lightning.ledger import Ledger, Planned, read_study
-from vit_lightning.tracking import read_results, write_results
+from vit_lightning.ablation_plan import read_plan
+from vit_lightning.ledger import Planned, open_ledger, read_study
 
 MICRO = (
     "--model.patch_size=4",
@@ -207,6 +207,7 @@ def test_runs_that_fail_for_good(in_arms, monkeypatch, capsys):
         "page": ("configuration", "model.depth=9 is more than there is"),
         "hang": ("hang", "nothing was written for 0.1 minutes"),
         "leaves": ("no result", "the process returned 0 and left no results.json"),
+        "status": ("no result", "the process returned 255 and left no results.json"),
     }
     arms: dict[str, dict[str, object]] = {"good": {"model.pool": "cls"}}
     write_plan(in_arms, arms | {how: {"trainer.callbacks": breaking(how)} for how in causes}, 1)
@@ -228,6 +229,29 @@ def test_runs_that_fail_for_good(in_arms, monkeypatch, capsys):
     with pytest.raises(SomeFailed):
         ablate(config)
     assert before == {path: path.stat().st_mtime_ns for path in Path("out/ledger").rglob("*")}, "not tried again"
+    retried = command("out", "--only=page", "--retry")
+    pair = [harness.start(in_arms, *retried) for _ in range(2)]
+    for process in pair:
+        process.join(300)
+    assert [process.exitcode for process in pair] == [5, 5], harness.log(in_arms)[-3000:]
+    assert 2 <= len(list(Path("out/ledger/page-seed0").glob("*.claim"))) <= 3, "each tries it once at most"
+
+
+def test_a_run_whose_last_process_still_lives_is_waited_for(in_arms, capsys):
+    write_plan(in_arms, {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}}, 1)
+    Path("out").mkdir()
+    Path("out/.ledger.json.other.7.part").touch()  # of a process that starts at the same time
+    ledger, _ = open_ledger(Path("out"), read_plan(Path("plan.yaml")), threads=1)
+    folder = ledger.run_folder(Planned("cls", 0, 1))
+    folder.mkdir(parents=True)
+    code = "import fcntl, time; file = open('.lock', 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(1); time.sleep(6)"
+    with subprocess.Popen([sys.executable, "-uc", code], cwd=folder, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        ablate(AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2))
+        assert owner.wait() == 0
+    assert [trial.state for trial in read_study(Path("out")).trials] == ["done", "done"]
+    assert [path.name for path in Path("out/ledger/cls-seed0").glob("*.claim")] == ["0001.claim"]
 
 
 def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatch, capsys):
@@ -255,67 +279,3 @@ def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatc
     assert all(path.read_bytes() == content for path, content in done.items()), "what was done stays as it is"
     with pytest.raises(ledgers.UserError, match="there are two at most"):
         ablate(AblateConfig(Path("plan.yaml"), out=Path("out"), add_seeds=2))
-
-
-def make_ledger(folder: Path, lease: float = 0.3) -> tuple[Ledger, Planned]:
-    return Ledger(folder, {"arms": {"a": {}}, "seeds": [0]}, claims.Leases(lease)), Planned("a", 0, 1)
-
-
-def test_one_of_many_gets_a_claim(tmp_path):
-    ledger, run = make_ledger(tmp_path)
-    claims = [ledger.claim(run) for _ in range(5)]
-    assert [claim is not None for claim in claims] == [True, False, False, False, False]
-    assert claims[0].is_mine()
-
-
-def test_a_claim_of_another_machine_is_taken_over_when_its_lease_is_over(tmp_path):
-    ledger, run = make_ledger(tmp_path)
-    path = ledger.place(run) / "0001.claim"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"machine": "other", "processes": "x", "pid": 1, "started": "1", "progress": 0}))
-    os.utime(path, (1e9, 1e9))  # its clock is years behind: that says nothing
-    zombie = claims.Claim(path, 1)
-    assert ledger.claim(run) is None
-    time.sleep(0.2)
-    assert zombie.is_mine(), "a sign of life"
-    assert ledger.claim(run) is None
-    time.sleep(0.2)
-    assert ledger.claim(run) is None, "the lease began anew"
-    time.sleep(0.4)
-    claim = ledger.claim(run)
-    assert claim is not None
-    assert claim.number == 2
-    assert not zombie.is_mine(), "who comes back finds that the run is no longer its own"
-    assert ledger.claim(run) is None
-
-
-def test_a_claim_of_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_path):
-    ledger, run = make_ledger(tmp_path, lease=1000.0)
-    path = ledger.place(run) / "0001.claim"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({**claims.owner(), "started": "12", "progress": 0}))  # its number is another's by now
-    assert ledger.claim(run) is not None
-
-
-def test_a_run_that_kills_its_process_again_and_again_fails(tmp_path):
-    ledger, run = make_ledger(tmp_path)
-    for number in range(ledgers.SILENT_DEATHS):
-        claim = ledger.claim(run)
-        assert claim is not None, number
-        owner = json.loads(claim.path.read_text())
-        claim.path.write_text(json.dumps({**owner, "started": "12"}))
-    assert ledger.claim(run) is None
-    assert ledger.failure(run)["cause"].startswith("its process was killed 10 times in a row")
-
-
-def test_damaged_results_are_no_results(tmp_path):
-    ledger, run = make_ledger(tmp_path)
-    folder = ledger.run_folder(run)
-    folder.mkdir(parents=True)
-    write_results(folder, {"test/acc": 0.5, "steps": 3})
-    assert read_results(folder) == {"test/acc": 0.5, "steps": 3}
-    text = (folder / "results.json").read_text()
-    for damaged in (text.replace("0.5", "0.6"), text[:-9], "", "[]", "{}"):
-        (folder / "results.json").write_text(damaged)
-        assert read_results(folder) is None
-        assert ledger.results(run) is None

@@ -1,0 +1,139 @@
+"""The ledger of an ablation: who may take a run, and when it has failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from vit_lightning import ablation_runs, claims
+from vit_lightning import ledger as ledgers
+from vit_lightning.ledger import Ledger, Planned
+from vit_lightning.tracking import read_results, write_results
+
+
+def make_ledger(folder: Path, lease: float = 0.3) -> tuple[Ledger, Planned]:
+    return Ledger(folder, {"arms": {"a": {}}, "seeds": [0]}, claims.Leases(lease)), Planned("a", 0, 1)
+
+
+def test_one_of_many_gets_a_claim(tmp_path):
+    ledger, run = make_ledger(tmp_path)
+    claims = [ledger.claim(run) for _ in range(5)]
+    assert [claim is not None for claim in claims] == [True, False, False, False, False]
+    assert claims[0].is_mine()
+
+
+def test_a_claim_of_another_machine_is_taken_over_when_its_lease_is_over(tmp_path):
+    ledger, run = make_ledger(tmp_path)
+    path = ledger.place(run) / "0001.claim"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"machine": "other", "processes": "x", "pid": 1, "started": "1", "progress": 0}))
+    os.utime(path, (1e9, 1e9))  # its clock is years behind: that says nothing
+    zombie = claims.Claim(path, 1)
+    assert ledger.claim(run) is None
+    time.sleep(0.2)
+    assert zombie.is_mine(), "a sign of life"
+    assert ledger.claim(run) is None
+    time.sleep(0.2)
+    assert ledger.claim(run) is None, "the lease began anew"
+    time.sleep(0.4)
+    claim = ledger.claim(run)
+    assert claim is not None
+    assert claim.number == 2
+    assert not zombie.is_mine(), "who comes back finds that the run is no longer its own"
+    assert ledger.claim(run) is None
+
+
+def test_a_claim_of_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_path):
+    ledger, run = make_ledger(tmp_path, lease=1000.0)
+    path = ledger.place(run) / "0001.claim"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**claims.owner(), "started": "12", "progress": 0}))  # its number is another's by now
+    assert ledger.claim(run) is not None
+
+
+def test_a_run_that_kills_its_process_again_and_again_fails(tmp_path):
+    ledger, run = make_ledger(tmp_path)
+    for number in range(ledgers.SILENT_DEATHS):
+        claim = ledger.claim(run)
+        assert claim is not None, number
+        owner = json.loads(claim.path.read_text())
+        claim.path.write_text(json.dumps({**owner, "started": "12"}))
+    assert ledger.claim(run) is None
+    assert ledger.failure(run)["cause"].startswith("its process was killed 10 times in a row")
+
+
+def test_damaged_results_are_no_results(tmp_path):
+    ledger, run = make_ledger(tmp_path)
+    folder = ledger.run_folder(run)
+    folder.mkdir(parents=True)
+    write_results(folder, {"test/acc": 0.5, "steps": 3})
+    assert read_results(folder) == {"test/acc": 0.5, "steps": 3}
+    text = (folder / "results.json").read_text()
+    for damaged in (text.replace("0.5", "0.6"), text[:-9], "", "[]", "{}"):
+        (folder / "results.json").write_text(damaged)
+        assert read_results(folder) is None
+        assert ledger.results(run) is None
+
+
+def test_a_failure_that_is_written_while_a_claim_is_made_counts(tmp_path):
+    ledger, run = make_ledger(tmp_path)
+    claim = ledger.claim(run)
+
+    class Watch:
+        def is_over(self, path):
+            claim.end("failed", kind="error", cause="x")
+            return True
+
+    assert Ledger(tmp_path, ledger.facts, Watch()).claim(run) is None
+
+
+def test_ways_to_fail_that_take_turns_are_counted_each(tmp_path):
+    ledger, run = make_ledger(tmp_path)
+    outcomes = []
+    for kind in ("error", "no result", "error"):
+        claim = ledger.claim(run)
+        outcomes.append(ledger.settle(run, claim, kind, "x"))
+    assert outcomes == [False, False, True]
+    assert ledger.is_over(run)
+
+
+def test_a_run_that_is_tried_again_is_tried_by_one(tmp_path):
+    ledgers_of_two = [make_ledger(tmp_path)[0] for _ in range(2)]
+    one, other = ledgers_of_two
+    run = make_ledger(tmp_path)[1]
+    one.settle(run, one.claim(run), "diverged", "x")
+    assert one.claim(run) is None
+    for ledger in ledgers_of_two:
+        ledger.try_failed_again()
+        assert not ledger.is_over(run)
+    claim = one.claim(run)
+    assert other.claim(run) is None
+    assert not other.is_over(run), "it is missing again"
+    one.settle(run, claim, "diverged", "x")
+    assert one.is_over(run)
+    assert other.is_over(run), "what failed again stays failed"
+    assert other.claim(run) is None
+
+
+def test_changes_are_found_behind_a_torn_line(tmp_path):
+    ledgers._note_change(tmp_path, "torch was 1, is 2")
+    path = tmp_path / "changes.jsonl"
+    path.write_text(path.read_text() + '{"time": "2026-')
+    ledgers._note_change(tmp_path, "numpy was 1, is 2")
+    ledgers._note_change(tmp_path, "torch was 1, is 2")
+    assert ledgers._noted_changes(tmp_path) == ["torch was 1, is 2", "numpy was 1, is 2"]
+
+
+def test_signals_that_the_launcher_has_taken_stay_its_own():
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with ablation_runs._asked_to_end() as asked:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (heard, asked) == ([signal.SIGTERM], [signal.SIGUSR1])
