@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from pathlib import Path
 
-from vit_lightning import ablation_runs, claims
+from vit_lightning import claims
 from vit_lightning import ledger as ledgers
 from vit_lightning.ledger import Ledger, Planned
 from vit_lightning.tracking import read_results, write_results
@@ -125,15 +124,3 @@ def test_changes_are_found_behind_a_torn_line(tmp_path):
     ledgers._note_change(tmp_path, "numpy was 1, is 2")
     ledgers._note_change(tmp_path, "torch was 1, is 2")
     assert ledgers._noted_changes(tmp_path) == ["torch was 1, is 2", "numpy was 1, is 2"]
-
-
-def test_signals_that_the_launcher_has_taken_stay_its_own():
-    heard = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    try:
-        with ablation_runs._asked_to_end() as asked:
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGUSR1)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert (heard, asked) == ([signal.SIGTERM], [signal.SIGUSR1])

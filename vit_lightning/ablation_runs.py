@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from vit_lightning.ledger import Ledger, Planned
 from vit_lightning.trials import Start, Trials, shared_data
 from vit_lightning.wandb_mirror import import_wandb
 
+ASK_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SIGN_OF_LIFE = 5.0
 """Seconds between two signs of life of a process."""
 
@@ -66,10 +67,18 @@ class How:
         return [run for run in ledger.planned() if self.only in (None, run.arm)]
 
 
-def run_all(plan: Plan, ledger: Ledger, how: How) -> None:
-    """Runs what an ablation lacks, in this process and beside others; ends when all is over."""
+def run_all(plan: Plan, ledger: Ledger, how: How, signals: Sequence[int] = ASK_TO_END) -> None:
+    """Runs what an ablation lacks, in this process and beside others; ends when all is over.
+
+    Args:
+        plan: what is run.
+        ledger: where it is written down.
+        how: how many at a time, and which.
+        signals: those that ask this process to end; none where a launcher handles them.
+    """
     runs, threads, devices = how.runs(ledger), ledger.facts["threads"], devices_of(plan)
     if all(ledger.is_over(run) for run in runs):
+        print(f"all {len(runs)} runs were over already: nothing is trained", flush=True)
         return
     data = shared_data(plan.configs, make_data)
     scratch = warm_up(plan, ledger.folder)
@@ -79,7 +88,7 @@ def run_all(plan: Plan, ledger: Ledger, how: How) -> None:
 
     trials = Trials(ledger, start, threads=threads, devices=devices, patience=how.patience * 60)
     try:
-        with _asked_to_end() as asked:
+        with _asked_to_end(signals) as asked:
             _work_off(runs, ledger, trials, workers_of(how.workers, devices, threads), asked)
     finally:
         trials.stop()
@@ -103,15 +112,10 @@ def warm_up(plan: Plan, folder: Path) -> Path | None:
 
 
 @contextlib.contextmanager
-def _asked_to_end() -> Iterator[list[int]]:
-    """Collects the signals that ask this process to end; those that submitit has taken, it keeps."""
+def _asked_to_end(signals: Sequence[int]) -> Iterator[list[int]]:
+    """Collects signals."""
     received: list[int] = []
-    numbers = [
-        number
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
-    ]
-    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
+    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in signals}
     try:
         yield received
     finally:

@@ -205,6 +205,7 @@ def _refuse_page(folder: str, flags: Sequence[tuple[str, str]]) -> None:
 
 
 def _ablate(arguments: list[str]) -> None:
+    print("reading the plan, and what it needs ...", file=sys.stderr, flush=True)  # it takes seconds
     from vit_lightning.ablation import ablate, read_arguments
 
     ablate(read_arguments(arguments))

@@ -42,7 +42,7 @@ class Job:
         plan = read_plan(self.file, trust=self.trust)
         ledger, _ = open_ledger(self.folder, plan, threads=self.threads)
         ledger.retried = self.retried  # as they were at submission: what fails in these jobs stays failed
-        run_all(plan, ledger, self.how)
+        run_all(plan, ledger, self.how, signals=())  # submitit ignores SIGTERM, which comes before its own signal
 
     def checkpoint(self, number: int) -> Any:
         """What submitit queues again when SLURM ends the job early: the same. Its end lets runs write checkpoints."""
@@ -71,6 +71,7 @@ def submit(file: Path, ledger: Ledger, how: How, options: Mapping[str, Any], *, 
     runs = how.runs(ledger)
     missing = [run for run in runs if not ledger.is_over(run)]
     if not missing:
+        print(f"all {len(runs)} runs were over already: nothing is submitted", flush=True)
         return
     logs = ledger.folder / "slurm"
     count = how.workers if isinstance(how.workers, int) else min(len(missing), MOST_JOBS)
