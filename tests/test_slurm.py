@@ -37,9 +37,10 @@ def slurm() -> None:
     pytest.importorskip("submitit")
 
 
+@pytest.mark.full
 def test_an_array_of_jobs_of_which_some_are_killed(slurm, tmp_path):
     """One is asked to end and queued again, one is killed and queued again: the same results, bit for bit."""
-    write_plan(tmp_path, {name: {**arm, "trainer.max_epochs": 8} for name, arm in ARMS.items()}, 3)
+    write_plan(tmp_path, {name: {**arm, "trainer.max_epochs": 24} for name, arm in ARMS.items()}, 6)
     complete(tmp_path, "whole", "--workers=1")
     options = json.dumps({"timeout_min": 20, "cpus_per_task": 1})
     out = tmp_path / "slurm"
@@ -55,7 +56,11 @@ def test_an_array_of_jobs_of_which_some_are_killed(slurm, tmp_path):
     wait_for("nothing was claimed", lambda: any(out.glob("ledger/*/0001.log")) or watcher.exitcode is not None)
     wait_for("two jobs do not run", lambda: len(running()) == 2)
     first, second = running()
-    ask("scancel", "--signal=USR2", first)  # what SLURM sends before it takes a job's place away
+    done = len([*out.glob("runs/*/results.json")])
+    ask("scancel", "--signal=TERM", first)  # what SLURM sends at once when it takes a job's place away
+    wait_for("nothing was done any more", lambda: len([*out.glob("runs/*/results.json")]) > done)
+    assert {first, second} == {*running()}, "a job ended before it was asked to be queued again"
+    ask("scancel", "--signal=USR2", first)  # what it sends later
     wait_for("the first was not queued again", lambda: first in queued("PD"))
     assert second in running(), "the second ended too early for this test"
     ask("scancel", "--full", "--signal=KILL", second)
