@@ -10,7 +10,7 @@ from conftest import REPOSITORY, SMALL
 from wandb.sdk.launch.sweeps import utils as wandb_sweeps
 
 from vit_lightning.ablation import read_arguments
-from vit_lightning.ablation_plan import plain_flags, read_plan
+from vit_lightning.ablation_plan import plain_flags, read_plan, slug
 from vit_lightning.config import resolve, to_plain
 from vit_lightning.errors import UserError
 from vit_lightning.pages import read_flags
@@ -65,8 +65,76 @@ def test_a_plan_of_named_arms(in_folder):
 
 def test_a_plan_of_a_grid(in_folder):
     plan = read_plan(write(GRID))
-    assert list(plan.arms) == ["cls, 4", "mean, 2", "mean, 4", "cls, 2"]
+    assert list(plan.arms) == ["cls, patch_size=4", "mean, patch_size=2", "mean, patch_size=4", "cls, patch_size=2"]
     assert plan.factors == {"model.pool": ["mean", "cls"], "model.patch_size": [2, 4]}
+    other = copy.deepcopy(GRID)
+    other["parameters"]["ablation"]["value"]["baseline"] = {"model.patch_size": 4, "model.pool": "cls"}
+    assert read_plan(write(other)).baseline == "patch_size=4, cls", "in the order that W&B's agent has to go by"
+    other["parameters"]["ablation"]["value"]["baseline"] = "cls"
+    assert "ablation.baseline=cls must be a value of each of model.pool, model.patch_size" in problems(other)
+
+
+def test_a_misspelt_key_is_named_beside_what_else_is_wrong(in_folder):
+    plan = copy.deepcopy(GRID)
+    plan["parameters"]["model.dept"] = {"values": [1, 2]}
+    plan["parameters"]["seed_everything"]["values"] = [1, 1]
+    said = problems(plan)
+    assert "ablation.baseline={'model.pool': 'cls', 'model.patch_size': 4} must be a value of each of" in said
+    assert "did you mean model.depth?" in said
+    assert "1 comes twice" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda plan: plan.update(metric="val/acc"), "metric=val/acc must be"),
+        (lambda plan: _rules(plan).update(baseline=None), "ablation.baseline=None is no arm"),
+        (lambda plan: _rules(plan).update(name=".."), "ablation.name=.. must be a plain name"),
+        (lambda plan: _arms(plan)[1].update(name="report"), "arm report: this name has a meaning of its own"),
+        (lambda plan: plan["command"].insert(-1, "--trainer.fast_dev_run=true"), "leaves no results"),
+        (lambda plan: plan["command"].insert(-1, "--trainer.limit_test_batches=0"), "there is nothing to report"),
+        (lambda plan: plan["parameters"].pop("seed_everything"), "seed_everything.values must be a list"),
+        (
+            lambda plan: (
+                _arms(plan).append({"name": "same", "model.pool": "cls", "optimizer.lr": 2.0e-3, "test": True})
+                or _arms(plan)[-1].pop("test")
+                or _arms(plan)[-1].update({"model.class_token": True})
+            ),
+            "cls and same come to the same page",
+        ),
+    ],
+)
+def test_plans_that_could_give_no_answer_are_refused(in_folder, change, text):
+    plan = copy.deepcopy(NAMED)
+    change(plan)
+    assert text in problems(plan)
+
+
+def _rules(plan: dict) -> dict:
+    return plan["parameters"]["ablation"]["value"]
+
+
+def _arms(plan: dict) -> list:
+    return plan["parameters"]["arm"]["values"]
+
+
+def test_names_of_any_kind_and_length(in_folder):
+    plan = copy.deepcopy(NAMED)
+    names = ["[0.9, 0.999]", "{a}", "1.0", "x: y", "a long " + "name " * 60]
+    _arms(plan)[1:] = [{"name": name, "model.depth": 2 + number} for number, name in enumerate(names)]
+    read = read_plan(write(plan))
+    for name in names:
+        assert resolve(read.words(name, 3)).wandb.job_type == name
+        assert to_plain(resolve(read.words(name, 3))) == to_plain(read.config(name, 3))
+        assert len(slug(name)) <= 80
+        assert max(map(len, read.config(name, 3).wandb.tags)) <= 64
+    assert len({slug(name) for name in names}) == len(names)
+
+
+def test_the_command_of_a_trusted_plan_says_so(in_folder):
+    path = write(NAMED)
+    assert read_plan(path, trust=True).command("cls", 3).endswith("--trust-config")
+    assert "--trust-config" not in read_plan(path).command("cls", 3)
 
 
 def test_all_that_is_wrong_with_a_plan_at_once(in_folder):
@@ -126,7 +194,7 @@ def test_only_the_test_is_reported(in_folder):
     plan["parameters"]["ablation"]["value"]["report"] = "val/acc"
     assert "ablation.report=val/acc is no metric of test (choose test/loss, test/acc" in problems(plan)
     plan["command"].insert(-1, "--test=false")
-    assert "test=false: without a test" in problems(plan)
+    assert "test=false or trainer.limit_test_batches=0: without a test" in problems(plan)
 
 
 def test_arms_that_do_not_differ(in_folder):
@@ -148,13 +216,19 @@ def agent_flags(plan: dict, values: dict) -> list[str]:
 
 def test_a_run_of_w_and_b_s_agent_is_the_same_run(in_folder):
     """Group, arm and seed too."""
-    for plan, index in ((NAMED, 1), (GRID, 1)):
+    clash = copy.deepcopy(NAMED)
+    clash["command"].insert(-1, "--model.class_token=true")
+    clash["parameters"]["model.pool"] = {"value": "cls"}
+    clash["parameters"]["trainer.callbacks"] = {
+        "value": [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss", "stopping_threshold": None}}]
+    }
+    for plan, index in ((NAMED, 1), (GRID, 1), (clash, 1)):
         read = read_plan(write(plan))
         parameters = plan["parameters"]
         values = {key: said["value"] if "value" in said else said["values"][index] for key, said in parameters.items()}
         flags = [*plan["command"][2:-1], *agent_flags(plan, values)]
         words = [f"--{key}={value}" for key, value in plain_flags(read_flags(flags))]
-        arm = "no token" if plan is NAMED else "cls, 4"
+        arm = "cls, patch_size=4" if plan is GRID else "no token"
         config = resolve(words)
         assert to_plain(config) == to_plain(read.config(arm, 4))
         assert (config.wandb.group, config.wandb.job_type, config.wandb.tags) == ("pool", arm, ["pool", arm, "seed4"])
@@ -191,6 +265,10 @@ def test_arguments_of_the_command():
     config = read_arguments(["plan.yaml", "--dry-run", "--workers", "3", "--add-seeds=4"])
     assert (config.file, config.dry_run, config.workers, config.add_seeds) == (Path("plan.yaml"), True, 3, 4)
     assert read_arguments(["plan.yaml", "--workers=auto"]).workers == "auto"
+    for words in (["--dry-run", "a.yaml"], ["--workers", "2", "a.yaml"], ["--retry", "--out", "x", "a.yaml"]):
+        assert read_arguments(words).file == Path("a.yaml")
+    with pytest.raises(UserError, match="patience=0 must be above 0"):
+        read_arguments(["plan.yaml", "--patience=0"])
     with pytest.raises(UserError) as caught:
         read_arguments(["--dryrun", "--workers=x", "--add-seeds=0", "--launcher=pbs"])
     said = "\n".join(caught.value.problems)

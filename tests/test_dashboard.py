@@ -18,10 +18,13 @@ from vit_lightning.dashboard import dashboard
 pytest.importorskip("wandb_workspaces")
 
 LOG = """
-import sys
+import shutil, sys
 from pathlib import Path
 from fake_study import make_study
 from vit_lightning.wandb_report import log_report
+from vit_lightning.wandb_mirror import import_wandb
+import_wandb(Path("scratch"))  # as for the runs of an ablation
+shutil.rmtree("scratch")
 study = make_study(Path("pooling"), images=60)
 print(log_report(study))
 print(log_report(study) or "nothing new")
@@ -35,7 +38,7 @@ def test_tables_and_figures_go_to_a_run_of_the_group(tmp_path):
     command = [sys.executable, "-c", LOG]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "W&B         offline; send: wandb sync pooling/wandb/offline-run-*\nnothing new\n"
+    assert result.stdout == "W&B         offline; send all of it: lightning sync pooling\nnothing new\n"
     [file] = (tmp_path / "pooling" / "wandb").glob("offline-run-*/run-*.wandb")
     sent = read_wandb_file(file)
     assert (sent["run"]["group"], sent["run"]["job_type"]) == ("pooling", "report")
@@ -52,7 +55,7 @@ def test_without_w_and_b_the_specs_are_written_and_it_is_said_how_to_send_them(t
     dashboard(study)
     said = capsys.readouterr().out
     assert "W&B is offline" in said
-    assert f"lightning dashboard {study.folder}" in said
+    assert f"lightning sync {study.folder}; lightning dashboard {study.folder}" in said
     workspace = json.loads((study.folder / "dashboard" / "workspace.json").read_text())
     [runs] = workspace["spec"]["section"]["runSets"]
     chosen = [(one["key"]["name"], one["op"], one["value"]) for one in runs["filters"]["filters"]]
@@ -73,7 +76,8 @@ def test_with_w_and_b_both_are_saved(tmp_path, monkeypatch, capsys):
     saved = []
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr(module, "has_key", lambda wandb: True)
-    monkeypatch.setattr(module, "wandb_settings", lambda study: {"entity": "team", "project": "digits"})
+    settings = {"entity": "team", "project": "digits", "mode": "offline"}  # its runs may have been sent since
+    monkeypatch.setattr(module, "wandb_settings", lambda study: settings)
     for kind, method in ((workspaces.Workspace, "save_as_new_view"), (reports.Report, "save")):
         monkeypatch.setattr(kind, method, lambda self: saved.append((self.entity, self.project)))
         monkeypatch.setattr(kind, "url", property(lambda self: f"https://w/{self.project}"))

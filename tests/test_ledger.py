@@ -117,6 +117,48 @@ def test_a_run_that_is_tried_again_is_tried_by_one(tmp_path):
     assert other.claim(run) is None
 
 
+def test_trying_again_after_an_answer_is_noted_as_one_look_more(tmp_path):
+    ledger, run = make_ledger(tmp_path)
+    ledger.settle(run, ledger.claim(run), "diverged", "x")
+    ledger.try_failed_again()
+    assert ledgers._noted_changes(tmp_path) == [
+        "failed runs were tried again after look 1, which is one look more: a-seed0"
+    ]
+
+
+def test_a_claim_whose_file_was_made_though_the_answer_was_lost(tmp_path, monkeypatch):
+    link = os.link
+
+    def lose(source, target):
+        link(source, target)
+        raise FileExistsError
+
+    ledger, run = make_ledger(tmp_path)
+    monkeypatch.setattr(os, "link", lose)
+    assert ledger.claim(run) is not None
+
+
+def test_results_of_another_machine_may_come_later_than_its_word(tmp_path):
+    ledger, run = make_ledger(tmp_path)
+    claim = ledger.claim(run)
+    said = json.loads(claim.path.read_text())
+    claim.path.write_text(json.dumps({**said, "machine": "other"}))
+    claim.end("done")
+    assert ledger.claim(run) is None
+    time.sleep(0.4)
+    assert ledger.claim(run) is not None, "they never came"
+
+
+def test_a_result_that_is_no_number_counts_as_a_failure(tmp_path):
+    ledger, run = make_ledger(tmp_path)
+    ledger.facts["report"] = "test/loss"
+    folder = ledger.run_folder(run)
+    folder.mkdir(parents=True)
+    write_results(folder, {"test/acc": 0.5, "test/loss": float("nan")})
+    trial = ledgers._trial(ledger, run)
+    assert (trial.state, trial.cause) == ("failed", "no number: test/loss is nan")
+
+
 def test_changes_are_found_behind_a_torn_line(tmp_path):
     ledgers._note_change(tmp_path, "torch was 1, is 2")
     path = tmp_path / "changes.jsonl"

@@ -7,17 +7,20 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from fake_study import ARMS, make_study
+from scipy import stats
 
 from vit_lightning.analysis import analyse
 from vit_lightning.report import verdict_lines, write_report
 from vit_lightning.report_checks import config_differences, read_pages, run_checks
-from vit_lightning.report_figures import front
+from vit_lightning.report_figures import front, seeds_figure
 from vit_lightning.report_tables import Table
 from vit_lightning.wording import headline
 
@@ -137,11 +140,11 @@ def test_figures_are_svg_of_their_own(study):
         ({"arms": {"cls": ARMS["cls"]}, "gains": (0.0,)}, "Only cls: there is nothing to compare"),
         (
             {"missing": [(arm, seed) for arm in ARMS for seed in range(8)]},
-            "Undecided: the study is not over: 24 of 24 runs are missing",
+            "Undecided: the study is not over: 24 of 24 runs still to come",
         ),
         (
             {"missing": [("cls", seed) for seed in range(8)]},
-            "Undecided: the study is not over: 8 of 24 runs are missing",
+            "Undecided: the study is not over: 8 of 24 runs still to come",
         ),
         (
             {"failed": {(arm, seed): "hang" for arm in ARMS for seed in range(8)}},
@@ -176,7 +179,7 @@ def test_before_a_look_is_over_nothing_is_claimed(tmp_path, added):
     for verdict in json.loads(_verdicts(study)):
         assert (verdict["verdict"], verdict["seeds_needed"]) == ("undecided", None)
     look = "the second look" if added else "the study"
-    assert verdict_lines(study) == [f"Undecided: {look} is not over: 1 of {24 + 3 * added} runs are missing"]
+    assert verdict_lines(study) == [f"Undecided: {look} is not over: 1 of {24 + 3 * added} runs still to come"]
 
 
 def _verdicts(study):
@@ -221,6 +224,58 @@ def test_levels_of_a_grid_may_be_lists_and_mappings(tmp_path):
     write_report(study)
 
 
+def test_effects_of_a_grid_are_said_and_what_failures_cost_them(tmp_path):
+    factors = {"model.pool": ["cls", "mean"], "model.depth": [3, 6]}
+    arms = {f"{p}, depth={d}": {"model.pool": p, "model.depth": d} for p in ("cls", "mean") for d in (3, 6)}
+    failed = {("mean, depth=6", seed): "hang" for seed in range(3)}
+    study = make_study(tmp_path / "study", arms=arms, gains=(0, 1, 1, 2), factors=factors, failed=failed, added=1)
+    analysis = analyse(study)
+    assert analysis.effects[0].n == 6
+    level = analysis.rules.interval_level
+    table = np.array([[arm.values[seed] for arm in analysis.arms] for seed in range(3, 9)])
+    gaps = table[:, 2:].mean(axis=1) - table[:, :2].mean(axis=1)
+    interval = stats.ttest_1samp(gaps, 0).confidence_interval(1 - level)
+    assert (analysis.effects[0].low, analysis.effects[0].high) == pytest.approx(tuple(interval))
+    lines = verdict_lines(study)
+    assert lines[3].startswith("model.pool: mean - cls: test/acc +")
+    assert lines[4].startswith("model.depth: 6 - 3: test/acc +")
+    write_report(study)
+    assert "6 of 9 seeds have a result of every combination" in (study.folder / "report.md").read_text()
+    every = {(arm, seed): "hang" for arm in arms for seed in range(8) if len(arm) % 2 == seed % 2}
+    study = make_study(tmp_path / "none", arms=arms, gains=(0, 1, 1, 2), factors=factors, failed=every)
+    write_report(study)
+    assert "0 of 8 seeds have a result of every combination" in (study.folder / "report.md").read_text()
+
+
+def test_a_second_look_says_what_the_first_one_said(tmp_path):
+    study = make_study(tmp_path / "study", gains=(0.0, 2.0, 0.0), added=4, images=500)
+    assert "At the first look: better." in verdict_lines(study)[0]
+    first = {trial.seed for trial in study.trials if trial.look == 1}
+    only = replace(study, trials=[t for t in study.trials if t.seed in first], added_seeds=[])
+    assert [one.claim.verdict for one in analyse(only).against] == [one.first_verdict for one in analyse(study).against]
+
+
+@pytest.mark.parametrize("baseline", ["_$_", "a_$x^$ & <b>", "[0.9, 0.999]"])
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_arms_may_have_any_names_and_there_may_be_many(tmp_path, baseline):
+    names = [baseline, "$\\foo$", *(f"{'_' * (n % 2)}arm {n} " + "x" * 4 * n for n in range(12))]
+    arms = {name: {"model.depth": number} for number, name in enumerate(names)}
+    study = make_study(tmp_path / "study", arms=arms, gains=[0.1 * n for n in range(14)], images=100)
+    write_report(study)
+    curves = (study.folder / "figures" / "curves_0.svg").read_text()
+    assert all(f">{escape(' ' * name.startswith('_') + name, quote=False)[:20]}" in curves for name in names)
+    rows = (study.folder / "table.tex").read_text().splitlines()
+    assert not [row for row in rows if row.startswith("[")], "an argument of what stands before it"
+
+
+def test_points_that_fall_together_are_all_seen(tmp_path):
+    study = make_study(tmp_path / "study", images=60, seeds=4)
+    trials = [replace(t, results={**t.results, "test/acc": 0.9}) for t in study.trials]
+    figure = seeds_figure(analyse(replace(study, trials=trials)))
+    places = figure.axes[0].collections[0].get_offsets()
+    assert len({tuple(place) for place in places.tolist()}) == 4
+
+
 def test_checks_hold_for_a_study_that_went_well(tmp_path):
     study = make_study(tmp_path / "study", images=60)
     assert {name: check.ok for name, check in checks_of(study).items()} == dict.fromkeys(checks_of(study), True)
@@ -241,9 +296,28 @@ def test_checks_find_what_would_spoil_a_comparison(tmp_path):
     )
     found = checks_of(replace(study, plan_changed=["optimizer.lr was 0.002, is 0.003"]))
     assert not any(check.ok for name, check in found.items() if name != "all runs of the plan are there")
+    other = yaml.safe_load(page.read_text())
+    for run in study.trials:
+        path = study.folder / run.folder / "config.yaml"
+        path.write_text(yaml.safe_dump({**other, "seed_everything": run.seed}))
+    assert "have the same page" in checks_of(study)["arms differ only in what the plan names"].text
+    path.write_text(yaml.safe_dump({**other, "seed_everything": 99}))
+    assert "another seed than the plan" in checks_of(study)["arms differ only in what the plan names"].text
     texts = "\n".join(check.text for check in found.values())
     for part in ("checkpoint.monitor, trainer.max_epochs", "test/acc chooses", "was 0.002", "other test", "threads"):
         assert part in texts
+
+
+def test_an_arm_that_has_what_only_another_one_names_is_found(tmp_path):
+    study = make_study(tmp_path / "study", images=60, seeds=2)
+    for trial in study.trials:
+        page = study.folder / trial.folder / "config.yaml"
+        if trial.arm == "mean":
+            content = yaml.safe_load(page.read_text())
+            content["model"]["init_args"]["class_token"] = False
+            page.write_text(yaml.safe_dump(content))
+    [token] = [one for one in config_differences(study, read_pages(study)) if one.key == "model.class_token"]
+    assert not token.planned
 
 
 def test_a_key_that_an_arm_sets_but_not_the_same_in_all_its_runs_is_found(tmp_path):
@@ -272,7 +346,8 @@ def test_arms_on_the_front_are_beaten_by_none():
 def test_tables_escape_what_their_language_would_read():
     table = Table("a & b", ["arm", "x_1"], [["<b> | 5 %", "\N{MINUS SIGN}1"]])
     assert "&lt;b&gt; | 5 %" in table.to_html()
-    assert "<b> \\| 5 %" in table.to_markdown()
+    assert "\\<b> \\| 5 %" in table.to_markdown()
+    assert "x\\_1" in table.to_markdown()
     assert r"$<$b$>$ | 5 \% & $-$1 \\" in table.to_latex()
     assert r"a \& b" in table.to_latex()
 

@@ -97,7 +97,7 @@ def test_power_of_differences_and_of_equivalence():
 def test_the_sign_flip_test_cannot_get_under_its_least_p():
     assert sign_flip_p(np.array([1.0, 2, 3, 4, 5])) == least_sign_flip_p(5) == 0.0625
     assert least_sign_flip_p(6) == 0.03125
-    assert sign_flip_p(np.full(20, 1.0)) == pytest.approx(1e-5)  # of 100,000 flips, the one that was observed
+    assert sign_flip_p(np.full(20, 1.0)) == pytest.approx(1e-5, rel=1e-4)  # of 100,000 flips, the one that was observed
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,15 @@ def test_components_are_found_again_and_never_negative():
     assert np.isnan(quiet.seed_share)
 
 
+def test_the_spread_of_runs_is_the_one_that_was_seen_though_no_part_of_it_is_the_seeds():
+    table = np.random.default_rng(3).random((4, 50)) < 0.9
+    means = table.mean(axis=1)
+    found = components(table)
+    assert found.seed == 0
+    assert found.run_sd == pytest.approx(means.std(ddof=1))
+    assert found.error_new_seeds == pytest.approx(stats.sem(means))
+
+
 def test_mcnemar_is_exact():
     # statsmodels 0.15: mcnemar([[101, 121], [59, 33]], exact=True)
     first = np.repeat([True, True, False, False], [101, 121, 59, 33])

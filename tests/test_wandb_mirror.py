@@ -109,6 +109,7 @@ def test_disabled_leaves_nothing_and_sending_later_needs_a_key(tmp_path):
     assert process.returncode == 2
     assert "wandb login" in err
     assert "no API key" in err
+    assert not [*(tmp_path / "run").rglob("*.wandb")]
 
 
 def test_a_server_that_answers_gets_everything_and_no_secret_is_left(tmp_path, server):
@@ -216,7 +217,7 @@ def test_a_run_that_is_killed_twice_is_one_run_there_with_each_step_once(tmp_pat
     assert_delivered([*server.rows.values()], tmp_path / "run")
 
 
-def test_the_runs_of_an_ablation_carry_group_arm_and_seed(tmp_path):
+def test_the_runs_of_an_ablation_carry_group_arm_and_seed_and_are_sent_together(tmp_path, server):
     arms = [{"name": "cls", "model.pool": "cls"}, {"name": "the mean", "model.pool": "mean"}]
     rules = {"name": "pool", "baseline": "cls", "report": "test/acc", "smallest_effect": 0.01, "alpha": 0.05}
     plan = {
@@ -242,3 +243,11 @@ def test_the_runs_of_an_ablation_carry_group_arm_and_seed(tmp_path):
         assert_delivered(told["rows"], tmp_path / "out/runs" / name)
     assert not list((tmp_path / "home").rglob("*wandb*"))
     assert not list((tmp_path / "out").glob(".wandb*"))
+    (file,) = (tmp_path / "out/wandb").glob("offline-run-*/*.wandb")
+    assert [*file.parent.glob("files/media/images/report/seeds_*.png")], "figures of the report"
+    assert [*file.parent.glob("files/media/table/report/arms_*.json")], "tables of the report"
+    before = {*(tmp_path / "out").rglob("*.wandb")}
+    finished(start(tmp_path, "sync", "out", WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url))
+    sent = {(run["groupName"], run["jobType"]) for run in server.runs.values()}
+    assert sent == {("pool", "cls"), ("pool", "the mean"), ("pool", "report")}
+    assert {path.parent.name.split("-")[0] for path in {*(tmp_path / "out").rglob("*.wandb")} - before} <= {"run"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from vit_lightning.ablation_runs import How, devices_of, run_all, workers_of
 from vit_lightning.checks import Key, find_problems
 from vit_lightning.errors import UserError
 from vit_lightning.folder import release, try_hold
-from vit_lightning.ledger import Ledger, add_seeds, open_ledger, read_study, threads_of
+from vit_lightning.ledger import Ledger, add_seeds, find_ledger, open_ledger, read_study, threads_of
 from vit_lightning.pages import parse_yaml, read_flags
 from vit_lightning.run import quiet
 from vit_lightning.slurm import submit
+from vit_lightning.statistics import LEAST_PAIRS
+from vit_lightning.wording import unit_of
 
 
 @dataclass
@@ -62,11 +65,11 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
     Raises:
         UserError: all that is wrong with them.
     """
-    named = bool(arguments) and not arguments[0].startswith("-")
-    rest = arguments[1:] if named else arguments
+    place = next((number for number in range(len(arguments)) if _is_file(arguments, number)), None)
+    rest = [word for number, word in enumerate(arguments) if number != place]
     given: dict[str, Any] = {key.replace("-", "_"): value for key, value in read_flags(rest)}
-    if named:
-        given["file"] = arguments[0]
+    if place is not None:
+        given["file"] = arguments[place]
     if "slurm" in given:
         given["slurm"] = parse_yaml(given["slurm"], f"slurm={given['slurm']}")
     keys = {name: Key(kind) for name, kind in get_type_hints(AblateConfig).items()}
@@ -76,12 +79,23 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
     for key in ("workers", "threads", "add_seeds"):
         if str(given.get(key, 1)).lstrip("-").isdigit() and int(given.get(key, 1)) < 1:
             problems.append(f"{key}={given[key]} must be at least 1")
+    with contextlib.suppress(ValueError):
+        if not float(given.get("patience", 1)) > 0:
+            problems.append(f"patience={given['patience']} must be above 0 minutes")
     if problems:
         raise UserError(problems)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--ablate", type=AblateConfig)
     made: AblateConfig = parser.instantiate(parser.parse_object({"ablate": given})).ablate
     return made
+
+
+def _is_file(arguments: Sequence[str], number: int) -> bool:
+    """Whether a word is the plan: no flag, and no value of the flag before it."""
+    word, before = arguments[number], arguments[number - 1] if number else "--a="
+    switch = before.lstrip("-").replace("-", "_") in ("dry_run", "retry", "trust_config")
+    takes_it = before.startswith("--") and "=" not in before and not (switch and word not in ("true", "false"))
+    return not word.startswith("-") and not takes_it
 
 
 def make_ablate_help() -> ArgumentParser:
@@ -113,12 +127,12 @@ def ablate(config: AblateConfig) -> None:
     threads = threads_of(folder, config.threads)
     workers = workers_of(config.workers, devices_of(plan), threads)
     if config.dry_run:
-        print(describe(plan, folder, threads, workers))
+        print(describe(plan, config, folder, threads, workers))
         return
     ledger, changed = open_ledger(folder, plan, threads=threads)
     if config.add_seeds is not None:
         add_seeds(ledger, config.add_seeds)
-    print(describe(plan, folder, threads, workers, ledger), flush=True)
+    print(describe(plan, config, folder, threads, workers), flush=True)
     for text in changed:
         print(f"since the ablation began: {text}", flush=True)
     if config.retry:
@@ -131,20 +145,27 @@ def ablate(config: AblateConfig) -> None:
     _finish(ledger)
 
 
-def describe(plan: Plan, folder: Path, threads: int, workers: int, ledger: Ledger | None = None) -> str:
-    """The plan as text: arms by seeds, and the keys that each arm changes."""
-    seeds = plan.seeds if ledger is None else [*plan.seeds, *ledger.added_seeds]
-    width = max(map(len, plan.arms))
-    lines = [
-        f"{plan.name}: {len(plan.arms)} arms x {len(seeds)} seeds = {len(plan.arms) * len(seeds)} runs of {plan.page}"
-    ]
+def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, workers: int) -> str:
+    """The plan as text: arms by seeds, the keys that each arm changes, by which rules, and what is done already."""
+    ledger = find_ledger(folder)
+    seeds = [*plan.seeds, *(ledger.added_seeds if ledger else [])]
+    if config.add_seeds is not None and len(seeds) == len(plan.seeds):
+        seeds += range(max(seeds) + 1, max(seeds) + 1 + config.add_seeds)
+    count, done = len(plan.arms) * len(seeds), sum(map(ledger.is_over, ledger.planned())) if ledger else 0
+    width, unit = max(map(len, plan.arms)), unit_of(plan.report)
+    begun = f", {done} of them over" if done else ""
+    lines = [f"{plan.name}: {len(plan.arms)} arms x {len(seeds)} seeds = {count} runs of {plan.page}{begun}"]
     for arm, overrides in plan.arms.items():
         said = ", ".join(f"{key}={value}" for key, value in overrides.items()) or "the page as it is"
         lines.append(f"  {arm:<{width}}  {said}{'   (baseline)' if arm == plan.baseline else ''}")
+    few = f"; below {LEAST_PAIRS} seeds nothing is claimed" if len(seeds) < LEAST_PAIRS else ""
+    alone = config.only or plan.baseline
     lines += [
-        f"  seeds {', '.join(map(str, seeds))}; best checkpoint by {plan.metric}, compared by {plan.report}",
+        f"  seeds {', '.join(map(str, seeds))}; best checkpoint by {plan.metric}{few}",
+        f"  compared by {plan.report}; smallest effect {unit.plain(plan.smallest_effect)}, alpha {plan.alpha:g}",
         f"  {workers} at a time, {threads} thread{'s' if threads > 1 else ''} each; in {folder}",
-        f"  one alone: OMP_NUM_THREADS={threads} {plan.command(plan.baseline, plan.seeds[0])}",
+        *([f"  now only {config.only}: {len(seeds)} runs"] if config.only else []),
+        f"  one alone: OMP_NUM_THREADS={threads} {plan.command(alone, plan.seeds[0])}",
     ]
     return "\n".join(lines)
 

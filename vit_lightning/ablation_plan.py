@@ -8,6 +8,7 @@ both to ``lightning fit`` as flags, which ``plain_flags`` turns into the keys of
 from __future__ import annotations
 
 import ast
+import hashlib
 import itertools
 import json
 import re
@@ -20,7 +21,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from vit_lightning.classifier import metric_names, reported_names
-from vit_lightning.config import make_data, resolve
+from vit_lightning.config import make_data, resolve, to_plain
 from vit_lightning.errors import UserError
 from vit_lightning.pages import parse_yaml, read_flags, read_page
 
@@ -60,13 +61,19 @@ class Plan:
     factors: dict[str, list[Any]]
     """Values of each key that is laid out as a grid; empty where arms are named one by one."""
     seeds: list[int]
+    trusted: bool
+    """Whether pages may name classes of any package."""
     configs: dict[str, Namespace]
     """The resolved configuration of each arm, with the first seed."""
 
     def words(self, arm: str, seed: int) -> list[str]:
-        """Arguments of ``lightning fit`` for one run."""
+        """The keys of one run, as flags."""
         overrides = [f"--{key}={_word(value)}" for key, value in self.arms[arm].items()]
         return [*self.flags, *overrides, f"--seed_everything={seed}", *_wandb_words(self.name, arm, seed)]
+
+    def arguments(self, arm: str, seed: int) -> list[str]:
+        """Arguments of ``lightning fit`` for one run."""
+        return [*self.words(arm, seed), *(["--trust-config"] if self.trusted else [])]
 
     def config(self, arm: str, seed: int) -> Namespace:
         """The resolved configuration of one run: what ``words`` would give."""
@@ -77,12 +84,13 @@ class Plan:
 
     def command(self, arm: str, seed: int) -> str:
         """What repeats one run alone."""
-        return shlex.join(["lightning", "fit", *self.words(arm, seed)])
+        return shlex.join(["lightning", "fit", *self.arguments(arm, seed)])
 
 
 def slug(text: str) -> str:
-    """A name for a folder."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.").lower() or "arm"
+    """A name for a folder, of at most 80 characters."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.").lower() or "arm"
+    return name if len(name) <= 80 else f"{name[:71]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def read_plan(path: Path, *, trust: bool = False) -> Plan:
@@ -99,33 +107,40 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
     ]
     if sweep.get("method") != "grid":
         problems.append(f"method={sweep.get('method')} must be grid: an ablation runs every arm with every seed")
+    metric = sweep.get("metric")
+    if not isinstance(metric, dict):
+        problems.append(f"metric={metric} must be {{name: val/METRIC, goal: maximize or minimize}}")
+        metric = {}
     shared = _shared_words(sweep.get("command"), problems)
     parameters = sweep.get("parameters")
     if not isinstance(parameters, dict) or not all(isinstance(value, dict) for value in parameters.values()):
         raise UserError([f"{path}: {text}" for text in [*problems, "parameters must hold keys with value or values"]])
     rules = _rules(parameters, problems)
     seeds = _seeds(parameters, problems)
-    constants, factors = _factors(parameters, problems)
+    constants, factors = _factors(parameters, rules.get("baseline"), problems)
     arms = _arms(factors, problems)
     baseline = _baseline(rules.get("baseline"), arms, factors, problems)
-    if problems:
-        raise UserError([f"{path}: {text}" for text in problems])
+    broken = bool(problems)
     plan = Plan(
-        name=rules["name"],
+        name=str(rules.get("name")),
         file=str(path),
-        page=next(value for key, value in read_flags(shared) if key == "config"),
+        page=next((value for key, value in read_flags(shared) if key == "config"), ""),
         flags=[*shared, *(f"--{key}={_word(value)}" for key, value in constants.items())],
-        metric=str((sweep.get("metric") or {}).get("name")),
-        report=str(rules["report"]),
+        metric=str(metric.get("name")),
+        report=str(rules.get("report")),
         baseline=baseline,
-        smallest_effect=float(rules["smallest_effect"]),
-        alpha=float(rules["alpha"]),
-        arms={name: arms[name] for name in [baseline, *(name for name in arms if name != baseline)]},
+        smallest_effect=0.0 if broken else float(rules["smallest_effect"]),
+        alpha=0.0 if broken else float(rules["alpha"]),
+        arms={name: arms[name] for name in sorted(arms, key=lambda name: name != baseline)},
         factors={} if "arm" in factors else factors,
-        seeds=seeds,
+        seeds=seeds or [0],
+        trusted=trust,
         configs={},
     )
-    _resolve_arms(plan, str((sweep.get("metric") or {}).get("goal")), trust)
+    if plan.page:  # its keys are looked at although something else is wrong, so that all is said at once
+        problems += _resolve_arms(plan, str(metric.get("goal")))
+    if problems:
+        raise UserError([f"{path}: {text}" for text in problems])
     return plan
 
 
@@ -151,7 +166,7 @@ def _rules(parameters: Mapping[str, Any], problems: list[str]) -> dict[str, Any]
     ]
     problems += [f"ablation.{key} is missing" for key in RULES if key not in rules]
     name = rules.get("name", "ablation")
-    if not isinstance(name, str) or Path(name).name != name:
+    if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
         problems.append(f"ablation.name={name} must be a plain name, without slashes")
     for key, below in (("smallest_effect", None), ("alpha", 0.5)):
         value = rules.get(key, 0.1)
@@ -172,8 +187,10 @@ def _seeds(parameters: Mapping[str, Any], problems: list[str]) -> list[int]:
     return seeds
 
 
-def _factors(parameters: Mapping[str, Any], problems: list[str]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Keys with one value, and keys with several."""
+def _factors(
+    parameters: Mapping[str, Any], baseline: Any, problems: list[str]
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Keys with one value, and keys with several, in the order in which the baseline names them."""
     constants: dict[str, Any] = {}
     factors: dict[str, list[Any]] = {}
     for key, said in parameters.items():
@@ -195,6 +212,8 @@ def _factors(parameters: Mapping[str, Any], problems: list[str]) -> tuple[dict[s
     if "arm" in factors and len(factors) > 1:
         others = ", ".join(key for key in factors if key != "arm")
         problems.append(f"parameters.arm beside {others}: write all combinations as arms, or none")
+    if isinstance(baseline, dict):  # all that W&B's agent has to name an arm by
+        factors = {key: factors[key] for key in sorted(factors, key=[*baseline, *factors].index)}
     return constants, factors
 
 
@@ -211,12 +230,15 @@ def _arms(factors: Mapping[str, list[Any]], problems: list[str]) -> dict[str, di
                 continue
             overrides = {key: value for key, value in said.items() if key != "name"}
             problems += [f"arm {said['name']}: {key}: {_NO_ARM}" for key in overrides if key in NOT_FOR_ARMS]
+            if said["name"] in ("report", "null", ""):  # in W&B: the run with the answer, and no name
+                problems.append(f"arm {said['name']}: this name has a meaning of its own (choose another)")
             if said["name"] in arms:
                 problems.append(f"arm {said['name']} comes twice")
             arms[said["name"]] = overrides
     else:
         for values in itertools.product(*factors.values()):
-            arms[grid_name(values)] = dict(zip(factors, values, strict=True))
+            arm = dict(zip(factors, values, strict=True))
+            arms[grid_name(arm)] = arm
     if factors and len(arms) < 2 and not problems:
         problems.append("there is one arm only: nothing to compare")
     if len({slug(name) for name in arms}) < len(arms):
@@ -226,36 +248,47 @@ def _arms(factors: Mapping[str, list[Any]], problems: list[str]) -> dict[str, di
     return arms
 
 
-def grid_name(values: Sequence[Any]) -> str:
-    """Name of an arm of a grid."""
-    return ", ".join(_word(value) for value in values)
+def grid_name(arm: Mapping[str, Any]) -> str:
+    """Name of an arm of a grid, such as "cls, depth=3": words speak for themselves, other values need their key."""
+    return ", ".join(
+        value if isinstance(value, str) else f"{key.rpartition('.')[2]}={_word(value)}" for key, value in arm.items()
+    )
 
 
 def _baseline(said: Any, arms: Mapping[str, Any], factors: Mapping[str, Any], problems: list[str]) -> str:
-    if isinstance(said, dict) and set(said) == set(factors):
-        name = grid_name([said[key] for key in factors])
+    if "arm" not in factors and factors:
+        if isinstance(said, dict) and set(said) == set(factors):
+            name = grid_name({key: said[key] for key in factors})
+        else:
+            problems.append(f"ablation.baseline={said} must be a value of each of {', '.join(factors)}, as a mapping")
+            return next(iter(arms), "")
     else:
         name = str(said)
-    if said is not None and arms and name not in arms:
+    if arms and name not in arms:
         problems.append(f"ablation.baseline={name} is no arm (choose {'; '.join(arms)})")
     return name
 
 
-def _resolve_arms(plan: Plan, goal: str, trust: bool) -> None:
-    """Fills in the configurations; names all that is wrong, what is the same in all arms once."""
+def _resolve_arms(plan: Plan, goal: str) -> list[str]:
+    """Fills in the configurations; returns all that is wrong, what is the same in all arms once."""
     found: dict[str, list[str]] = {}
     for arm in plan.arms:
         try:
-            plan.configs[arm] = resolve(plan.words(arm, plan.seeds[0]), trust=trust)
+            plan.configs[arm] = resolve(plan.words(arm, plan.seeds[0]), trust=plan.trusted)
             problems = _metric_problems(plan, plan.configs[arm], goal)
         except UserError as error:
             problems = error.problems
         for text in problems:
             found.setdefault(text, []).append(arm)
+    for one, other in itertools.combinations(plan.configs, 2) if not found else ():
+        if _without_tags(plan.configs[one]) == _without_tags(plan.configs[other]):
+            found[f"{one} and {other} come to the same page: there is nothing to compare"] = list(plan.arms)
     everywhere = len(plan.arms)
-    problems = [text if len(arms) == everywhere else f"arm {arms[0]}: {text}" for text, arms in found.items()]
-    if problems:
-        raise UserError([f"{plan.file}: {text}" for text in problems])
+    return [text if len(arms) == everywhere else f"arm {arms[0]}: {text}" for text, arms in found.items()]
+
+
+def _without_tags(config: Namespace) -> dict[str, Any]:
+    return {key: value for key, value in to_plain(config).items() if key != "wandb"}
 
 
 def _metric_problems(plan: Plan, config: Namespace, goal: str) -> list[str]:
@@ -276,8 +309,10 @@ def _metric_problems(plan: Plan, config: Namespace, goal: str) -> list[str]:
         problems.append(f"metric.goal={goal}, but the page has checkpoint.mode={mode} (make them agree)")
     if plan.report not in reported:
         problems.append(f"ablation.report={plan.report} is no metric of test (choose {', '.join(reported)})")
-    if not config.test:
-        problems.append("test=false: without a test there is nothing to report")
+    if not config.test or config.trainer.limit_test_batches == 0:
+        problems.append("test=false or trainer.limit_test_batches=0: without a test there is nothing to report")
+    if config.trainer.fast_dev_run:
+        problems.append(f"trainer.fast_dev_run={config.trainer.fast_dev_run} leaves no results")
     return problems
 
 
@@ -288,7 +323,7 @@ def plain_flags(flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         UserError: they say no arm.
     """
     given = dict(flags)
-    rest = [(key, _PYTHON.get(value, value)) for key, value in flags if key not in ("ablation", "arm")]
+    rest = [(key, _plain_word(value)) for key, value in flags if key not in ("ablation", "arm")]
     if "ablation" not in given:
         if "arm" in given:
             raise UserError(f"arm={given['arm']} is for a run of an ablation, which --ablation names")
@@ -298,12 +333,20 @@ def plain_flags(flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         name = str(arm.pop("name", "arm"))
     else:
         keys = rules.get("baseline")
-        name = grid_name([dict(rest).get(key, "") for key in keys]) if isinstance(keys, dict) else "arm"
-    words = _wandb_words(str(rules.get("name")), name, int(given.get("seed_everything", "0")))
-    return [*((key, _word(value)) for key, value in arm.items()), *rest, *read_flags(words)]
+        said = {key: parse_yaml(word, f"{key}={word}") for key, word in rest}
+        name = grid_name({key: said.get(key) for key in keys}) if isinstance(keys, dict) else "arm"
+    words = _wandb_words(str(rules.get("name")), name, given.get("seed_everything", "0"))
+    return [*rest, *((key, _word(value)) for key, value in arm.items()), *read_flags(words)]
 
 
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
+def _plain_word(word: str) -> str:
+    """A value that W&B's agent wrote as Python does, as a flag has it."""
+    if word not in ("True", "False", "None") and not word.startswith(("[", "{")):
+        return word
+    try:
+        return _word(ast.literal_eval(word))
+    except (ValueError, SyntaxError):  # it is no Python
+        return word
 
 
 def _mapping(given: Mapping[str, str], key: str) -> dict[str, Any]:
@@ -317,14 +360,23 @@ def _mapping(given: Mapping[str, str], key: str) -> dict[str, Any]:
     return value
 
 
-def _wandb_words(ablation: str, arm: str, seed: int) -> list[str]:
+def _wandb_words(ablation: str, arm: str, seed: int | str) -> list[str]:
     """Where a run stands in W&B: grouped by ablation, then by arm."""
     tags = json.dumps(_tags(ablation, arm, seed))
-    return [f"--wandb.group={ablation}", f"--wandb.job_type={arm}", f"--wandb.tags={tags}"]
+    return [f"--wandb.group={_text(ablation)}", f"--wandb.job_type={_text(arm)}", f"--wandb.tags={tags}"]
 
 
-def _tags(ablation: str, arm: str, seed: int) -> list[str]:
-    return [ablation, arm, f"seed{seed}"]
+def _tags(ablation: str, arm: str, seed: int | str) -> list[str]:
+    return [ablation[:64], arm[:64], f"seed{seed}"]  # W&B takes no longer ones
+
+
+def _text(value: str) -> str:
+    """A text as a flag has it, in quotes where it would be read as something else."""
+    try:
+        same = parse_yaml(value, value) == value
+    except UserError:
+        same = False
+    return value if same else json.dumps(value)
 
 
 def _word(value: Any) -> str:

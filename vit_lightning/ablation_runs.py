@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -18,6 +19,7 @@ from tqdm import tqdm
 
 from vit_lightning.ablation_plan import Plan
 from vit_lightning.config import make_data
+from vit_lightning.errors import UserError
 from vit_lightning.ledger import Ledger, Planned
 from vit_lightning.trials import Start, Trials, shared_data
 from vit_lightning.wandb_mirror import import_wandb
@@ -80,16 +82,19 @@ def run_all(plan: Plan, ledger: Ledger, how: How, signals: Sequence[int] = ASK_T
     if all(ledger.is_over(run) for run in runs):
         print(f"all {len(runs)} runs were over already: nothing is trained", flush=True)
         return
-    data = shared_data(plan.configs, make_data)
+    missing = {run.arm for run in runs if not ledger.is_over(run)}
+    data = shared_data({arm: config for arm, config in plan.configs.items() if arm in missing}, make_data)
     scratch = warm_up(plan, ledger.folder)
 
     def start(run: Planned) -> Start:
-        return Start(plan.config(run.arm, run.seed), plan.words(run.arm, run.seed), data[run.arm])
+        return Start(plan.config(run.arm, run.seed), plan.arguments(run.arm, run.seed), data.get(run.arm))
 
     trials = Trials(ledger, start, threads=threads, devices=devices, patience=how.patience * 60)
     try:
         with _asked_to_end(signals) as asked:
             _work_off(runs, ledger, trials, workers_of(how.workers, devices, threads), asked)
+    except OSError as fault:
+        raise UserError(f"{ledger.folder}: {fault.strerror or fault} (the same command goes on)") from fault
     finally:
         trials.stop()
         if scratch is not None:
@@ -104,7 +109,10 @@ def warm_up(plan: Plan, folder: Path) -> Path | None:
     modes = {config.wandb.mode for config in plan.configs.values()}
     if modes == {"disabled"} or (modes == {None} and os.environ.get("WANDB_MODE") == "disabled"):
         return None
-    scratch = folder / f".wandb-{os.getpid()}"
+    for left in folder.glob(f".wandb-{platform.node()}-*"):  # of processes that were killed
+        if Path("/proc").exists() and not Path("/proc", left.name.rpartition("-")[2]).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    scratch = folder / f".wandb-{platform.node()}-{os.getpid()}"
     import_wandb(scratch)
     with contextlib.suppress(ImportError):
         importlib.import_module("wandb.sdk.launch")  # two seconds, which wandb.init would take in every run

@@ -6,7 +6,7 @@ import json
 import math
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from vit_lightning.statistics import (
     Comparison,
     Rules,
     Values,
+    Verdict,
     correlation,
     judge,
     least_sign_flip_p,
@@ -73,6 +74,8 @@ class Against:
 
     arm: str
     claim: Comparison
+    first_verdict: Verdict | None
+    """At the second look, what the first one said."""
     seeds_needed: int | None
     """Seeds to add until a claim has 80 % power; 0 where one was made, None where that cannot be said."""
     between: bool
@@ -130,7 +133,7 @@ def analyse(study: Study) -> Analysis:
         values = {trial.seed: float(trial.results[study.report]) for trial in trials if _has(trial, study.report)}
         own = [tables[name, seed] for seed in values if (name, seed) in tables]
         arms.append(Arm(name, overrides, trials, values, components(np.stack(own)) if len(own) > 1 else None))
-    return Analysis(study, rules, arms, _against(study, rules, arms, tables), _effects(study, arms), why)
+    return Analysis(study, rules, arms, _against(study, rules, arms, tables), _effects(study, rules, arms), why)
 
 
 def _has(trial: Trial, metric: str) -> bool:
@@ -143,8 +146,9 @@ def _against(study: Study, rules: Rules, arms: Sequence[Arm], tables: Mapping[An
     others = [arm for arm in arms if arm is not baseline]
     pairs = [_pairs(arm, baseline) for arm in others]
     claims = judge([first - second for first, second in pairs], rules)
+    before = _first_verdicts(study, rules, others, baseline)
     found = []
-    for arm, claim, (first, second) in zip(others, claims, pairs, strict=True):
+    for arm, claim, earlier, (first, second) in zip(others, claims, before, pairs, strict=True):
         seeds = [seed for seed in arm.values if seed in baseline.values]
         both = {
             seed: (tables[arm.name, seed].astype(bool), tables[baseline.name, seed].astype(bool))
@@ -158,6 +162,7 @@ def _against(study: Study, rules: Rules, arms: Sequence[Arm], tables: Mapping[An
             Against(
                 arm.name,
                 claim,
+                earlier,
                 seeds_to_tell(claim, rules, len(others)) if between else needed,
                 between,
                 dict(zip(seeds, (first - second).tolist(), strict=True)),
@@ -173,12 +178,23 @@ def _against(study: Study, rules: Rules, arms: Sequence[Arm], tables: Mapping[An
     return found
 
 
+def _first_verdicts(study: Study, rules: Rules, arms: Sequence[Arm], baseline: Arm) -> list[Verdict | None]:
+    if study.looks == 1:
+        return [None] * len(arms)
+    shared = [[seed for seed in study.seeds if seed in arm.values and seed in baseline.values] for arm in arms]
+    gaps = [
+        np.array([arm.values[seed] - baseline.values[seed] for seed in seeds])
+        for arm, seeds in zip(arms, shared, strict=True)
+    ]
+    return [claim.verdict for claim in judge(gaps, replace(rules, added=0, over=True))]
+
+
 def _pairs(arm: Arm, baseline: Arm) -> tuple[Values, Values]:
     seeds = [seed for seed in arm.values if seed in baseline.values]
     return np.array([arm.values[seed] for seed in seeds]), np.array([baseline.values[seed] for seed in seeds])
 
 
-def _effects(study: Study, arms: Sequence[Arm]) -> list[Effect]:
+def _effects(study: Study, rules: Rules, arms: Sequence[Arm]) -> list[Effect]:
     """Of a full grid of two or more factors; the levels of the baseline come first."""
     factors = {key: levels for key, levels in study.factors.items() if len(levels) > 1}
     if len(factors) < 2:
@@ -189,7 +205,7 @@ def _effects(study: Study, arms: Sequence[Arm]) -> list[Effect]:
         first = _level(baseline.get(key))
         ordered[key] = [first, *(word for word in map(_level, levels) if word != first)]
     results = {tuple(_level(arm.overrides.get(key)) for key in ordered): arm.values for arm in arms}
-    return factor_effects(ordered, results, study.alpha)
+    return factor_effects(ordered, results, rules.interval_level)
 
 
 def _level(value: Any) -> str:

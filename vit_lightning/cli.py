@@ -24,13 +24,13 @@ VERBS = {
     "check-data": "read all images once: damage, duplicates, sizes, mean and deviation",
     "shard": "write the images of a page to large files, for ShardedSet",
     "show-batch": "draw training images as the model gets them",
-    "sync": "send a run to W&B, or what W&B lacks of it",
+    "sync": "send a run or an ablation to W&B, or what W&B lacks of it",
     "predict": "write what a trained model says of images and folders that are named, or of each test image",
     "lr-find": "find a learning rate for a page",
     "scale-batch": "find the largest batch of a page that the memory holds",
 }
 
-FOLDER_VERBS = {"sync": "RUN_FOLDER", "report": "ABLATION_FOLDER", "dashboard": "ABLATION_FOLDER"}
+FOLDER_VERBS = {"sync": "FOLDER", "report": "ABLATION_FOLDER", "dashboard": "ABLATION_FOLDER"}
 """Verbs that take a folder and nothing else."""
 
 RESUME = ("never", "auto", "must")
@@ -97,6 +97,9 @@ def _run(verb: str, arguments: list[str]) -> int:
     except UserError as error:
         _tell(verb, error.problems)
         return error.exit_code
+    except BrokenPipeError:  # what reads this has ended, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where the end of Python flushes to
+        return 128 + signal.SIGPIPE
     return 0
 
 
@@ -205,7 +208,8 @@ def _refuse_page(folder: str, flags: Sequence[tuple[str, str]]) -> None:
 
 
 def _ablate(arguments: list[str]) -> None:
-    print("reading the plan, and what it needs ...", file=sys.stderr, flush=True)  # it takes seconds
+    if sys.stderr.isatty():
+        print("reading the plan, and what it needs ...", file=sys.stderr, flush=True)  # it takes seconds
     from vit_lightning.ablation import ablate, read_arguments
 
     ablate(read_arguments(arguments))
@@ -216,8 +220,19 @@ def _sync(arguments: list[str]) -> None:
     from vit_lightning.training import sync
 
     if len(arguments) != 1:
-        raise UserError("give one run folder: lightning sync RUN_FOLDER")
-    sync(Path(arguments[0]))
+        raise UserError("give one folder, of a run or of an ablation: lightning sync FOLDER")
+    folder = Path(arguments[0])
+    if not (folder / "ledger.json").is_file():
+        sync(folder)
+        return
+    from vit_lightning.ledger import read_study
+    from vit_lightning.wandb_report import log_report
+
+    study = read_study(folder)
+    for trial in study.trials:
+        if (folder / trial.folder / "metrics.jsonl").is_file():
+            sync(folder / trial.folder)
+    print(log_report(study, send=True))
 
 
 def _of_ablation(verb: str, arguments: list[str]) -> None:

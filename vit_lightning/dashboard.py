@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from vit_lightning.analysis import Analysis, analyse
 from vit_lightning.errors import UserError
 from vit_lightning.folder import write_whole
+from vit_lightning.report_tables import markdown
 from vit_lightning.study import Study
 from vit_lightning.wandb_mirror import WandbConfig, has_key, import_wandb
 from vit_lightning.wandb_report import REPORT, report_tables, wandb_settings
@@ -43,9 +45,12 @@ def dashboard(study: Study) -> None:
 
 
 def _why_offline(wandb: Any, settings: dict[str, Any]) -> str:
-    mode = settings.get("mode") or os.environ.get("WANDB_MODE", "online")
+    """Runs that were logged offline may have been sent since: only the environment says that W&B is offline now."""
+    mode = os.environ.get("WANDB_MODE", "online")
     if mode in ("offline", "disabled", "dryrun"):
-        return f"W&B is {mode}"
+        return f"W&B is {mode} (WANDB_MODE)"
+    if settings.get("mode") == "disabled":
+        return "W&B is disabled in the pages of the runs"
     return "" if has_key(wandb) else "no API key"
 
 
@@ -83,9 +88,9 @@ def _write_specs(analysis: Analysis, project: str, entity: str, why: str) -> Non
     for name, view in made.items():
         spec = view._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
         write_whole(folder / f"{name}.json", json.dumps(spec, indent=2) + "\n")
-    runs = f"{analysis.study.folder}/runs/*/wandb/offline-run-*"
+    place = shlex.quote(str(analysis.study.folder))
     print(f"{why}: the specs are in {folder}, workspace.json and report.json")
-    print(f"to send them: wandb login; wandb sync {runs}; lightning dashboard {analysis.study.folder}")
+    print(f"to send them: wandb login; lightning sync {place}; lightning dashboard {place}")
 
 
 def make_workspace(analysis: Analysis, project: str, entity: str) -> Any:
@@ -157,5 +162,5 @@ def _costs(study: Study) -> list[Any]:
 
 
 def _answer(analysis: Analysis) -> str:
-    lines = "\n".join(f"- {sentence}" for sentence in sentences(analysis))
-    return f"**{headline(analysis)}**\n\n{lines}\n\n{rule(analysis)}"
+    lines = "\n".join(f"- {markdown(sentence)}" for sentence in sentences(analysis))
+    return f"**{markdown(headline(analysis))}**\n\n{lines}\n\n{markdown(rule(analysis))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -86,7 +87,7 @@ def try_hold(folder: Path) -> int | None:
     """Locks a folder for this process; None if another one has it.
 
     A POSIX record lock: the kernel drops it when the process dies, data-loading workers do not inherit it, and it works
-    on shared file systems.
+    on shared file systems. Where there are no locks at all, it warns and takes the folder for free.
     """
     path = folder / LOCK
     while True:
@@ -96,7 +97,10 @@ def try_hold(folder: Path) -> int | None:
             return None
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as fault:
+            if fault.errno not in (errno.EACCES, errno.EAGAIN):
+                warnings.warn(f"{folder}: {fault.strerror}: nothing keeps a second process out", stacklevel=2)
+                return handle
             os.close(handle)
             return None
         with contextlib.suppress(FileNotFoundError):

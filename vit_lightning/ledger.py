@@ -19,6 +19,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
+import math
 import platform
 import time
 from dataclasses import dataclass, field
@@ -76,8 +77,7 @@ class Ledger:
 
     @property
     def added_seeds(self) -> list[int]:
-        path = self.folder / "look2.json"
-        return list(json.loads(path.read_text(encoding="utf-8"))["seeds"]) if path.is_file() else []
+        return list(read_json(self.folder / "look2.json").get("seeds", []))
 
     def planned(self) -> list[Planned]:
         """All runs, seed by seed, so that arms come forward together."""
@@ -106,14 +106,21 @@ class Ledger:
         return self.results(run) is not None or self.failure(run) is not None
 
     def try_failed_again(self) -> None:
-        """Takes the runs that have failed until now for runs that are missing."""
-        failed = {run: self._last_claim(run) for run in self.planned() if self.failure(run) is not None}
+        """Takes the runs that have failed until now for runs that are missing; noted if there was an answer already."""
+        runs = self.planned()
+        failed = {run: self._last_claim(run) for run in runs if self.failure(run) is not None}
+        if failed and all(map(self.is_over, runs)):
+            names = ", ".join(run.name for run in failed)
+            look = 2 if self.added_seeds else 1
+            _note_change(
+                self.folder, f"failed runs were tried again after look {look}, which is one look more: {names}"
+            )
         self.retried = {run: int(last.stem) for run, last in failed.items() if last is not None}
 
     def claim(self, run: Planned) -> Claim | None:
         """Makes the run this process's own; None if another process has it, or it is done or has failed."""
         last = self._last_claim(run)
-        if last is not None and not last.with_suffix(".end").exists() and not self.leases.is_over(last):
+        if last is not None and not self._has_ended(last):
             return None
         if self.is_over(run):  # asked last: it sees how what was found above has ended
             return None
@@ -130,6 +137,14 @@ class Ledger:
             claim.end("failed", kind="killed", cause=cause)
             return None
         return claim
+
+    def _has_ended(self, claim: Path) -> bool:
+        """Whether a claim is over; one of another machine that says done waits for its results, which may be late."""
+        end = claim.with_suffix(".end")
+        if not end.exists():
+            return self.leases.is_over(claim)
+        far = read_json(claim).get("machine") != owner()["machine"]
+        return not far or read_json(end).get("outcome") != "done" or self.leases.is_over(end)
 
     def settle(self, run: Planned, claim: Claim, kind: Kind, cause: str) -> bool:
         """Writes down that an attempt came to nothing; whether the run has failed for good."""
@@ -170,7 +185,10 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
     """
     now = _facts(plan, threads)
     path = folder / "ledger.json"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise UserError(f"out={folder} cannot be made: {fault.strerror}") from fault
     others = [item for item in folder.iterdir() if item.name not in (".lock", ".gitignore") and item.suffix != ".part"]
     if others and not path.exists():  # in this order: a process that starts beside this one makes ledger.json first
         raise UserError(f"out={folder} holds other things than an ablation (choose a new folder)")
@@ -185,6 +203,12 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
     for text in code_changes:
         _note_change(folder, text)
     return Ledger(folder, began), code_changes
+
+
+def find_ledger(folder: Path) -> Ledger | None:
+    """The ledger in a folder, if there is one, as it began."""
+    facts = read_json(folder / "ledger.json")
+    return Ledger(folder, facts) if "arms" in facts else None
 
 
 def threads_of(folder: Path, asked: int | None) -> int:
@@ -229,10 +253,10 @@ def read_study(folder: Path) -> Study:
     Raises:
         UserError: the folder holds no ablation.
     """
-    facts = read_json(folder / "ledger.json")
-    if "arms" not in facts:
+    ledger = find_ledger(folder)
+    if ledger is None:
         raise UserError(f"{folder} is no ablation: it holds no ledger.json")
-    ledger = Ledger(folder, facts)
+    facts = ledger.facts
     trials = [_trial(ledger, run) for arm in facts["arms"] for run in ledger.planned() if run.arm == arm]
     return Study(
         name=facts["name"],
@@ -255,7 +279,9 @@ def read_study(folder: Path) -> Study:
 
 
 def _trial(ledger: Ledger, run: Planned) -> Trial:
-    results, failure = ledger.results(run), ledger.failure(run)
+    results, failure, report = ledger.results(run), ledger.failure(run), ledger.facts["report"]
+    if results is not None and not _is_number(value := results.get(report, "not measured")):
+        results, failure = None, {"kind": "no number", "cause": f"{report} is {value}"}
     return Trial(
         arm=run.arm,
         seed=run.seed,
@@ -266,6 +292,10 @@ def _trial(ledger: Ledger, run: Planned) -> Trial:
         results=results or {},
         look=run.look,
     )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 _PER_RUN = ("seed_everything", "wandb")
@@ -295,7 +325,7 @@ def _code() -> dict[str, str]:
     return {"source of vit_lightning": digest.hexdigest()[:16], "python": platform.python_version(), **versions}
 
 
-_RULES = ("baseline", "metric", "report", "smallest_effect", "alpha", "seeds", "factors")
+_RULES = ("name", "baseline", "metric", "report", "smallest_effect", "alpha", "seeds", "factors")
 
 
 def _changes(began: dict[str, Any], now: dict[str, Any]) -> tuple[list[str], list[str]]:

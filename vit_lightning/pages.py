@@ -154,7 +154,7 @@ def _as_list(value: Any) -> list[Any]:
 def page_of_flag(key: str, value: str, classes: Sequence[str]) -> Page:
     """A page that says what the flag says; ``--data=ImageFolder`` names a class for the keys in ``classes``."""
     # other values stay words: jsonargparse reads them as what the key wants
-    said: Any = flatten(parse_yaml(value, f"{key}={value}")) if value[:1] in ("[", "{") else value
+    said: Any = flatten(parse_yaml(value, f"{key}={value}")) if value[:1] in ("[", "{", '"') else value
     parts = [part for part in key.split(".") if part != "init_args"]
     if len(parts) == 1 and parts[0] in classes and isinstance(said, str):
         said = {"class_path": said}

@@ -24,12 +24,13 @@ from vit_lightning.report_tables import (
     difference_table,
     effect_table,
     failed_table,
+    markdown,
     paper_table,
     results_csv,
     single_run_table,
 )
 from vit_lightning.study import Study
-from vit_lightning.wording import headline, rule, sentences
+from vit_lightning.wording import effect_sentences, headline, rule, sentences
 
 
 def write_report(study: Study) -> list[Path]:
@@ -70,7 +71,8 @@ def write_report(study: Study) -> list[Path]:
 def verdict_lines(study: Study) -> list[str]:
     """The answer for a terminal: a line for each arm, once there is one."""
     analysis = analyse(study)
-    return sentences(analysis) if analysis.against and not analysis.missing else [headline(analysis)]
+    over = analysis.against and not analysis.missing
+    return [*sentences(analysis), *effect_sentences(analysis)] if over else [headline(analysis)]
 
 
 def verdicts(analysis: Analysis) -> list[dict[str, Any]]:
@@ -104,10 +106,11 @@ def verdicts(analysis: Analysis) -> list[dict[str, Any]]:
 
 def to_markdown(analysis: Analysis, tables: dict[str, Table], checks: list[Check], figures: list[str]) -> str:
     """The same as a text, with the figures from files."""
-    parts = [f"# Ablation {analysis.study.name}", f"**{headline(analysis)}**"]
-    parts.append("\n".join(f"- {sentence}" for sentence in sentences(analysis)))
-    parts += [f"Does not hold: {check.name}. {check.text}" for check in checks if check.ok is False]
-    parts.append(rule(analysis))
+    parts = [f"# Ablation {markdown(analysis.study.name)}", f"**{markdown(headline(analysis))}**"]
+    said = [*sentences(analysis), *effect_sentences(analysis)]
+    parts.append("\n".join(f"- {markdown(sentence)}" for sentence in said))
+    parts += [markdown(f"Does not hold: {check.name}. {check.text}") for check in checks if check.ok is False]
+    parts.append(markdown(rule(analysis)))
     parts += [f"![{CAPTIONS[name]}](figures/{name}.svg)" for name in figures]
     parts += [table.to_markdown() for table in tables.values()]
     return "\n\n".join(parts) + "\n"

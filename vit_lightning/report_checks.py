@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,6 @@ def config_differences(study: Study, pages: Pages) -> list[ConfigDifference]:
     first = next(iter(pages.values()))
     by_run = {run: changes(first, page) for run, page in pages.items()}
     keys = sorted({key for changed in by_run.values() for key in changed if key not in OF_A_RUN})
-    planned = {key for overrides in study.arms.values() for key in overrides}
     found = []
     for key in keys:
         original = next(changed[key][0] for changed in by_run.values() if key in changed)
@@ -67,15 +67,19 @@ def config_differences(study: Study, pages: Pages) -> list[ConfigDifference]:
             value = changed[key][1] if key in changed else original
             if value not in values.setdefault(arm, []):
                 values[arm].append(value)
-        found.append(
-            ConfigDifference(key, values, _is_planned(key, planned) and all(len(v) == 1 for v in values.values()))
-        )
+        found.append(ConfigDifference(key, values, _is_planned(study, key, values)))
     return found
 
 
-def _is_planned(key: str, planned: set[str]) -> bool:
-    """Whether a key is one that an arm changes, or lies below one."""
-    return any(key == name or key.startswith(f"{name}.") for name in (_plain(name) for name in planned))
+def _is_planned(study: Study, key: str, values: dict[str, list[Any]]) -> bool:
+    """Whether runs of an arm agree in a key, and so do all arms that do not change it."""
+    others = [found for arm, found in values.items() if not _changes(study.arms[arm], key)]
+    return all(len(found) == 1 for found in values.values()) and all(found == others[0] for found in others)
+
+
+def _changes(overrides: Mapping[str, Any], key: str) -> bool:
+    """Whether a key is one of those, or lies below one."""
+    return any(key == name or key.startswith(f"{name}.") for name in map(_plain, overrides))
 
 
 def _plain(key: str) -> str:
@@ -114,7 +118,13 @@ def _differ_as_planned(study: Study, pages: Pages, differences: Sequence[ConfigD
     unplanned = [difference.key for difference in differences if not difference.planned]
     if unplanned:
         return Check(name, False, f"these differ too: {', '.join(unplanned)}")
-    named = ", ".join(difference.key for difference in differences) or "nothing"
+    seeds = [f"{arm}, seed {seed}" for (arm, seed), page in pages.items() if page.get("seed_everything") != seed]
+    if seeds:
+        return Check(name, False, f"these pages have another seed than the plan: {'; '.join(seeds)}")
+    for one, other in itertools.combinations({arm: None for arm, _ in pages}, 2):
+        if all(difference.values.get(one) == difference.values.get(other) for difference in differences):
+            return Check(name, False, f"{one} and {other} have the same page")
+    named = ", ".join(difference.key for difference in differences)
     without = sum(trial.state == "done" and (trial.arm, trial.seed) not in pages for trial in study.trials)
     text = f"the pages of {len(pages)} runs differ in {named}, and the seed"
     return Check(name, None if without else True, text + (f"; {without} runs have no page" if without else ""))
@@ -126,9 +136,10 @@ def _nothing_chosen_on_test(study: Study, pages: Pages) -> Check:
     name = "nothing is chosen on test images"
     if on_test:
         return Check(name, False, f"{', '.join(on_test)} chooses, and is of the test images")
-    chosen = f"checkpoints are chosen by {', '.join(monitors)}" if pages else "no page could be read"
+    known = pages and "None" not in monitors
+    chosen = f"checkpoints are chosen by {', '.join(monitors)}" if known else "not all pages say what chooses"
     text = f"{chosen}; runs are selected by {study.metric}; {study.report} is measured once, at the end"
-    return Check(name, True if pages else None, text)
+    return Check(name, True if known else None, text)
 
 
 def _plan_unchanged(study: Study) -> Check:

@@ -26,6 +26,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "vit_lightning",
     "font.family": "sans-serif",
     "font.size": 10.0,
+    "text.parse_math": False,  # names of arms may hold dollars
     **{f"{part}.color": INK for part in ("text", "xtick", "ytick")},
     "axes.labelcolor": INK,
     "axes.edgecolor": INK,
@@ -34,7 +35,8 @@ STYLE: dict[Any, Any] = {
     "savefig.transparent": True,
 }
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's, which the colour-blind can tell apart; they begin anew after six."""
+"""Okabe and Ito's, which the colour-blind can tell apart; after six they begin anew with other lines and points."""
+LINES, POINTS = ("-", "--", ":", "-."), ("o", "s", "^", "D")
 Curve = NDArray[np.float64]
 WIDTH = 4.8  # inches: on a phone the letters stay readable
 
@@ -46,13 +48,39 @@ def draw_figures(analysis: Analysis) -> dict[str, Figure]:
         if any(one.differences for one in analysis.against):
             figures["differences"] = differences_figure(analysis)
         figures |= {f"curves_{number}": figure for number, figure in enumerate(curve_figures(analysis))}
-        if any(arm.values and arm.median("train_seconds") > 0 for arm in analysis.arms):
+        if _known_costs(analysis):
             figures["costs"] = costs_figure(analysis)
     return figures
 
 
 def colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
+
+
+def _kind(number: int, kinds: Sequence[str]) -> str:
+    """Of a line or a point, for the arms beyond the colours."""
+    return kinds[number // len(COLOURS) % len(kinds)]
+
+
+def _stacked(values: Curve, room: float) -> Curve:
+    """How far each point moves aside so that equal ones do not hide each other."""
+    ties = np.array([int(np.sum(values[:place] == value)) for place, value in enumerate(values)], dtype=np.float64)
+    step = min(0.09, room / max(1.0, float(ties.max(initial=0.0))))
+    return np.multiply(ties, step)
+
+
+def _legend(figure: Figure, handles: dict[str, Any]) -> None:
+    """Below the figure, which grows by what it takes."""
+    columns = 1 if max(map(len, handles), default=0) > 28 else 2
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 0.19 * math.ceil(len(handles) / columns))
+    names = [_shortened(f" {name}" if name.startswith("_") else name) for name in handles]  # those would be left out
+    style: dict[str, Any] = {"frameon": False, "fontsize": 8, "labelcolor": INK}
+    figure.legend(list(handles.values()), names, loc="outside lower center", ncols=columns, **style)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) < 52 else f"{name[:49]}..."
 
 
 def seeds_figure(analysis: Analysis) -> Figure:
@@ -66,7 +94,7 @@ def seeds_figure(analysis: Analysis) -> Figure:
         axis.plot(*zip(*places, strict=True), color="0.6", linewidth=0.6, zorder=1) if places else None
     for row, arm in enumerate(arms):
         values = unit.scale * np.array(list(arm.values.values()))
-        axis.scatter(values, np.full(len(values), row), s=22, color=colour(row), alpha=0.8, linewidth=0, zorder=2)
+        axis.scatter(values, row + _stacked(values, 0.4), s=22, color=colour(row), alpha=0.8, linewidth=0, zorder=2)
         if len(values):
             axis.plot([values.mean()] * 2, [row - 0.22, row + 0.22], color=colour(row), linewidth=2.5, zorder=3)
     _name_rows(axis, [f"{arm.name} (n={arm.n})" for arm in arms])
@@ -86,7 +114,7 @@ def differences_figure(analysis: Analysis) -> Figure:
     for row, one in enumerate(against):
         claim, own = one.claim, colour(numbers[one.arm])
         values = unit.scale * np.array(list(one.differences.values()))
-        axis.scatter(values, np.full(len(values), row + 0.25), s=14, color=own, alpha=0.6, linewidth=0)
+        axis.scatter(values, row + 0.2 + _stacked(values, 0.3), s=14, color=own, alpha=0.6, linewidth=0)
         if claim.n > 1:
             ends = unit.scale * np.array([claim.claim_low, claim.claim_high, claim.low, claim.high])
             axis.plot(ends[:2], [row, row], color=own, linewidth=1.2, marker="|", markersize=7)
@@ -101,8 +129,7 @@ def differences_figure(analysis: Analysis) -> Figure:
 def _name_rows(axis: Axes, names: Sequence[str]) -> None:
     """A row's name stands above it, so that long ones leave room on a phone."""
     for row, name in enumerate(names):
-        shown = name if len(name) < 52 else f"{name[:49]}..."
-        axis.text(0.01, row - 0.3, shown, transform=axis.get_yaxis_transform(), va="bottom", fontsize=9)
+        axis.text(0.01, row - 0.3, _shortened(name), transform=axis.get_yaxis_transform(), va="bottom", fontsize=9)
     axis.set_yticks([])
     axis.set_ylim(len(names) - 0.55, -0.75)
     axis.spines["left"].set_visible(False)
@@ -125,18 +152,22 @@ def _read_rows(study: Study) -> dict[tuple[str, int], list[dict[str, Any]]]:
 
 def _curves(analysis: Analysis, rows: dict[tuple[str, int], list[dict[str, Any]]], name: str) -> Figure:
     unit = unit_of(name)
-    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.8), layout="constrained")
     axis = figure.subplots()
+    handles: dict[str, Any] = {}
     for number, arm in enumerate(analysis.arms):
-        runs = [_series(rows[arm.name, t.seed], name) for t in arm.trials if (arm.name, t.seed) in rows]
-        runs = [(steps, unit.scale * values) for steps, values in runs if len(steps)]
-        for steps, values in runs:
-            axis.plot(*_thinned(steps, values), color=colour(number), linewidth=0.6, alpha=0.35)
-        if runs:
-            axis.plot(*_thinned(*_mean(runs)), color=colour(number), linewidth=2, label=arm.name)
+        done = []
+        for trial in arm.trials:
+            steps, values = _series(rows.get((arm.name, trial.seed), []), name)
+            axis.plot(*_thinned(steps, unit.scale * values), color=colour(number), linewidth=0.6, alpha=0.35)
+            if len(steps) and trial.state == "done":
+                done.append((steps, unit.scale * values))
+        if done:
+            style: dict[str, Any] = {"color": colour(number), "linestyle": _kind(number, LINES), "linewidth": 2}
+            [handles[arm.name]] = axis.plot(*_thinned(*_mean(done)), **style)
     axis.set(xlabel="step", ylabel=f"{name}{unit.sign and f' ({unit.sign.strip()})'}")
     axis.grid(alpha=0.3)
-    axis.legend(frameon=False, fontsize=8, labelcolor=INK)
+    _legend(figure, handles)
     return figure
 
 
@@ -147,7 +178,7 @@ def _series(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[int], Curve
 
 
 def _mean(runs: Sequence[tuple[list[int], Curve]]) -> tuple[list[int], Curve]:
-    """At the steps that all runs have: one that failed ends early."""
+    """At the steps that all runs have."""
     shared = set.intersection(*(set(steps) for steps, _ in runs))
     kept = [values[np.isin(steps, list(shared))] for steps, values in runs]
     return sorted(shared), np.mean(kept, axis=0)
@@ -161,9 +192,8 @@ def _thinned(steps: Sequence[int], values: Curve, most: int = 400) -> tuple[Any,
 def costs_figure(analysis: Analysis) -> Figure:
     """What is reported against costs; arms that no other beats in both are joined."""
     study, unit = analysis.study, unit_of(analysis.study.report)
-    costs = {"train_seconds": "training (s)", "flops": "MFLOPs an image"}
-    shown = {key: text for key, text in costs.items() if any(arm.median(key) > 0 for arm in analysis.arms if arm.n)}
-    figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")
+    shown, handles = _known_costs(analysis), {}
+    figure = Figure(figsize=(WIDTH, 2.5), layout="constrained")
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for axis, (key, text) in zip(axes, shown.items(), strict=True):
         scale = unit.scale
@@ -175,14 +205,22 @@ def costs_figure(analysis: Analysis) -> Figure:
             if arm.name in places:
                 x, y = places[arm.name]
                 error = 0.0 if math.isnan(arm.sd) else scale * arm.sd / math.sqrt(arm.n)
-                style: dict[str, Any] = {"color": colour(number), "markersize": 6, "capsize": 2, "label": arm.name}
-                axis.errorbar(x / divisor, scale * y, yerr=error, fmt="o", **style)
+                style: dict[str, Any] = {"color": colour(number), "markersize": 6, "capsize": 2}
+                handles[arm.name] = axis.errorbar(
+                    x / divisor, scale * y, yerr=error, fmt=_kind(number, POINTS), **style
+                )
         axis.set_xlabel(text)
         axis.grid(alpha=0.3)
         axis.margins(0.15)
     axes[0].set_ylabel(f"{study.report}{unit.sign and f' ({unit.sign.strip()})'}")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    _legend(figure, handles)
     return figure
+
+
+def _known_costs(analysis: Analysis) -> dict[str, str]:
+    """Costs that some arm has, with what stands below them."""
+    costs = {"train_seconds": "training (s)", "flops": "MFLOPs an image"}
+    return {key: text for key, text in costs.items() if any(arm.median(key) > 0 for arm in analysis.arms if arm.n)}
 
 
 def front(places: dict[str, tuple[float, float]], goal: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from html import escape
 from urllib.parse import quote
@@ -13,7 +14,7 @@ from vit_lightning.report_checks import Check
 from vit_lightning.report_figures import inline_svg
 from vit_lightning.report_tables import Table
 from vit_lightning.study import Study, Trial
-from vit_lightning.wording import headline, rule, sentences
+from vit_lightning.wording import effect_sentences, headline, rule, sentences
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --faint: #666; --line: #d5d5d5; --wash: #f5f5f2;
@@ -51,7 +52,7 @@ CAPTIONS = {
     "for reading, the thin bar the interval of the claim. The grey band holds differences too small to matter.",
     "curves_0": "Learning curves: thin for each run, thick for the mean of an arm.",
     "curves_1": "Training: thin for each run, thick for the mean of an arm.",
-    "costs": "Result against cost, medians and standard errors. The line joins arms that no other beats in both.",
+    "costs": "Result (mean, standard error) against cost (median). The line joins arms that no other beats in both.",
 }
 
 
@@ -79,7 +80,7 @@ def write_page(
         _section("Costs", drawn.get("costs", "") + made["costs"]),
         _section("What differs", made.get("config", "")),
         _section("Checks", made["checks"]),
-        _section("Runs that failed", made.get("failed", "")),
+        _section("Runs without a result", made.get("failed", "")),
         _section("More numbers", details),
         _section("Runs", _runs(analysis)),
     ]
@@ -96,7 +97,7 @@ def write_page(
 <main>
 <h1>Ablation {escape(study.name)}</h1>
 <p class="answer">{escape(headline(analysis))}</p>
-<ul>{"".join(f"<li>{escape(sentence)}</li>" for sentence in sentences(analysis))}</ul>
+<ul>{"".join(f"<li>{escape(said)}</li>" for said in [*sentences(analysis), *effect_sentences(analysis)])}</ul>
 {_warnings(checks)}
 <p class="how">{escape(rule(analysis)) if analysis.against else ""}</p>
 {"".join(sections)}
@@ -129,8 +130,13 @@ def _runs(analysis: Analysis) -> str:
     for arm in analysis.arms:
         links = [_link(analysis.study, trial) for trial in arm.trials]
         lines.append(f"<li>{escape(arm.name)}: {', '.join(links)}</li>")
-    again = f"lightning report {analysis.study.folder}"
-    return f"<ul>{''.join(lines)}</ul><p>This page again: <code>{escape(again)}</code></p>"
+    study = analysis.study
+    commands = {"This page again": f"lightning report {shlex.quote(str(study.folder))}"}
+    if study.plan_file is not None:
+        go_on = shlex.join(["lightning", "ablate", study.plan_file, f"--out={study.folder}"])
+        commands |= {"What is missing": go_on, "A second look": f"{go_on} --add-seeds=N"}
+    said = "".join(f"<li>{text}: <code>{escape(command)}</code></li>" for text, command in commands.items())
+    return f"<ul>{''.join(lines)}</ul><ul>{said}</ul>"
 
 
 def _link(study: Study, trial: Trial) -> str:

@@ -6,12 +6,14 @@ import csv
 import html
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vit_lightning.analysis import Analysis, Arm
 from vit_lightning.report_checks import Check, ConfigDifference
+from vit_lightning.statistics import LEAST_PAIRS
 from vit_lightning.wording import MINUS, NONE, show_level, show_p, show_share, unit_of
 
 COSTS = ("train_seconds", "seconds", "images_per_second", "peak_memory_mb")
@@ -42,10 +44,11 @@ class Table:
 
     def to_markdown(self) -> str:
         def line(cells: Sequence[str]) -> str:
-            return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+            return "| " + " | ".join(markdown(cell.replace("\n", " ")) for cell in cells) + " |"
 
-        lines = [line(self.header), line(["---"] * len(self.header)), *map(line, self.rows)]
-        return "\n".join([f"**{self.caption}**", "", *lines, *(["", self.note] if self.note else [])])
+        lines = [line(self.header), "|---" * len(self.header) + "|", *map(line, self.rows)]
+        note = ["", markdown(self.note)] if self.note else []
+        return "\n".join([f"**{markdown(self.caption)}**", "", *lines, *note])
 
     def to_latex(self) -> str:
         """With the rules of ``booktabs``."""
@@ -67,6 +70,11 @@ class Table:
         )
 
 
+def markdown(text: str) -> str:
+    """A text whose signs mean nothing else in Markdown."""
+    return re.sub(r"([\\`*_<|])", r"\\\1", text)
+
+
 def _latex(text: str) -> str:
     plain = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
     signs = {
@@ -75,7 +83,7 @@ def _latex(text: str) -> str:
         "\N{PLUS-MINUS SIGN}": r"$\pm$",
         "\N{MULTIPLICATION SIGN}": r"$\times$",
     }
-    escaped = {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    escaped = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"[": "{[}"}  # behind \\ it would be an argument
     return "".join({**plain, **signs, **escaped}.get(letter, letter) for letter in text)
 
 
@@ -113,16 +121,16 @@ def difference_table(analysis: Analysis) -> Table:
         claim = one.claim
         interval = f"{unit.signed(claim.low)} to {unit.signed(claim.high)}" if claim.n > 1 else NONE
         needed = NONE if one.seeds_needed is None else str(one.seeds_needed)
-        p_values = [show_p(p) for p in (claim.p, claim.p_adjusted, claim.p_equivalence)]
+        p_values = [show_p(p) if claim.n > 1 else NONE for p in (claim.p, claim.p_adjusted, claim.p_equivalence)]
         difference = unit.signed(claim.difference)
-        rows.append([one.arm, str(claim.n), difference, interval, *p_values, claim.verdict, needed])
-    header = ["arm", "pairs", "difference", f"{100 * (1 - study.alpha):g} % interval", "p", "p, Holm"]
-    header += ["p equivalence, Holm", "verdict", "more seeds needed"]
+        rows.append([one.arm, claim.verdict, difference, interval, *p_values, str(claim.n), needed])
+    header = ["arm", "verdict", "difference", f"{100 * (1 - study.alpha):g} % interval", "p", "p, Holm"]
+    header += ["p equivalence, Holm", "pairs", "more seeds needed"]
     where = f" in{unit.suffix}" if unit.suffix else ""
     note = (
         f"Paired t-test; p after Holm's correction is held against {show_level(analysis.rules.level)}. More seeds: "
         f"until {unit.plain(study.smallest_effect)} of difference, or none, is told with 80 % power at this spread; "
-        "where there are enough for that, until the difference that was seen is."
+        "where there are enough for that, until a difference as large as the one that was seen is told."
     )
     return Table(f"{study.report} against {study.baseline}{where}", header, rows, note)
 
@@ -136,14 +144,15 @@ def beside_table(analysis: Analysis) -> Table:
         claimed = f"{unit.signed(claim.claim_low)} to {unit.signed(claim.claim_high)}" if claim.n > 1 else NONE
         exact = show_p(one.p_sign_flip) + ("" if one.sign_flip_can or claim.n == 0 else " *")
         r = NONE if math.isnan(one.correlation) else f"{one.correlation:+.2f}".replace("-", MINUS)
-        seen = NONE if math.isnan(one.visible) else unit.plain(float(f"{one.visible:.2g}"))
+        nothing = math.isnan(one.visible) or claim.n < LEAST_PAIRS
+        seen = NONE if nothing else unit.plain(float(f"{one.visible:.2g}"))
         rows.append([one.arm, f"{claimed} ({show_level(claim.claim_level)})", exact, show_p(one.p_welch), r, seen])
     header = ["arm", "interval of the claim (its level)", "p, sign-flip", "p, Welch", "r between seeds", "could see"]
     note = (
         "The interval of the claim is without zero exactly if a difference is claimed, given pairs enough. The "
-        "sign-flip test is exact; Welch's t-test does without the pairing. r: correlation with the baseline over the "
-        "seeds; at 0 or below, pairing gains nothing and Welch's test says as much. Could see: the true difference "
-        "that so many pairs see with 80 % power."
+        "sign-flip test is exact up to 16 pairs; Welch's t-test does without the pairing. r: correlation with the "
+        "baseline over the seeds; at 0 or below, pairing gains nothing and Welch's test says as much. Could see: the "
+        "true difference that so many pairs see with 80 % power."
     )
     if any(one.claim.n and not one.sign_flip_can for one in analysis.against):
         least = f"{show_level(level / len(analysis.against))} ({show_level(level)} for {len(analysis.against)} arms)"
@@ -164,8 +173,9 @@ def paper_table(analysis: Analysis) -> Table:
             interval = f" [{unit.signed(claim.low)}, {unit.signed(claim.high)}]" if claim.n > 1 else ""
             rows.append([*row, unit.signed(claim.difference) + interval, show_p(claim.p_adjusted), claim.verdict])
     header = ["arm", "runs", f"{study.report}{unit.sign}", "difference", "p", "verdict"]
+    covers = 100 * (1 - analysis.rules.interval_level)
     note = (
-        f"Mean and standard deviation over seeds; paired difference with {100 * (1 - study.alpha):g} % t-interval; "
+        f"Mean and standard deviation over seeds; paired difference with {covers:.3g} % t-interval; "
         f"p after Holm's correction, held against {show_level(analysis.rules.level)} (look {study.looks} of at most 2)."
     )
     return Table(f"{study.name}: {study.report} against {study.baseline}", header, rows, note)
@@ -183,7 +193,10 @@ def cost_table(analysis: Analysis) -> Table:
     }
     shown = {key: text for key, text in keys.items() if any(not math.isnan(arm.median(key)) for arm in analysis.arms)}
     rows = [[arm.name, *(_cost(key, arm) for key in shown)] for arm in analysis.arms]
-    note = "Medians over the runs. FLOPs: forward, a multiply and an add are two."
+    note = (
+        "Medians over the runs. FLOPs: forward, a multiply and an add are two. Times and images/s also depend on how "
+        "many runs shared the machine."
+    )
     return Table("Costs of a run", ["arm", *shown.values()], rows, note)
 
 
@@ -240,15 +253,19 @@ def effect_table(analysis: Analysis) -> Table | None:
             unit.signed(effect.effect),
             f"{unit.signed(effect.low)} to {unit.signed(effect.high)}" if effect.n > 1 else NONE,
             show_p(effect.p),
-            show_p(effect.p_adjusted),
+            show_p(effect.p_adjusted) if effect.n > 1 else NONE,
         ]
         for effect in analysis.effects
     ]
     header = ["effect", "seeds", "size", f"{100 * (1 - analysis.study.alpha):g} % interval", "p", "p Holm"]
     note = (
         "Main effects: a level against the baseline's, averaged over the other factors. Interactions: how much that "
-        "changes with a level of another factor. Contrasts within each seed, t-tests over seeds, Holm over this table."
+        "changes with a level of another factor. Contrasts within each seed, t-tests over seeds; p after Holm's "
+        f"correction over this table, held against {show_level(analysis.rules.level)}."
     )
+    n, seeds = analysis.effects[0].n, len(analysis.study.seeds) + len(analysis.study.added_seeds)
+    if n < seeds:
+        note += f" {n} of {seeds} seeds have a result of every combination, and only those count here."
     return Table("Factors", header, rows, note)
 
 
@@ -312,7 +329,7 @@ def failed_table(analysis: Analysis) -> Table:
         for trial in arm.trials
         if trial.state != "done"
     ]
-    return Table("Runs without a result", ["arm", "seed", "state", "cause", "folder"], rows)
+    return Table("Failed, or still to come", ["arm", "seed", "state", "cause", "folder"], rows)
 
 
 def single_run_table(analysis: Analysis) -> Table:

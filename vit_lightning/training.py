@@ -185,7 +185,7 @@ def sync(folder: Path) -> None:
     results = read_results(folder)
     settings = WandbConfig(**{**page.get("wandb", {}), "mode": "online"})
     mirror = WandbMirror(folder, run_id(folder), settings, page)
-    mirror.start()
+    mirror.start(otherwise=())
     if mirror.mode == "online":
         mirror.catch_up(folder)
         if results:

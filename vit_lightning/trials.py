@@ -6,6 +6,7 @@ must not have started threads of its own that compute: it keeps to one.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import multiprocessing
@@ -24,16 +25,18 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from vit_lightning.claims import Claim
+from vit_lightning.claims import Claim, read_json
 from vit_lightning.data import ImageData
 from vit_lightning.errors import CannotResume, Diverged, UserError
-from vit_lightning.folder import release, try_hold
+from vit_lightning.folder import release, try_hold, write_whole
 from vit_lightning.ledger import Kind, Ledger, Planned
 from vit_lightning.training import fit
 
 FORK = multiprocessing.get_context("fork")
 GRACE = 30.0
 """Seconds that runs have to write a checkpoint when they are asked to end."""
+ASLEEP = 30.0
+"""Seconds between two looks at the runs after which this process must have been stopped, or the machine asleep."""
 
 
 @dataclass
@@ -44,7 +47,10 @@ class Trial:
     claim: Claim
     process: ForkProcess
     device: int
+    written: float
+    """When its folder was last written to, by the clock of the file system."""
     since: float
+    """When this process saw that, by its own."""
     hangs: bool = False
 
 
@@ -55,7 +61,8 @@ class Start:
     config: Namespace
     words: list[str]
     """Arguments of the command that it stands for."""
-    data: ImageData
+    data: ImageData | None
+    """With its images read; None where the run has to make it itself."""
 
 
 class Trials:
@@ -81,6 +88,7 @@ class Trials:
         self.ledger, self._start, self.threads, self.patience = ledger, start, threads, patience
         self.devices = devices
         self.running: list[Trial] = []
+        self._renewed = time.monotonic()
 
     def begin(self, run: Planned, claim: Claim) -> None:
         """Forks a run that has been claimed."""
@@ -91,7 +99,7 @@ class Trials:
         arguments = (self._start(run), folder, claim.path, self.threads, visible, os.getpid())
         process = FORK.Process(target=_work, args=arguments)
         process.start()
-        self.running.append(Trial(run, claim, process, free, time.time()))
+        self.running.append(Trial(run, claim, process, free, _last_written(folder), time.monotonic()))
 
     def settle(self) -> list[tuple[Planned, str]]:
         """Runs that have ended since the last time, with a word on how."""
@@ -106,10 +114,15 @@ class Trials:
 
     def renew(self) -> None:
         """Signs of life for all runs; ends a run that another process has taken over, or that hangs."""
+        now = time.monotonic()
+        slept, self._renewed = now - self._renewed > ASLEEP, now
         for trial in self.running:
+            written = _last_written(self.ledger.run_folder(trial.run))
+            if written != trial.written or slept:  # clocks of file systems are not trusted, and asleep nobody writes
+                trial.written, trial.since = written, now
             if not trial.claim.is_mine():
                 _kill(trial.process)
-            elif time.time() - max(trial.since, _last_written(self.ledger.run_folder(trial.run))) > self.patience:
+            elif now - trial.since > self.patience:
                 trial.hangs = True
                 _kill(trial.process)
 
@@ -124,7 +137,8 @@ class Trials:
                 _kill(trial.process)
                 trial.process.join()
             done = self.ledger.results(trial.run) is not None
-            trial.claim.end("done" if done else "stopped")
+            with contextlib.suppress(OSError):  # a full disk: then the claim is taken over, as from a process that died
+                trial.claim.end("done" if done else "stopped")
         self.running = []
 
     def _outcome(self, trial: Trial) -> str:
@@ -143,8 +157,7 @@ class Trials:
         code = trial.process.exitcode or 0
         if trial.hangs:
             return "hang", f"nothing was written for {self.patience / 60:.3g} minutes"
-        if fault.is_file():
-            said = json.loads(fault.read_text(encoding="utf-8"))
+        if said := read_json(fault):
             return said["kind"], said["cause"]
         if code < 0:
             name = signal.Signals(-code).name
@@ -186,7 +199,7 @@ def _work(start: Start, folder: Path, claim: Path, threads: int, visible: str | 
     log = os.open(claim.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for handle, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(log, handle)
-        setattr(sys, name, open(handle, "w", buffering=1, closefd=False, encoding="utf-8"))  # noqa: SIM115
+        setattr(sys, name, open(handle, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace"))  # noqa: SIM115
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for processes that the run itself starts
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
@@ -195,7 +208,7 @@ def _work(start: Start, folder: Path, claim: Path, threads: int, visible: str | 
     start.config.out, start.config.resume = folder, "auto"
     try:
         _wait_for(folder)
-        fit(start.config, data=start.data)
+        fit(start.config, allowed=("wandb",), data=start.data)
     except BaseException as fault:
         code = _said(fault, claim.with_suffix(".fault"))
         sys.exit(code)
@@ -234,7 +247,7 @@ def _said(fault: BaseException, path: Path) -> int:
     else:
         traceback.print_exc()
     text = " ".join(str(fault).split())[:500] or type(fault).__name__
-    path.write_text(json.dumps({"kind": _kind(fault), "cause": text}) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps({"kind": _kind(fault), "cause": text}) + "\n")
     return code
 
 
@@ -251,17 +264,20 @@ def _kind(fault: BaseException) -> Kind:
     return "error"
 
 
-def shared_data(configs: dict[str, Namespace], make: Callable[[Namespace], ImageData]) -> dict[str, ImageData]:
-    """The data of each arm, with its images read; arms of the same data share it."""
-    made: dict[str, ImageData] = {}
-    shared: dict[str, ImageData] = {}
+def shared_data(configs: dict[str, Namespace], make: Callable[[Namespace], ImageData]) -> dict[str, ImageData | None]:
+    """The data of each arm, with its images read; arms of the same data share it. None where it cannot be read."""
+    made: dict[str, ImageData | None] = {}
+    shared: dict[str, ImageData | None] = {}
     for arm, config in configs.items():
         key = repr(sorted(_flat(config.data)))
         if key not in made:
-            made[key] = make(config)
-            made[key].setup("fit")
-            made[key].setup("test")
-            made[key].fingerprint()
+            try:
+                made[key] = data = make(config)
+                data.setup("fit")
+                data.setup("test")
+                data.fingerprint()
+            except Exception:  # its runs will say why, and the other arms go on
+                made[key] = None
         shared[arm] = made[key]
     return shared
 

@@ -27,11 +27,8 @@ class Components:
     """Variance between images that all seeds share."""
     rest: float
     """What is left: this seed on this image."""
-
-    @property
-    def run_sd(self) -> float:
-        """Spread of single runs on this test set."""
-        return math.sqrt(self.seed + self.rest / self.images)
+    run_sd: float
+    """Spread of single runs on this test set, as it was seen."""
 
     @property
     def seed_share(self) -> float:
@@ -41,7 +38,7 @@ class Components:
     @property
     def error_new_seeds(self) -> float:
         """Standard error of the mean for new seeds on this test set."""
-        return math.sqrt((self.seed + self.rest / self.images) / self.seeds)
+        return self.run_sd / math.sqrt(self.seeds)
 
     @property
     def error_new_images(self) -> float:
@@ -63,7 +60,12 @@ def components(table: NDArray[Any]) -> Components:
     left = values - by_seed[:, None] - by_image[None, :] + mean
     rest = float(np.sum(left**2)) / ((seeds - 1) * (images - 1))
     return Components(
-        seeds, images, max(0.0, (between_seeds - rest) / images), max(0.0, (between_images - rest) / seeds), rest
+        seeds,
+        images,
+        max(0.0, (between_seeds - rest) / images),
+        max(0.0, (between_images - rest) / seeds),
+        rest,
+        math.sqrt(between_seeds / images),
     )
 
 

@@ -78,9 +78,18 @@ class WandbMirror(Logger):
     def version(self) -> str:
         return self.run_id
 
+    @property
+    def is_live(self) -> bool:
+        """Whether W&B has taken everything until now."""
+        return self._run is not None
+
     @rank_zero_only
-    def start(self) -> None:
-        """Online if a key is found and the server answers, else offline; after about 8 s at most."""
+    def start(self, otherwise: Sequence[str] = ("offline",)) -> None:
+        """Online if a key is found and the server answers, else offline; after about 8 s at most.
+
+        Args:
+            otherwise: modes to be in where it cannot be online; none for a run that is only sent.
+        """
         wanted = self.config.mode or _MODES.get(os.environ.get("WANDB_MODE", ""))
         if wanted == "disabled":
             return
@@ -90,7 +99,7 @@ class WandbMirror(Logger):
             wanted = wanted or _MODES.get(self._wandb.setup().settings.mode, "online")
             if wanted == "online" and not has_key(self._wandb):
                 wanted, self.reason = "offline", "no API key"
-            self._start_in(["online", "offline"] if wanted == "online" else ["offline"])
+            self._start_in(["online", *otherwise] if wanted == "online" else otherwise)
         except Exception as fault:  # W&B must never be the reason that training does not start
             self.reason = _first_line(fault)
 
@@ -275,6 +284,12 @@ def import_wandb(folder: Path) -> Any:
         import wandb
     finally:
         tempfile.tempdir = before
+    with contextlib.suppress(
+        AttributeError
+    ):  # where images lie until they are sent: made once, for the first run alone
+        media = wandb.sdk.data_types._private.MEDIA_TMP
+        media.name = str(cache / "media")
+        Path(media.name).mkdir(exist_ok=True)
     return wandb
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,17 +32,22 @@ def wandb_settings(study: Study) -> dict[str, Any]:
     return {name: said[name] for name in ("mode", "project", "entity") if said.get(name) is not None}
 
 
-def log_report(study: Study) -> str:
+def log_report(study: Study, *, send: bool = False) -> str:
     """Logs the aggregated tables and the figures to a run in the ablation's group; returns where it is, in a line.
 
     Whatever is wrong with W&B, nothing is raised. The same run is updated each time, unless it has all of it already.
+
+    Args:
+        study: the ablation.
+        send: to W&B's server and nowhere else, whatever the pages say.
     """
     analysis = analyse(study)
     known, values = _known(study.folder), summary(analysis)
     digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
-    if known.get("logged") == digest:
+    if known.get("logged") == digest and not send:
         return ""
-    config = WandbConfig(**wandb_settings(study), group=study.name, job_type=REPORT, tags=[study.name, REPORT])
+    settings = wandb_settings(study) | ({"mode": "online"} if send else {})
+    config = WandbConfig(**settings, group=study.name, job_type=REPORT, tags=[study.name, REPORT])
     page = {
         "ablation": study.name,
         "baseline": study.baseline,
@@ -51,7 +57,7 @@ def log_report(study: Study) -> str:
         "arms": study.arms,
     }
     mirror = WandbMirror(study.folder, known["run_id"], config, page)
-    mirror.start()
+    mirror.start(otherwise=() if send else ("offline",))
     if mirror.mode == "disabled":
         return mirror.hint()
     try:
@@ -61,10 +67,13 @@ def log_report(study: Study) -> str:
         mirror.log_images({f"{REPORT}/{name}": path for name, path in images.items()})
         mirror.log_summary(values)
     finally:
+        taken = mirror.is_live
         mirror.finish()
+    if not taken:
+        return f"W&B         took not all of the report ({mirror.reason})"
     write_whole(study.folder / "wandb.json", json.dumps({**known, "logged": digest}) + "\n")
     if mirror.mode == "offline":
-        return f"W&B         offline; send: wandb sync {study.folder}/wandb/offline-run-*"
+        return f"W&B         offline; send all of it: lightning sync {shlex.quote(str(study.folder))}"
     return mirror.hint()
 
 

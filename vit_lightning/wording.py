@@ -31,7 +31,8 @@ class Unit:
         return NONE if math.isnan(number) else f"{self.scale * number:+.{self.digits}f}".replace("-", MINUS)
 
     def plain(self, number: float) -> str:
-        return f"{self.scale * number:.6g}{self.suffix}"
+        shown = f"{self.scale * number:.6g}"
+        return shown + (self.suffix.removesuffix("s") if shown == "1" else self.suffix)
 
 
 def unit_of(metric: str) -> Unit:
@@ -60,13 +61,12 @@ def headline(analysis: Analysis) -> str:
     """The answer in a line."""
     claims: dict[str, list[str]] = {}
     for one in analysis.against:
-        name = f'"{one.arm}"' if "," in one.arm else one.arm
-        claims.setdefault(one.claim.verdict, []).append(name)
+        claims.setdefault(one.claim.verdict, []).append(_quoted(one.arm))
     if not claims:
         return f"Only {analysis.study.baseline}: there is nothing to compare"
     if analysis.missing:
         return f"Undecided: {_missing(analysis)}"
-    base = analysis.study.baseline
+    base = _quoted(analysis.study.baseline)
     ends = {"better": f"better than {base}", "worse": f"worse than {base}", "equivalent": f"equivalent to {base}"}
     parts = [
         f"{_and(claims[verdict])}: {ends.get(verdict, f'undecided against {base}')}"
@@ -74,6 +74,10 @@ def headline(analysis: Analysis) -> str:
         if verdict in claims
     ]
     return "; ".join(parts)
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"' if "," in name else name
 
 
 def _and(names: list[str]) -> str:
@@ -92,7 +96,7 @@ def sentence(analysis: Analysis, one: Against) -> str:
         return f"{one.arm} against {base}: undecided, {_missing(analysis)}"
     if claim.n < 2:
         there = "there is 1 pair of runs" if claim.n else "there is no pair of runs"
-        return f"{one.arm} against {base}: undecided, {there}.{_failures(analysis, one)}"
+        return f"{one.arm} against {base}: undecided, as {there}.{_failures(analysis, one)}"
     unit = unit_of(study.report)
     effect = unit.plain(study.smallest_effect)
     numbers = (
@@ -100,7 +104,7 @@ def sentence(analysis: Analysis, one: Against) -> str:
         f"{unit.signed(claim.low)} to {unit.signed(claim.high)}, {claim.n} pairs of runs, "
         f"p = {show_p(claim.p_adjusted)} after Holm".replace("= <", "<")
     )
-    rest = _failures(analysis, one) + _no_spread(one)
+    rest = _first_look(one) + _failures(analysis, one) + _no_spread(one)
     if claim.verdict == "undecided":
         return f"{one.arm} against {base}: undecided ({numbers}). {_what_next(analysis, one)}{rest}"
     if claim.verdict == "equivalent":
@@ -112,7 +116,11 @@ def sentence(analysis: Analysis, one: Against) -> str:
 
 def _missing(analysis: Analysis) -> str:
     study, look = analysis.study, "the second look" if analysis.study.looks == 2 else "the study"
-    return f"{look} is not over: {analysis.missing} of {len(study.trials)} runs are missing"
+    return f"{look} is not over: {analysis.missing} of {len(study.trials)} runs still to come"
+
+
+def _first_look(one: Against) -> str:
+    return f" At the first look: {one.first_verdict}." if one.first_verdict is not None else ""
 
 
 def _failures(analysis: Analysis, one: Against) -> str:
@@ -121,7 +129,7 @@ def _failures(analysis: Analysis, one: Against) -> str:
         for arm in analysis.arms
         if arm.name in (one.arm, analysis.study.baseline) and any(trial.state == "failed" for trial in arm.trials)
     ]
-    return f" This is without failures: {_and(failed)}." if failed else ""
+    return f" Left out: {_and(failed)}." if failed else ""
 
 
 def _no_spread(one: Against) -> str:
@@ -139,7 +147,9 @@ def _what_next(analysis: Analysis, one: Against) -> str:
         return f"{few}How many seeds it takes cannot be said.".strip()
     effect = unit_of(study.report).plain(study.smallest_effect)
     if study.looks == 1:
-        how = f"--add-seeds {one.seeds_needed}"
+        many = one.seeds_needed > 10 * len(study.seeds) and not math.isnan(one.visible)
+        how = f"what there is sees {unit_of(study.report).plain(float(f'{one.visible:.2g}'))}" if many else ""
+        how = how or f"--add-seeds {one.seeds_needed}"
     else:
         how = f"in a new study of {claim.n + one.seeds_needed} fresh seeds, as there is no third look"
     more = f"{one.seeds_needed} more seed{'' if one.seeds_needed == 1 else 's'}"
@@ -149,6 +159,18 @@ def _what_next(analysis: Analysis, one: Against) -> str:
     return f"{few}It takes about {more} to decide about {effect} with {100 * POWER:.0f} % power ({how})."
 
 
+def effect_sentences(analysis: Analysis) -> list[str]:
+    """What the factors of a grid do, averaged over the others; nothing is claimed of them."""
+    unit = unit_of(analysis.study.report)
+    return [
+        f"{effect.name}: {analysis.study.report} {unit.signed(effect.effect)}{unit.suffix}, "
+        f"{100 * (1 - analysis.study.alpha):g} % interval {unit.signed(effect.low)} to {unit.signed(effect.high)}, "
+        f"averaged over the other factors, p = {show_p(effect.p_adjusted)} after Holm".replace("= <", "<")
+        for effect in analysis.effects
+        if effect.n > 1 and not effect.name.startswith("(") and not analysis.missing
+    ]
+
+
 def rule(analysis: Analysis) -> str:
     """How the verdicts come about, for somebody who reads only this page."""
     study, rules = analysis.study, analysis.rules
@@ -156,11 +178,16 @@ def rule(analysis: Analysis) -> str:
     first, second = f"{len(study.seeds)} seeds", f"{len(study.added_seeds)} added"
     look = f"look 2 of 2 ({first}, {second})" if study.looks == 2 else f"look 1 of at most 2 ({first})"
     level, arms = show_level(rules.level), len(analysis.against)
-    wider = f" After two looks it takes t-intervals at {100 * (1 - rules.interval_level):.1f} % to cover as much."
+    earlier = rules.level_with(0)
+    levels = f"two looks at {show_level(earlier)} and {level}" if rules.level < earlier else "two looks at that level"
+    wider = (
+        f" After two looks they are t-intervals at {100 * (1 - rules.interval_level):.1f} %, which hold the truth "
+        f"{100 * (1 - study.alpha):g} % of the time."
+    )
     family = f" after Holm's correction for {arms} arms" if arms > 1 else ""
     return (
         f"This is {look}. A difference is claimed if the paired t-test over seeds has p at most {level}{family}: "
-        f"two looks at that level keep the chance of any false difference at {study.alpha:g}. Equivalent means that "
+        f"{levels} keep the chance of any false difference at {study.alpha:g}. Equivalent means that "
         f"two one-sided t-tests at the same level place the difference within {unit.plain(study.smallest_effect)}. "
         f"Below {LEAST_PAIRS} pairs nothing is claimed. Intervals speak of new seeds on this test set."
     ) + (wider if study.looks == 2 else "")
