@@ -69,11 +69,15 @@ def headline(analysis: Analysis) -> str:
     base = _quoted(analysis.study.baseline)
     ends = {"better": f"better than {base}", "worse": f"worse than {base}", "equivalent": f"equivalent to {base}"}
     parts = [
-        f"{_and(claims[verdict])}: {ends.get(verdict, f'undecided against {base}')}"
+        f"{_few(claims[verdict])}: {ends.get(verdict, f'undecided against {base}')}"
         for verdict in ("better", "worse", "equivalent", "undecided")
         if verdict in claims
     ]
     return "; ".join(parts)
+
+
+def _few(names: list[str]) -> str:
+    return _and(names) if len(names) <= 4 else f"{len(names)} arms"
 
 
 def _quoted(name: str) -> str:
