@@ -10,10 +10,11 @@ from conftest import REPOSITORY, SMALL
 from wandb.sdk.launch.sweeps import utils as wandb_sweeps
 
 from vit_lightning.ablation import read_arguments
-from vit_lightning.ablation_plan import plain_flags, read_plan, slug
+from vit_lightning.ablation_plan import read_plan, slug
 from vit_lightning.config import resolve, to_plain
 from vit_lightning.errors import UserError
 from vit_lightning.pages import read_flags
+from vit_lightning.sweep_flags import plain_flags
 
 SHIPPED = sorted((REPOSITORY / "experiments" / "ablations").glob("*.yaml"))
 
@@ -219,6 +220,7 @@ def test_a_run_of_w_and_b_s_agent_is_the_same_run(in_folder):
     clash = copy.deepcopy(NAMED)
     clash["command"].insert(-1, "--model.class_token=true")
     clash["parameters"]["model.pool"] = {"value": "cls"}
+    clash["parameters"]["wandb.notes"] = {"value": "a: b: c"}
     clash["parameters"]["trainer.callbacks"] = {
         "value": [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss", "stopping_threshold": None}}]
     }

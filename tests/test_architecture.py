@@ -65,6 +65,7 @@ LEVELS = [
         "predicting",
         "shard_writing",
         "show_batch",
+        "sweep_flags",
         "training",
         "tuning",
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from conftest import SMALL
@@ -24,6 +26,20 @@ def test_the_version_is_the_package_s(capsys):
 
     assert main(["--version"]) == 0
     assert vit_lightning.__version__ in capsys.readouterr().out
+
+
+def test_a_pipe_that_breaks_is_told_from_a_reader_that_has_gone(monkeypatch, tmp_path):
+    def fail(folder):
+        raise BrokenPipeError("a worker is gone")
+
+    monkeypatch.setattr("vit_lightning.training.sync", fail)
+    with pytest.raises(BrokenPipeError):
+        main(["sync", str(tmp_path)])
+    command = [sys.executable, "-m", "vit_lightning", "fit", *SMALL, "--print_config"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
 
 
 def test_an_unknown_verb_names_the_nearest(capsys):

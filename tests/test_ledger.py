@@ -106,7 +106,7 @@ def test_a_run_that_is_tried_again_is_tried_by_one(tmp_path):
     one.settle(run, one.claim(run), "diverged", "x")
     assert one.claim(run) is None
     for ledger in ledgers_of_two:
-        ledger.try_failed_again()
+        ledger.try_failed_again([run])
         assert not ledger.is_over(run)
     claim = one.claim(run)
     assert other.claim(run) is None
@@ -119,11 +119,21 @@ def test_a_run_that_is_tried_again_is_tried_by_one(tmp_path):
 
 def test_trying_again_after_an_answer_is_noted_as_one_look_more(tmp_path):
     ledger, run = make_ledger(tmp_path)
+    ledger.facts["seeds"] = [0, 1]
     ledger.settle(run, ledger.claim(run), "diverged", "x")
-    ledger.try_failed_again()
-    assert ledgers._noted_changes(tmp_path) == [
-        "failed runs were tried again after look 1, which is one look more: a-seed0"
-    ]
+    ledger.try_failed_again([run])
+    assert ledgers._noted_changes(tmp_path) == [], "there was no answer yet"
+    folder = ledger.run_folder(Planned("a", 1, 1))
+    folder.mkdir(parents=True)
+    write_results(folder, {"test/acc": 0.5})
+    ledger.retried = {}
+    ledger.try_failed_again([Planned("a", 1, 1)])
+    assert ledgers._noted_changes(tmp_path) == [], "none of these failed"
+    for _ in range(2):
+        ledger.try_failed_again([run])
+        ledger.settle(run, ledger.claim(run), "diverged", "x")
+    said = "failed runs were tried again after look 1, which is one look more: a-seed0"
+    assert ledgers._noted_changes(tmp_path) == [f"{said} (0001)", f"{said} (0002)"]
 
 
 def test_a_claim_whose_file_was_made_though_the_answer_was_lost(tmp_path, monkeypatch):
@@ -149,14 +159,16 @@ def test_results_of_another_machine_may_come_later_than_its_word(tmp_path):
     assert ledger.claim(run) is not None, "they never came"
 
 
-def test_a_result_that_is_no_number_counts_as_a_failure(tmp_path):
+def test_a_result_that_is_no_number_is_none(tmp_path):
     ledger, run = make_ledger(tmp_path)
     ledger.facts["report"] = "test/loss"
     folder = ledger.run_folder(run)
     folder.mkdir(parents=True)
     write_results(folder, {"test/acc": 0.5, "test/loss": float("nan")})
-    trial = ledgers._trial(ledger, run)
-    assert (trial.state, trial.cause) == ("failed", "no number: test/loss is nan")
+    assert ledger.results(run) is None
+    assert not ledger.is_over(run)
+    ledger.facts["report"] = "test/acc"
+    assert ledger.is_over(run)
 
 
 def test_changes_are_found_behind_a_torn_line(tmp_path):

@@ -69,5 +69,7 @@ def test_a_flag_is_a_small_page():
     assert page_of_flag("a.init_args.b", "1", []) == {"a": {"b": "1"}}
     assert page_of_flag("a", "[1, {class_path: B, init_args: {c: 2}}]", []) == {"a": [1, {"class_path": "B", "c": 2}]}
     assert page_of_flag("data", "Digits", ["data"]) == {"data": {"class_path": "Digits"}}
+    assert page_of_flag("a", '"[0.9]"', []) == {"a": "[0.9]"}
+    assert page_of_flag("a", '"best" run', []) == {"a": '"best" run'}
     with pytest.raises(UserError, match="a="):
         page_of_flag("a", "[1", [])

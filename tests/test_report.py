@@ -81,6 +81,7 @@ def test_the_verdict_stands_first_and_names_look_failures_and_what_to_do(study):
     answer = headline(analyse(study))
     assert answer.startswith("mean: better than cls; mean without class token: ")
     assert "1 of 12 runs of cls failed and 1 of 12 runs of mean failed" in verdict_lines(study)[0]
+    assert verdict_lines(study)[-1].startswith("Does not hold: all runs of the plan are there.")
     page = (study.folder / "report.html").read_text()
     assert page.index(answer) < page.index("<figure>")
     assert "look 2 of 2 (8 seeds, 4 added)" in page
@@ -178,8 +179,12 @@ def test_before_a_look_is_over_nothing_is_claimed(tmp_path, added):
     study = make_study(tmp_path / "part", missing=[("mean without class token", 7 + added)], **made)
     for verdict in json.loads(_verdicts(study)):
         assert (verdict["verdict"], verdict["seeds_needed"]) == ("undecided", None)
-    look = "the second look" if added else "the study"
-    assert verdict_lines(study) == [f"Undecided: {look} is not over: 1 of {24 + 3 * added} runs still to come"]
+    if added:
+        over = "the second look is not over: 1 of 36 runs still to come"
+        assert headline(analyse(study)) == f"Undecided: {over}"
+        assert verdict_lines(study)[0] == f"mean against cls: undecided, {over}. At the first look: better."
+    else:
+        assert verdict_lines(study) == ["Undecided: the study is not over: 1 of 24 runs still to come"]
 
 
 def _verdicts(study):

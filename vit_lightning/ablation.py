@@ -22,6 +22,7 @@ from vit_lightning.pages import parse_yaml, read_flags
 from vit_lightning.run import quiet
 from vit_lightning.slurm import submit
 from vit_lightning.statistics import LEAST_PAIRS
+from vit_lightning.study import Trial
 from vit_lightning.wording import unit_of
 
 
@@ -36,7 +37,7 @@ class AblateConfig:
         only: run this arm alone now.
         workers: runs at a time; auto is one for each GPU, or for each CPU core and its threads.
         threads: threads of each run; 1 by default on a CPU. Stays as it was when the ablation began.
-        add_seeds: seeds of a second look, which there is one of.
+        add_seeds: seeds to add for the second look, which is the last.
         retry: try runs again that have failed.
         patience: minutes without anything written after which a run counts as hanging.
         launcher: where it runs: local, or slurm, as jobs that work on the same ledger (extra ``slurm``).
@@ -135,9 +136,9 @@ def ablate(config: AblateConfig) -> None:
     print(describe(plan, config, folder, threads, workers), flush=True)
     for text in changed:
         print(f"since the ablation began: {text}", flush=True)
-    if config.retry:
-        ledger.try_failed_again()
     how = How(config.workers, config.only, config.patience)
+    if config.retry:
+        ledger.try_failed_again(how.runs(ledger))
     if config.launcher == "slurm":
         submit(config.file, ledger, how, config.slurm or {}, trust=config.trust_config)
     else:
@@ -151,9 +152,13 @@ def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, worke
     seeds = [*plan.seeds, *(ledger.added_seeds if ledger else [])]
     if config.add_seeds is not None and len(seeds) == len(plan.seeds):
         seeds += range(max(seeds) + 1, max(seeds) + 1 + config.add_seeds)
-    count, done = len(plan.arms) * len(seeds), sum(map(ledger.is_over, ledger.planned())) if ledger else 0
+    runs = ledger.planned() if ledger else []
+    failed = [run for run in runs if ledger and ledger.results(run) is None and ledger.failure(run) is not None]
+    done = [run for run in runs if ledger and ledger.results(run) is not None]
     width, unit = max(map(len, plan.arms)), unit_of(plan.report)
-    begun = f", {done} of them over" if done else ""
+    again = "are tried again" if config.retry else "failed (--retry tries them again)"
+    begun = (f", {len(done)} are done" if done else "") + (f", {len(failed)} {again}" if failed else "")
+    count = len(plan.arms) * len(seeds)
     lines = [f"{plan.name}: {len(plan.arms)} arms x {len(seeds)} seeds = {count} runs of {plan.page}{begun}"]
     for arm, overrides in plan.arms.items():
         said = ", ".join(f"{key}={value}" for key, value in overrides.items()) or "the page as it is"
@@ -186,6 +191,10 @@ def _finish(ledger: Ledger) -> None:
         if lock is not None:
             release(ledger.folder, lock)
     print("\n".join(filter(None, [*verdict_lines(study), str(written[0]), mirrored])), flush=True)
-    failed = [trial for trial in study.trials if trial.state == "failed"]
+    failed: dict[tuple[str, str], list[Trial]] = {}
+    for trial in study.trials:
+        if trial.state == "failed":
+            failed.setdefault((trial.arm, str(trial.cause).partition(":")[0]), []).append(trial)
     if failed:
-        raise SomeFailed([f"{trial.folder} failed, {trial.cause}" for trial in failed])
+        each = [(arm, len(runs), runs[0]) for (arm, _), runs in failed.items()]
+        raise SomeFailed([f"{arm}: {n} failed, such as {first.folder}: {first.cause}" for arm, n, first in each])

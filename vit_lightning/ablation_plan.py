@@ -2,18 +2,17 @@
 
 W&B's schema takes no keys of others at the top, but any value of a parameter. So the rules are a parameter with one
 value, ``ablation``, and arms that change several keys at once are the values of a parameter ``arm``. W&B's agent hands
-both to ``lightning fit`` as flags, which ``plain_flags`` turns into the keys of a page.
+both to ``lightning fit`` as flags, which ``sweep_flags.py`` turns into the keys of a page.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import itertools
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +67,8 @@ class Plan:
 
     def words(self, arm: str, seed: int) -> list[str]:
         """The keys of one run, as flags."""
-        overrides = [f"--{key}={_word(value)}" for key, value in self.arms[arm].items()]
-        return [*self.flags, *overrides, f"--seed_everything={seed}", *_wandb_words(self.name, arm, seed)]
+        overrides = [f"--{key}={word(value)}" for key, value in self.arms[arm].items()]
+        return [*self.flags, *overrides, f"--seed_everything={seed}", *wandb_words(self.name, arm, seed)]
 
     def arguments(self, arm: str, seed: int) -> list[str]:
         """Arguments of ``lightning fit`` for one run."""
@@ -112,9 +111,7 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
         problems.append(f"metric={metric} must be {{name: val/METRIC, goal: maximize or minimize}}")
         metric = {}
     shared = _shared_words(sweep.get("command"), problems)
-    parameters = sweep.get("parameters")
-    if not isinstance(parameters, dict) or not all(isinstance(value, dict) for value in parameters.values()):
-        raise UserError([f"{path}: {text}" for text in [*problems, "parameters must hold keys with value or values"]])
+    parameters = _parameters(sweep.get("parameters"), problems)
     rules = _rules(parameters, problems)
     seeds = _seeds(parameters, problems)
     constants, factors = _factors(parameters, rules.get("baseline"), problems)
@@ -125,7 +122,7 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
         name=str(rules.get("name")),
         file=str(path),
         page=next((value for key, value in read_flags(shared) if key == "config"), ""),
-        flags=[*shared, *(f"--{key}={_word(value)}" for key, value in constants.items())],
+        flags=[*shared, *(f"--{key}={word(value)}" for key, value in constants.items())],
         metric=str(metric.get("name")),
         report=str(rules.get("report")),
         baseline=baseline,
@@ -142,6 +139,19 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
     if problems:
         raise UserError([f"{path}: {text}" for text in problems])
     return plan
+
+
+def _parameters(said: Any, problems: list[str]) -> dict[str, dict[str, Any]]:
+    """What the sweep says of each key; what is no mapping is left out."""
+    if not isinstance(said, dict):
+        problems.append(f"parameters={said} must hold keys with {{value: ...}} or {{values: [...]}}")
+        return {}
+    problems += [
+        f"parameters.{key}={value} must be {{value: ...}} or {{values: [...]}}"
+        for key, value in said.items()
+        if not isinstance(value, dict)
+    ]
+    return {key: value for key, value in said.items() if isinstance(value, dict)}
 
 
 def _shared_words(command: Any, problems: list[str]) -> list[str]:
@@ -200,7 +210,7 @@ def _factors(
             constants[key] = said["value"]
         elif set(said) == {"values"} and isinstance(said["values"], list) and said["values"]:
             factors[key] = said["values"]
-            words = [_word(value) for value in said["values"]]
+            words = [word(value) for value in said["values"]]
             problems += [
                 f"parameters.{key}: {word} comes twice" for word in {w: 0 for w in words if words.count(w) > 1}
             ]
@@ -251,7 +261,7 @@ def _arms(factors: Mapping[str, list[Any]], problems: list[str]) -> dict[str, di
 def grid_name(arm: Mapping[str, Any]) -> str:
     """Name of an arm of a grid, such as "cls, depth=3": words speak for themselves, other values need their key."""
     return ", ".join(
-        value if isinstance(value, str) else f"{key.rpartition('.')[2]}={_word(value)}" for key, value in arm.items()
+        value if isinstance(value, str) else f"{key.rpartition('.')[2]}={word(value)}" for key, value in arm.items()
     )
 
 
@@ -280,8 +290,9 @@ def _resolve_arms(plan: Plan, goal: str) -> list[str]:
             problems = error.problems
         for text in problems:
             found.setdefault(text, []).append(arm)
-    for one, other in itertools.combinations(plan.configs, 2) if not found else ():
-        if _without_tags(plan.configs[one]) == _without_tags(plan.configs[other]):
+    pages = {} if found else {arm: _without_tags(config) for arm, config in plan.configs.items()}
+    for one, other in itertools.combinations(pages, 2):
+        if pages[one] == pages[other]:
             found[f"{one} and {other} come to the same page: there is nothing to compare"] = list(plan.arms)
     everywhere = len(plan.arms)
     return [text if len(arms) == everywhere else f"arm {arms[0]}: {text}" for text, arms in found.items()]
@@ -316,53 +327,9 @@ def _metric_problems(plan: Plan, config: Namespace, goal: str) -> list[str]:
     return problems
 
 
-def plain_flags(flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Flags as W&B's agent gives them for a run of an ablation, as keys of a page: its arm, and where W&B shows it.
-
-    Raises:
-        UserError: they say no arm.
-    """
-    given = dict(flags)
-    rest = [(key, _plain_word(value)) for key, value in flags if key not in ("ablation", "arm")]
-    if "ablation" not in given:
-        if "arm" in given:
-            raise UserError(f"arm={given['arm']} is for a run of an ablation, which --ablation names")
-        return list(flags)
-    rules, arm = _mapping(given, "ablation"), _mapping(given, "arm")
-    if arm:
-        name = str(arm.pop("name", "arm"))
-    else:
-        keys = rules.get("baseline")
-        said = {key: parse_yaml(word, f"{key}={word}") for key, word in rest}
-        name = grid_name({key: said.get(key) for key in keys}) if isinstance(keys, dict) else "arm"
-    words = _wandb_words(str(rules.get("name")), name, given.get("seed_everything", "0"))
-    return [*rest, *((key, _word(value)) for key, value in arm.items()), *read_flags(words)]
-
-
-def _plain_word(word: str) -> str:
-    """A value that W&B's agent wrote as Python does, as a flag has it."""
-    if word not in ("True", "False", "None") and not word.startswith(("[", "{")):
-        return word
-    try:
-        return _word(ast.literal_eval(word))
-    except (ValueError, SyntaxError):  # it is no Python
-        return word
-
-
-def _mapping(given: Mapping[str, str], key: str) -> dict[str, Any]:
-    text = given.get(key, "{}")
-    try:
-        value = ast.literal_eval(text)  # the agent writes values as Python does
-    except (ValueError, SyntaxError):
-        value = parse_yaml(text, f"{key}={text}")
-    if not isinstance(value, dict):
-        raise UserError(f"{key}={value} must be a mapping, as a sweep file has it")
-    return value
-
-
-def _wandb_words(ablation: str, arm: str, seed: int | str) -> list[str]:
+def wandb_words(ablation: str, arm: str, seed: int | str) -> list[str]:
     """Where a run stands in W&B: grouped by ablation, then by arm."""
-    tags = json.dumps(_tags(ablation, arm, seed))
+    tags = json.dumps(_tags(ablation, arm, seed), ensure_ascii=False)
     return [f"--wandb.group={_text(ablation)}", f"--wandb.job_type={_text(arm)}", f"--wandb.tags={tags}"]
 
 
@@ -376,11 +343,11 @@ def _text(value: str) -> str:
         same = parse_yaml(value, value) == value
     except UserError:
         same = False
-    return value if same else json.dumps(value)
+    return value if same else json.dumps(value, ensure_ascii=False)
 
 
-def _word(value: Any) -> str:
+def word(value: Any) -> str:
     """A value as a flag has it."""
     if isinstance(value, str):
         return value
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -93,6 +93,8 @@ def run_all(plan: Plan, ledger: Ledger, how: How, signals: Sequence[int] = ASK_T
     try:
         with _asked_to_end(signals) as asked:
             _work_off(runs, ledger, trials, workers_of(how.workers, devices, threads), asked)
+    except BrokenPipeError:  # what reads this has ended
+        raise
     except OSError as fault:
         raise UserError(f"{ledger.folder}: {fault.strerror or fault} (the same command goes on)") from fault
     finally:

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import os
 import re
+import select
 import signal
 import sys
 import textwrap
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 VERBS = {
     "ablate": "run an ablation to its end, with several seeds, and write its report",
@@ -94,13 +96,28 @@ def _run(verb: str, arguments: list[str]) -> int:
                 _of_ablation(verb, arguments)
             else:
                 _run_page(verb, arguments)
+        sys.stdout.flush()  # here, where a reader that has gone is told from a fault
     except UserError as error:
         _tell(verb, error.problems)
         return error.exit_code
-    except BrokenPipeError:  # what reads this has ended, such as head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where the end of Python flushes to
+    except BrokenPipeError:
+        if _is_read(sys.stdout):
+            raise
         return 128 + signal.SIGPIPE
     return 0
+
+
+def _is_read(stream: TextIO) -> bool:
+    """Whether anybody reads what is printed; if not, as behind ``head``, nothing is left for the end of Python."""
+    poll = select.poll()
+    try:
+        poll.register(stream.fileno(), 0)
+    except OSError:  # it is no file
+        return True
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return True
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return False
 
 
 @contextlib.contextmanager
@@ -143,7 +160,7 @@ def _run_page(verb: str, arguments: list[str]) -> None:
     trust, allowed = _options(verb, options)
     folder = dict(flags).get("resume")
     if verb == "fit" and {"ablation", "arm"} & {key for key, _ in flags}:
-        from vit_lightning.ablation_plan import plain_flags
+        from vit_lightning.sweep_flags import plain_flags
 
         flags = plain_flags(flags)
     words = [f"--{key}={value}" for key, value in flags if key != "resume" or verb != "fit" or value in RESUME]
@@ -229,9 +246,17 @@ def _sync(arguments: list[str]) -> None:
     from vit_lightning.wandb_report import log_report
 
     study = read_study(folder)
-    for trial in study.trials:
-        if (folder / trial.folder / "metrics.jsonl").is_file():
+    problems: list[str] = []
+    done = [trial for trial in study.trials if trial.state == "done"]
+    for number, trial in enumerate(done):
+        try:
             sync(folder / trial.folder)
+        except UserError as error:
+            problems += error.problems
+            if len(problems) > number:  # nothing came through, as without a key
+                raise
+    if problems:
+        raise UserError(problems)
     print(log_report(study, send=True))
 
 

@@ -12,11 +12,12 @@ from typing import Any
 from vit_lightning.analysis import Analysis, analyse
 from vit_lightning.errors import UserError
 from vit_lightning.folder import write_whole
+from vit_lightning.report_checks import warnings_of
 from vit_lightning.report_tables import markdown
 from vit_lightning.study import Study
 from vit_lightning.wandb_mirror import WandbConfig, has_key, import_wandb
 from vit_lightning.wandb_report import REPORT, report_tables, wandb_settings
-from vit_lightning.wording import headline, rule, sentences
+from vit_lightning.wording import effect_sentences, headline, rule, sentences
 
 PATIENCE = 60.0
 """Seconds that W&B has for both."""
@@ -162,5 +163,6 @@ def _costs(study: Study) -> list[Any]:
 
 
 def _answer(analysis: Analysis) -> str:
-    lines = "\n".join(f"- {markdown(sentence)}" for sentence in sentences(analysis))
+    said = [*sentences(analysis), *effect_sentences(analysis), *warnings_of(analysis)]
+    lines = "\n".join(f"- {markdown(line)}" for line in said)
     return f"**{markdown(headline(analysis))}**\n\n{lines}\n\n{markdown(rule(analysis))}"

@@ -21,6 +21,10 @@ from vit_lightning.errors import UserError
 LOCK = ".lock"
 
 
+class InUse(UserError):
+    """A folder that a live process holds. Exit code 2."""
+
+
 def is_first() -> bool:
     """Whether this is the process that writes; known before Lightning has connected the others."""
     return not _get_rank()
@@ -69,14 +73,14 @@ def hold(folder: Path, key: str) -> Iterator[None]:
     """Keeps other processes out of a run folder; ends with the process, however that ends.
 
     Raises:
-        UserError: a live process holds it; names ``key``.
+        InUse: a live process holds it; names ``key``.
     """
     if not is_first():
         yield
         return
     lock = try_hold(folder)
     if lock is None:
-        raise UserError(f"{key}={folder} is in use by a live run ({_holder(folder)}), or cannot be written to")
+        raise InUse(f"{key}={folder} is in use by a live run ({_holder(folder)}), or cannot be written to")
     try:
         yield
     finally:

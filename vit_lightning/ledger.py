@@ -22,6 +22,7 @@ import json
 import math
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +39,9 @@ from vit_lightning.tracking import read_metrics, read_results
 
 SILENT_DEATHS = 10
 """Processes that may die in a row with a run that does not come further."""
-Kind = Literal["diverged", "configuration", "cannot go on", "out of memory", "hang", "no result", "error", "killed"]
+Kind = Literal[
+    "diverged", "configuration", "cannot go on", "out of memory", "hang", "no result", "error", "killed", "in use"
+]
 ATTEMPTS: dict[Kind, int] = {
     "diverged": 1,
     "configuration": 1,
@@ -48,6 +51,7 @@ ATTEMPTS: dict[Kind, int] = {
     "no result": 2,
     "error": 2,
     "killed": 6,
+    "in use": 6,
 }
 """How often a run may end in one way at one step before it counts as failed."""
 
@@ -91,7 +95,9 @@ class Ledger:
         return self.folder / "ledger" / run.name
 
     def results(self, run: Planned) -> dict[str, Any] | None:
-        return read_results(self.run_folder(run))
+        """What a run has left, once it has a number for what is reported."""
+        found, report = read_results(self.run_folder(run)), self.facts.get("report")
+        return found if found and (report is None or _is_number(found.get(report))) else None
 
     def failure(self, run: Planned) -> dict[str, Any] | None:
         """How the run failed for good, if it did."""
@@ -105,17 +111,17 @@ class Ledger:
         """Whether a run is done or has failed."""
         return self.results(run) is not None or self.failure(run) is not None
 
-    def try_failed_again(self) -> None:
-        """Takes the runs that have failed until now for runs that are missing; noted if there was an answer already."""
-        runs = self.planned()
-        failed = {run: self._last_claim(run) for run in runs if self.failure(run) is not None}
-        if failed and all(map(self.is_over, runs)):
-            names = ", ".join(run.name for run in failed)
+    def try_failed_again(self, runs: Sequence[Planned]) -> None:
+        """Takes those of the runs that have failed for missing ones; noted if there was an answer already."""
+        last = {run: self._last_claim(run) for run in runs if self.failure(run) is not None}
+        self.retried = {}
+        every = self.planned()
+        if last and all(map(self.is_over, every)) and any(self.results(run) for run in every):
+            names = ", ".join(f"{run.name} ({claim.stem})" for run, claim in last.items() if claim is not None)
             look = 2 if self.added_seeds else 1
-            _note_change(
-                self.folder, f"failed runs were tried again after look {look}, which is one look more: {names}"
-            )
-        self.retried = {run: int(last.stem) for run, last in failed.items() if last is not None}
+            text = f"failed runs were tried again after look {look}, which is one look more: {names}"
+            _note_change(self.folder, text)
+        self.retried = {run: int(claim.stem) for run, claim in last.items() if claim is not None}
 
     def claim(self, run: Planned) -> Claim | None:
         """Makes the run this process's own; None if another process has it, or it is done or has failed."""
@@ -279,9 +285,7 @@ def read_study(folder: Path) -> Study:
 
 
 def _trial(ledger: Ledger, run: Planned) -> Trial:
-    results, failure, report = ledger.results(run), ledger.failure(run), ledger.facts["report"]
-    if results is not None and not _is_number(value := results.get(report, "not measured")):
-        results, failure = None, {"kind": "no number", "cause": f"{report} is {value}"}
+    results, failure = ledger.results(run), ledger.failure(run)
     return Trial(
         arm=run.arm,
         seed=run.seed,

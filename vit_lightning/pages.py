@@ -81,9 +81,9 @@ def read_page(place: Path, key: str = "config") -> Page:
 
 def parse_yaml(text: str, source: str) -> Any:
     """What a text in YAML says, as plain data; errors name ``source``."""
-    loader = _StrictLoader(text)
-    loader.duplicates = []
     try:
+        loader = _StrictLoader(text)
+        loader.duplicates = []
         value = loader.get_single_data()
     except yaml.YAMLError as fault:
         raise UserError(f"{source} is no YAML: {' '.join(str(fault).split())}") from fault
@@ -154,7 +154,8 @@ def _as_list(value: Any) -> list[Any]:
 def page_of_flag(key: str, value: str, classes: Sequence[str]) -> Page:
     """A page that says what the flag says; ``--data=ImageFolder`` names a class for the keys in ``classes``."""
     # other values stay words: jsonargparse reads them as what the key wants
-    said: Any = flatten(parse_yaml(value, f"{key}={value}")) if value[:1] in ("[", "{", '"') else value
+    quoted = len(value) > 1 and value[0] == value[-1] == '"'
+    said: Any = flatten(parse_yaml(value, f"{key}={value}")) if value[:1] in ("[", "{") or quoted else value
     parts = [part for part in key.split(".") if part != "init_args"]
     if len(parts) == 1 and parts[0] in classes and isinstance(said, str):
         said = {"class_path": said}

@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_lightning.analysis import Analysis, analyse
 from vit_lightning.folder import write_whole
-from vit_lightning.report_checks import Check, config_differences, read_pages, run_checks
+from vit_lightning.report_checks import Check, config_differences, read_pages, run_checks, warnings_of
 from vit_lightning.report_figures import draw_figures, to_svg
 from vit_lightning.report_page import CAPTIONS, write_page
 from vit_lightning.report_tables import (
@@ -71,8 +71,9 @@ def write_report(study: Study) -> list[Path]:
 def verdict_lines(study: Study) -> list[str]:
     """The answer for a terminal: a line for each arm, once there is one."""
     analysis = analyse(study)
-    over = analysis.against and not analysis.missing
-    return [*sentences(analysis), *effect_sentences(analysis)] if over else [headline(analysis)]
+    short = not analysis.against or (analysis.missing and study.looks == 1)
+    answer = [headline(analysis)] if short else [*sentences(analysis), *effect_sentences(analysis)]
+    return [*answer, *warnings_of(analysis)]
 
 
 def verdicts(analysis: Analysis) -> list[dict[str, Any]]:

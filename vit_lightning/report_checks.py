@@ -14,7 +14,7 @@ from vit_lightning.analysis import Analysis
 from vit_lightning.resuming import changes
 from vit_lightning.study import Study, Trial
 
-OF_A_RUN = ("seed_everything", "experiment", "wandb.group", "wandb.job_type", "wandb.tags", "wandb.notes")
+OF_A_RUN = ("seed_everything", "experiment", "wandb")
 """Keys that tell runs apart and change nothing else."""
 
 Pages = dict[tuple[str, int], dict[str, Any]]
@@ -58,7 +58,7 @@ def config_differences(study: Study, pages: Pages) -> list[ConfigDifference]:
         return []
     first = next(iter(pages.values()))
     by_run = {run: changes(first, page) for run, page in pages.items()}
-    keys = sorted({key for changed in by_run.values() for key in changed if key not in OF_A_RUN})
+    keys = sorted({key for changed in by_run.values() for key in changed if key.partition(".")[0] not in OF_A_RUN})
     found = []
     for key in keys:
         original = next(changed[key][0] for changed in by_run.values() if key in changed)
@@ -99,6 +99,14 @@ def run_checks(analysis: Analysis, pages: Pages, differences: Sequence[ConfigDif
     ]
 
 
+def warnings_of(analysis: Analysis) -> list[str]:
+    """What does not hold, a line each; that runs are still to come is none."""
+    pages = read_pages(analysis.study)
+    checks = run_checks(analysis, pages, config_differences(analysis.study, pages))
+    done = [check for check in checks if check.ok is False and not (check is checks[0] and analysis.missing)]
+    return [f"Does not hold: {check.name}. {check.text}" for check in done]
+
+
 def _all_there(study: Study) -> Check:
     done = sum(trial.state == "done" for trial in study.trials)
     failed = [trial for trial in study.trials if trial.state == "failed"]
@@ -124,7 +132,7 @@ def _differ_as_planned(study: Study, pages: Pages, differences: Sequence[ConfigD
     for one, other in itertools.combinations({arm: None for arm, _ in pages}, 2):
         if all(difference.values.get(one) == difference.values.get(other) for difference in differences):
             return Check(name, False, f"{one} and {other} have the same page")
-    named = ", ".join(difference.key for difference in differences)
+    named = ", ".join(difference.key for difference in differences) or "nothing"
     without = sum(trial.state == "done" and (trial.arm, trial.seed) not in pages for trial in study.trials)
     text = f"the pages of {len(pages)} runs differ in {named}, and the seed"
     return Check(name, None if without else True, text + (f"; {without} runs have no page" if without else ""))

@@ -134,7 +134,8 @@ def _runs(analysis: Analysis) -> str:
     commands = {"This page again": f"lightning report {shlex.quote(str(study.folder))}"}
     if study.plan_file is not None:
         go_on = shlex.join(["lightning", "ablate", study.plan_file, f"--out={study.folder}"])
-        commands |= {"What is missing": go_on, "A second look": f"{go_on} --add-seeds=N"}
+        commands |= {"What is missing": go_on} if analysis.missing else {}
+        commands |= {"A second look": f"{go_on} --add-seeds=N"} if study.looks == 1 else {}
     said = "".join(f"<li>{text}: <code>{escape(command)}</code></li>" for text, command in commands.items())
     return f"<ul>{''.join(lines)}</ul><ul>{said}</ul>"
 

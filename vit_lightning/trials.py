@@ -28,8 +28,9 @@ from jsonargparse import Namespace
 from vit_lightning.claims import Claim, read_json
 from vit_lightning.data import ImageData
 from vit_lightning.errors import CannotResume, Diverged, UserError
-from vit_lightning.folder import release, try_hold, write_whole
+from vit_lightning.folder import InUse, release, try_hold, write_whole
 from vit_lightning.ledger import Kind, Ledger, Planned
+from vit_lightning.tracking import read_results
 from vit_lightning.training import fit
 
 FORK = multiprocessing.get_context("fork")
@@ -157,6 +158,9 @@ class Trials:
         code = trial.process.exitcode or 0
         if trial.hangs:
             return "hang", f"nothing was written for {self.patience / 60:.3g} minutes"
+        if results := read_results(self.ledger.run_folder(trial.run)):
+            report = self.ledger.facts["report"]
+            return "no result", f"{report} is {results.get(report, 'not measured')}"
         if said := read_json(fault):
             return said["kind"], said["cause"]
         if code < 0:
@@ -254,6 +258,8 @@ def _said(fault: BaseException, path: Path) -> int:
 def _kind(fault: BaseException) -> Kind:
     if isinstance(fault, Diverged):
         return "diverged"
+    if isinstance(fault, InUse):
+        return "in use"
     if isinstance(fault, CannotResume):
         return "cannot go on"
     if isinstance(fault, UserError):
@@ -265,9 +271,14 @@ def _kind(fault: BaseException) -> Kind:
 
 
 def shared_data(configs: dict[str, Namespace], make: Callable[[Namespace], ImageData]) -> dict[str, ImageData | None]:
-    """The data of each arm, with its images read; arms of the same data share it. None where it cannot be read."""
+    """The data of each arm, with its images read; arms of the same data share it. None where it cannot be read.
+
+    Raises:
+        UserError: no arm's can.
+    """
     made: dict[str, ImageData | None] = {}
     shared: dict[str, ImageData | None] = {}
+    faults: list[str] = []
     for arm, config in configs.items():
         key = repr(sorted(_flat(config.data)))
         if key not in made:
@@ -276,9 +287,12 @@ def shared_data(configs: dict[str, Namespace], make: Callable[[Namespace], Image
                 data.setup("fit")
                 data.setup("test")
                 data.fingerprint()
-            except Exception:  # its runs will say why, and the other arms go on
+            except Exception as fault:  # its runs will say why, and the other arms go on
                 made[key] = None
+                faults.append(f"arm {arm}: {' '.join(str(fault).split())[:500] or type(fault).__name__}")
         shared[arm] = made[key]
+    if faults and not any(made.values()):
+        raise UserError(faults)
     return shared
 
 

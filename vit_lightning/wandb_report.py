@@ -13,14 +13,15 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from vit_lightning.analysis import Analysis, analyse
+from vit_lightning.errors import UserError
 from vit_lightning.folder import write_whole
 from vit_lightning.report import verdicts
-from vit_lightning.report_checks import read_pages
+from vit_lightning.report_checks import read_pages, warnings_of
 from vit_lightning.report_figures import draw_figures
-from vit_lightning.report_tables import Table, arm_table, cost_table, difference_table
+from vit_lightning.report_tables import Table, arm_table, cost_table, difference_table, effect_table
 from vit_lightning.study import Study
 from vit_lightning.wandb_mirror import WandbConfig, WandbMirror
-from vit_lightning.wording import headline, sentences
+from vit_lightning.wording import effect_sentences, headline, sentences
 
 REPORT = "report"
 """Job type of the run, as those of the other runs are their arms."""
@@ -40,6 +41,9 @@ def log_report(study: Study, *, send: bool = False) -> str:
     Args:
         study: the ablation.
         send: to W&B's server and nowhere else, whatever the pages say.
+
+    Raises:
+        UserError: it was to be sent and was not.
     """
     analysis = analyse(study)
     known, values = _known(study.folder), summary(analysis)
@@ -47,7 +51,7 @@ def log_report(study: Study, *, send: bool = False) -> str:
     if known.get("logged") == digest and not send:
         return ""
     settings = wandb_settings(study) | ({"mode": "online"} if send else {})
-    config = WandbConfig(**settings, group=study.name, job_type=REPORT, tags=[study.name, REPORT])
+    config = WandbConfig(**settings, group=study.name, job_type=REPORT, tags=[study.name[:64], REPORT])
     page = {
         "ablation": study.name,
         "baseline": study.baseline,
@@ -59,6 +63,8 @@ def log_report(study: Study, *, send: bool = False) -> str:
     mirror = WandbMirror(study.folder, known["run_id"], config, page)
     mirror.start(otherwise=() if send else ("offline",))
     if mirror.mode == "disabled":
+        if send:
+            raise UserError(f"the report was not sent: {mirror.reason} (for a key: wandb login)")
         return mirror.hint()
     try:
         for name, table in report_tables(analysis).items():
@@ -67,25 +73,28 @@ def log_report(study: Study, *, send: bool = False) -> str:
         mirror.log_images({f"{REPORT}/{name}": path for name, path in images.items()})
         mirror.log_summary(values)
     finally:
-        taken = mirror.is_live
+        taken, place = mirror.is_live, mirror.hint()
         mirror.finish()
-    if not taken:
+    if not taken or (mirror.mode == "online" and mirror.reason):
+        if send:
+            raise UserError(f"the report was not sent, or not all of it: {mirror.reason}")
         return f"W&B         took not all of the report ({mirror.reason})"
     write_whole(study.folder / "wandb.json", json.dumps({**known, "logged": digest}) + "\n")
     if mirror.mode == "offline":
         return f"W&B         offline; send all of it: lightning sync {shlex.quote(str(study.folder))}"
-    return mirror.hint()
+    return place
 
 
 def report_tables(analysis: Analysis) -> dict[str, Table]:
     """The tables that go to W&B, by name."""
-    tables = {"differences": difference_table, "arms": arm_table, "costs": cost_table}
-    return {name: made for name, make in tables.items() if (made := make(analysis)).rows}
+    tables = {"differences": difference_table, "effects": effect_table, "arms": arm_table, "costs": cost_table}
+    return {name: made for name, make in tables.items() if (made := make(analysis)) is not None and made.rows}
 
 
 def summary(analysis: Analysis) -> dict[str, Any]:
     """Final values of the run: the answer, and for each arm what ``verdicts.json`` says of it."""
-    found: dict[str, Any] = {"headline": headline(analysis), "verdicts": "\n".join(sentences(analysis))}
+    lines = [*sentences(analysis), *effect_sentences(analysis), *warnings_of(analysis)]
+    found: dict[str, Any] = {"headline": headline(analysis), "verdicts": "\n".join(lines)}
     for verdict in verdicts(analysis):
         for key in ("verdict", "difference", "low", "high", "p_adjusted", "n"):
             found[f"{verdict['arm']}/{key}"] = verdict[key]

@@ -97,7 +97,7 @@ def sentence(analysis: Analysis, one: Against) -> str:
     """What is claimed of an arm, or why nothing is."""
     study, claim, base = analysis.study, one.claim, analysis.study.baseline
     if analysis.missing:
-        return f"{one.arm} against {base}: undecided, {_missing(analysis)}"
+        return f"{one.arm} against {base}: undecided, {_missing(analysis)}.{_first_look(one)}"
     if claim.n < 2:
         there = "there is 1 pair of runs" if claim.n else "there is no pair of runs"
         return f"{one.arm} against {base}: undecided, as {there}.{_failures(analysis, one)}"
@@ -151,9 +151,9 @@ def _what_next(analysis: Analysis, one: Against) -> str:
         return f"{few}How many seeds it takes cannot be said.".strip()
     effect = unit_of(study.report).plain(study.smallest_effect)
     if study.looks == 1:
-        many = one.seeds_needed > 10 * len(study.seeds) and not math.isnan(one.visible)
-        how = f"what there is sees {unit_of(study.report).plain(float(f'{one.visible:.2g}'))}" if many else ""
-        how = how or f"--add-seeds {one.seeds_needed}"
+        how = f"--add-seeds {one.seeds_needed}"
+        if one.seeds_needed > 10 * len(study.seeds) and not math.isnan(one.visible):
+            how = f"many: those that there are see {unit_of(study.report).plain(float(f'{one.visible:.2g}'))}"
     else:
         how = f"in a new study of {claim.n + one.seeds_needed} fresh seeds, as there is no third look"
     more = f"{one.seeds_needed} more seed{'' if one.seeds_needed == 1 else 's'}"

@@ -1,0 +1,56 @@
+"""The flags that W&B's agent gives a run of an ablation, as the keys of a page."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vit_lightning.ablation_plan import grid_name, wandb_words, word
+from vit_lightning.errors import UserError
+from vit_lightning.pages import parse_yaml, read_flags
+
+
+def plain_flags(flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Flags as W&B's agent gives them for a run of an ablation, as keys of a page: its arm, and where W&B shows it.
+
+    Raises:
+        UserError: they say no arm.
+    """
+    given = dict(flags)
+    rest = [(key, _plain_word(value)) for key, value in flags if key not in ("ablation", "arm")]
+    if "ablation" not in given:
+        if "arm" in given:
+            raise UserError(f"arm={given['arm']} is for a run of an ablation, which --ablation names")
+        return list(flags)
+    rules, arm = _mapping(given, "ablation"), _mapping(given, "arm")
+    if arm:
+        name = str(arm.pop("name", "arm"))
+    else:
+        keys = rules.get("baseline")
+        words = dict(rest)
+        said = {key: parse_yaml(words.get(key, ""), key) for key in keys} if isinstance(keys, dict) else {}
+        name = grid_name(said) or "arm"
+    shown = wandb_words(str(rules.get("name")), name, given.get("seed_everything", "0"))
+    return [*rest, *((key, word(value)) for key, value in arm.items()), *read_flags(shown)]
+
+
+def _plain_word(said: str) -> str:
+    """A value that W&B's agent wrote as Python does, as a flag has it."""
+    if said not in ("True", "False", "None") and not said.startswith(("[", "{")):
+        return said
+    try:
+        return word(ast.literal_eval(said))
+    except (ValueError, SyntaxError):  # it is no Python
+        return said
+
+
+def _mapping(given: Mapping[str, str], key: str) -> dict[str, Any]:
+    text = given.get(key, "{}")
+    try:
+        value = ast.literal_eval(text)  # the agent writes values as Python does
+    except (ValueError, SyntaxError):
+        value = parse_yaml(text, f"{key}={text}")
+    if not isinstance(value, dict):
+        raise UserError(f"{key}={value} must be a mapping, as a sweep file has it")
+    return value
