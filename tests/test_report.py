@@ -20,7 +20,7 @@ from scipy import stats
 from vit_lightning.analysis import analyse
 from vit_lightning.report import verdict_lines, write_report
 from vit_lightning.report_checks import config_differences, read_pages, run_checks
-from vit_lightning.report_figures import front, seeds_figure
+from vit_lightning.report_figures import differences_figure, front, seeds_figure
 from vit_lightning.report_tables import Table
 from vit_lightning.wording import headline
 
@@ -279,6 +279,11 @@ def test_points_that_fall_together_are_all_seen(tmp_path):
     figure = seeds_figure(analyse(replace(study, trials=trials)))
     places = figure.axes[0].collections[0].get_offsets()
     assert len({tuple(place) for place in places.tolist()}) == 4
+    gain = {"cls": 0.0, "mean": 0.1, "mean without class token": 0.2}
+    trials = [replace(t, results={**t.results, "test/acc": 0.1 * t.seed + gain[t.arm]}) for t in study.trials]
+    figure = differences_figure(analyse(replace(study, trials=trials)))
+    places = figure.axes[0].collections[0].get_offsets()
+    assert len({round(height, 6) for _, height in places.tolist()}) == 4
 
 
 def test_checks_hold_for_a_study_that_went_well(tmp_path):

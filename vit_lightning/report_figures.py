@@ -64,7 +64,8 @@ def _kind(number: int, kinds: Sequence[str]) -> str:
 
 def _stacked(values: Curve, room: float) -> Curve:
     """How far each point moves aside so that equal ones do not hide each other."""
-    ties = np.array([int(np.sum(values[:place] == value)) for place, value in enumerate(values)], dtype=np.float64)
+    near = np.round(values, 9)  # differences of equal numbers differ in their last digits
+    ties = np.array([int(np.sum(near[:place] == value)) for place, value in enumerate(near)], dtype=np.float64)
     step = min(0.09, room / max(1.0, float(ties.max(initial=0.0))))
     return np.multiply(ties, step)
 
