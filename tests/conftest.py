@@ -3,12 +3,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from wandb_stub import StubServer
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -26,6 +27,14 @@ SMALL = (
 """A run on digits that takes a second."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def server() -> Iterator[StubServer]:
+    """A server of W&B that keeps what it is sent."""
+    server = StubServer()
+    yield server
+    server.die()
 
 
 @pytest.fixture
