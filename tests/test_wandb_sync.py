@@ -107,7 +107,7 @@ def test_the_runs_of_an_ablation_carry_group_arm_and_seed_and_are_sent_together(
     before = {*(tmp_path / "out").rglob("*.wandb")}
     process = start(tmp_path, "sync", "out", WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url)
     said = process.communicate(timeout=240)[1]
-    assert "the report was not sent, or not all of it" in said  # the stub takes no tables
+    assert "the report was not sent, or not all of it" in said  # this server takes no artifacts, which tables are
     assert process.returncode == 2
     sent = {(run["groupName"], run["jobType"]) for run in server.runs.values()}
     assert sent == {("pool", "cls"), ("pool", "the mean"), ("pool", "report")}

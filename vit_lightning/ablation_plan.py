@@ -22,7 +22,7 @@ from jsonargparse import Namespace
 from vit_lightning.classifier import metric_names, reported_names
 from vit_lightning.config import make_data, resolve, to_plain
 from vit_lightning.errors import UserError
-from vit_lightning.pages import parse_yaml, read_flags, read_page
+from vit_lightning.pages import parse_yaml, read_flags, read_page, word
 
 KEYS = ("program", "command", "method", "metric", "parameters", "name", "description", "project", "entity", "kind")
 RULES = ("name", "baseline", "report", "smallest_effect", "alpha")
@@ -344,10 +344,3 @@ def _text(value: str) -> str:
     except UserError:
         same = False
     return value if same else json.dumps(value, ensure_ascii=False)
-
-
-def word(value: Any) -> str:
-    """A value as a flag has it."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False)

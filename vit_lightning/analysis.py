@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vit_lightning.pages import word
 from vit_lightning.statistics import (
     Comparison,
     Rules,
@@ -113,19 +113,14 @@ class Analysis:
         return next(arm for arm in self.arms if arm.name == self.study.baseline)
 
     @property
-    def missing(self) -> int:
-        """Runs that have not ended; before they have, nothing is claimed."""
-        return sum(trial.state == "missing" for trial in self.study.trials)
-
-    @property
     def undecided(self) -> list[Against]:
         return [one for one in self.against if one.claim.verdict == "undecided"]
 
 
 def analyse(study: Study) -> Analysis:
     """Compares what the runs of a study came to; runs that are not there are left out, pair by pair."""
-    over = all(trial.state != "missing" for trial in study.trials)
-    rules = Rules(study.alpha, study.smallest_effect, study.goal, len(study.seeds), len(study.added_seeds), over)
+    looks = len(study.seeds), len(study.added_seeds)
+    rules = Rules(study.alpha, study.smallest_effect, study.goal, *looks, over=not study.missing)
     tables, why = _read_tables(study)
     arms = []
     for name, overrides in study.arms.items():
@@ -144,7 +139,7 @@ def _has(trial: Trial, metric: str) -> bool:
 def _against(study: Study, rules: Rules, arms: Sequence[Arm], tables: Mapping[Any, Table]) -> list[Against]:
     baseline = next(arm for arm in arms if arm.name == study.baseline)
     others = [arm for arm in arms if arm is not baseline]
-    pairs = [_pairs(arm, baseline) for arm in others]
+    pairs = [_pairs(arm, baseline, arm.values) for arm in others]
     claims = judge([first - second for first, second in pairs], rules)
     before = _first_verdicts(study, rules, others, baseline)
     found = []
@@ -181,16 +176,13 @@ def _against(study: Study, rules: Rules, arms: Sequence[Arm], tables: Mapping[An
 def _first_verdicts(study: Study, rules: Rules, arms: Sequence[Arm], baseline: Arm) -> list[Verdict | None]:
     if study.looks == 1:
         return [None] * len(arms)
-    shared = [[seed for seed in study.seeds if seed in arm.values and seed in baseline.values] for arm in arms]
-    gaps = [
-        np.array([arm.values[seed] - baseline.values[seed] for seed in seeds])
-        for arm, seeds in zip(arms, shared, strict=True)
-    ]
-    return [claim.verdict for claim in judge(gaps, replace(rules, added=0, over=True))]
+    pairs = [_pairs(arm, baseline, study.seeds) for arm in arms]
+    claims = judge([first - second for first, second in pairs], replace(rules, added=0, over=True))
+    return [claim.verdict for claim in claims]
 
 
-def _pairs(arm: Arm, baseline: Arm) -> tuple[Values, Values]:
-    seeds = [seed for seed in arm.values if seed in baseline.values]
+def _pairs(arm: Arm, baseline: Arm, among: Iterable[int]) -> tuple[Values, Values]:
+    seeds = [seed for seed in among if seed in arm.values and seed in baseline.values]
     return np.array([arm.values[seed] for seed in seeds]), np.array([baseline.values[seed] for seed in seeds])
 
 
@@ -202,15 +194,10 @@ def _effects(study: Study, rules: Rules, arms: Sequence[Arm]) -> list[Effect]:
     baseline = study.arms[study.baseline]
     ordered = {}
     for key, levels in factors.items():
-        first = _level(baseline.get(key))
-        ordered[key] = [first, *(word for word in map(_level, levels) if word != first)]
-    results = {tuple(_level(arm.overrides.get(key)) for key in ordered): arm.values for arm in arms}
+        first = word(baseline.get(key))  # as words, since levels may be lists and mappings
+        ordered[key] = [first, *(level for level in map(word, levels) if level != first)]
+    results = {tuple(word(arm.overrides.get(key)) for key in ordered): arm.values for arm in arms}
     return factor_effects(ordered, results, rules.interval_level)
-
-
-def _level(value: Any) -> str:
-    """A level of a factor as a word: it may be a list or a mapping."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _read_tables(study: Study) -> tuple[dict[tuple[str, int], Table], str | None]:

@@ -83,12 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(verb: str, arguments: list[str]) -> int:
     from vit_lightning.errors import UserError
 
-    if {"-h", "--help"} & {*arguments}:
-        _explain(verb)
-        return 0
     try:
         with _signals():
-            if verb == "sync":
+            if {"-h", "--help"} & {*arguments}:
+                _explain(verb)
+            elif verb == "sync":
                 _sync(arguments)
             elif verb == "ablate":
                 _ablate(arguments)
@@ -253,7 +252,7 @@ def _sync(arguments: list[str]) -> None:
             sync(folder / trial.folder)
         except UserError as error:
             problems += error.problems
-            if len(problems) > number:  # nothing came through, as without a key
+            if number == 0:  # as without a key
                 raise
     if problems:
         raise UserError(problems)
@@ -295,10 +294,7 @@ def _explain(verb: str) -> None:
 
     for name in dir(vit_lightning):  # what is imported is what the lists of known classes hold
         getattr(vit_lightning, name)
-    with contextlib.suppress(BrokenPipeError):  # what reads it may stop early, such as head
-        print(_shortened(make_help(verb).format_help()), flush=True)
-        return
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where the end of Python flushes to
+    print(_shortened(make_help(verb).format_help()))
 
 
 def _shortened(text: str) -> str:

@@ -17,7 +17,7 @@ from vit_lightning.report_tables import markdown
 from vit_lightning.study import Study
 from vit_lightning.wandb_mirror import WandbConfig, has_key, import_wandb
 from vit_lightning.wandb_report import REPORT, report_tables, wandb_settings
-from vit_lightning.wording import effect_sentences, headline, rule, sentences
+from vit_lightning.wording import headline, rule, sentences
 
 PATIENCE = 60.0
 """Seconds that W&B has for both."""
@@ -163,6 +163,6 @@ def _costs(study: Study) -> list[Any]:
 
 
 def _answer(analysis: Analysis) -> str:
-    said = [*sentences(analysis), *effect_sentences(analysis), *warnings_of(analysis)]
+    said = [*sentences(analysis), *warnings_of(analysis)]
     lines = "\n".join(f"- {markdown(line)}" for line in said)
     return f"**{markdown(headline(analysis))}**\n\n{lines}\n\n{markdown(rule(analysis))}"

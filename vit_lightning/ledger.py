@@ -114,7 +114,6 @@ class Ledger:
     def try_failed_again(self, runs: Sequence[Planned]) -> None:
         """Takes those of the runs that have failed for missing ones; noted if there was an answer already."""
         last = {run: self._last_claim(run) for run in runs if self.failure(run) is not None}
-        self.retried = {}
         every = self.planned()
         if last and all(map(self.is_over, every)) and any(self.results(run) for run in every):
             names = ", ".join(f"{run.name} ({claim.stem})" for run, claim in last.items() if claim is not None)

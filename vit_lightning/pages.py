@@ -6,6 +6,7 @@ class. Here both are one flat mapping, the name under ``class_path`` and the arg
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,6 +146,11 @@ def merge(base: Page, page: Page, defaults: dict[str, str]) -> Page:
         else:
             merged[key] = value
     return merged
+
+
+def word(value: Any) -> str:
+    """A value as a flag has it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _as_list(value: Any) -> list[Any]:

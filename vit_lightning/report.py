@@ -30,7 +30,7 @@ from vit_lightning.report_tables import (
     single_run_table,
 )
 from vit_lightning.study import Study
-from vit_lightning.wording import effect_sentences, headline, rule, sentences
+from vit_lightning.wording import headline, rule, sentences
 
 
 def write_report(study: Study) -> list[Path]:
@@ -71,8 +71,8 @@ def write_report(study: Study) -> list[Path]:
 def verdict_lines(study: Study) -> list[str]:
     """The answer for a terminal: a line for each arm, once there is one."""
     analysis = analyse(study)
-    short = not analysis.against or (analysis.missing and study.looks == 1)
-    answer = [headline(analysis)] if short else [*sentences(analysis), *effect_sentences(analysis)]
+    short = not analysis.against or (analysis.study.missing and study.looks == 1)
+    answer = [headline(analysis)] if short else sentences(analysis)
     return [*answer, *warnings_of(analysis)]
 
 
@@ -108,8 +108,7 @@ def verdicts(analysis: Analysis) -> list[dict[str, Any]]:
 def to_markdown(analysis: Analysis, tables: dict[str, Table], checks: list[Check], figures: list[str]) -> str:
     """The same as a text, with the figures from files."""
     parts = [f"# Ablation {markdown(analysis.study.name)}", f"**{markdown(headline(analysis))}**"]
-    said = [*sentences(analysis), *effect_sentences(analysis)]
-    parts.append("\n".join(f"- {markdown(sentence)}" for sentence in said))
+    parts.append("\n".join(f"- {markdown(sentence)}" for sentence in sentences(analysis)))
     parts += [markdown(f"Does not hold: {check.name}. {check.text}") for check in checks if check.ok is False]
     parts.append(markdown(rule(analysis)))
     parts += [f"![{CAPTIONS[name]}](figures/{name}.svg)" for name in figures]

@@ -103,17 +103,16 @@ def warnings_of(analysis: Analysis) -> list[str]:
     """What does not hold, a line each; that runs are still to come is none."""
     pages = read_pages(analysis.study)
     checks = run_checks(analysis, pages, config_differences(analysis.study, pages))
-    done = [check for check in checks if check.ok is False and not (check is checks[0] and analysis.missing)]
+    done = [check for check in checks if check.ok is False and not (check is checks[0] and analysis.study.missing)]
     return [f"Does not hold: {check.name}. {check.text}" for check in done]
 
 
 def _all_there(study: Study) -> Check:
     done = sum(trial.state == "done" for trial in study.trials)
     failed = [trial for trial in study.trials if trial.state == "failed"]
-    missing = len(study.trials) - done - len(failed)
     text = f"{done} of {len(study.trials)} runs are done"
-    if failed or missing:
-        text += f", {len(failed)} failed, {missing} missing; pairs without both runs are left out"
+    if failed or study.missing:
+        text += f", {len(failed)} failed, {study.missing} missing; pairs without both runs are left out"
     if failed:
         text += ", so what is compared is the arms where they did not fail"
     return Check("all runs of the plan are there", done == len(study.trials), text)

@@ -14,7 +14,7 @@ from vit_lightning.report_checks import Check
 from vit_lightning.report_figures import inline_svg
 from vit_lightning.report_tables import Table
 from vit_lightning.study import Study, Trial
-from vit_lightning.wording import effect_sentences, headline, rule, sentences
+from vit_lightning.wording import headline, rule, sentences
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --faint: #666; --line: #d5d5d5; --wash: #f5f5f2;
@@ -97,7 +97,7 @@ def write_page(
 <main>
 <h1>Ablation {escape(study.name)}</h1>
 <p class="answer">{escape(headline(analysis))}</p>
-<ul>{"".join(f"<li>{escape(said)}</li>" for said in [*sentences(analysis), *effect_sentences(analysis)])}</ul>
+<ul>{"".join(f"<li>{escape(said)}</li>" for said in sentences(analysis))}</ul>
 {_warnings(checks)}
 <p class="how">{escape(rule(analysis)) if analysis.against else ""}</p>
 {"".join(sections)}
@@ -134,7 +134,7 @@ def _runs(analysis: Analysis) -> str:
     commands = {"This page again": f"lightning report {shlex.quote(str(study.folder))}"}
     if study.plan_file is not None:
         go_on = shlex.join(["lightning", "ablate", study.plan_file, f"--out={study.folder}"])
-        commands |= {"What is missing": go_on} if analysis.missing else {}
+        commands |= {"What is missing": go_on} if analysis.study.missing else {}
         commands |= {"A second look": f"{go_on} --add-seeds=N"} if study.looks == 1 else {}
     said = "".join(f"<li>{text}: <code>{escape(command)}</code></li>" for text, command in commands.items())
     return f"<ul>{''.join(lines)}</ul><ul>{said}</ul>"

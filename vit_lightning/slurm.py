@@ -20,8 +20,6 @@ from vit_lightning.errors import UserError
 from vit_lightning.ledger import Ledger, Planned, open_ledger
 
 MOST_JOBS = 64
-REFUSED = (RuntimeError, ValueError, TypeError, NameError, AssertionError, OSError)
-"""What submitit raises for options that it does not know or SLURM does not take."""
 REQUEUES = 1000
 """How often SLURM may end a job early before it is not queued again."""
 
@@ -83,7 +81,7 @@ def submit(file: Path, ledger: Ledger, how: How, options: Mapping[str, Any], *, 
         executor = submitit.AutoExecutor(folder=logs, cluster="slurm", slurm_max_num_timeout=REQUEUES)
         executor.update_parameters(**{"name": ledger.facts["name"], "timeout_min": 60, **options})
         jobs = executor.map_array(job, list(range(min(count, len(missing)))))
-    except (*REFUSED, submitit.core.utils.FailedJobError) as fault:
+    except Exception as fault:  # of many kinds, for options that submitit does not know or SLURM does not take
         raise UserError(f"slurm: {' '.join(str(fault).split())[:400]}") from fault
     array = jobs[0].job_id.partition("_")[0]
     print(f"{len(jobs)} jobs in SLURM, {array}; they go on without this process", flush=True)

@@ -65,6 +65,11 @@ class Study:
     """Path of the sweep file, for the commands that the page prints."""
 
     @property
+    def missing(self) -> int:
+        """Runs that have not ended; before they have, nothing is claimed."""
+        return sum(trial.state == "missing" for trial in self.trials)
+
+    @property
     def looks(self) -> int:
         """The look that the results are of: 1, or 2 once seeds were added."""
         return 2 if self.added_seeds else 1

@@ -21,7 +21,7 @@ from vit_lightning.report_figures import draw_figures
 from vit_lightning.report_tables import Table, arm_table, cost_table, difference_table, effect_table
 from vit_lightning.study import Study
 from vit_lightning.wandb_mirror import WandbConfig, WandbMirror
-from vit_lightning.wording import effect_sentences, headline, sentences
+from vit_lightning.wording import headline, sentences
 
 REPORT = "report"
 """Job type of the run, as those of the other runs are their arms."""
@@ -93,7 +93,7 @@ def report_tables(analysis: Analysis) -> dict[str, Table]:
 
 def summary(analysis: Analysis) -> dict[str, Any]:
     """Final values of the run: the answer, and for each arm what ``verdicts.json`` says of it."""
-    lines = [*sentences(analysis), *effect_sentences(analysis), *warnings_of(analysis)]
+    lines = [*sentences(analysis), *warnings_of(analysis)]
     found: dict[str, Any] = {"headline": headline(analysis), "verdicts": "\n".join(lines)}
     for verdict in verdicts(analysis):
         for key in ("verdict", "difference", "low", "high", "p_adjusted", "n"):

@@ -64,7 +64,7 @@ def headline(analysis: Analysis) -> str:
         claims.setdefault(one.claim.verdict, []).append(_quoted(one.arm))
     if not claims:
         return f"Only {analysis.study.baseline}: there is nothing to compare"
-    if analysis.missing:
+    if analysis.study.missing:
         return f"Undecided: {_missing(analysis)}"
     base = _quoted(analysis.study.baseline)
     ends = {"better": f"better than {base}", "worse": f"worse than {base}", "equivalent": f"equivalent to {base}"}
@@ -89,14 +89,14 @@ def _and(names: list[str]) -> str:
 
 
 def sentences(analysis: Analysis) -> list[str]:
-    """What is claimed of each arm, with its numbers, a sentence or three each."""
-    return [sentence(analysis, one) for one in analysis.against]
+    """What is claimed of each arm, with its numbers, a sentence or three each; then what the factors of a grid do."""
+    return [*(sentence(analysis, one) for one in analysis.against), *_effects(analysis)]
 
 
 def sentence(analysis: Analysis, one: Against) -> str:
     """What is claimed of an arm, or why nothing is."""
     study, claim, base = analysis.study, one.claim, analysis.study.baseline
-    if analysis.missing:
+    if analysis.study.missing:
         return f"{one.arm} against {base}: undecided, {_missing(analysis)}.{_first_look(one)}"
     if claim.n < 2:
         there = "there is 1 pair of runs" if claim.n else "there is no pair of runs"
@@ -120,7 +120,7 @@ def sentence(analysis: Analysis, one: Against) -> str:
 
 def _missing(analysis: Analysis) -> str:
     study, look = analysis.study, "the second look" if analysis.study.looks == 2 else "the study"
-    return f"{look} is not over: {analysis.missing} of {len(study.trials)} runs still to come"
+    return f"{look} is not over: {analysis.study.missing} of {len(study.trials)} runs still to come"
 
 
 def _first_look(one: Against) -> str:
@@ -163,15 +163,15 @@ def _what_next(analysis: Analysis, one: Against) -> str:
     return f"{few}It takes about {more} to decide about {effect} with {100 * POWER:.0f} % power ({how})."
 
 
-def effect_sentences(analysis: Analysis) -> list[str]:
-    """What the factors of a grid do, averaged over the others; nothing is claimed of them."""
+def _effects(analysis: Analysis) -> list[str]:
+    """Of each factor, averaged over the others; nothing is claimed of them."""
     unit = unit_of(analysis.study.report)
     return [
         f"{effect.name}: {analysis.study.report} {unit.signed(effect.effect)}{unit.suffix}, "
         f"{100 * (1 - analysis.study.alpha):g} % interval {unit.signed(effect.low)} to {unit.signed(effect.high)}, "
         f"averaged over the other factors, p = {show_p(effect.p_adjusted)} after Holm".replace("= <", "<")
         for effect in analysis.effects
-        if effect.n > 1 and not effect.name.startswith("(") and not analysis.missing
+        if effect.n > 1 and not effect.name.startswith("(") and not analysis.study.missing
     ]
 
 
