@@ -10,7 +10,18 @@ import pytest
 from conftest import REPOSITORY
 
 LEVELS = [
-    ["errors", "memory", "resampling", "optimizers", "schedules", "verb_keys", "statistics", "study"],
+    [
+        "errors",
+        "random_keys",
+        "sizes",
+        "memory",
+        "resampling",
+        "optimizers",
+        "schedules",
+        "verb_keys",
+        "statistics",
+        "study",
+    ],
     [
         "averaging",
         "blocks",
@@ -36,6 +47,7 @@ LEVELS = [
         "crate",
         "sampling",
         "trust",
+        "changes",
         "stopping",
     ],
     ["data", "decoded", "policies", "attention_variants", "checks", "checkpoint_io", "resuming"],

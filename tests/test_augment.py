@@ -6,18 +6,9 @@ from scipy import stats
 from torchvision.transforms import v2
 
 from vit_lightning import augment
-from vit_lightning.augment import (
-    HorizontalFlip,
-    RandomAffine,
-    RandomCrop,
-    RandomErasing,
-    RandomResizedCrop,
-    affine,
-    mix,
-    sample_keys,
-    uniform,
-)
+from vit_lightning.augment import HorizontalFlip, RandomAffine, RandomCrop, RandomErasing, RandomResizedCrop, affine
 from vit_lightning.errors import UserError
+from vit_lightning.random_keys import mix, sample_keys, uniform
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15

@@ -14,9 +14,9 @@ from vit_lightning.blocks import (
     TransformerEncoderBlock,
     attend,
     attention_weights,
-    pair,
 )
 from vit_lightning.errors import UserError
+from vit_lightning.sizes import pair
 
 
 def randn(*shape, dtype=torch.float64, seed=0):

@@ -5,8 +5,8 @@ import torch
 from torchvision.transforms.v2 import functional
 
 from vit_lightning import UserError, colour
-from vit_lightning.augment import sample_keys
 from vit_lightning.colour import ColorJitter
+from vit_lightning.random_keys import sample_keys
 
 
 def images(count=6, channels=3):

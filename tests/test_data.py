@@ -18,7 +18,7 @@ from vit_lightning import (
     ViT,
     ViTClassifier,
 )
-from vit_lightning.augment import mix
+from vit_lightning.random_keys import mix
 from vit_lightning.splits import stratified_cut
 
 

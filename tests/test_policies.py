@@ -5,8 +5,8 @@ import torch
 from torchvision.transforms import v2
 
 from vit_lightning import RandAugment, ThreeAugment, TrivialAugment, UserError, policies
-from vit_lightning.augment import sample_keys
 from vit_lightning.policies import OPERATIONS, SIGNED
+from vit_lightning.random_keys import sample_keys
 
 
 def images(count, height=32, width=32, channels=3):

@@ -8,11 +8,12 @@ import pytest
 from conftest import SMALL
 
 from vit_lightning import UserError
+from vit_lightning.changes import changes
 from vit_lightning.checkpoint_io import read_checkpoint
 from vit_lightning.cli import main
 from vit_lightning.config import resolve
 from vit_lightning.errors import CannotResume
-from vit_lightning.resuming import changed_page, changes, refuse_changes
+from vit_lightning.resuming import changed_page, refuse_changes
 from vit_lightning.tracking import read_metrics
 from vit_lightning.training import fit
 

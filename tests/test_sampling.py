@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from vit_lightning.augment import sample_keys
 from vit_lightning.errors import UserError
+from vit_lightning.random_keys import sample_keys
 from vit_lightning.sampling import (
     Images,
     Loader,

@@ -15,56 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vit_lightning.errors import UserError
+from vit_lightning.random_keys import shift_right, mix, uniform
 from vit_lightning.resampling import resample, resize_weights
-
-_GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
-def _signed(value: int) -> int:
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _shift(bits: Tensor, by: int) -> Tensor:
-    """Logical right shift of int64: the sign must not be carried in."""
-    return (bits >> by) & ((1 << (64 - by)) - 1)
-
-
-def mix(bits: Tensor, stream: int = 0) -> Tensor:
-    """SplitMix64 of int64 numbers (Steele et al. 2014): well-mixed 64 bits, different for each stream."""
-    bits = bits + _signed(_GOLDEN * (stream + 1))
-    bits = (bits ^ _shift(bits, 30)) * _signed(_MIX1)
-    bits = (bits ^ _shift(bits, 27)) * _signed(_MIX2)
-    return bits ^ _shift(bits, 31)
-
-
-def mix_one(bits: int, stream: int = 0) -> int:
-    """``mix`` of a single number, in a fiftieth of the time."""
-    full = (1 << 64) - 1
-    bits = (bits + _GOLDEN * (stream + 1)) & full
-    bits = ((bits ^ (bits >> 30)) * _MIX1) & full
-    bits = ((bits ^ (bits >> 27)) * _MIX2) & full
-    return _signed(bits ^ (bits >> 31))
-
-
-def sample_keys(seed: int, epoch: int, indices: Tensor) -> Tensor:
-    """Key of each image, int64, from (seed, epoch, index)."""
-    return mix(indices.to(torch.int64) + mix_one(mix_one(seed) + epoch))
-
-
-def repeated_keys(keys: Tensor, repetitions: Tensor) -> Tensor:
-    """Keys of an image that an epoch shows several times: the first as always, each further one a key of its own."""
-    return torch.where(repetitions > 0, mix(keys + repetitions), keys)
-
-
-def one_key(seed: int, epoch: int, index: int) -> int:
-    """``sample_keys`` of a single image."""
-    return mix_one(mix_one(mix_one(seed) + epoch) + index)
-
-
-def uniform(keys: Tensor, stream: int) -> Tensor:
-    """One float32 in [0, 1) for each key; another stream gives an independent number."""
-    return _shift(mix(keys, stream), 40).to(torch.float32) / (1 << 24)
 
 
 class Augmentation(ABC):
@@ -203,7 +155,7 @@ class RandomErasing(Augmentation):
 
     def _noise(self, images: Tensor, keys: Tensor) -> Tensor:
         pixels = mix(keys, 10)[:, None] + torch.arange(images[0].numel(), device=images.device)
-        return _shift(mix(pixels), 56).to(images.dtype).view_as(images)
+        return shift_right(mix(pixels), 56).to(images.dtype).view_as(images)
 
 
 class RandomAffine(Augmentation):

@@ -18,16 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from vit_lightning.errors import UserError
 
-Size = tuple[int, int]
-"""Height and width."""
-
 Block = Callable[[int], nn.Module]
 """Makes a block from emb_size."""
-
-
-def pair(size: int | Size) -> Size:
-    """Height and width of a size given as one number or as two."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def share_problems(shares: dict[str, float]) -> list[str]:

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from vit_lightning.augment import one_key
+from vit_lightning.random_keys import one_key
 
 
 class StepSeeds(Callback):

@@ -15,9 +15,10 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vit_lightning.augment import Augmentation, mix, mix_one, one_key
+from vit_lightning.augment import Augmentation
 from vit_lightning.errors import UserError
 from vit_lightning.mixing import Mixing
+from vit_lightning.random_keys import mix, mix_one, one_key
 from vit_lightning.sampling import (
     Batch,
     Images,

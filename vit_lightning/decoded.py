@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from vit_lightning.blocks import pair
 from vit_lightning.decoding import Box, Pixels, decode, decode_whole
 from vit_lightning.errors import UserError
 from vit_lightning.sampling import Batch, Images, Request, all_damaged
+from vit_lightning.sizes import pair
 
 
 def random_resized_box(width: int, height: int, *, min_area: float, key: int) -> Box:

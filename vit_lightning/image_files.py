@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vit_lightning.blocks import pair
 from vit_lightning.data import ImageData, OnBadImage, Statistics
 from vit_lightning.decoded import DecodedImages
 from vit_lightning.errors import UserError
 from vit_lightning.imagefolder import SUFFIXES, images_in
 from vit_lightning.sampling import Batch, Request
+from vit_lightning.sizes import pair
 from vit_lightning.splits import Split
 
 DAMAGED = -1

@@ -9,13 +9,10 @@ from typing import Any
 
 import yaml
 
+from vit_lightning.changes import changes
 from vit_lightning.errors import UserError
 from vit_lightning.folder import release, try_hold
-from vit_lightning.pages import flatten
 from vit_lightning.tracking import read_results
-
-ALWAYS = ("data.num_workers",)
-"""Keys that may change by themselves: order and augmentation do not depend on them."""
 
 NEVER = (
     "seed_everything",
@@ -28,24 +25,6 @@ NEVER = (
     "trainer.overfit_batches",
 )
 """Keys that say which images make up which batch; with others it would be another run."""
-
-
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values differ between two pages, (before, after), but for those that may."""
-    old, new = _by_key(flatten(dict(before))), _by_key(flatten(dict(after)))
-    found = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
-    return {key: pair for key, pair in found.items() if pair[0] != pair[1] and key not in ALWAYS}
-
-
-def _by_key(node: Any, path: str = "") -> dict[str, Any]:
-    """The values of a flat page by their dotted keys; lists as a whole."""
-    if not isinstance(node, dict) or not node:
-        return {path: node}
-    return {
-        dotted: value
-        for key, item in node.items()
-        for dotted, value in _by_key(item, f"{path}.{key}" if path else str(key)).items()
-    }
 
 
 def refuse_changes(changed: Mapping[str, tuple[Any, Any]], allowed: Sequence[str], folder: Path) -> None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vit_lightning.augment import one_key, repeated_keys, sample_keys
 from vit_lightning.errors import UserError
+from vit_lightning.random_keys import one_key, repeated_keys, sample_keys
 
 
 class Batch(NamedTuple):

@@ -12,21 +12,14 @@ from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
 
 from vit_lightning.callbacks import StepSeeds
+from vit_lightning.changes import changes
 from vit_lightning.checkpoint_io import BEST, LAST, network_weights, newest_checkpoint, read_checkpoint
 from vit_lightning.config import make_trainer_arguments, resolve, to_plain, to_yaml
 from vit_lightning.data import ImageData
 from vit_lightning.environment import describe_environment
 from vit_lightning.errors import CannotResume, UserError
 from vit_lightning.folder import hold, is_first, new_folder, release, write_whole
-from vit_lightning.resuming import (
-    changed_page,
-    changes,
-    read_run_page,
-    refuse_changes,
-    remarked,
-    sweep,
-    unfinished_run,
-)
+from vit_lightning.resuming import changed_page, read_run_page, refuse_changes, remarked, sweep, unfinished_run
 from vit_lightning.run import (
     Results,
     Run,

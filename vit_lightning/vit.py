@@ -17,10 +17,8 @@ from vit_lightning.blocks import (
     LayerNorm,
     MultiHeadAttention,
     NamedSequential,
-    Size,
     TransformerEncoder,
     TransformerEncoderBlock,
-    pair,
     share_problems,
 )
 from vit_lightning.errors import UserError
@@ -36,6 +34,7 @@ from vit_lightning.patches import (
     RegisterTokens,
 )
 from vit_lightning.positions import LearnedPatchPositions, LearnedPositions, Positions, SinCos2dPositions
+from vit_lightning.sizes import Size, pair
 
 Attention = Callable[[int, int], nn.Module]
 """Makes an attention block from emb_size and num_heads."""

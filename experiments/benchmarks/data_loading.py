@@ -37,10 +37,10 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from vit_lightning import HorizontalFlip, ImageFolder, RandomCrop
-from vit_lightning.augment import one_key
 from vit_lightning.decoded import random_resized_box
 from vit_lightning.decoding import decode
 from vit_lightning.imagefolder import IMAGENET_MEAN, IMAGENET_STD
+from vit_lightning.random_keys import one_key
 from vit_lightning.sampling import train_requests
 
 BATCH = 128
