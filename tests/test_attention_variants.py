@@ -3,10 +3,10 @@ import torch
 import torch.nn.functional as F
 
 from vit_lightning import ViT
-from vit_lightning.attention_variants import DividedAfterSoftmaxAttention, RotaryAttention, SeparateAttention
-from vit_lightning.blocks import LayerNorm, MultiHeadAttention, RMSNorm
 from vit_lightning.errors import UserError
-from vit_lightning.positions import RotaryPositions
+from vit_lightning.models.attention import DividedAfterSoftmaxAttention, RotaryAttention, SeparateAttention
+from vit_lightning.models.blocks import LayerNorm, MultiHeadAttention, RMSNorm
+from vit_lightning.models.positions import RotaryPositions
 
 
 def randn(*shape, seed=0):

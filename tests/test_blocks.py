@@ -3,7 +3,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vit_lightning.blocks import (
+from vit_lightning.errors import UserError
+from vit_lightning.models.blocks import (
     DropPath,
     FeedForwardBlock,
     LayerNorm,
@@ -15,7 +16,6 @@ from vit_lightning.blocks import (
     attend,
     attention_weights,
 )
-from vit_lightning.errors import UserError
 from vit_lightning.sizes import pair
 
 

@@ -8,7 +8,6 @@ from conftest import REPOSITORY, write_images
 from test_huggingface import write_parquet
 
 from vit_lightning import Digits, ImageFolder, UserError, ViT
-from vit_lightning.blocks import MultiHeadAttention
 from vit_lightning.config import (
     make_data,
     make_network,
@@ -18,6 +17,7 @@ from vit_lightning.config import (
     to_plain,
     to_yaml,
 )
+from vit_lightning.models.blocks import MultiHeadAttention
 
 PAGES = sorted((REPOSITORY / "experiments").glob("*.yaml"))
 DIGITS = str(REPOSITORY / "experiments" / "digits.yaml")

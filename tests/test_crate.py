@@ -4,9 +4,9 @@ import torch
 from lightning.pytorch import Trainer
 
 from vit_lightning import Digits, UserError, ViT, ViTClassifier
-from vit_lightning.blocks import LayerNorm, ResidualAdd
-from vit_lightning.crate import ISTA, MSSA, SIZES, coding_rate
 from vit_lightning.crate_measures import CrateMeasures
+from vit_lightning.models.blocks import LayerNorm, ResidualAdd
+from vit_lightning.models.crate import ISTA, MSSA, SIZES, coding_rate
 from vit_lightning.weights import from_reference, to_reference
 
 MICRO = {"image_size": 8, "patch_size": 4, "num_classes": 5, "dim": 12, "depth": 2, "heads": 2, "dim_head": 5}
@@ -120,7 +120,7 @@ def crate_vit(size, **options):
     emb_size, depth, num_heads = SIZES[size]
     from functools import partial
 
-    from vit_lightning.patches import LinearProjection
+    from vit_lightning.models.patches import LinearProjection
 
     norm = partial(LayerNorm, eps=1e-5)
     return ViT(

@@ -2,9 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vit_lightning.blocks import FeedForwardBlock, LayerNorm
 from vit_lightning.errors import UserError
-from vit_lightning.feed_forward import PackedSwiGLU, SwiGLU
+from vit_lightning.models.blocks import FeedForwardBlock, LayerNorm
+from vit_lightning.models.feed_forward import PackedSwiGLU, SwiGLU
 
 
 def randn(*shape, seed=0):

@@ -12,8 +12,8 @@ import torch
 from conftest import SHARED
 from torch import nn
 
-from vit_lightning.heads import DistilledHead
-from vit_lightning.positions import resize
+from vit_lightning.models.heads import DistilledHead
+from vit_lightning.models.positions import resize
 from vit_lightning.weights import from_reference, to_reference
 
 GOLDEN = SHARED / "golden"

@@ -5,7 +5,7 @@ from torch import nn
 
 from vit_lightning import ViT, ViTClassifier
 from vit_lightning.errors import UserError
-from vit_lightning.heads import (
+from vit_lightning.models.heads import (
     AttentionPool,
     ClassificationHead,
     ClassTokenAndMeanPool,

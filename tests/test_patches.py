@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from vit_lightning import UserError, ViT
-from vit_lightning.blocks import LayerNorm, RMSNorm
-from vit_lightning.patches import (
+from vit_lightning.models.blocks import LayerNorm, RMSNorm
+from vit_lightning.models.patches import (
     ClassToken,
     ConvProjection,
     DistillationToken,

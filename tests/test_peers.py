@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vit_lightning import UserError, ViT
-from vit_lightning.blocks import LayerNorm
+from vit_lightning.models.blocks import LayerNorm
 from vit_lightning.weights import from_reference, to_reference
 
 timm = pytest.importorskip("timm")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vit_lightning.errors import UserError
-from vit_lightning.positions import (
+from vit_lightning.models.positions import (
     RESIZE_METHODS,
     LearnedPatchPositions,
     LearnedPositions,
@@ -13,7 +13,7 @@ from vit_lightning.positions import (
     resize,
     sincos2d,
 )
-from vit_lightning.vit import ViT
+from vit_lightning.models.vit import ViT
 
 
 def table_by_loops(rows, columns, emb_size, temperature=10_000.0):

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from torchvision.models.vision_transformer import VisionTransformer
 
-from vit_lightning.blocks import DropPath, FeedForwardBlock, LayerNorm, LayerScale, MultiHeadAttention
 from vit_lightning.errors import UserError
-from vit_lightning.patches import ClassToken, ConvProjection, LinearProjection
-from vit_lightning.positions import LearnedPositions, SinCos2dPositions
-from vit_lightning.vit import ViT
+from vit_lightning.models.blocks import DropPath, FeedForwardBlock, LayerNorm, LayerScale, MultiHeadAttention
+from vit_lightning.models.patches import ClassToken, ConvProjection, LinearProjection
+from vit_lightning.models.positions import LearnedPositions, SinCos2dPositions
+from vit_lightning.models.vit import ViT
 
 SMALL = {"image_size": 16, "patch_size": 4, "emb_size": 32, "depth": 2, "num_heads": 4, "num_classes": 10}
 

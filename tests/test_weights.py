@@ -12,12 +12,12 @@ from conftest import REPOSITORY
 
 from vit_lightning import UserError, ViT
 from vit_lightning.anatomy import describe
-from vit_lightning.attention_variants import SeparateAttention
 from vit_lightning.config import make_network, resolve
-from vit_lightning.heads import AttentionPool
+from vit_lightning.models.attention import SeparateAttention
+from vit_lightning.models.heads import AttentionPool
+from vit_lightning.models.patches import LinearProjection
+from vit_lightning.models.positions import LearnedPatchPositions
 from vit_lightning.options import build, complete
-from vit_lightning.patches import LinearProjection
-from vit_lightning.positions import LearnedPatchPositions
 from vit_lightning.weights import FAMILIES, from_reference, to_reference
 
 CONFIGS = {

@@ -8,12 +8,12 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.attention_variants import DividedAfterSoftmaxAttention, RotaryAttention, SeparateAttention
-from vit_lightning.blocks import ACTIVATIONS, DropPath, FeedForwardBlock, LayerScale, MultiHeadAttention
-from vit_lightning.crate import ISTA, MSSA
 from vit_lightning.errors import UserError
-from vit_lightning.feed_forward import PackedSwiGLU, SwiGLU
-from vit_lightning.heads import (
+from vit_lightning.models.attention import DividedAfterSoftmaxAttention, RotaryAttention, SeparateAttention
+from vit_lightning.models.blocks import ACTIVATIONS, DropPath, FeedForwardBlock, LayerScale, MultiHeadAttention
+from vit_lightning.models.crate import ISTA, MSSA
+from vit_lightning.models.feed_forward import PackedSwiGLU, SwiGLU
+from vit_lightning.models.heads import (
     AttentionPool,
     ClassTokenAndMeanPool,
     ClassTokenPool,
@@ -23,10 +23,10 @@ from vit_lightning.heads import (
     MeanMaxPool,
     MeanPool,
 )
+from vit_lightning.models.patches import ConvProjection, LinearProjection
+from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
+from vit_lightning.models.vit import ViT, drop_path_rates
 from vit_lightning.options import OPTIONS, Options, norm_text
-from vit_lightning.patches import ConvProjection, LinearProjection
-from vit_lightning.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
-from vit_lightning.vit import ViT, drop_path_rates
 
 
 def describe(vit: ViT) -> Options:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vit_lightning.errors import UserError
-from vit_lightning.random_keys import shift_right, mix, uniform
+from vit_lightning.random_keys import mix, shift_right, uniform
 from vit_lightning.resampling import resample, resize_weights
 
 

@@ -32,6 +32,7 @@ from vit_lightning.distillation import DistillationConfig
 from vit_lightning.errors import UserError
 from vit_lightning.image_files import data_of_files
 from vit_lightning.losses import LossConfig
+from vit_lightning.models.vit import ViT
 from vit_lightning.network_checks import (
     accepted,
     empty_network,
@@ -43,7 +44,6 @@ from vit_lightning.pages import Page, flatten, merge, page_of_flag, read_flags, 
 from vit_lightning.sizes import pair
 from vit_lightning.trust import restrict_imports
 from vit_lightning.verb_keys import VERB_KEYS, WORDS, verb_key_problems
-from vit_lightning.vit import ViT
 from vit_lightning.wandb_mirror import WandbConfig
 
 OWN_TRAINER_ARGUMENTS: set[str | int] = {

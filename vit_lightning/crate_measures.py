@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vit_lightning.crate import ISTA, MSSA, coding_rate
+from vit_lightning.models.crate import ISTA, MSSA, coding_rate
 
 
 class CrateMeasures(Callback):

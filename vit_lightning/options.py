@@ -12,14 +12,14 @@ from typing import Any
 
 from torch import nn
 
-from vit_lightning.attention_variants import DividedAfterSoftmaxAttention
-from vit_lightning.blocks import Block, FeedForwardBlock, LayerNorm, MultiHeadAttention, RMSNorm
-from vit_lightning.crate import ISTA, MSSA
-from vit_lightning.feed_forward import PackedSwiGLU, SwiGLU
-from vit_lightning.heads import AttentionPool, ClassTokenAndMeanPool, MaxPool, MeanAllPool, MeanMaxPool
-from vit_lightning.patches import ConvProjection, LinearProjection
-from vit_lightning.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
-from vit_lightning.vit import ViT
+from vit_lightning.models.attention import DividedAfterSoftmaxAttention
+from vit_lightning.models.blocks import Block, FeedForwardBlock, LayerNorm, MultiHeadAttention, RMSNorm
+from vit_lightning.models.crate import ISTA, MSSA
+from vit_lightning.models.feed_forward import PackedSwiGLU, SwiGLU
+from vit_lightning.models.heads import AttentionPool, ClassTokenAndMeanPool, MaxPool, MeanAllPool, MeanMaxPool
+from vit_lightning.models.patches import ConvProjection, LinearProjection
+from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
+from vit_lightning.models.vit import ViT
 
 Options = dict[str, Any]
 

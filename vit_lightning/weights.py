@@ -17,9 +17,9 @@ from vit_lightning.family_jax import BIG_VISION, GOOGLE
 from vit_lightning.family_timm import TIMM, TIMM_LEGACY
 from vit_lightning.family_torch import HF, TORCH_ENCODER, TORCHVISION
 from vit_lightning.family_vit_pytorch import CRATE, SIMPLE_VIT, VIT_PYTORCH
+from vit_lightning.models.vit import ViT
 from vit_lightning.options import Options, build, complete
 from vit_lightning.renaming import Config, Family, Layout, Tensors, complete_config, to_ours, to_theirs
-from vit_lightning.vit import ViT
 
 FAMILIES = {
     "timm": TIMM,

@@ -10,8 +10,8 @@ from einops import repeat
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
-from vit_lightning.blocks import Block, NamedSequential
 from vit_lightning.errors import UserError
+from vit_lightning.models.blocks import Block, NamedSequential
 from vit_lightning.sizes import Size
 
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.blocks import MultiHeadAttention
 from vit_lightning.errors import UserError
+from vit_lightning.models.blocks import MultiHeadAttention
 
 SIZES = {"T": (384, 12, 6), "S": (576, 12, 12), "B": (768, 12, 12), "L": (1024, 24, 16)}
 """emb_size, depth and num_heads of CRATE-T, S, B and L, with patches of 16 pixels (the repository's constructors)."""

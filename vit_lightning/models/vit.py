@@ -10,8 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vit_lightning.attention_variants import RotaryAttention
-from vit_lightning.blocks import (
+from vit_lightning.errors import UserError
+from vit_lightning.models.attention import RotaryAttention
+from vit_lightning.models.blocks import (
     Block,
     FeedForwardBlock,
     LayerNorm,
@@ -21,9 +22,8 @@ from vit_lightning.blocks import (
     TransformerEncoderBlock,
     share_problems,
 )
-from vit_lightning.errors import UserError
-from vit_lightning.heads import ClassificationHead, ClassTokenPool, DistilledHead, MeanPool, Pool, PoolBlock
-from vit_lightning.patches import (
+from vit_lightning.models.heads import ClassificationHead, ClassTokenPool, DistilledHead, MeanPool, Pool, PoolBlock
+from vit_lightning.models.patches import (
     ClassToken,
     ConvProjection,
     DistillationToken,
@@ -33,7 +33,7 @@ from vit_lightning.patches import (
     PatchEmbedding,
     RegisterTokens,
 )
-from vit_lightning.positions import LearnedPatchPositions, LearnedPositions, Positions, SinCos2dPositions
+from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions, Positions, SinCos2dPositions
 from vit_lightning.sizes import Size, pair
 
 Attention = Callable[[int, int], nn.Module]
@@ -83,7 +83,7 @@ class ViT(NamedSequential):
         norm: normalisation before each branch and after the encoder.
         embedding_norm: normalisation of the tokens before the encoder; none when not given.
         final_norm: the last normalisation goes before the pool, after it, or there is none.
-        attention: attention of each block; others are in ``attention_variants.py`` and ``crate.py``.
+        attention: attention of each block; others are in ``attention.py`` and ``crate.py``.
         feed_forward: feed-forward part of each block; others are in ``feed_forward.py`` and ``crate.py``.
         emb_dropout: dropout on the embedded patches.
         head_dropout: dropout on the pooled vector.

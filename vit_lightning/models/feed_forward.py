@@ -5,8 +5,8 @@ from __future__ import annotations
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.blocks import ACTIVATIONS, Activation, Block, hidden_problems, share_problems
 from vit_lightning.errors import UserError
+from vit_lightning.models.blocks import ACTIVATIONS, Activation, Block, hidden_problems, share_problems
 
 
 class SwiGLU(nn.Module):

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.blocks import Block, MultiHeadAttention, attention_weights
 from vit_lightning.errors import UserError
-from vit_lightning.positions import RotaryPositions
+from vit_lightning.models.blocks import Block, MultiHeadAttention, attention_weights
+from vit_lightning.models.positions import RotaryPositions
 
 
 class SeparateAttention(MultiHeadAttention):

@@ -12,8 +12,8 @@ import torch
 from einops import rearrange, reduce, repeat
 from torch import Tensor, nn
 
-from vit_lightning.blocks import Activation, Block, FeedForwardBlock, LayerNorm, NamedSequential, attend
 from vit_lightning.errors import UserError
+from vit_lightning.models.blocks import Activation, Block, FeedForwardBlock, LayerNorm, NamedSequential, attend
 
 PoolBlock = Callable[[int, int, int], nn.Module]
 """Makes a pool from emb_size, num_heads and the number of tokens before the patches."""
