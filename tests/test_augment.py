@@ -5,8 +5,15 @@ import torch
 from scipy import stats
 from torchvision.transforms import v2
 
-from vit_lightning import augment
-from vit_lightning.augment import HorizontalFlip, RandomAffine, RandomCrop, RandomErasing, RandomResizedCrop, affine
+from vit_lightning.data import augment
+from vit_lightning.data.augment import (
+    HorizontalFlip,
+    RandomAffine,
+    RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
+    affine,
+)
 from vit_lightning.errors import UserError
 from vit_lightning.random_keys import mix, sample_keys, uniform
 

@@ -5,7 +5,7 @@ import torch
 from torchvision.transforms.v2 import functional
 
 from vit_lightning import UserError, colour
-from vit_lightning.colour import ColorJitter
+from vit_lightning.data.colour import ColorJitter
 from vit_lightning.random_keys import sample_keys
 
 

@@ -18,8 +18,8 @@ from vit_lightning import (
     ViT,
     ViTClassifier,
 )
+from vit_lightning.data.splits import stratified_cut
 from vit_lightning.random_keys import mix
-from vit_lightning.splits import stratified_cut
 
 
 def pixels(data: Digits, split: str) -> set[bytes]:
@@ -212,7 +212,7 @@ def prepared(data: Digits, requests) -> dict[int, torch.Tensor]:
 
 
 def test_images_do_not_depend_on_batches_or_ranks():
-    from vit_lightning.sampling import train_requests
+    from vit_lightning.data.sampling import train_requests
 
     def epoch(batch_size: int, ranks: int) -> dict[int, torch.Tensor]:
         data = Digits(batch_size=batch_size, augment=STRONG)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from vit_lightning import decoding
-from vit_lightning.decoded import centre_box
-from vit_lightning.decoding import MAX_BYTES, decode
+from vit_lightning.data import decoding
+from vit_lightning.data.decoded import centre_box
+from vit_lightning.data.decoding import MAX_BYTES, decode
 from vit_lightning.errors import UserError
 
 HEIGHT, WIDTH = 30, 40
@@ -206,7 +206,7 @@ def test_the_largest_image_that_is_taken_stays_in_its_memory(tmp_path):
     code = """
 import resource, sys
 from pathlib import Path
-from vit_lightning.decoding import decode
+from vit_lightning.data.decoding import decode
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for name in sys.argv[1:]:
     shown = decode(Path(name), name, size=(224, 224), choose_box=lambda width, height: (0, 0, width, height))

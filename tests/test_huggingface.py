@@ -11,7 +11,7 @@ from conftest import SHARED, write_images
 from PIL import Image
 
 from vit_lightning import HuggingFaceSet, ImageFolder, UserError
-from vit_lightning.sampling import Request
+from vit_lightning.data.sampling import Request
 
 installed = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs the extra datasets")
 

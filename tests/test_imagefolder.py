@@ -11,8 +11,8 @@ from lightning.pytorch import Trainer
 from PIL import Image
 
 from vit_lightning import ImageFolder, UserError, ViT, ViTClassifier
-from vit_lightning.decoded import centre_box, random_resized_box
-from vit_lightning.sampling import Images, Request
+from vit_lightning.data.decoded import centre_box, random_resized_box
+from vit_lightning.data.sampling import Images, Request
 
 CLASSES = ("cat", "dog", "owl")
 

@@ -8,8 +8,8 @@ from timm.loss import BinaryCrossEntropy as TimmBinaryCrossEntropy
 from timm.loss import SoftTargetCrossEntropy
 
 from vit_lightning import CutMix, Digits, LossConfig, MixUp, UserError, ViT, ViTClassifier
+from vit_lightning.data.sampling import Batch
 from vit_lightning.losses import make_loss
-from vit_lightning.sampling import Batch
 
 
 def logits_and_labels(classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ import torch
 from torchvision.transforms import v2
 
 from vit_lightning import RandAugment, ThreeAugment, TrivialAugment, UserError, policies
-from vit_lightning.policies import OPERATIONS, SIGNED
+from vit_lightning.data.policies import OPERATIONS, SIGNED
 from vit_lightning.random_keys import sample_keys
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional
 
-from vit_lightning.resampling import blur_weights, resample, resize_weights
+from vit_lightning.data.resampling import blur_weights, resample, resize_weights
 
 
 def photographs(count, height, width):

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from vit_lightning.errors import UserError
-from vit_lightning.random_keys import sample_keys
-from vit_lightning.sampling import (
+from vit_lightning.data.sampling import (
     Images,
     Loader,
     Request,
@@ -18,6 +16,8 @@ from vit_lightning.sampling import (
     train_batch_count,
     train_requests,
 )
+from vit_lightning.errors import UserError
+from vit_lightning.random_keys import sample_keys
 
 SPLITS = [
     (size, batch_size, ranks)

@@ -17,7 +17,7 @@ from conftest import SMALL, write_images
 from vit_lightning import ImageFolder, ShardedSet, UserError
 from vit_lightning.cli import _named_folder, main
 from vit_lightning.config import resolve
-from vit_lightning.sampling import Request
+from vit_lightning.data.sampling import Request
 from vit_lightning.shard_writing import shard
 
 installed = pytest.mark.skipif(importlib.util.find_spec("litdata") is None, reason="needs the extra shards")

@@ -12,25 +12,25 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AttentionPool": "models.heads",
-    "CIFAR10": "torchvision_sets",
-    "CIFAR100": "torchvision_sets",
+    "CIFAR10": "data.torchvision_sets",
+    "CIFAR100": "data.torchvision_sets",
     "ClassTokenAndMeanPool": "models.heads",
     "ClassificationHead": "models.heads",
-    "ColorJitter": "colour",
+    "ColorJitter": "data.colour",
     "ConvProjection": "models.patches",
     "CrateMeasures": "crate_measures",
-    "CutMix": "mixing",
-    "Digits": "data",
+    "CutMix": "data.mixing",
+    "Digits": "data.base",
     "Distillation": "distillation",
     "DistillationConfig": "distillation",
     "DividedAfterSoftmaxAttention": "models.attention",
     "EMAConfig": "averaging",
     "FeedForwardBlock": "models.blocks",
-    "HorizontalFlip": "augment",
-    "HuggingFaceSet": "huggingface",
+    "HorizontalFlip": "data.augment",
+    "HuggingFaceSet": "data.hugging_face",
     "ISTA": "models.crate",
-    "ImageData": "data",
-    "ImageFolder": "imagefolder",
+    "ImageData": "data.base",
+    "ImageFolder": "data.image_folder",
     "LayerNorm": "models.blocks",
     "LearnedPatchPositions": "models.positions",
     "LearnedPositions": "models.positions",
@@ -40,29 +40,29 @@ _HOMES = {
     "MaxPool": "models.heads",
     "MeanAllPool": "models.heads",
     "MeanMaxPool": "models.heads",
-    "MixUp": "mixing",
+    "MixUp": "data.mixing",
     "MultiHeadAttention": "models.blocks",
     "OptimizerConfig": "optim",
     "PackedSwiGLU": "models.feed_forward",
     "PatchEmbedding": "models.patches",
     "RMSNorm": "models.blocks",
-    "RandAugment": "policies",
-    "RandomAffine": "augment",
-    "RandomCrop": "augment",
-    "RandomErasing": "augment",
-    "RandomResizedCrop": "augment",
+    "RandAugment": "data.policies",
+    "RandomAffine": "data.augment",
+    "RandomCrop": "data.augment",
+    "RandomErasing": "data.augment",
+    "RandomResizedCrop": "data.augment",
     "ResidualAdd": "models.blocks",
     "RotaryAttention": "models.attention",
     "SeparateAttention": "models.attention",
-    "ShardedSet": "sharded",
+    "ShardedSet": "data.sharded",
     "SinCos2dPositions": "models.positions",
     "SwiGLU": "models.feed_forward",
     "Teacher": "distillation",
-    "ThreeAugment": "policies",
-    "TorchvisionSet": "torchvision_sets",
+    "ThreeAugment": "data.policies",
+    "TorchvisionSet": "data.torchvision_sets",
     "TransformerEncoder": "models.blocks",
     "TransformerEncoderBlock": "models.blocks",
-    "TrivialAugment": "policies",
+    "TrivialAugment": "data.policies",
     "UserError": "errors",
     "ViT": "models.vit",
     "ViTClassifier": "classifier",
@@ -71,26 +71,33 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
-    from vit_lightning.augment import HorizontalFlip as HorizontalFlip
-    from vit_lightning.augment import RandomAffine as RandomAffine
-    from vit_lightning.augment import RandomCrop as RandomCrop
-    from vit_lightning.augment import RandomErasing as RandomErasing
-    from vit_lightning.augment import RandomResizedCrop as RandomResizedCrop
     from vit_lightning.averaging import EMAConfig as EMAConfig
     from vit_lightning.classifier import ViTClassifier as ViTClassifier
-    from vit_lightning.colour import ColorJitter as ColorJitter
     from vit_lightning.crate_measures import CrateMeasures as CrateMeasures
-    from vit_lightning.data import Digits as Digits
-    from vit_lightning.data import ImageData as ImageData
+    from vit_lightning.data.augment import HorizontalFlip as HorizontalFlip
+    from vit_lightning.data.augment import RandomAffine as RandomAffine
+    from vit_lightning.data.augment import RandomCrop as RandomCrop
+    from vit_lightning.data.augment import RandomErasing as RandomErasing
+    from vit_lightning.data.augment import RandomResizedCrop as RandomResizedCrop
+    from vit_lightning.data.base import Digits as Digits
+    from vit_lightning.data.base import ImageData as ImageData
+    from vit_lightning.data.colour import ColorJitter as ColorJitter
+    from vit_lightning.data.hugging_face import HuggingFaceSet as HuggingFaceSet
+    from vit_lightning.data.image_folder import ImageFolder as ImageFolder
+    from vit_lightning.data.mixing import CutMix as CutMix
+    from vit_lightning.data.mixing import MixUp as MixUp
+    from vit_lightning.data.policies import RandAugment as RandAugment
+    from vit_lightning.data.policies import ThreeAugment as ThreeAugment
+    from vit_lightning.data.policies import TrivialAugment as TrivialAugment
+    from vit_lightning.data.sharded import ShardedSet as ShardedSet
+    from vit_lightning.data.torchvision_sets import CIFAR10 as CIFAR10
+    from vit_lightning.data.torchvision_sets import CIFAR100 as CIFAR100
+    from vit_lightning.data.torchvision_sets import TorchvisionSet as TorchvisionSet
     from vit_lightning.distillation import Distillation as Distillation
     from vit_lightning.distillation import DistillationConfig as DistillationConfig
     from vit_lightning.distillation import Teacher as Teacher
     from vit_lightning.errors import UserError as UserError
-    from vit_lightning.huggingface import HuggingFaceSet as HuggingFaceSet
-    from vit_lightning.imagefolder import ImageFolder as ImageFolder
     from vit_lightning.losses import LossConfig as LossConfig
-    from vit_lightning.mixing import CutMix as CutMix
-    from vit_lightning.mixing import MixUp as MixUp
     from vit_lightning.models.attention import DividedAfterSoftmaxAttention as DividedAfterSoftmaxAttention
     from vit_lightning.models.attention import RotaryAttention as RotaryAttention
     from vit_lightning.models.attention import SeparateAttention as SeparateAttention
@@ -119,13 +126,6 @@ if TYPE_CHECKING:
     from vit_lightning.models.positions import SinCos2dPositions as SinCos2dPositions
     from vit_lightning.models.vit import ViT as ViT
     from vit_lightning.optim import OptimizerConfig as OptimizerConfig
-    from vit_lightning.policies import RandAugment as RandAugment
-    from vit_lightning.policies import ThreeAugment as ThreeAugment
-    from vit_lightning.policies import TrivialAugment as TrivialAugment
-    from vit_lightning.sharded import ShardedSet as ShardedSet
-    from vit_lightning.torchvision_sets import CIFAR10 as CIFAR10
-    from vit_lightning.torchvision_sets import CIFAR100 as CIFAR100
-    from vit_lightning.torchvision_sets import TorchvisionSet as TorchvisionSet
     from vit_lightning.weights import from_reference as from_reference
     from vit_lightning.weights import to_reference as to_reference
 

@@ -27,10 +27,10 @@ from vit_lightning.checks import (
     trainer_problems,
 )
 from vit_lightning.classifier import metric_names
-from vit_lightning.data import Digits, ImageData
+from vit_lightning.data.base import Digits, ImageData
+from vit_lightning.data.image_files import data_of_files
 from vit_lightning.distillation import DistillationConfig
 from vit_lightning.errors import UserError
-from vit_lightning.image_files import data_of_files
 from vit_lightning.losses import LossConfig
 from vit_lightning.models.vit import ViT
 from vit_lightning.network_checks import (

@@ -13,10 +13,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vit_lightning.data import ImageData
+from vit_lightning.data.base import ImageData
+from vit_lightning.data.sampling import Request
 from vit_lightning.figures import confusion, image_grid, reliability
 from vit_lightning.folder import write_whole
-from vit_lightning.sampling import Request
 
 Array = np.ndarray[Any, Any]
 Table = dict[str, Array]

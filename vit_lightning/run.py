@@ -34,7 +34,7 @@ from vit_lightning.checkpoint_io import (
 from vit_lightning.checkpoints import Checkpoints, space_problem
 from vit_lightning.classifier import ViTClassifier
 from vit_lightning.config import make_data, make_network, make_settings, to_plain
-from vit_lightning.data import BAD_IMAGES, ImageData
+from vit_lightning.data.base import BAD_IMAGES, ImageData
 from vit_lightning.distillation import Distillation
 from vit_lightning.errors import UserError
 from vit_lightning.figures import curves

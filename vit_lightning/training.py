@@ -15,7 +15,7 @@ from vit_lightning.callbacks import StepSeeds
 from vit_lightning.changes import changes
 from vit_lightning.checkpoint_io import BEST, LAST, network_weights, newest_checkpoint, read_checkpoint
 from vit_lightning.config import make_trainer_arguments, resolve, to_plain, to_yaml
-from vit_lightning.data import ImageData
+from vit_lightning.data.base import ImageData
 from vit_lightning.environment import describe_environment
 from vit_lightning.errors import CannotResume, UserError
 from vit_lightning.folder import hold, is_first, new_folder, release, write_whole

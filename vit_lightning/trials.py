@@ -26,7 +26,7 @@ import torch
 from jsonargparse import Namespace
 
 from vit_lightning.claims import Claim, read_json
-from vit_lightning.data import ImageData
+from vit_lightning.data.base import ImageData
 from vit_lightning.errors import CannotResume, Diverged, UserError
 from vit_lightning.folder import InUse, release, try_hold, write_whole
 from vit_lightning.ledger import Kind, Ledger, Planned

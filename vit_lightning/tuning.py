@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from vit_lightning.classifier import ViTClassifier
 from vit_lightning.config import make_trainer_arguments
-from vit_lightning.data import ImageData
+from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.figures import rate_search
 from vit_lightning.folder import is_first, new_folder, write_whole

@@ -37,11 +37,11 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from vit_lightning import HorizontalFlip, ImageFolder, RandomCrop
-from vit_lightning.decoded import random_resized_box
-from vit_lightning.decoding import decode
-from vit_lightning.imagefolder import IMAGENET_MEAN, IMAGENET_STD
+from vit_lightning.data.decoded import random_resized_box
+from vit_lightning.data.decoding import decode
+from vit_lightning.data.image_folder import IMAGENET_MEAN, IMAGENET_STD
+from vit_lightning.data.sampling import train_requests
 from vit_lightning.random_keys import one_key
-from vit_lightning.sampling import train_requests
 
 BATCH = 128
 Source = Iterator[int]

@@ -9,15 +9,15 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from vit_lightning.augment import Augmentation
-from vit_lightning.data import ImageData, OnBadImage, Statistics
-from vit_lightning.decoded import DecodedImages, keep_if_small, view_problems
+from vit_lightning.data.augment import Augmentation
+from vit_lightning.data.base import ImageData, OnBadImage, Statistics
+from vit_lightning.data.decoded import DecodedImages, keep_if_small, view_problems
+from vit_lightning.data.image_folder import IMAGENET_MEAN, IMAGENET_STD, SPLIT_FOLDERS
+from vit_lightning.data.mixing import Mixing
+from vit_lightning.data.sampling import Batch
+from vit_lightning.data.splits import Split, cut_problems, stratified_cut
 from vit_lightning.errors import UserError
-from vit_lightning.imagefolder import IMAGENET_MEAN, IMAGENET_STD, SPLIT_FOLDERS
-from vit_lightning.mixing import Mixing
-from vit_lightning.sampling import Batch
 from vit_lightning.sizes import pair
-from vit_lightning.splits import Split, cut_problems, stratified_cut
 
 Rows = tuple[Split, Sequence[int]]
 """A split of the source, and the rows of it."""

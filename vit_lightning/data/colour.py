@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vit_lightning.augment import Augmentation
+from vit_lightning.data.augment import Augmentation
 from vit_lightning.errors import UserError
 from vit_lightning.random_keys import uniform
 

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vit_lightning import colour
-from vit_lightning.augment import Augmentation
-from vit_lightning.colour import ColorJitter
+from vit_lightning.data import colour
+from vit_lightning.data.augment import Augmentation
+from vit_lightning.data.colour import ColorJitter
+from vit_lightning.data.resampling import blur_weights, resample
 from vit_lightning.errors import UserError
 from vit_lightning.random_keys import mix, uniform
-from vit_lightning.resampling import blur_weights, resample
 
 Operation = Callable[[Tensor, Tensor], Tensor]
 """Changes uint8 images (b, c, H, W) by magnitudes (b,)."""

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vit_lightning.data.resampling import resample, resize_weights
 from vit_lightning.errors import UserError
 from vit_lightning.random_keys import mix, shift_right, uniform
-from vit_lightning.resampling import resample, resize_weights
 
 
 class Augmentation(ABC):

@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vit_lightning.data import ImageData, OnBadImage, Statistics
-from vit_lightning.decoded import DecodedImages
+from vit_lightning.data.base import ImageData, OnBadImage, Statistics
+from vit_lightning.data.decoded import DecodedImages
+from vit_lightning.data.image_folder import SUFFIXES, images_in
+from vit_lightning.data.sampling import Batch, Request
+from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
-from vit_lightning.imagefolder import SUFFIXES, images_in
-from vit_lightning.sampling import Batch, Request
 from vit_lightning.sizes import pair
-from vit_lightning.splits import Split
 
 DAMAGED = -1
 """Label of an image that could not be decoded."""

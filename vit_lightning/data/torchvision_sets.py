@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vit_lightning.augment import Augmentation
-from vit_lightning.data import ImageData, Statistics
+from vit_lightning.data.augment import Augmentation
+from vit_lightning.data.base import ImageData, Statistics
+from vit_lightning.data.mixing import Mixing
+from vit_lightning.data.sampling import Batch, Images
+from vit_lightning.data.splits import Split, cut_problems, stratified_cut
 from vit_lightning.errors import UserError
-from vit_lightning.mixing import Mixing
-from vit_lightning.sampling import Batch, Images
-from vit_lightning.splits import Split, cut_problems, stratified_cut
 
 SetName = Literal["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "SVHN", "STL10", "USPS"]
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from vit_lightning.augment import Augmentation
-from vit_lightning.data import ImageData, OnBadImage
-from vit_lightning.decoded import DecodedImages, keep_if_small, view_problems
+from vit_lightning.data.augment import Augmentation
+from vit_lightning.data.base import ImageData, OnBadImage
+from vit_lightning.data.decoded import DecodedImages, keep_if_small, view_problems
+from vit_lightning.data.mixing import Mixing
+from vit_lightning.data.sampling import Batch
+from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
-from vit_lightning.mixing import Mixing
-from vit_lightning.sampling import Batch
 from vit_lightning.sizes import pair
-from vit_lightning.splits import Split
 
 CONTENTS = "shards.json"
 """File of a folder of shards that is there when all of them are."""

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from vit_lightning.decoding import Box, Pixels, decode, decode_whole
+from vit_lightning.data.decoding import Box, Pixels, decode, decode_whole
+from vit_lightning.data.sampling import Batch, Images, Request, all_damaged
 from vit_lightning.errors import UserError
-from vit_lightning.sampling import Batch, Images, Request, all_damaged
 from vit_lightning.sizes import pair
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from torch.utils.data import Dataset
 
-from vit_lightning.augment import Augmentation
-from vit_lightning.data import ImageData, OnBadImage, Statistics
-from vit_lightning.decoded import DecodedImages, keep_if_small, view_problems
+from vit_lightning.data.augment import Augmentation
+from vit_lightning.data.base import ImageData, OnBadImage, Statistics
+from vit_lightning.data.decoded import DecodedImages, keep_if_small, view_problems
+from vit_lightning.data.mixing import Mixing
+from vit_lightning.data.sampling import Batch
+from vit_lightning.data.splits import Split, cut_problems, stratified_cut
 from vit_lightning.errors import UserError
-from vit_lightning.mixing import Mixing
-from vit_lightning.sampling import Batch
 from vit_lightning.sizes import pair
-from vit_lightning.splits import Split, cut_problems, stratified_cut
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {

@@ -15,11 +15,9 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vit_lightning.augment import Augmentation
-from vit_lightning.errors import UserError
-from vit_lightning.mixing import Mixing
-from vit_lightning.random_keys import mix, mix_one, one_key
-from vit_lightning.sampling import (
+from vit_lightning.data.augment import Augmentation
+from vit_lightning.data.mixing import Mixing
+from vit_lightning.data.sampling import (
     Batch,
     Images,
     Loader,
@@ -30,7 +28,9 @@ from vit_lightning.sampling import (
     train_batch_count,
     train_requests,
 )
-from vit_lightning.splits import Split, stratified_cut
+from vit_lightning.data.splits import Split, stratified_cut
+from vit_lightning.errors import UserError
+from vit_lightning.random_keys import mix, mix_one, one_key
 
 OnBadImage = Literal["error", "skip"]
 CACHED_BYTES = 2**20
