@@ -8,9 +8,9 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 
 from vit_lightning import Digits, UserError, ViT, ViTClassifier
 from vit_lightning.callbacks import StepSeeds
-from vit_lightning.checkpoint_io import AtomicCheckpointIO, find_checkpoint, load_network, read_checkpoint
 from vit_lightning.checkpoints import CheckpointConfig, Checkpoints
 from vit_lightning.stopping import FiniteGuard
+from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, find_checkpoint, load_network, read_checkpoint
 
 
 def network(**arguments) -> ViT:

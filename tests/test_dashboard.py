@@ -22,7 +22,7 @@ import shutil, sys
 from pathlib import Path
 from fake_study import make_study
 from vit_lightning.wandb_report import log_report
-from vit_lightning.wandb_mirror import import_wandb
+from vit_lightning.storage.wandb_mirror import import_wandb
 import_wandb(Path("scratch"))  # as for the runs of an ablation
 shutil.rmtree("scratch")
 study = make_study(Path("pooling"), images=60)

@@ -15,9 +15,9 @@ from lightning.pytorch import Trainer
 from torchvision import models
 
 from vit_lightning import Digits, Distillation, DistillationConfig, LossConfig, Teacher, UserError, ViT, ViTClassifier
-from vit_lightning.checkpoint_io import read_checkpoint
 from vit_lightning.config import resolve
 from vit_lightning.evaluation import evaluate
+from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.teachers import load_teacher
 from vit_lightning.training import fit
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from vit_lightning import claims
 from vit_lightning import ledger as ledgers
 from vit_lightning.ledger import Ledger, Planned
-from vit_lightning.tracking import read_results, write_results
+from vit_lightning.storage.metrics import read_results, write_results
 
 
 def make_ledger(folder: Path, lease: float = 0.3) -> tuple[Ledger, Planned]:

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from vit_lightning.tracking import MetricsFile, json_number, read_metrics
+from vit_lightning.storage.metrics import MetricsFile, json_number, read_metrics
 
 
 def test_a_line_is_on_disk_as_soon_as_it_is_logged(tmp_path):

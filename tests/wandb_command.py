@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import SMALL
 
-from vit_lightning.tracking import read_metrics
-from vit_lightning.wandb_mirror import merged_by_step
+from vit_lightning.storage.metrics import read_metrics
+from vit_lightning.storage.wandb_mirror import merged_by_step
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 SECRET = "a-secret-that-is-nobody-s-business"

@@ -21,8 +21,8 @@ from vit_lightning.ablation_plan import Plan
 from vit_lightning.config import make_data
 from vit_lightning.errors import UserError
 from vit_lightning.ledger import Ledger, Planned
+from vit_lightning.storage.wandb_mirror import import_wandb
 from vit_lightning.trials import Start, Trials, shared_data
-from vit_lightning.wandb_mirror import import_wandb
 
 ASK_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SIGN_OF_LIFE = 5.0

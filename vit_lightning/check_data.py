@@ -24,8 +24,8 @@ from vit_lightning.data.sampling import Request
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 from vit_lightning.figures import image_grid
-from vit_lightning.folder import new_folder, write_whole
 from vit_lightning.run import quiet, say
+from vit_lightning.storage.folder import new_folder, write_whole
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 Report = dict[str, Any]

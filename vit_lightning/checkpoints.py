@@ -14,9 +14,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
-from vit_lightning.checkpoint_io import BEST, LAST
 from vit_lightning.errors import UserError
 from vit_lightning.stopping import FiniteGuard, StopSignals
+from vit_lightning.storage.checkpoint_files import BEST, LAST
 
 
 @dataclass

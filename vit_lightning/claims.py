@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.folder import write_whole
+from vit_lightning.storage.folder import write_whole
 
 LEASE = 60.0
 """Seconds without a sign of life after which a run is taken from a process on another machine."""

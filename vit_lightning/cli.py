@@ -261,8 +261,8 @@ def _sync(arguments: list[str]) -> None:
 
 def _of_ablation(verb: str, arguments: list[str]) -> None:
     from vit_lightning.errors import UserError
-    from vit_lightning.folder import hold
     from vit_lightning.ledger import read_study
+    from vit_lightning.storage.folder import hold
 
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UserError(f"give the folder of one ablation: lightning {verb} runs/ablations/NAME")

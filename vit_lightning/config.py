@@ -15,7 +15,6 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from vit_lightning.averaging import EMAConfig
-from vit_lightning.checkpoint_io import find_checkpoint, network_weights, read_checkpoint
 from vit_lightning.checkpoints import CheckpointConfig
 from vit_lightning.checks import (
     Key,
@@ -42,9 +41,10 @@ from vit_lightning.network_checks import (
 from vit_lightning.optim import OptimizerConfig, group_problems
 from vit_lightning.pages import Page, flatten, merge, page_of_flag, read_flags, read_page, unflatten
 from vit_lightning.sizes import pair
+from vit_lightning.storage.checkpoint_files import find_checkpoint, network_weights, read_checkpoint
+from vit_lightning.storage.wandb_mirror import WandbConfig
 from vit_lightning.trust import restrict_imports
 from vit_lightning.verb_keys import VERB_KEYS, WORDS, verb_key_problems
-from vit_lightning.wandb_mirror import WandbConfig
 
 OWN_TRAINER_ARGUMENTS: set[str | int] = {
     "default_root_dir",

@@ -11,11 +11,11 @@ from typing import Any
 
 from vit_lightning.analysis import Analysis, analyse
 from vit_lightning.errors import UserError
-from vit_lightning.folder import write_whole
 from vit_lightning.report_checks import warnings_of
 from vit_lightning.report_tables import markdown
+from vit_lightning.storage.folder import write_whole
+from vit_lightning.storage.wandb_mirror import WandbConfig, has_key, import_wandb
 from vit_lightning.study import Study
-from vit_lightning.wandb_mirror import WandbConfig, has_key, import_wandb
 from vit_lightning.wandb_report import REPORT, report_tables, wandb_settings
 from vit_lightning.wording import headline, rule, sentences
 

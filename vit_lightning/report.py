@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from vit_lightning.analysis import Analysis, analyse
-from vit_lightning.folder import write_whole
 from vit_lightning.report_checks import Check, config_differences, read_pages, run_checks, warnings_of
 from vit_lightning.report_figures import draw_figures, to_svg
 from vit_lightning.report_page import CAPTIONS, write_page
@@ -29,6 +28,7 @@ from vit_lightning.report_tables import (
     results_csv,
     single_run_table,
 )
+from vit_lightning.storage.folder import write_whole
 from vit_lightning.study import Study
 from vit_lightning.wording import headline, rule, sentences
 

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vit_lightning.analysis import Analysis
+from vit_lightning.storage.metrics import read_metrics
 from vit_lightning.study import Study
-from vit_lightning.tracking import read_metrics
 from vit_lightning.wording import unit_of
 
 INK = "#010203"

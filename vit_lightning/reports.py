@@ -16,7 +16,7 @@ from torch import Tensor
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.sampling import Request
 from vit_lightning.figures import confusion, image_grid, reliability
-from vit_lightning.folder import write_whole
+from vit_lightning.storage.folder import write_whole
 
 Array = np.ndarray[Any, Any]
 Table = dict[str, Array]

@@ -11,8 +11,8 @@ import yaml
 
 from vit_lightning.changes import changes
 from vit_lightning.errors import UserError
-from vit_lightning.folder import release, try_hold
-from vit_lightning.tracking import read_results
+from vit_lightning.storage.folder import release, try_hold
+from vit_lightning.storage.metrics import read_results
 
 NEVER = (
     "seed_everything",

@@ -23,14 +23,6 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from vit_lightning.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions, TrainingBar
-from vit_lightning.checkpoint_io import (
-    AtomicCheckpointIO,
-    Restored,
-    find_checkpoint,
-    load_network,
-    newest_checkpoint,
-    read_checkpoint,
-)
 from vit_lightning.checkpoints import Checkpoints, space_problem
 from vit_lightning.classifier import ViTClassifier
 from vit_lightning.config import make_data, make_network, make_settings, to_plain
@@ -39,13 +31,21 @@ from vit_lightning.distillation import Distillation
 from vit_lightning.errors import UserError
 from vit_lightning.figures import curves
 from vit_lightning.flops import forward_flops
-from vit_lightning.folder import is_first, log_warnings
 from vit_lightning.memory import keep_freed_memory
 from vit_lightning.reports import FIGURES, interval, report_test
 from vit_lightning.stopping import FiniteGuard
+from vit_lightning.storage.checkpoint_files import (
+    AtomicCheckpointIO,
+    Restored,
+    find_checkpoint,
+    load_network,
+    newest_checkpoint,
+    read_checkpoint,
+)
+from vit_lightning.storage.folder import is_first, log_warnings
+from vit_lightning.storage.metrics import MetricsFile, json_number, read_metrics, write_results
+from vit_lightning.storage.wandb_mirror import WandbMirror
 from vit_lightning.teachers import load_teacher
-from vit_lightning.tracking import MetricsFile, json_number, read_metrics, write_results
-from vit_lightning.wandb_mirror import WandbMirror
 
 Results = dict[str, Any]
 

@@ -19,8 +19,8 @@ from vit_lightning.data.decoded import DecodedImages
 from vit_lightning.data.sharded import CONTENTS, need_litdata
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
-from vit_lightning.folder import hold, write_whole
 from vit_lightning.run import quiet, say
+from vit_lightning.storage.folder import hold, write_whole
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 IMAGES_IN_SHARD = 256

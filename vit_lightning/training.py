@@ -13,12 +13,9 @@ from lightning.pytorch import seed_everything
 
 from vit_lightning.callbacks import StepSeeds
 from vit_lightning.changes import changes
-from vit_lightning.checkpoint_io import BEST, LAST, network_weights, newest_checkpoint, read_checkpoint
 from vit_lightning.config import make_trainer_arguments, resolve, to_plain, to_yaml
 from vit_lightning.data.base import ImageData
-from vit_lightning.environment import describe_environment
 from vit_lightning.errors import CannotResume, UserError
-from vit_lightning.folder import hold, is_first, new_folder, release, write_whole
 from vit_lightning.resuming import changed_page, read_run_page, refuse_changes, remarked, sweep, unfinished_run
 from vit_lightning.run import (
     Results,
@@ -34,8 +31,11 @@ from vit_lightning.run import (
     summary,
     train_and_test,
 )
-from vit_lightning.tracking import read_metrics, read_results
-from vit_lightning.wandb_mirror import WandbConfig, WandbMirror
+from vit_lightning.storage.checkpoint_files import BEST, LAST, network_weights, newest_checkpoint, read_checkpoint
+from vit_lightning.storage.environment import describe_environment
+from vit_lightning.storage.folder import hold, is_first, new_folder, release, write_whole
+from vit_lightning.storage.metrics import read_metrics, read_results
+from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror
 
 
 def fit(config: Namespace, allowed: Sequence[str] = (), data: ImageData | None = None) -> Results:

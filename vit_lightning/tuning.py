@@ -26,8 +26,8 @@ from vit_lightning.config import make_trainer_arguments
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.figures import rate_search
-from vit_lightning.folder import is_first, new_folder, write_whole
 from vit_lightning.run import make_data_and_module, make_trainer, quiet, say
+from vit_lightning.storage.folder import is_first, new_folder, write_whole
 
 SMOOTHED = 1 / 40
 """Width of the bell (its deviation) that smooths the losses, as a share of the steps."""

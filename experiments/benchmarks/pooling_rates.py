@@ -17,7 +17,7 @@ from statistics import mean, stdev
 import torch
 
 from vit_lightning.config import resolve
-from vit_lightning.tracking import read_results
+from vit_lightning.storage.metrics import read_results
 from vit_lightning.training import fit
 
 ARMS = {

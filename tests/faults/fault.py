@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Callback
 
-from vit_lightning import checkpoint_io
+from vit_lightning.storage import checkpoint_files as checkpoint_io
 
 GRADIENTS = {"NAN": torch.nan, "HUGE": 1e25}
 DISKS = {"FULL": 20_000, "BRIM": 64, "FREE": 0}

@@ -120,8 +120,8 @@ def log(folder: Path) -> str:
 
 def outcome(folder: Path) -> dict[str, Any]:
     """All that must not depend on whether a run was killed."""
-    from vit_lightning.checkpoint_io import read_checkpoint
-    from vit_lightning.tracking import read_metrics
+    from vit_lightning.storage.checkpoint_files import read_checkpoint
+    from vit_lightning.storage.metrics import read_metrics
 
     run = folder / "run"
     last = read_checkpoint(run / "checkpoints/last.ckpt")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from vit_lightning import UserError
-from vit_lightning.checkpoint_io import AtomicCheckpointIO, newest_checkpoint, read_checkpoint
+from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, newest_checkpoint, read_checkpoint
 
 FILES = ("last", "previous", "best")
 

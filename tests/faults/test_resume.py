@@ -14,8 +14,8 @@ import pytest
 import yaml
 from conftest import write_images
 
-from vit_lightning.checkpoint_io import read_checkpoint
-from vit_lightning.tracking import read_metrics
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.storage.metrics import read_metrics
 
 VARIANTS = {
     "plain": (),

@@ -22,7 +22,7 @@ import yaml
 from conftest import SMALL
 
 from vit_lightning import UserError
-from vit_lightning.checkpoint_io import read_checkpoint, seal
+from vit_lightning.storage.checkpoint_files import read_checkpoint, seal
 
 FOREIGN = """
 from pathlib import Path

@@ -9,7 +9,7 @@ import time
 import harness
 import pytest
 
-from vit_lightning.checkpoint_io import read_checkpoint
+from vit_lightning.storage.checkpoint_files import read_checkpoint
 
 
 @pytest.fixture(scope="module")

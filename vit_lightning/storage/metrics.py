@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from vit_lightning.folder import write_whole
+from vit_lightning.storage.folder import write_whole
 
 
 class MetricsFile(Logger):

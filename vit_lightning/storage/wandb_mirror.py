@@ -19,7 +19,7 @@ from typing import Any, Literal
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from vit_lightning.tracking import read_metrics
+from vit_lightning.storage.metrics import read_metrics
 
 START_SECONDS = 6.0
 """How long an online start may take before the run goes offline."""
