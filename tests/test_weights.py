@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from conftest import REPOSITORY
 
 from vit_lightning import UserError, ViT
-from vit_lightning.anatomy import describe
 from vit_lightning.config import make_network, resolve
 from vit_lightning.models.attention import SeparateAttention
 from vit_lightning.models.heads import AttentionPool
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions
-from vit_lightning.options import build, complete
-from vit_lightning.weights import FAMILIES, from_reference, to_reference
+from vit_lightning.weights.convert import FAMILIES, from_reference, to_reference
+from vit_lightning.weights.describe import describe
+from vit_lightning.weights.options import build, complete
 
 CONFIGS = {
     "timm": {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5},

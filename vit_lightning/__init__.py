@@ -66,8 +66,8 @@ _HOMES = {
     "UserError": "errors",
     "ViT": "models.vit",
     "ViTClassifier": "classifier",
-    "from_reference": "weights",
-    "to_reference": "weights",
+    "from_reference": "weights.convert",
+    "to_reference": "weights.convert",
 }
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ if TYPE_CHECKING:
     from vit_lightning.models.positions import SinCos2dPositions as SinCos2dPositions
     from vit_lightning.models.vit import ViT as ViT
     from vit_lightning.optim import OptimizerConfig as OptimizerConfig
-    from vit_lightning.weights import from_reference as from_reference
-    from vit_lightning.weights import to_reference as to_reference
+    from vit_lightning.weights.convert import from_reference as from_reference
+    from vit_lightning.weights.convert import to_reference as to_reference
 
 
 def __getattr__(name: str) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vit_lightning.options import Options
-from vit_lightning.renaming import (
+from vit_lightning.weights.options import Options
+from vit_lightning.weights.tables import (
     Config,
     Family,
     Layout,

@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor
 
 from vit_lightning.errors import UserError
-from vit_lightning.options import Options, norm_text
+from vit_lightning.weights.options import Options, norm_text
 
 Config = dict[str, Any]
 Layout = dict[str, Any]

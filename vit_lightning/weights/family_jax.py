@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from vit_lightning.errors import UserError
-from vit_lightning.options import Options
-from vit_lightning.renaming import (
+from vit_lightning.weights.options import Options
+from vit_lightning.weights.tables import (
     Config,
     Family,
     Layout,

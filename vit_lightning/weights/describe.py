@@ -26,7 +26,7 @@ from vit_lightning.models.heads import (
 from vit_lightning.models.patches import ConvProjection, LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
 from vit_lightning.models.vit import ViT, drop_path_rates
-from vit_lightning.options import OPTIONS, Options, norm_text
+from vit_lightning.weights.options import OPTIONS, Options, norm_text
 
 
 def describe(vit: ViT) -> Options:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vit_lightning.options import Options, norm_text
-from vit_lightning.renaming import (
+from vit_lightning.weights.options import Options, norm_text
+from vit_lightning.weights.tables import (
     Config,
     Family,
     Layout,

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vit_lightning.anatomy import canonical_state, describe
 from vit_lightning.errors import UserError
-from vit_lightning.family_einops import EINOPS_TUTORIAL
-from vit_lightning.family_jax import BIG_VISION, GOOGLE
-from vit_lightning.family_timm import TIMM, TIMM_LEGACY
-from vit_lightning.family_torch import HF, TORCH_ENCODER, TORCHVISION
-from vit_lightning.family_vit_pytorch import CRATE, SIMPLE_VIT, VIT_PYTORCH
 from vit_lightning.models.vit import ViT
-from vit_lightning.options import Options, build, complete
-from vit_lightning.renaming import Config, Family, Layout, Tensors, complete_config, to_ours, to_theirs
+from vit_lightning.weights.describe import canonical_state, describe
+from vit_lightning.weights.family_einops import EINOPS_TUTORIAL
+from vit_lightning.weights.family_jax import BIG_VISION, GOOGLE
+from vit_lightning.weights.family_timm import TIMM, TIMM_LEGACY
+from vit_lightning.weights.family_torch import HF, TORCH_ENCODER, TORCHVISION
+from vit_lightning.weights.family_vit_pytorch import CRATE, SIMPLE_VIT, VIT_PYTORCH
+from vit_lightning.weights.options import Options, build, complete
+from vit_lightning.weights.tables import Config, Family, Layout, Tensors, complete_config, to_ours, to_theirs
 
 FAMILIES = {
     "timm": TIMM,
