@@ -115,7 +115,7 @@ def test_imports_go_down_only(path):
 
 
 def test_the_rule_finds_an_import_inside_a_function():
-    assert imported_modules("def f():\n    from vit_lightning import run\n    import vit_lightning.cli\n") == {
+    assert imported_modules("def f():\n    from vit_lightning.commands import run\n    import vit_lightning.cli\n") == {
         "run",
         "cli",
     }

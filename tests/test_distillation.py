@@ -15,11 +15,11 @@ from lightning.pytorch import Trainer
 from torchvision import models
 
 from vit_lightning import Digits, Distillation, DistillationConfig, LossConfig, Teacher, UserError, ViT, ViTClassifier
+from vit_lightning.commands.evaluate import evaluate
+from vit_lightning.commands.fit import fit
 from vit_lightning.config import resolve
-from vit_lightning.evaluation import evaluate
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.teachers import load_teacher
-from vit_lightning.training import fit
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 SIZES = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10, "emb_size": 16, "depth": 1}
@@ -147,7 +147,7 @@ def test_a_student_learns_from_a_run_of_ours(in_folder):
 
 
 def make(flags):
-    from vit_lightning.run import make_data_and_module
+    from vit_lightning.commands.run import make_data_and_module
 
     torch.manual_seed(0)
     return make_data_and_module(resolve(flags))[1]

@@ -15,8 +15,15 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from vit_lightning import Digits
 from vit_lightning.cli import main
+from vit_lightning.commands.test_report import (
+    calibration_bins,
+    calibration_error,
+    class_rows,
+    interval,
+    report_test,
+    wilson,
+)
 from vit_lightning.figures import image_grid
-from vit_lightning.reports import calibration_bins, calibration_error, class_rows, interval, report_test, wilson
 
 
 @pytest.mark.parametrize(("correct", "images"), [(0, 10), (10, 10), (7, 10), (445, 1000), (356, 360)])

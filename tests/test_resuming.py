@@ -10,12 +10,12 @@ from conftest import SMALL
 from vit_lightning import UserError
 from vit_lightning.changes import changes
 from vit_lightning.cli import main
+from vit_lightning.commands.fit import fit
+from vit_lightning.commands.resume import changed_page, refuse_changes
 from vit_lightning.config import resolve
 from vit_lightning.errors import CannotResume
-from vit_lightning.resuming import changed_page, refuse_changes
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.metrics import read_metrics
-from vit_lightning.training import fit
 
 
 def start(*flags: str, allowed: tuple[str, ...] = ()):

@@ -17,12 +17,12 @@ from PIL import Image
 from vit_lightning import UserError
 from vit_lightning.callbacks import StepSeeds
 from vit_lightning.cli import main
+from vit_lightning.commands.evaluate import evaluate
+from vit_lightning.commands.fit import fit, resume
 from vit_lightning.config import resolve
-from vit_lightning.evaluation import evaluate
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.folder import new_folder
 from vit_lightning.storage.metrics import read_metrics, read_results
-from vit_lightning.training import fit, resume
 
 
 def run(*flags: str, out: str = "out"):

@@ -138,16 +138,16 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _run_page(verb: str, arguments: list[str]) -> None:
-    from vit_lightning.check_data import check_data
+    from vit_lightning.commands.check_data import check_data
+    from vit_lightning.commands.evaluate import evaluate
+    from vit_lightning.commands.fit import fit, resume
+    from vit_lightning.commands.predict import predict_images
+    from vit_lightning.commands.shard import shard
+    from vit_lightning.commands.show_batch import show_batch
+    from vit_lightning.commands.tune import find_rate, scale_batch
     from vit_lightning.config import resolve, to_yaml
     from vit_lightning.errors import UserError
-    from vit_lightning.evaluation import evaluate
     from vit_lightning.pages import read_flags, split_words
-    from vit_lightning.predicting import predict_images
-    from vit_lightning.shard_writing import shard
-    from vit_lightning.show_batch import show_batch
-    from vit_lightning.training import fit, resume
-    from vit_lightning.tuning import find_rate, scale_batch
 
     places: list[str] = []
     if verb == "predict":
@@ -232,8 +232,8 @@ def _ablate(arguments: list[str]) -> None:
 
 
 def _sync(arguments: list[str]) -> None:
+    from vit_lightning.commands.fit import sync
     from vit_lightning.errors import UserError
-    from vit_lightning.training import sync
 
     if len(arguments) != 1:
         raise UserError("give one folder, of a run or of an ablation: lightning sync FOLDER")

@@ -16,9 +16,9 @@ from statistics import mean, stdev
 
 import torch
 
+from vit_lightning.commands.fit import fit
 from vit_lightning.config import resolve
 from vit_lightning.storage.metrics import read_results
-from vit_lightning.training import fit
 
 ARMS = {
     "cls": ["--model.pool=cls"],

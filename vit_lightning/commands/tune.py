@@ -22,11 +22,11 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from vit_lightning.classifier import ViTClassifier
+from vit_lightning.commands.run import make_data_and_module, make_trainer, quiet, say
 from vit_lightning.config import make_trainer_arguments
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.figures import rate_search
-from vit_lightning.run import make_data_and_module, make_trainer, quiet, say
 from vit_lightning.storage.folder import is_first, new_folder, write_whole
 
 SMOOTHED = 1 / 40

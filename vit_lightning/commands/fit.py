@@ -13,11 +13,8 @@ from lightning.pytorch import seed_everything
 
 from vit_lightning.callbacks import StepSeeds
 from vit_lightning.changes import changes
-from vit_lightning.config import make_trainer_arguments, resolve, to_plain, to_yaml
-from vit_lightning.data.base import ImageData
-from vit_lightning.errors import CannotResume, UserError
-from vit_lightning.resuming import changed_page, read_run_page, refuse_changes, remarked, sweep, unfinished_run
-from vit_lightning.run import (
+from vit_lightning.commands.resume import changed_page, read_run_page, refuse_changes, remarked, sweep, unfinished_run
+from vit_lightning.commands.run import (
     Results,
     Run,
     logged,
@@ -31,6 +28,9 @@ from vit_lightning.run import (
     summary,
     train_and_test,
 )
+from vit_lightning.config import make_trainer_arguments, resolve, to_plain, to_yaml
+from vit_lightning.data.base import ImageData
+from vit_lightning.errors import CannotResume, UserError
 from vit_lightning.storage.checkpoint_files import BEST, LAST, network_weights, newest_checkpoint, read_checkpoint
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import hold, is_first, new_folder, release, write_whole

@@ -13,13 +13,13 @@ from typing import Any
 from jsonargparse import Namespace
 from tqdm import tqdm
 
+from vit_lightning.commands.run import quiet, say
 from vit_lightning.config import make_data
 from vit_lightning.data.base import BAD_IMAGES, ImageData
 from vit_lightning.data.decoded import DecodedImages
 from vit_lightning.data.sharded import CONTENTS, need_litdata
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
-from vit_lightning.run import quiet, say
 from vit_lightning.storage.folder import hold, write_whole
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")

@@ -25,6 +25,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from vit_lightning.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions, TrainingBar
 from vit_lightning.checkpoints import Checkpoints, space_problem
 from vit_lightning.classifier import ViTClassifier
+from vit_lightning.commands.test_report import FIGURES, interval, report_test
 from vit_lightning.config import make_data, make_network, make_settings, to_plain
 from vit_lightning.data.base import BAD_IMAGES, ImageData
 from vit_lightning.distillation import Distillation
@@ -32,7 +33,6 @@ from vit_lightning.errors import UserError
 from vit_lightning.figures import curves
 from vit_lightning.flops import forward_flops
 from vit_lightning.memory import keep_freed_memory
-from vit_lightning.reports import FIGURES, interval, report_test
 from vit_lightning.stopping import FiniteGuard
 from vit_lightning.storage.checkpoint_files import (
     AtomicCheckpointIO,
