@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from vit_lightning import Digits, EMAConfig, OptimizerConfig, UserError, ViT, ViTClassifier
-from vit_lightning.averaging import WeightAverage
+from vit_lightning.training.ema import WeightAverage
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 SGD = OptimizerConfig(name="sgd", lr=1.0, momentum=0.0, weight_decay=0.0, schedule="constant")

@@ -13,9 +13,9 @@ from torchvision.models import resnet18
 from vit_lightning import UserError
 from vit_lightning.commands.fit import fit
 from vit_lightning.config import make_network, resolve, to_yaml
-from vit_lightning.flops import forward_flops
 from vit_lightning.network_checks import network_problems
 from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.training.flops import forward_flops
 
 
 @pytest.fixture(scope="module")

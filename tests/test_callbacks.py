@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 
 from vit_lightning import Digits, ViT, ViTClassifier
-from vit_lightning.callbacks import LearningRate, StepSeeds, Stopwatch, TrainingBar
+from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch, TrainingBar
 
 
 class Draws(ViTClassifier):

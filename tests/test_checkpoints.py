@@ -7,10 +7,10 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
 from vit_lightning import Digits, UserError, ViT, ViTClassifier
-from vit_lightning.callbacks import StepSeeds
-from vit_lightning.checkpoints import CheckpointConfig, Checkpoints
-from vit_lightning.stopping import FiniteGuard
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, find_checkpoint, load_network, read_checkpoint
+from vit_lightning.training.callbacks import StepSeeds
+from vit_lightning.training.checkpoints import CheckpointConfig, Checkpoints
+from vit_lightning.training.stopping import FiniteGuard
 
 
 def network(**arguments) -> ViT:

@@ -9,7 +9,7 @@ from timm.loss import SoftTargetCrossEntropy
 
 from vit_lightning import CutMix, Digits, LossConfig, MixUp, UserError, ViT, ViTClassifier
 from vit_lightning.data.sampling import Batch
-from vit_lightning.losses import make_loss
+from vit_lightning.training.losses import make_loss
 
 
 def logits_and_labels(classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:

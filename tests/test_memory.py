@@ -9,7 +9,7 @@ import pytest
 KEPT = """
 import sys, torch
 from pathlib import Path
-from vit_lightning.memory import keep_freed_memory
+from vit_lightning.training.memory import keep_freed_memory
 torch.set_num_threads(1)
 if sys.argv[1] == "kept":
     assert keep_freed_memory()

@@ -9,7 +9,7 @@ from torchvision.models import resnet18
 
 from vit_lightning.errors import UserError
 from vit_lightning.models.vit import ViT
-from vit_lightning.optim import OptimizerConfig, optimizer_and_schedule, parameter_groups, rate_factor
+from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule, parameter_groups, rate_factor
 
 SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 

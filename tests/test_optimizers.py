@@ -12,8 +12,8 @@ from torch import nn
 from torchvision.models import convnext_tiny, resnet18, swin_t, vit_b_16
 
 from vit_lightning import OptimizerConfig, UserError, ViT
-from vit_lightning.optim import muon_matrices, optimizer_and_schedule, parameter_groups
-from vit_lightning.optimizers import MuonWithAdamW
+from vit_lightning.training.optim import muon_matrices, optimizer_and_schedule, parameter_groups
+from vit_lightning.training.optimizers import MuonWithAdamW
 
 SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 

@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.optim import param_groups_layer_decay
 
 from vit_lightning import OptimizerConfig, from_reference, to_reference
-from vit_lightning.optim import optimizer_and_schedule
+from vit_lightning.training.optim import optimizer_and_schedule
 from vit_lightning.weights.convert import FAMILIES
 
 TIMM_BLOCK = "attn.qkv.weight attn.proj.weight mlp.fc1.weight mlp.fc2.weight"

@@ -15,7 +15,6 @@ from conftest import SMALL, write_images
 from PIL import Image
 
 from vit_lightning import UserError
-from vit_lightning.callbacks import StepSeeds
 from vit_lightning.cli import main
 from vit_lightning.commands.evaluate import evaluate
 from vit_lightning.commands.fit import fit, resume
@@ -23,6 +22,7 @@ from vit_lightning.config import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.folder import new_folder
 from vit_lightning.storage.metrics import read_metrics, read_results
+from vit_lightning.training.callbacks import StepSeeds
 
 
 def run(*flags: str, out: str = "out"):

@@ -9,8 +9,8 @@ from torch import nn
 from transformers import get_linear_schedule_with_warmup
 
 from vit_lightning import OptimizerConfig
-from vit_lightning.optim import optimizer_and_schedule
-from vit_lightning.schedules import rate_factor
+from vit_lightning.training.optim import optimizer_and_schedule
+from vit_lightning.training.schedules import rate_factor
 
 
 def factors(schedule, **settings):

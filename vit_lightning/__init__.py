@@ -18,13 +18,13 @@ _HOMES = {
     "ClassificationHead": "models.heads",
     "ColorJitter": "data.colour",
     "ConvProjection": "models.patches",
-    "CrateMeasures": "crate_measures",
+    "CrateMeasures": "training.crate_measures",
     "CutMix": "data.mixing",
     "Digits": "data.base",
-    "Distillation": "distillation",
-    "DistillationConfig": "distillation",
+    "Distillation": "training.distillation",
+    "DistillationConfig": "training.distillation",
     "DividedAfterSoftmaxAttention": "models.attention",
-    "EMAConfig": "averaging",
+    "EMAConfig": "training.ema",
     "FeedForwardBlock": "models.blocks",
     "HorizontalFlip": "data.augment",
     "HuggingFaceSet": "data.hugging_face",
@@ -35,14 +35,14 @@ _HOMES = {
     "LearnedPatchPositions": "models.positions",
     "LearnedPositions": "models.positions",
     "LinearProjection": "models.patches",
-    "LossConfig": "losses",
+    "LossConfig": "training.losses",
     "MSSA": "models.crate",
     "MaxPool": "models.heads",
     "MeanAllPool": "models.heads",
     "MeanMaxPool": "models.heads",
     "MixUp": "data.mixing",
     "MultiHeadAttention": "models.blocks",
-    "OptimizerConfig": "optim",
+    "OptimizerConfig": "training.optim",
     "PackedSwiGLU": "models.feed_forward",
     "PatchEmbedding": "models.patches",
     "RMSNorm": "models.blocks",
@@ -57,7 +57,7 @@ _HOMES = {
     "ShardedSet": "data.sharded",
     "SinCos2dPositions": "models.positions",
     "SwiGLU": "models.feed_forward",
-    "Teacher": "distillation",
+    "Teacher": "training.distillation",
     "ThreeAugment": "data.policies",
     "TorchvisionSet": "data.torchvision_sets",
     "TransformerEncoder": "models.blocks",
@@ -65,15 +65,12 @@ _HOMES = {
     "TrivialAugment": "data.policies",
     "UserError": "errors",
     "ViT": "models.vit",
-    "ViTClassifier": "classifier",
+    "ViTClassifier": "training.classifier",
     "from_reference": "weights.convert",
     "to_reference": "weights.convert",
 }
 
 if TYPE_CHECKING:
-    from vit_lightning.averaging import EMAConfig as EMAConfig
-    from vit_lightning.classifier import ViTClassifier as ViTClassifier
-    from vit_lightning.crate_measures import CrateMeasures as CrateMeasures
     from vit_lightning.data.augment import HorizontalFlip as HorizontalFlip
     from vit_lightning.data.augment import RandomAffine as RandomAffine
     from vit_lightning.data.augment import RandomCrop as RandomCrop
@@ -93,11 +90,7 @@ if TYPE_CHECKING:
     from vit_lightning.data.torchvision_sets import CIFAR10 as CIFAR10
     from vit_lightning.data.torchvision_sets import CIFAR100 as CIFAR100
     from vit_lightning.data.torchvision_sets import TorchvisionSet as TorchvisionSet
-    from vit_lightning.distillation import Distillation as Distillation
-    from vit_lightning.distillation import DistillationConfig as DistillationConfig
-    from vit_lightning.distillation import Teacher as Teacher
     from vit_lightning.errors import UserError as UserError
-    from vit_lightning.losses import LossConfig as LossConfig
     from vit_lightning.models.attention import DividedAfterSoftmaxAttention as DividedAfterSoftmaxAttention
     from vit_lightning.models.attention import RotaryAttention as RotaryAttention
     from vit_lightning.models.attention import SeparateAttention as SeparateAttention
@@ -125,7 +118,14 @@ if TYPE_CHECKING:
     from vit_lightning.models.positions import LearnedPositions as LearnedPositions
     from vit_lightning.models.positions import SinCos2dPositions as SinCos2dPositions
     from vit_lightning.models.vit import ViT as ViT
-    from vit_lightning.optim import OptimizerConfig as OptimizerConfig
+    from vit_lightning.training.classifier import ViTClassifier as ViTClassifier
+    from vit_lightning.training.crate_measures import CrateMeasures as CrateMeasures
+    from vit_lightning.training.distillation import Distillation as Distillation
+    from vit_lightning.training.distillation import DistillationConfig as DistillationConfig
+    from vit_lightning.training.distillation import Teacher as Teacher
+    from vit_lightning.training.ema import EMAConfig as EMAConfig
+    from vit_lightning.training.losses import LossConfig as LossConfig
+    from vit_lightning.training.optim import OptimizerConfig as OptimizerConfig
     from vit_lightning.weights.convert import from_reference as from_reference
     from vit_lightning.weights.convert import to_reference as to_reference
 

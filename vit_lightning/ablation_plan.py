@@ -19,10 +19,10 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from vit_lightning.classifier import metric_names, reported_names
 from vit_lightning.config import make_data, resolve, to_plain
 from vit_lightning.errors import UserError
 from vit_lightning.pages import parse_yaml, read_flags, read_page, word
+from vit_lightning.training.classifier import metric_names, reported_names
 
 KEYS = ("program", "command", "method", "metric", "parameters", "name", "description", "project", "entity", "kind")
 RULES = ("name", "baseline", "report", "smallest_effect", "alpha")

@@ -14,8 +14,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from torch import nn
 
-from vit_lightning.averaging import EMAConfig
-from vit_lightning.checkpoints import CheckpointConfig
 from vit_lightning.checks import (
     Key,
     Problem,
@@ -25,12 +23,9 @@ from vit_lightning.checks import (
     secret_problems,
     trainer_problems,
 )
-from vit_lightning.classifier import metric_names
 from vit_lightning.data.base import Digits, ImageData
 from vit_lightning.data.image_files import data_of_files
-from vit_lightning.distillation import DistillationConfig
 from vit_lightning.errors import UserError
-from vit_lightning.losses import LossConfig
 from vit_lightning.models.vit import ViT
 from vit_lightning.network_checks import (
     accepted,
@@ -38,11 +33,16 @@ from vit_lightning.network_checks import (
     leave_out_defaults_of_others,
     network_problems,
 )
-from vit_lightning.optim import OptimizerConfig, group_problems
 from vit_lightning.pages import Page, flatten, merge, page_of_flag, read_flags, read_page, unflatten
 from vit_lightning.sizes import pair
 from vit_lightning.storage.checkpoint_files import find_checkpoint, network_weights, read_checkpoint
 from vit_lightning.storage.wandb_mirror import WandbConfig
+from vit_lightning.training.checkpoints import CheckpointConfig
+from vit_lightning.training.classifier import metric_names
+from vit_lightning.training.distillation import DistillationConfig
+from vit_lightning.training.ema import EMAConfig
+from vit_lightning.training.losses import LossConfig
+from vit_lightning.training.optim import OptimizerConfig, group_problems
 from vit_lightning.trust import restrict_imports
 from vit_lightning.verb_keys import VERB_KEYS, WORDS, verb_key_problems
 

@@ -15,9 +15,9 @@ from torch import nn
 from vit_lightning.checks import find_class
 from vit_lightning.config import make_data, make_network, make_parser
 from vit_lightning.data.base import ImageData
-from vit_lightning.distillation import Statistics, Teacher
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
+from vit_lightning.training.distillation import Statistics, Teacher
 
 KEY = "distillation.teacher"
 

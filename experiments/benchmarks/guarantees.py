@@ -25,11 +25,11 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
-from vit_lightning.callbacks import LearningRate, Stopwatch
 from vit_lightning.commands.run import make_data_and_module, prepare, quiet
 from vit_lightning.config import resolve
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.sampling import Batch
+from vit_lightning.training.callbacks import LearningRate, Stopwatch
 
 PAGE = Path(__file__).parents[1] / "digits.yaml"
 WARMUP = 30

@@ -215,7 +215,7 @@ def test_row_13_a_disk_that_stays_full_ends_training(tmp_path, whole):
 
 
 def test_row_13_a_disk_that_is_too_small_is_found_before_training(tmp_path, monkeypatch):
-    from vit_lightning import checkpoints
+    from vit_lightning.training import checkpoints
 
     class Usage:
         free = 10**6

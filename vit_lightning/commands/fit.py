@@ -11,7 +11,6 @@ from pathlib import Path
 from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
 
-from vit_lightning.callbacks import StepSeeds
 from vit_lightning.changes import changes
 from vit_lightning.commands.resume import changed_page, read_run_page, refuse_changes, remarked, sweep, unfinished_run
 from vit_lightning.commands.run import (
@@ -36,6 +35,7 @@ from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import hold, is_first, new_folder, release, write_whole
 from vit_lightning.storage.metrics import read_metrics, read_results
 from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror
+from vit_lightning.training.callbacks import StepSeeds
 
 
 def fit(config: Namespace, allowed: Sequence[str] = (), data: ImageData | None = None) -> Results:

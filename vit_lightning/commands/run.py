@@ -22,18 +22,11 @@ from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from vit_lightning.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions, TrainingBar
-from vit_lightning.checkpoints import Checkpoints, space_problem
-from vit_lightning.classifier import ViTClassifier
 from vit_lightning.commands.test_report import FIGURES, interval, report_test
 from vit_lightning.config import make_data, make_network, make_settings, to_plain
 from vit_lightning.data.base import BAD_IMAGES, ImageData
-from vit_lightning.distillation import Distillation
 from vit_lightning.errors import UserError
 from vit_lightning.figures import curves
-from vit_lightning.flops import forward_flops
-from vit_lightning.memory import keep_freed_memory
-from vit_lightning.stopping import FiniteGuard
 from vit_lightning.storage.checkpoint_files import (
     AtomicCheckpointIO,
     Restored,
@@ -46,6 +39,13 @@ from vit_lightning.storage.folder import is_first, log_warnings
 from vit_lightning.storage.metrics import MetricsFile, json_number, read_metrics, write_results
 from vit_lightning.storage.wandb_mirror import WandbMirror
 from vit_lightning.teachers import load_teacher
+from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions, TrainingBar
+from vit_lightning.training.checkpoints import Checkpoints, space_problem
+from vit_lightning.training.classifier import ViTClassifier
+from vit_lightning.training.distillation import Distillation
+from vit_lightning.training.flops import forward_flops
+from vit_lightning.training.memory import keep_freed_memory
+from vit_lightning.training.stopping import FiniteGuard
 
 Results = dict[str, Any]
 

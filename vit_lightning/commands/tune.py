@@ -21,13 +21,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from tqdm import tqdm
 
-from vit_lightning.classifier import ViTClassifier
 from vit_lightning.commands.run import make_data_and_module, make_trainer, quiet, say
 from vit_lightning.config import make_trainer_arguments
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.figures import rate_search
 from vit_lightning.storage.folder import is_first, new_folder, write_whole
+from vit_lightning.training.classifier import ViTClassifier
 
 SMOOTHED = 1 / 40
 """Width of the bell (its deviation) that smooths the losses, as a share of the steps."""

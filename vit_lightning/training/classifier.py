@@ -14,11 +14,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError, MulticlassConfusionMatrix
 
-from vit_lightning.averaging import EMAConfig, WeightAverage, without_average
-from vit_lightning.distillation import Distillation
 from vit_lightning.errors import UserError
-from vit_lightning.losses import LossConfig, make_loss
-from vit_lightning.optim import OptimizerConfig, optimizer_and_schedule
+from vit_lightning.training.distillation import Distillation
+from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
+from vit_lightning.training.losses import LossConfig, make_loss
+from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule
 
 Stage = Literal["train", "val", "test"]
 

@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from vit_lightning.errors import UserError
-from vit_lightning.stopping import FiniteGuard, StopSignals
 from vit_lightning.storage.checkpoint_files import BEST, LAST
+from vit_lightning.training.stopping import FiniteGuard, StopSignals
 
 
 @dataclass

@@ -12,8 +12,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from vit_lightning.errors import UserError
-from vit_lightning.optimizers import Lion, MuonWithAdamW
-from vit_lightning.schedules import Schedule, rate_factor
+from vit_lightning.training.optimizers import Lion, MuonWithAdamW
+from vit_lightning.training.schedules import Schedule, rate_factor
 
 _USERS = {
     "betas": ("adamw", "adam", "lion", "muon"),
