@@ -12,8 +12,8 @@ from torchvision.models import resnet18
 
 from vit_lightning import UserError
 from vit_lightning.commands.fit import fit
-from vit_lightning.config import make_network, resolve, to_yaml
-from vit_lightning.network_checks import network_problems
+from vit_lightning.config.check_network import network_problems
+from vit_lightning.config.resolve import make_network, resolve, to_yaml
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.training.flops import forward_flops
 

@@ -8,7 +8,7 @@ from conftest import REPOSITORY, write_images
 from test_huggingface import write_parquet
 
 from vit_lightning import Digits, ImageFolder, UserError, ViT
-from vit_lightning.config import (
+from vit_lightning.config.resolve import (
     make_data,
     make_network,
     make_settings,

@@ -17,9 +17,9 @@ from torchvision import models
 from vit_lightning import Digits, Distillation, DistillationConfig, LossConfig, Teacher, UserError, ViT, ViTClassifier
 from vit_lightning.commands.evaluate import evaluate
 from vit_lightning.commands.fit import fit
-from vit_lightning.config import resolve
+from vit_lightning.config.resolve import resolve
+from vit_lightning.config.teachers import load_teacher
 from vit_lightning.storage.checkpoint_files import read_checkpoint
-from vit_lightning.teachers import load_teacher
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 SIZES = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10, "emb_size": 16, "depth": 1}

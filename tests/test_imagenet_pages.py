@@ -14,7 +14,7 @@ from PIL import Image, ImageFilter
 
 from vit_lightning.cli import main
 from vit_lightning.commands.run import make_data_and_module
-from vit_lightning.config import make_network, make_settings, resolve
+from vit_lightning.config.resolve import make_network, make_settings, resolve
 from vit_lightning.training.optim import optimizer_and_schedule
 
 PAGES = {path.stem: path for path in (REPOSITORY / "experiments" / "imagenet").glob("*.yaml")}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vit_lightning import UserError
-from vit_lightning.pages import flatten, merge, page_of_flag, read_flags, read_page, unflatten
+from vit_lightning.config.files import flatten, merge, page_of_flag, read_flags, read_page, unflatten
 
 DEFAULTS = {"model": "vit_lightning.ViT"}
 

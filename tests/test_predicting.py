@@ -12,8 +12,8 @@ from PIL import Image
 
 from vit_lightning import Digits, UserError
 from vit_lightning.cli import main
+from vit_lightning.config.files import split_words
 from vit_lightning.data.image_files import data_of_files, find_images
-from vit_lightning.pages import split_words
 
 
 def read(path: str) -> list[dict[str, str]]:

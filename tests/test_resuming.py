@@ -8,11 +8,11 @@ import pytest
 from conftest import SMALL
 
 from vit_lightning import UserError
-from vit_lightning.changes import changes
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.resume import changed_page, refuse_changes
-from vit_lightning.config import resolve
+from vit_lightning.config.changes import changes
+from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import CannotResume
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.metrics import read_metrics

@@ -18,7 +18,7 @@ from vit_lightning import UserError
 from vit_lightning.cli import main
 from vit_lightning.commands.evaluate import evaluate
 from vit_lightning.commands.fit import fit, resume
-from vit_lightning.config import resolve
+from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.folder import new_folder
 from vit_lightning.storage.metrics import read_metrics, read_results

@@ -17,7 +17,7 @@ from conftest import SMALL, write_images
 from vit_lightning import ImageFolder, ShardedSet, UserError
 from vit_lightning.cli import _named_folder, main
 from vit_lightning.commands.shard import shard
-from vit_lightning.config import resolve
+from vit_lightning.config.resolve import resolve
 from vit_lightning.data.sampling import Request
 
 installed = pytest.mark.skipif(importlib.util.find_spec("litdata") is None, reason="needs the extra shards")
@@ -71,7 +71,7 @@ def test_writing_that_was_killed_gives_the_same_shards(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from vit_lightning.config import resolve
+from vit_lightning.config.resolve import resolve
 from vit_lightning.commands.shard import shard
 print("ready", flush=True)
 shard(resolve(sys.argv[2:], "shard"), images_in_shard=5)

@@ -13,7 +13,7 @@ from PIL import Image
 from vit_lightning import UserError, ViTClassifier
 from vit_lightning.cli import main
 from vit_lightning.commands.tune import find_rate, scale_batch, smooth, suggest
-from vit_lightning.config import resolve
+from vit_lightning.config.resolve import resolve
 
 
 def test_the_rate_of_each_group_really_varies_and_nothing_else_is_left(in_folder, monkeypatch, capsys):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from conftest import REPOSITORY
 
 from vit_lightning import UserError, ViT
-from vit_lightning.config import make_network, resolve
+from vit_lightning.config.resolve import make_network, resolve
 from vit_lightning.models.attention import SeparateAttention
 from vit_lightning.models.heads import AttentionPool
 from vit_lightning.models.patches import LinearProjection

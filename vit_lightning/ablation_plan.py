@@ -19,9 +19,9 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from vit_lightning.config import make_data, resolve, to_plain
+from vit_lightning.config.files import parse_yaml, read_flags, read_page, word
+from vit_lightning.config.resolve import make_data, resolve, to_plain
 from vit_lightning.errors import UserError
-from vit_lightning.pages import parse_yaml, read_flags, read_page, word
 from vit_lightning.training.classifier import metric_names, reported_names
 
 KEYS = ("program", "command", "method", "metric", "parameters", "name", "description", "project", "entity", "kind")

@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from vit_lightning.ablation_plan import Plan
-from vit_lightning.config import make_data
+from vit_lightning.config.resolve import make_data
 from vit_lightning.errors import UserError
 from vit_lightning.ledger import Ledger, Planned
 from vit_lightning.storage.wandb_mirror import import_wandb

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vit_lightning.pages import word
+from vit_lightning.config.files import word
 from vit_lightning.statistics import (
     Comparison,
     Rules,

@@ -145,9 +145,9 @@ def _run_page(verb: str, arguments: list[str]) -> None:
     from vit_lightning.commands.shard import shard
     from vit_lightning.commands.show_batch import show_batch
     from vit_lightning.commands.tune import find_rate, scale_batch
-    from vit_lightning.config import resolve, to_yaml
+    from vit_lightning.config.files import read_flags, split_words
+    from vit_lightning.config.resolve import resolve, to_yaml
     from vit_lightning.errors import UserError
-    from vit_lightning.pages import read_flags, split_words
 
     places: list[str] = []
     if verb == "predict":
@@ -290,7 +290,7 @@ def _explain(verb: str) -> None:
         print(make_ablate_help().format_help())
         return
     import vit_lightning
-    from vit_lightning.config import make_help
+    from vit_lightning.config.resolve import make_help
 
     for name in dir(vit_lightning):  # what is imported is what the lists of known classes hold
         getattr(vit_lightning, name)

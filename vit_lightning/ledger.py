@@ -29,9 +29,9 @@ from typing import Any, Literal
 
 import vit_lightning
 from vit_lightning.ablation_plan import Plan, slug
-from vit_lightning.changes import changes
 from vit_lightning.claims import Claim, Leases, create_once, owner, read_json
-from vit_lightning.config import to_plain
+from vit_lightning.config.changes import changes
+from vit_lightning.config.resolve import to_plain
 from vit_lightning.errors import UserError
 from vit_lightning.storage.environment import PACKAGES
 from vit_lightning.storage.metrics import read_metrics, read_results

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from vit_lightning.analysis import Analysis
-from vit_lightning.changes import changes
+from vit_lightning.config.changes import changes
 from vit_lightning.study import Study, Trial
 
 OF_A_RUN = ("seed_everything", "experiment", "wandb")

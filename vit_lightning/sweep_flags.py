@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_lightning.ablation_plan import grid_name, wandb_words
+from vit_lightning.config.files import parse_yaml, read_flags, word
 from vit_lightning.errors import UserError
-from vit_lightning.pages import parse_yaml, read_flags, word
 
 
 def plain_flags(flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

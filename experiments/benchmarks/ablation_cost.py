@@ -26,7 +26,7 @@ from lightning.pytorch import Callback
 from vit_lightning.ablation_plan import read_plan
 from vit_lightning.ablation_runs import warm_up
 from vit_lightning.commands.run import quiet
-from vit_lightning.config import make_data
+from vit_lightning.config.resolve import make_data
 from vit_lightning.ledger import Planned, open_ledger
 from vit_lightning.trials import Start, Trials, shared_data
 

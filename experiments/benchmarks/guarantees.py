@@ -26,7 +26,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
 from vit_lightning.commands.run import make_data_and_module, prepare, quiet
-from vit_lightning.config import resolve
+from vit_lightning.config.resolve import resolve
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.sampling import Batch
 from vit_lightning.training.callbacks import LearningRate, Stopwatch
@@ -99,7 +99,7 @@ def train(guaranteed: bool, parent: Connection, steps: int, threads: int) -> Non
     baton = Baton(parent, steps)
     with tempfile.TemporaryDirectory() as place:
         if guaranteed:
-            from vit_lightning.config import make_trainer_arguments
+            from vit_lightning.config.resolve import make_trainer_arguments
 
             arguments = make_trainer_arguments(config)
             arguments["callbacks"] = [baton]

@@ -17,7 +17,7 @@ from statistics import mean, stdev
 import torch
 
 from vit_lightning.commands.fit import fit
-from vit_lightning.config import resolve
+from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.metrics import read_results
 
 ARMS = {

@@ -19,7 +19,7 @@ from lightning.pytorch import seed_everything
 from tqdm import tqdm
 
 from vit_lightning.commands.run import quiet, say
-from vit_lightning.config import make_data
+from vit_lightning.config.resolve import make_data
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.sampling import Request
 from vit_lightning.data.splits import Split

@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer, seed_everything
 
 from vit_lightning.commands.run import Results, logged, make_data_and_module, make_trainer, quiet, say
 from vit_lightning.commands.test_report import interval, report_test, write_rows
-from vit_lightning.config import make_trainer_arguments
+from vit_lightning.config.resolve import make_trainer_arguments
 from vit_lightning.data.base import ImageData
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint, run_folder_of
 from vit_lightning.storage.folder import is_first, new_folder, write_whole

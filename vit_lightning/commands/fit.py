@@ -11,7 +11,6 @@ from pathlib import Path
 from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
 
-from vit_lightning.changes import changes
 from vit_lightning.commands.resume import changed_page, read_run_page, refuse_changes, remarked, sweep, unfinished_run
 from vit_lightning.commands.run import (
     Results,
@@ -27,7 +26,8 @@ from vit_lightning.commands.run import (
     summary,
     train_and_test,
 )
-from vit_lightning.config import make_trainer_arguments, resolve, to_plain, to_yaml
+from vit_lightning.config.changes import changes
+from vit_lightning.config.resolve import make_trainer_arguments, resolve, to_plain, to_yaml
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import CannotResume, UserError
 from vit_lightning.storage.checkpoint_files import BEST, LAST, network_weights, newest_checkpoint, read_checkpoint

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vit_lightning.commands.run import make_data_and_module, make_trainer, quiet, say
 from vit_lightning.commands.test_report import write_rows
-from vit_lightning.config import make_trainer_arguments
+from vit_lightning.config.resolve import make_trainer_arguments
 from vit_lightning.data.base import BAD_IMAGES
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
 from vit_lightning.data.sampling import Request

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from vit_lightning.changes import changes
+from vit_lightning.config.changes import changes
 from vit_lightning.errors import UserError
 from vit_lightning.storage.folder import release, try_hold
 from vit_lightning.storage.metrics import read_results

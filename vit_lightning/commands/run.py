@@ -23,7 +23,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from vit_lightning.commands.test_report import FIGURES, interval, report_test
-from vit_lightning.config import make_data, make_network, make_settings, to_plain
+from vit_lightning.config.resolve import make_data, make_network, make_settings, to_plain
+from vit_lightning.config.teachers import load_teacher
 from vit_lightning.data.base import BAD_IMAGES, ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.figures import curves
@@ -38,7 +39,6 @@ from vit_lightning.storage.checkpoint_files import (
 from vit_lightning.storage.folder import is_first, log_warnings
 from vit_lightning.storage.metrics import MetricsFile, json_number, read_metrics, write_results
 from vit_lightning.storage.wandb_mirror import WandbMirror
-from vit_lightning.teachers import load_teacher
 from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions, TrainingBar
 from vit_lightning.training.checkpoints import Checkpoints, space_problem
 from vit_lightning.training.classifier import ViTClassifier

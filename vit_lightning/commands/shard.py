@@ -14,7 +14,7 @@ from jsonargparse import Namespace
 from tqdm import tqdm
 
 from vit_lightning.commands.run import quiet, say
-from vit_lightning.config import make_data
+from vit_lightning.config.resolve import make_data
 from vit_lightning.data.base import BAD_IMAGES, ImageData
 from vit_lightning.data.decoded import DecodedImages
 from vit_lightning.data.sharded import CONTENTS, need_litdata

@@ -9,7 +9,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
 
 from vit_lightning.commands.run import quiet, say
-from vit_lightning.config import make_data
+from vit_lightning.config.resolve import make_data
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.sampling import Batch
 from vit_lightning.figures import image_grid

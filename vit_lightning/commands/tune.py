@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from vit_lightning.commands.run import make_data_and_module, make_trainer, quiet, say
-from vit_lightning.config import make_trainer_arguments
+from vit_lightning.config.resolve import make_trainer_arguments
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.figures import rate_search

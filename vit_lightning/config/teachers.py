@@ -12,8 +12,8 @@ import torch
 from jsonargparse import ArgumentError
 from torch import nn
 
-from vit_lightning.checks import find_class
-from vit_lightning.config import make_data, make_network, make_parser
+from vit_lightning.config.check_keys import find_class
+from vit_lightning.config.resolve import make_data, make_network, make_parser
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint

@@ -14,7 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from torch import nn
 
-from vit_lightning.checks import (
+from vit_lightning.config.check_keys import (
     Key,
     Problem,
     average_problems,
@@ -23,17 +23,19 @@ from vit_lightning.checks import (
     secret_problems,
     trainer_problems,
 )
-from vit_lightning.data.base import Digits, ImageData
-from vit_lightning.data.image_files import data_of_files
-from vit_lightning.errors import UserError
-from vit_lightning.models.vit import ViT
-from vit_lightning.network_checks import (
+from vit_lightning.config.check_network import (
     accepted,
     empty_network,
     leave_out_defaults_of_others,
     network_problems,
 )
-from vit_lightning.pages import Page, flatten, merge, page_of_flag, read_flags, read_page, unflatten
+from vit_lightning.config.command_options import VERB_KEYS, WORDS, verb_key_problems
+from vit_lightning.config.files import Page, flatten, merge, page_of_flag, read_flags, read_page, unflatten
+from vit_lightning.config.trust import restrict_imports
+from vit_lightning.data.base import Digits, ImageData
+from vit_lightning.data.image_files import data_of_files
+from vit_lightning.errors import UserError
+from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair
 from vit_lightning.storage.checkpoint_files import find_checkpoint, network_weights, read_checkpoint
 from vit_lightning.storage.wandb_mirror import WandbConfig
@@ -43,8 +45,6 @@ from vit_lightning.training.distillation import DistillationConfig
 from vit_lightning.training.ema import EMAConfig
 from vit_lightning.training.losses import LossConfig
 from vit_lightning.training.optim import OptimizerConfig, group_problems
-from vit_lightning.trust import restrict_imports
-from vit_lightning.verb_keys import VERB_KEYS, WORDS, verb_key_problems
 
 OWN_TRAINER_ARGUMENTS: set[str | int] = {
     "default_root_dir",

@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from vit_lightning.pages import Page, full_name
-from vit_lightning.trust import may_import
+from vit_lightning.config.files import Page, full_name
+from vit_lightning.config.trust import may_import
 
 WORDS = {
     int: "a whole number",

@@ -13,8 +13,8 @@ from typing import Any
 
 import jsonargparse
 
+from vit_lightning.config.files import Page, full_name
 from vit_lightning.errors import UserError
-from vit_lightning.pages import Page, full_name
 
 PACKAGES = ["vit_lightning", "lightning", "timm", "torch.nn", "torch.optim", "torchmetrics", "torchvision"]
 _allowed: list[str] = list(PACKAGES)

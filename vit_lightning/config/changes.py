@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vit_lightning.pages import flatten
+from vit_lightning.config.files import flatten
 
 ALWAYS = ("data.num_workers",)
 """Keys that may change by themselves: order and augmentation do not depend on them."""
