@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from vit_lightning.study import Study, Trial
+from vit_lightning.report.study import Study, Trial
 
 ARMS: dict[str, dict[str, Any]] = {
     "cls": {"model.pool": "cls", "optimizer.lr": 0.002},

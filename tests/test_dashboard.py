@@ -12,8 +12,8 @@ import pytest
 from fake_study import make_study
 from wandb_stub import read_wandb_file
 
-from vit_lightning import dashboard as module
-from vit_lightning.dashboard import dashboard
+from vit_lightning.report import dashboard as module
+from vit_lightning.report.dashboard import dashboard
 
 pytest.importorskip("wandb_workspaces")
 
@@ -21,7 +21,7 @@ LOG = """
 import shutil, sys
 from pathlib import Path
 from fake_study import make_study
-from vit_lightning.wandb_report import log_report
+from vit_lightning.report.wandb_report import log_report
 from vit_lightning.storage.wandb_mirror import import_wandb
 import_wandb(Path("scratch"))  # as for the runs of an ablation
 shutil.rmtree("scratch")

@@ -17,12 +17,12 @@ import yaml
 from fake_study import ARMS, make_study
 from scipy import stats
 
-from vit_lightning.analysis import analyse
-from vit_lightning.report import verdict_lines, write_report
-from vit_lightning.report_checks import config_differences, read_pages, run_checks
-from vit_lightning.report_figures import differences_figure, front, seeds_figure
-from vit_lightning.report_tables import Table
-from vit_lightning.wording import headline
+from vit_lightning.report.analysis import analyse
+from vit_lightning.report.checks import config_differences, read_pages, run_checks
+from vit_lightning.report.figures import differences_figure, front, seeds_figure
+from vit_lightning.report.tables import Table
+from vit_lightning.report.wording import headline
+from vit_lightning.report.write import verdict_lines, write_report
 
 FAILED = {("mean", 3): "Diverged: <loss> is nan at step 231", ("cls", 7): "hang: nothing was written for 30 minutes"}
 

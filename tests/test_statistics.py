@@ -7,7 +7,7 @@ import pytest
 from conftest import REPOSITORY
 from scipy import stats
 
-from vit_lightning.statistics import (
+from vit_lightning.report.statistics import (
     Rules,
     correlation,
     difference_power,

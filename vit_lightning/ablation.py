@@ -19,11 +19,11 @@ from vit_lightning.config.check_keys import Key, find_problems
 from vit_lightning.config.files import parse_yaml, read_flags
 from vit_lightning.errors import UserError
 from vit_lightning.ledger import Ledger, add_seeds, find_ledger, open_ledger, read_study, threads_of
+from vit_lightning.report.statistics import LEAST_PAIRS
+from vit_lightning.report.study import Trial
+from vit_lightning.report.wording import unit_of
 from vit_lightning.slurm import submit
-from vit_lightning.statistics import LEAST_PAIRS
 from vit_lightning.storage.folder import release, try_hold
-from vit_lightning.study import Trial
-from vit_lightning.wording import unit_of
 
 
 @dataclass
@@ -177,8 +177,8 @@ def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, worke
 
 def _finish(ledger: Ledger) -> None:
     """The report, by one process at a time, and what failed."""
-    from vit_lightning.report import verdict_lines, write_report  # late: they take a second
-    from vit_lightning.wandb_report import log_report
+    from vit_lightning.report.wandb_report import log_report
+    from vit_lightning.report.write import verdict_lines, write_report  # late: they take a second
 
     until = time.monotonic() + 60.0  # where locks do not work, or a process sleeps, the report is written all the same
     while (lock := try_hold(ledger.folder)) is None and time.monotonic() < until:

@@ -242,7 +242,7 @@ def _sync(arguments: list[str]) -> None:
         sync(folder)
         return
     from vit_lightning.ledger import read_study
-    from vit_lightning.wandb_report import log_report
+    from vit_lightning.report.wandb_report import log_report
 
     study = read_study(folder)
     problems: list[str] = []
@@ -268,11 +268,11 @@ def _of_ablation(verb: str, arguments: list[str]) -> None:
         raise UserError(f"give the folder of one ablation: lightning {verb} runs/ablations/NAME")
     study = read_study(Path(arguments[0]))
     if verb == "dashboard":
-        from vit_lightning.dashboard import dashboard
+        from vit_lightning.report.dashboard import dashboard
 
         dashboard(study)
         return
-    from vit_lightning.report import verdict_lines, write_report  # late: scipy and matplotlib take a second
+    from vit_lightning.report.write import verdict_lines, write_report  # late: scipy and matplotlib take a second
 
     with hold(study.folder, "report"):
         written = write_report(study)

@@ -33,9 +33,9 @@ from vit_lightning.claims import Claim, Leases, create_once, owner, read_json
 from vit_lightning.config.changes import changes
 from vit_lightning.config.resolve import to_plain
 from vit_lightning.errors import UserError
+from vit_lightning.report.study import Study, Trial
 from vit_lightning.storage.environment import PACKAGES
 from vit_lightning.storage.metrics import read_metrics, read_results
-from vit_lightning.study import Study, Trial
 
 SILENT_DEATHS = 10
 """Processes that may die in a row with a run that does not come further."""

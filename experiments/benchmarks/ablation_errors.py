@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vit_lightning.statistics import (
+from vit_lightning.report.statistics import (
     Rules,
     difference_power,
     equivalence_power,

@@ -9,15 +9,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from vit_lightning.analysis import Analysis, analyse
 from vit_lightning.errors import UserError
-from vit_lightning.report_checks import warnings_of
-from vit_lightning.report_tables import markdown
+from vit_lightning.report.analysis import Analysis, analyse
+from vit_lightning.report.checks import warnings_of
+from vit_lightning.report.study import Study
+from vit_lightning.report.tables import markdown
+from vit_lightning.report.wandb_report import REPORT, report_tables, wandb_settings
+from vit_lightning.report.wording import headline, rule, sentences
 from vit_lightning.storage.folder import write_whole
 from vit_lightning.storage.wandb_mirror import WandbConfig, has_key, import_wandb
-from vit_lightning.study import Study
-from vit_lightning.wandb_report import REPORT, report_tables, wandb_settings
-from vit_lightning.wording import headline, rule, sentences
 
 PATIENCE = 60.0
 """Seconds that W&B has for both."""

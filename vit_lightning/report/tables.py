@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vit_lightning.analysis import Analysis, Arm
-from vit_lightning.report_checks import Check, ConfigDifference
-from vit_lightning.statistics import LEAST_PAIRS
-from vit_lightning.wording import MINUS, NONE, show_level, show_p, show_share, unit_of
+from vit_lightning.report.analysis import Analysis, Arm
+from vit_lightning.report.checks import Check, ConfigDifference
+from vit_lightning.report.statistics import LEAST_PAIRS
+from vit_lightning.report.wording import MINUS, NONE, show_level, show_p, show_share, unit_of
 
 COSTS = ("train_seconds", "seconds", "images_per_second", "peak_memory_mb")
 """What ``results.json`` says of a run that training does not determine."""

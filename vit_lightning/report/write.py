@@ -7,11 +7,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.analysis import Analysis, analyse
-from vit_lightning.report_checks import Check, config_differences, read_pages, run_checks, warnings_of
-from vit_lightning.report_figures import draw_figures, to_svg
-from vit_lightning.report_page import CAPTIONS, write_page
-from vit_lightning.report_tables import (
+from vit_lightning.report.analysis import Analysis, analyse
+from vit_lightning.report.checks import Check, config_differences, read_pages, run_checks, warnings_of
+from vit_lightning.report.figures import draw_figures, to_svg
+from vit_lightning.report.page import CAPTIONS, write_page
+from vit_lightning.report.study import Study
+from vit_lightning.report.tables import (
     Table,
     arm_table,
     beside_table,
@@ -28,9 +29,8 @@ from vit_lightning.report_tables import (
     results_csv,
     single_run_table,
 )
+from vit_lightning.report.wording import headline, rule, sentences
 from vit_lightning.storage.folder import write_whole
-from vit_lightning.study import Study
-from vit_lightning.wording import headline, rule, sentences
 
 
 def write_report(study: Study) -> list[Path]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from vit_lightning.analysis import Against, Analysis
-from vit_lightning.statistics import LEAST_PAIRS, POWER
+from vit_lightning.report.analysis import Against, Analysis
+from vit_lightning.report.statistics import LEAST_PAIRS, POWER
 
 NONE = "\N{EN DASH}"
 """Stands where there is no number."""

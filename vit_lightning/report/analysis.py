@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vit_lightning.config.files import word
-from vit_lightning.statistics import (
+from vit_lightning.report.statistics import (
     Comparison,
     Rules,
     Values,
@@ -28,8 +28,8 @@ from vit_lightning.statistics import (
     visible_difference,
     welch_p,
 )
-from vit_lightning.study import Study, Trial
-from vit_lightning.variance import Components, Effect, McNemar, components, factor_effects, mcnemar
+from vit_lightning.report.study import Study, Trial
+from vit_lightning.report.variance import Components, Effect, McNemar, components, factor_effects, mcnemar
 
 Table = NDArray[Any]
 

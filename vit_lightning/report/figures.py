@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vit_lightning.analysis import Analysis
+from vit_lightning.report.analysis import Analysis
+from vit_lightning.report.study import Study
+from vit_lightning.report.wording import unit_of
 from vit_lightning.storage.metrics import read_metrics
-from vit_lightning.study import Study
-from vit_lightning.wording import unit_of
 
 INK = "#010203"
 """Black that ``inline_svg`` finds again, to give it the page's own colour."""

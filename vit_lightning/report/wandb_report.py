@@ -12,16 +12,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from vit_lightning.analysis import Analysis, analyse
 from vit_lightning.errors import UserError
-from vit_lightning.report import verdicts
-from vit_lightning.report_checks import read_pages, warnings_of
-from vit_lightning.report_figures import draw_figures
-from vit_lightning.report_tables import Table, arm_table, cost_table, difference_table, effect_table
+from vit_lightning.report.analysis import Analysis, analyse
+from vit_lightning.report.checks import read_pages, warnings_of
+from vit_lightning.report.figures import draw_figures
+from vit_lightning.report.study import Study
+from vit_lightning.report.tables import Table, arm_table, cost_table, difference_table, effect_table
+from vit_lightning.report.wording import headline, sentences
+from vit_lightning.report.write import verdicts
 from vit_lightning.storage.folder import write_whole
 from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror
-from vit_lightning.study import Study
-from vit_lightning.wording import headline, sentences
 
 REPORT = "report"
 """Job type of the run, as those of the other runs are their arms."""

@@ -9,12 +9,12 @@ from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
-from vit_lightning.analysis import Analysis
-from vit_lightning.report_checks import Check
-from vit_lightning.report_figures import inline_svg
-from vit_lightning.report_tables import Table
-from vit_lightning.study import Study, Trial
-from vit_lightning.wording import headline, rule, sentences
+from vit_lightning.report.analysis import Analysis
+from vit_lightning.report.checks import Check
+from vit_lightning.report.figures import inline_svg
+from vit_lightning.report.study import Study, Trial
+from vit_lightning.report.tables import Table
+from vit_lightning.report.wording import headline, rule, sentences
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --faint: #666; --line: #d5d5d5; --wash: #f5f5f2;
@@ -64,7 +64,7 @@ def write_page(
     Args:
         analysis: the numbers.
         figures: by the names in ``CAPTIONS``.
-        tables: by the names that ``report.py`` gives them.
+        tables: by the names that ``write.py`` gives them.
         checks: what was looked at.
     """
     study = analysis.study

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from vit_lightning.analysis import Analysis
 from vit_lightning.config.changes import changes
-from vit_lightning.study import Study, Trial
+from vit_lightning.report.analysis import Analysis
+from vit_lightning.report.study import Study, Trial
 
 OF_A_RUN = ("seed_everything", "experiment", "wandb")
 """Keys that tell runs apart and change nothing else."""

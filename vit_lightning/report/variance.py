@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from vit_lightning.statistics import Values, holm, paired_p, t_interval
+from vit_lightning.report.statistics import Values, holm, paired_p, t_interval
 
 
 @dataclass(frozen=True)
