@@ -9,12 +9,12 @@ import yaml
 from conftest import REPOSITORY, SMALL
 from wandb.sdk.launch.sweeps import utils as wandb_sweeps
 
-from vit_lightning.ablation import read_arguments
-from vit_lightning.ablation_plan import read_plan, slug
+from vit_lightning.ablation.ablate import read_arguments
+from vit_lightning.ablation.plan import read_plan, slug
+from vit_lightning.ablation.sweep_flags import plain_flags
 from vit_lightning.config.files import read_flags
 from vit_lightning.config.resolve import resolve, to_plain
 from vit_lightning.errors import UserError
-from vit_lightning.sweep_flags import plain_flags
 
 SHIPPED = sorted((REPOSITORY / "experiments" / "ablations").glob("*.yaml"))
 

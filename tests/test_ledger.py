@@ -7,9 +7,9 @@ import os
 import time
 from pathlib import Path
 
-from vit_lightning import claims
-from vit_lightning import ledger as ledgers
-from vit_lightning.ledger import Ledger, Planned
+from vit_lightning.ablation import claims
+from vit_lightning.ablation import ledger as ledgers
+from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.storage.metrics import read_results, write_results
 
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "faults"))
 import harness
 from test_ablation_faults import ARMS, assert_same, command, complete, write_plan
 
-from vit_lightning.ledger import read_study
+from vit_lightning.ablation.ledger import read_study
 
 
 def ask(*words: str) -> str:

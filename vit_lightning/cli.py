@@ -159,7 +159,7 @@ def _run_page(verb: str, arguments: list[str]) -> None:
     trust, allowed = _options(verb, options)
     folder = dict(flags).get("resume")
     if verb == "fit" and {"ablation", "arm"} & {key for key, _ in flags}:
-        from vit_lightning.sweep_flags import plain_flags
+        from vit_lightning.ablation.sweep_flags import plain_flags
 
         flags = plain_flags(flags)
     words = [f"--{key}={value}" for key, value in flags if key != "resume" or verb != "fit" or value in RESUME]
@@ -226,7 +226,7 @@ def _refuse_page(folder: str, flags: Sequence[tuple[str, str]]) -> None:
 def _ablate(arguments: list[str]) -> None:
     if sys.stderr.isatty():
         print("reading the plan, and what it needs ...", file=sys.stderr, flush=True)  # it takes seconds
-    from vit_lightning.ablation import ablate, read_arguments
+    from vit_lightning.ablation.ablate import ablate, read_arguments
 
     ablate(read_arguments(arguments))
 
@@ -241,7 +241,7 @@ def _sync(arguments: list[str]) -> None:
     if not (folder / "ledger.json").is_file():
         sync(folder)
         return
-    from vit_lightning.ledger import read_study
+    from vit_lightning.ablation.ledger import read_study
     from vit_lightning.report.wandb_report import log_report
 
     study = read_study(folder)
@@ -260,8 +260,8 @@ def _sync(arguments: list[str]) -> None:
 
 
 def _of_ablation(verb: str, arguments: list[str]) -> None:
+    from vit_lightning.ablation.ledger import read_study
     from vit_lightning.errors import UserError
-    from vit_lightning.ledger import read_study
     from vit_lightning.storage.folder import hold
 
     if len(arguments) != 1 or arguments[0].startswith("-"):
@@ -285,7 +285,7 @@ def _explain(verb: str) -> None:
         print(f"usage: lightning {verb} {FOLDER_VERBS[verb]}\n\n{VERBS[verb]}")
         return
     if verb == "ablate":
-        from vit_lightning.ablation import make_ablate_help
+        from vit_lightning.ablation.ablate import make_ablate_help
 
         print(make_ablate_help().format_help())
         return

@@ -23,12 +23,12 @@ from statistics import median
 import torch
 from lightning.pytorch import Callback
 
-from vit_lightning.ablation_plan import read_plan
-from vit_lightning.ablation_runs import warm_up
+from vit_lightning.ablation.ledger import Planned, open_ledger
+from vit_lightning.ablation.plan import read_plan
+from vit_lightning.ablation.trials import Start, Trials, shared_data
+from vit_lightning.ablation.workers import warm_up
 from vit_lightning.commands.run import quiet
 from vit_lightning.config.resolve import make_data
-from vit_lightning.ledger import Planned, open_ledger
-from vit_lightning.trials import Start, Trials, shared_data
 
 PLAN = """
 program: vit_lightning

@@ -16,10 +16,10 @@ import harness
 import pytest
 import yaml
 
-from vit_lightning import ledger as ledgers
-from vit_lightning.ablation import AblateConfig, SomeFailed, ablate
-from vit_lightning.ablation_plan import read_plan
-from vit_lightning.ledger import Planned, open_ledger, read_study
+from vit_lightning.ablation import ledger as ledgers
+from vit_lightning.ablation.ablate import AblateConfig, SomeFailed, ablate
+from vit_lightning.ablation.ledger import Planned, open_ledger, read_study
+from vit_lightning.ablation.plan import read_plan
 
 MICRO = (
     "--model.patch_size=4",

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 
-from vit_lightning.claims import Claim, read_json
+from vit_lightning.ablation.claims import Claim, read_json
+from vit_lightning.ablation.ledger import Kind, Ledger, Planned
 from vit_lightning.commands.fit import fit
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import CannotResume, Diverged, UserError
-from vit_lightning.ledger import Kind, Ledger, Planned
 from vit_lightning.storage.folder import InUse, release, try_hold, write_whole
 from vit_lightning.storage.metrics import read_results
 

@@ -12,17 +12,17 @@ from typing import Any, Literal, get_type_hints
 import torch
 from jsonargparse import ArgumentParser
 
-from vit_lightning.ablation_plan import Plan, read_plan
-from vit_lightning.ablation_runs import How, devices_of, run_all, workers_of
+from vit_lightning.ablation.ledger import Ledger, add_seeds, find_ledger, open_ledger, read_study, threads_of
+from vit_lightning.ablation.plan import Plan, read_plan
+from vit_lightning.ablation.slurm import submit
+from vit_lightning.ablation.workers import How, devices_of, run_all, workers_of
 from vit_lightning.commands.run import quiet
 from vit_lightning.config.check_keys import Key, find_problems
 from vit_lightning.config.files import parse_yaml, read_flags
 from vit_lightning.errors import UserError
-from vit_lightning.ledger import Ledger, add_seeds, find_ledger, open_ledger, read_study, threads_of
 from vit_lightning.report.statistics import LEAST_PAIRS
 from vit_lightning.report.study import Trial
 from vit_lightning.report.wording import unit_of
-from vit_lightning.slurm import submit
 from vit_lightning.storage.folder import release, try_hold
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from vit_lightning.ablation_plan import Plan
+from vit_lightning.ablation.ledger import Ledger, Planned
+from vit_lightning.ablation.plan import Plan
+from vit_lightning.ablation.trials import Start, Trials, shared_data
 from vit_lightning.config.resolve import make_data
 from vit_lightning.errors import UserError
-from vit_lightning.ledger import Ledger, Planned
 from vit_lightning.storage.wandb_mirror import import_wandb
-from vit_lightning.trials import Start, Trials, shared_data
 
 ASK_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SIGN_OF_LIFE = 5.0

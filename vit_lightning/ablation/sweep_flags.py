@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_lightning.ablation_plan import grid_name, wandb_words
+from vit_lightning.ablation.plan import grid_name, wandb_words
 from vit_lightning.config.files import parse_yaml, read_flags, word
 from vit_lightning.errors import UserError
 

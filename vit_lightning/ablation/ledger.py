@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import vit_lightning
-from vit_lightning.ablation_plan import Plan, slug
-from vit_lightning.claims import Claim, Leases, create_once, owner, read_json
+from vit_lightning.ablation.claims import Claim, Leases, create_once, owner, read_json
+from vit_lightning.ablation.plan import Plan, slug
 from vit_lightning.config.changes import changes
 from vit_lightning.config.resolve import to_plain
 from vit_lightning.errors import UserError

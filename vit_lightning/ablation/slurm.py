@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.ablation_plan import read_plan
-from vit_lightning.ablation_runs import How, Progress, run_all
+from vit_lightning.ablation.ledger import Ledger, Planned, open_ledger
+from vit_lightning.ablation.plan import read_plan
+from vit_lightning.ablation.workers import How, Progress, run_all
 from vit_lightning.errors import UserError
-from vit_lightning.ledger import Ledger, Planned, open_ledger
 
 MOST_JOBS = 64
 REQUEUES = 1000
