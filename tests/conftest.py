@@ -3,30 +3,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from runs import Command
 from wandb_stub import StubServer
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-SHARED = REPOSITORY.parent / "shared"
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: the models are small
 os.environ["WANDB_MODE"] = "disabled"  # but where W&B is what is tested
-
-SMALL = (
-    "--model.patch_size=4",
-    "--model.emb_size=16",
-    "--model.depth=1",
-    "--model.num_heads=2",
-    "--trainer.max_epochs=1",
-    "--trainer.accelerator=cpu",
-)
-"""A run on digits that takes a second."""
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -60,12 +45,3 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder of the test's own."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def write_images(folder: Path, count: int, *, size: tuple[int, int] = (20, 14), seed: int = 0) -> None:
-    """``count`` JPEG files of random pixels (width, height)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draw = np.random.default_rng(seed)
-    for number in range(count):
-        pixels = draw.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number:03}.jpg")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import SMALL
+from runs import SMALL
 
 from vit_lightning.cli import VERBS, main
 

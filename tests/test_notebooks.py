@@ -4,8 +4,8 @@ import ast
 
 import nbformat
 import pytest
-from conftest import REPOSITORY
 from nbclient import NotebookClient
+from runs import REPOSITORY
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 
-from conftest import REPOSITORY
+from runs import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text()
 
@@ -19,10 +19,3 @@ def test_the_five_lines_train_and_test(in_folder):
     names: dict[str, object] = {}
     exec(code, names)
     assert float(names["trainer"].callback_metrics["test/acc"]) > 0.05
-
-
-def test_files_that_the_readme_names_are_there():
-    table = re.findall(r"^\| (`\w+\.py`(?:, `\w+\.py`)*) \|", README, re.MULTILINE)
-    named = set(re.findall(r"`(\w+\.py)`", " ".join(table)))
-    there = {path.name for path in (REPOSITORY / "vit_lightning").glob("*.py")}
-    assert named == there - {"__init__.py", "__main__.py", "errors.py"}

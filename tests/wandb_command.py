@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import SMALL
+from runs import SMALL
 
 from vit_lightning.storage.metrics import read_metrics
 from vit_lightning.storage.wandb_mirror import merged_by_step

@@ -30,6 +30,7 @@ _HOMES = {
     "HuggingFaceSet": "data.hugging_face",
     "ISTA": "models.crate",
     "ImageData": "data.base",
+    "ImageFiles": "data.image_files",
     "ImageFolder": "data.image_folder",
     "LayerNorm": "models.blocks",
     "LearnedPatchPositions": "models.positions",
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from vit_lightning.data.base import ImageData as ImageData
     from vit_lightning.data.colour import ColorJitter as ColorJitter
     from vit_lightning.data.hugging_face import HuggingFaceSet as HuggingFaceSet
+    from vit_lightning.data.image_files import ImageFiles as ImageFiles
     from vit_lightning.data.image_folder import ImageFolder as ImageFolder
     from vit_lightning.data.mixing import CutMix as CutMix
     from vit_lightning.data.mixing import MixUp as MixUp

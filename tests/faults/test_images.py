@@ -9,7 +9,7 @@ from pathlib import Path
 import harness
 import numpy as np
 import pytest
-from conftest import write_images
+from tensors import write_images
 
 MODEL = [flag for flag in harness.FLAGS if not flag.startswith("--data")]
 

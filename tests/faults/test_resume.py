@@ -12,7 +12,7 @@ from pathlib import Path
 import harness
 import pytest
 import yaml
-from conftest import write_images
+from tensors import write_images
 
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.metrics import read_metrics

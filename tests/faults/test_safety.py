@@ -19,7 +19,7 @@ import harness
 import pytest
 import torch
 import yaml
-from conftest import SMALL
+from runs import SMALL
 
 from vit_lightning import UserError
 from vit_lightning.storage.checkpoint_files import read_checkpoint, seal

@@ -322,8 +322,9 @@ def _facts(plan: Plan, threads: int) -> dict[str, Any]:
 def _code() -> dict[str, str]:
     """What training depends on besides the page: sources of this package, versions of others."""
     digest = hashlib.sha256()
-    for path in sorted(Path(vit_lightning.__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    package = Path(vit_lightning.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
     versions = {name: importlib.metadata.version(name) for name in PACKAGES if name not in ("vit-lightning", "wandb")}
     return {"source of vit_lightning": digest.hexdigest()[:16], "python": platform.python_version(), **versions}
 

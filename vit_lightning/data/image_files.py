@@ -116,7 +116,7 @@ def data_of_files(ckpt: str, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """The ``data`` of a page in which image files come in the place of the data that a checkpoint was trained on."""
     if not checkpoint.get("test_view"):
         raise UserError(f"ckpt={ckpt} does not say how its test images look: no images can be named beside it")
-    return {**checkpoint["test_view"], "class_path": f"{__name__}.{ImageFiles.__name__}"}
+    return {**checkpoint["test_view"], "class_path": "vit_lightning.ImageFiles"}
 
 
 def find_images(places: Sequence[Path]) -> list[Path]:

@@ -1,0 +1,119 @@
+"""Classifiers of torchvision under the same page."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tensors import write_images
+from torchvision.models import resnet18
+
+from vit_lightning import UserError
+from vit_lightning.commands.fit import fit
+from vit_lightning.config.check_network import network_problems
+from vit_lightning.config.resolve import make_network, resolve, to_yaml
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.training.flops import forward_flops
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    for name in ("a", "b", "c"):
+        write_images(folder / "train" / name, 14)
+    return folder
+
+
+def flags(images, model, *more):
+    return ["--data=ImageFolder", f"--data.root={images}", "--data.image_size=32", f"--model={model}", *more]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnext_tiny", "vit_b_16", "swin_t", "regnet_y_400mf"])
+def test_classes_and_image_size_come_from_the_data(images, name):
+    config = resolve(flags(images, f"torchvision.models.{name}"))
+    assert config.model.init_args.num_classes == 3
+    assert config.model.init_args.get("image_size", 32) == 32
+    with torch.device("meta"):
+        network = make_network(config) if not name.startswith("regnet") else None
+    if network is not None:
+        assert network.eval()(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 3)
+        assert forward_flops(network, (3, 32, 32)) > 1e7
+
+
+def test_flops_of_resnet18_are_those_of_its_paper():
+    with torch.device("meta"):
+        flops = forward_flops(resnet18(), (3, 224, 224))
+    assert flops == pytest.approx(2 * 1.814e9, rel=1e-3)  # torchvision's table: 1.814 GFLOPS, of multiply-adds
+
+
+def test_its_page_resolves_to_itself(images, tmp_path):
+    once = to_yaml(resolve(flags(images, "torchvision.models.swin_t", "--model.dropout=0.1")))
+    (tmp_path / "page.yaml").write_text(once)
+    again = resolve(["--config", str(tmp_path / "page.yaml")])
+    assert to_yaml(again).replace("experiment: page", "experiment: run") == once
+    assert again.model.init_args.dropout == 0.1
+
+
+def test_a_small_one_trains_and_goes_through_a_checkpoint(images, in_folder):
+    fit(
+        resolve(
+            flags(
+                images,
+                "torchvision.models.mobilenet_v3_small",
+                "--optimizer.name=sgd",
+                "--ema.decay=0.9",
+                "--trainer.max_epochs=1",
+                "--data.batch_size=8",
+                "--trainer.accelerator=cpu",
+                "--out=run",
+            )
+        )
+    )
+    results = json.loads((in_folder / "run/results.json").read_text())
+    assert results["flops"] > 0
+    assert np.isfinite(results["test/loss"])
+    state = read_checkpoint(in_folder / "run/checkpoints/best.ckpt")["state_dict"]
+    assert state["network.features.0.1.num_batches_tracked"] == results["best_step"]
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "problem"),
+    [
+        (
+            "resnet18",
+            ["--model.num_classes=7"],
+            "model.num_classes=7 does not fit the data, which has 3 (leave it out)",
+        ),
+        (
+            "googlenet",
+            [],
+            "model: GoogLeNet gives GoogLeNetOutputs where logits are expected (with aux_logits: false?)",
+        ),
+        ("inception_v3", [], "model: Inception3 does not take the images of the data, 3x32x32: Calculated padded"),
+        ("resnet18", ["--optimizer.layer_decay=0.7"], "optimizer.layer_decay=0.7 needs a ViT: ResNet does not say"),
+        ("resnet18", ["--optimizer.name=muon"], "optimizer.name=muon: ResNet has no matrices before its classifier"),
+        ("vit_b_16", ["--data.image_size=24"], "model: Problem with given class_path"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_named_before_a_run(images, model, more, problem):
+    with pytest.raises(UserError) as caught:
+        resolve(flags(images, f"torchvision.models.{model}", *more))
+    assert len(caught.value.problems) == 1, caught.value.problems
+    assert caught.value.problems[0].startswith(problem)
+
+
+def test_gray_images_and_features_are_named():
+    with pytest.raises(UserError) as caught:
+        resolve(["--model=torchvision.models.resnet18"])
+    assert caught.value.problems == [
+        "model: ResNet does not take the images of the data, 1x8x8: it takes images of 3 channels"
+    ]
+    with torch.device("meta"):
+        headless = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
+        assert network_problems(headless, (3, 2, 2), 4) == [
+            "model: Sequential gives (2, 5) for 2 images of 4 classes (num_classes?)"
+        ]
+        assert network_problems(torch.nn.Flatten(), (3, 2, 2), 4) == ["model: Flatten has no parameters to train"]

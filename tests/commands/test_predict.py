@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from runs import SMALL
+from tensors import write_images
+
+from vit_lightning import Digits, UserError
+from vit_lightning.cli import main
+from vit_lightning.config.files import split_words
+from vit_lightning.data.image_files import data_of_files, find_images
+
+
+def read(path: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
+
+
+def test_images_are_said_to_be_what_the_same_images_of_the_test_are(in_folder, capsys):
+    for number, name in enumerate(("ä cat", "dog, wet", "🦊")):
+        write_images(Path("images/train") / name, 30, size=(30, 20), seed=number)
+        write_images(Path("images/test") / name, 4, size=(21, 33), seed=9 + number)
+    flags = ["--data=ImageFolder", "--data.root=images", "--data.image_size=16", "--data.centre_share=0.75"]
+    flags += ["--data.mean=[0.4, 0.5, 0.6]", "--data.num_workers=0", "--data.batch_size=4", "--optimizer.lr=0.05"]
+    assert main(["fit", *SMALL, *flags, "--out=run"]) == 0
+    assert main(["predict", "--ckpt=run", "--out=split"]) == 0
+    Path("images/test").rename("elsewhere")
+    shutil.rmtree("images")  # the data need not be there
+    assert main(["predict", "--ckpt=run", "--out=named", "elsewhere", "--top_k=3"]) == 0
+    split, named = read("split/predictions.csv"), read("named/predictions.csv")
+    assert len(split) == len(named) == 12
+    assert [row["file"] for row in named] == [str(path) for path in sorted(Path("elsewhere").rglob("*.jpg"))]
+    assert {row["label"] for row in split} == {"ä cat", "dog, wet", "🦊"}
+    for one, other in zip(split, named, strict=True):
+        assert one["prediction"] == other["class_1"]
+        assert float(one["probability"]) == pytest.approx(float(other["probability_1"]), abs=2e-6)
+    sums = [sum(float(row[f"probability_{n}"]) for n in (1, 2, 3)) for row in named]
+    assert sums == pytest.approx([1.0] * 12, abs=1e-5)
+    with Image.open("named/predictions.png") as sheet:
+        assert min(sheet.size) > 200
+    capsys.readouterr()
+    assert main(["predict", "--ckpt=run"]) == 2  # which is of the data, and that is away
+    assert "data.root=images is not a folder" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("digits")
+    assert main(["fit", *SMALL, f"--out={folder / 'run'}"]) == 0
+    images = Digits().dataset("test").images[:9, 0].numpy()
+    (folder / "kinds").mkdir()
+    modes = {"1.png": "L", "2.png": "RGB", "3.png": "RGBA", "4.gif": "P", "5.tiff": "L", "6.bmp": "L", "7.webp": "RGB"}
+    for (name, mode), image in zip(modes.items(), images, strict=False):
+        lossless = {"lossless": True} if name.endswith("webp") else {}
+        Image.fromarray(image).convert(mode).save(folder / "kinds" / name, **lossless)
+    Image.fromarray(images[7].astype(np.uint16) * 257).save(folder / "kinds" / "8.png")
+    (folder / "kinds" / "9.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more than this")
+    (folder / "kinds" / ".10.png").write_bytes(b"hidden")
+    return folder
+
+
+def test_any_kind_of_image_is_read_and_a_damaged_one_is_named(digits_run, in_folder, capsys):
+    run, kinds = str(digits_run / "run"), str(digits_run / "kinds")
+    assert main(["predict", f"--ckpt={run}", "--out=split"]) == 0
+    assert main(["predict", "--ckpt", run, kinds, "--out=said", "--format", "json"]) == 2
+    said = json.loads(Path("said/predictions.json").read_text())
+    split = read("split/predictions.csv")[:8]
+    assert [Path(row["file"]).name[0] for row in said] == list("12345678")
+    for one, other in zip(split, said, strict=True):
+        assert len(other["classes"]) == 5
+        assert other["classes"][0]["class"] == one["prediction"]
+        assert other["classes"][0]["probability"] == pytest.approx(float(one["probability"]), abs=2e-6)
+    error = capsys.readouterr().err.splitlines()
+    assert error[0] == "lightning predict: 1 of 9 images have no prediction, those of the 8 others are written"
+    assert "9.jpg: damaged image" in error[1]
+    assert "9.jpg: damaged image" in Path("said/bad_images.txt").read_text()
+
+
+def test_damage_may_be_all_there_is(digits_run, in_folder, capsys):
+    flags = ["predict", f"--ckpt={digits_run / 'run'}", str(digits_run / "kinds" / "9.jpg")]
+    assert main([*flags, "--out=all"]) == 2
+    assert "1 of 1 images have no prediction" in capsys.readouterr().err
+    assert [path.name for path in Path("all").iterdir()] == ["bad_images.txt"]
+    good = str(digits_run / "kinds" / "1.png")
+    assert main([*flags, good, "--out=skipped", "--data.on_bad_image=skip"]) == 0
+    assert "left out" in capsys.readouterr().out
+    assert len(read("skipped/predictions.csv")) == 1
+
+
+def test_what_cannot_be_is_answered_at_once(digits_run, in_folder, capsys):
+    ckpt = f"--ckpt={digits_run / 'run'}"
+    Path("empty").mkdir()
+    asked = {
+        ("predict", ckpt, "no.jpg", "empty", "nor.png"): ["no.jpg: there", "empty: the folder holds", "nor.png: there"],
+        ("predict", ckpt, "no.jpg", "--top_k=0"): ["top_k=0 must be at least 1"],
+        ("predict", ckpt, "no.jpg", "--format=xml"): ["format=xml must be one of csv, json"],
+        ("predict", ckpt, "no.jpg", "--topk=2"): ["did you mean top_k?"],
+        ("predict", "no.jpg"): ["ckpt is missing"],
+        ("test", ckpt, "no.jpg"): ["no.jpg: what is this?"],
+        ("test", ckpt, "--top_k=2"): ["top_k=2: there is no such key"],
+    }
+    for words, problems in asked.items():
+        assert main(words) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == len(problems), words
+        assert all(problem in line for problem, line in zip(problems, lines, strict=True)), lines
+    assert not list(Path().glob("runs"))
+
+
+def test_what_a_checkpoint_says_of_its_images_names_no_class():
+    checkpoint = {"test_view": {**Digits().test_view(), "class_path": "torch.nn.Linear"}}
+    assert data_of_files("run", checkpoint)["class_path"] == "vit_lightning.data.image_files.ImageFiles"
+
+
+def test_words_are_told_from_flags_and_their_values():
+    assert split_words(["a", "--b", "c", "d", "--e=f", "g"]) == ([("b", "c"), ("e", "f")], ["a", "d", "g"])
+
+
+def test_named_files_come_once_in_their_order(tmp_path):
+    write_images(tmp_path / "x" / "y", 2)
+    (tmp_path / "x" / "note.txt").write_text("no image")
+    files = [tmp_path / "x" / "y" / f"{number:03}.jpg" for number in range(2)]
+    assert find_images([files[1], tmp_path / "x", tmp_path / "x" / "note.txt"]) == [
+        files[1],
+        files[0],
+        tmp_path / "x" / "note.txt",
+    ]
+    with pytest.raises(UserError, match="no such file"):
+        find_images([tmp_path / "z"])

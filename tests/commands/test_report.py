@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import SMALL
+from scipy.stats import binomtest
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from vit_lightning import Digits
+from vit_lightning.cli import main
+from vit_lightning.commands.test_report import (
+    calibration_bins,
+    calibration_error,
+    class_rows,
+    interval,
+    report_test,
+    wilson,
+)
+from vit_lightning.figures import image_grid
+
+
+@pytest.mark.parametrize(("correct", "images"), [(0, 10), (10, 10), (7, 10), (445, 1000), (356, 360)])
+def test_the_interval_is_wilson_s(correct, images):
+    expected = binomtest(correct, images).proportion_ci(method="wilson")
+    assert wilson(correct, images) == pytest.approx((expected.low, expected.high), abs=1e-7)
+
+
+def test_the_calibration_error_is_that_of_torchmetrics():
+    probabilities = torch.randn(500, 7, generator=torch.Generator().manual_seed(0)).mul(2.0).softmax(dim=1)
+    probabilities[:4] = torch.eye(7)[:4]  # a confidence of 1 lies on the last edge
+    labels = torch.randint(7, (500,), generator=torch.Generator().manual_seed(1))
+    expected = multiclass_calibration_error(probabilities, labels, num_classes=7, n_bins=15)
+    confidence, prediction = probabilities.max(dim=1)
+    correct = (prediction == labels).numpy()
+    assert calibration_error(confidence.numpy(), correct) == pytest.approx(float(expected), abs=1e-6)
+    counts, confidences, accuracies = calibration_bins(confidence.numpy(), correct)
+    assert counts.sum() == 500
+    filled = counts > 0
+    assert (np.isfinite(confidences) == filled).all()
+    assert np.sum(counts[filled] * accuracies[filled]) == pytest.approx(correct.sum())
+
+
+def made_up_table(images: int) -> dict[str, np.ndarray]:
+    """A test of Digits in which every third image is wrong, the later ones the more so."""
+    labels = Digits().dataset("test").labels[:images].numpy()
+    wrong = np.arange(images) % 3 == 0
+    return {
+        "index": np.arange(images),
+        "label": labels,
+        "prediction": np.where(wrong, (labels + 1) % 10, labels),
+        "confidence": np.full(images, 0.8, dtype=np.float32),
+        "loss": np.where(wrong, 1.0 + np.arange(images), 0.1).astype(np.float32),
+    }
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+def test_accuracies_by_class_count_each_image_once():
+    table = made_up_table(90)
+    rows = class_rows(table, [*map(str, range(10)), "none of these"])
+    assert sum(row[1] for row in rows) == 90
+    assert sum(row[2] for row in rows) == 60
+    assert rows[-1][:3] == ("none of these", 0, 0)
+    assert math.isnan(rows[-1][3])
+    assert interval(table)["test/acc_low"] < 60 / 90 < interval(table)["test/acc_high"]
+    assert interval({}) == {}
+
+
+def test_the_worst_errors_are_errors_of_the_highest_loss(tmp_path):
+    data, table = Digits(), made_up_table(90)
+    said = report_test(tmp_path, table, data, torch.zeros(10, 10, dtype=torch.long))
+    rows = read(tmp_path / "errors.csv")
+    assert [int(row["index"]) for row in rows] == list(range(87, 87 - 60, -3))
+    assert all(row["label"] != row["prediction"] for row in rows)
+    assert len(said.splitlines()) == 11
+    assert len(read(tmp_path / "classes.csv")) == 10
+    table["prediction"] = table["label"]  # without errors there is no sheet of them
+    (tmp_path / "perfect").mkdir()
+    report_test(tmp_path / "perfect", table, data, torch.zeros(10, 10, dtype=torch.long))
+    assert read(tmp_path / "perfect" / "errors.csv") == []
+    assert not (tmp_path / "perfect" / "worst_errors.png").exists()
+
+
+def test_a_test_reports_the_same_in_fit_and_on_its_own(in_folder, capsys):
+    assert main(["fit", *SMALL, "--out=run"]) == 0
+    said = capsys.readouterr().out
+    assert "95 % interval" in said
+    assert main(["test", "--ckpt=run", "--out=again"]) == 0
+    table = [line for line in said.splitlines() if " to " in line and not line.startswith("test")]
+    assert len(table) == 10
+    assert all(line in capsys.readouterr().out.splitlines() for line in table[:1])
+    fitted, tested = (json.loads(Path(place, "results.json").read_text()) for place in ("run", "again"))
+    assert tested["test/acc_low"] == fitted["test/acc_low"] < fitted["test/acc"] < fitted["test/acc_high"]
+    for name in ("classes.csv", "errors.csv"):
+        assert Path("run", name).read_bytes() == Path("again", name).read_bytes()
+    table = np.load("run/test_predictions.npz")
+    assert table["loss"].mean() == pytest.approx(fitted["test/loss"], abs=1e-5)
+    assert calibration_error(table["confidence"], table["label"] == table["prediction"]) == pytest.approx(
+        fitted["test/ece"], abs=1e-5
+    )
+    assert len(read(Path("run/errors.csv"))) == 20
+    for name in ("calibration", "worst_errors", "confusion", "test_images"):
+        with Image.open(f"again/{name}.png") as picture:
+            assert min(picture.size) > 100
+
+
+def test_long_names_stay_within_their_image():
+    figure = image_grid(np.zeros((2, 3, 8, 8), dtype=np.uint8), ["n" * 60, "$_a$\nb"], [False, True])
+    assert [text.get_text() for text in figure.axes[0].texts] == [f"{'n' * 22}\u2026", "$_a$\nb"]
+    figure.savefig("/dev/null", format="png")  # a name is no formula

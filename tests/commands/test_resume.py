@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from runs import SMALL
+
+from vit_lightning import UserError
+from vit_lightning.cli import main
+from vit_lightning.commands.fit import fit
+from vit_lightning.commands.resume import changed_page, refuse_changes
+from vit_lightning.config.changes import changes
+from vit_lightning.config.resolve import resolve
+from vit_lightning.errors import CannotResume
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.storage.metrics import read_metrics
+
+
+def start(*flags: str, allowed: tuple[str, ...] = ()):
+    return fit(resolve([*SMALL, *flags]), allowed)
+
+
+def runs() -> list[str]:
+    return sorted(path.parent.name for path in Path("runs/run").glob("*/config.yaml"))
+
+
+def leave_unfinished(name: str) -> None:
+    """Takes back what a run wrote when it was over."""
+    (Path("runs/run") / name / "results.json").unlink()
+
+
+def test_auto_goes_on_with_the_newest_run_of_the_same_page_that_is_not_over(in_folder):
+    first = start("--resume=auto")
+    assert len(runs()) == 1
+    start("--resume=auto")
+    assert len(runs()) == 2, "what is over does not go on"
+    leave_unfinished(runs()[0])
+    again = start("--resume=auto")
+    assert len(runs()) == 2
+    assert again["test/loss"] == first["test/loss"]
+    leave_unfinished(runs()[0])
+    start("--resume=auto", "--optimizer.lr=0.01")
+    assert len(runs()) == 3, "another page is another run"
+    leave_unfinished(runs()[-1])
+    start("--resume=auto", "--data.num_workers=1", "--optimizer.lr=0.01")
+    assert len(runs()) == 3
+    assert Path(f"runs/run/{runs()[-1]}/results.json").exists()
+
+
+def test_must_ends_where_nothing_can_go_on(in_folder, capsys):
+    assert main(["fit", *SMALL, "--resume=must"]) == 3
+    assert "resume=must: runs/run holds no run of this page" in capsys.readouterr().err
+    assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 3
+    assert not Path("out").exists()
+    start("--out=out")
+    Path("out/results.json").unlink()
+    assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 0
+    assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 0, "it is over: there is nothing left to do"
+
+
+def test_the_given_folder_holds_another_page(in_folder, capsys):
+    start("--out=out")
+    Path("out/results.json").unlink()
+    assert main(["fit", *SMALL, "--resume=auto", "--out=out", "--model.depth=2"]) == 2
+    assert "model.depth=2 where out has 1 (to change it: --allow-config-change model.depth)" in capsys.readouterr().err
+
+
+def test_a_run_that_is_over_takes_no_changes(in_folder):
+    start("--out=out")
+    before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+    assert main(["fit", "--resume=out", "--optimizer.lr=1", "--allow-config-change=optimizer.lr"]) == 2
+    assert before == {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+
+
+def test_must_wants_a_checkpoint(in_folder):
+    start("--out=out")
+    Path("out/results.json").unlink()
+    for path in Path("out/checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(CannotResume, match="are gone"):
+        start("--out=out", "--resume=auto")
+    Path("out/metrics.jsonl").unlink()
+    with pytest.raises(CannotResume, match="no checkpoint yet"):
+        start("--out=out", "--resume=must")
+    assert start("--out=out", "--resume=auto")["steps"] == 21
+
+
+def test_changes_name_keys_as_pages_do():
+    before = {"model": {"class_path": "a.B", "init_args": {"x": 1, "y": [1, 2]}}, "seed": 0, "data": {"num_workers": 2}}
+    after = {"model": {"class_path": "a.B", "init_args": {"x": 2, "y": [1, 2]}}, "seed": 0, "data": {"num_workers": 0}}
+    assert changes(before, after) == {"model.x": (1, 2)}
+    assert changes(before, {**before, "new": 3}) == {"new": (None, 3)}
+
+
+def test_a_group_allows_its_keys_and_no_others():
+    changed = {"optimizer.lr": (1, 2), "optimizers": (1, 2), "seed_everything": (0, 1)}
+    with pytest.raises(UserError) as caught:
+        refuse_changes(changed, ["optimizer", "seed_everything"], Path("run"))
+    assert [problem.split("=")[0] for problem in caught.value.problems] == ["optimizers", "seed_everything"]
+
+
+def test_a_page_remembers_what_it_was(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("a: 1\n")
+    path.write_text(changed_page("a: 2\n", path, {"a": (1, 2)}, 5))
+    path.write_text(changed_page("a: 3\n", path, {"a": (2, 3)}, 9))
+    assert path.read_text() == "# a was 1 until step 5\n# a was 2 until step 9\na: 3\n"
+
+
+def test_what_may_change_is_only_for_runs_that_go_on(in_folder, capsys):
+    assert main(["test", "--ckpt=x", "--allow-config-change=model.depth"]) == 2
+    assert "is for a run that goes on" in capsys.readouterr().err
+    assert main(["fit", *SMALL, "--allow-config-change=model.depth"]) == 2
+
+
+def test_a_checkpoint_holds_the_page_that_made_it(in_folder):
+    start("--out=out", "--resume=auto")
+    page = read_checkpoint(Path("out/checkpoints/last.ckpt"))["page"]
+    assert "resume" not in page
+    assert json.dumps(page), "plain data"
+
+
+def test_what_writes_checkpoints_is_not_for_the_page(in_folder, capsys):
+    plugin = '--trainer.plugins=[{"class_path": "lightning.pytorch.plugins.AsyncCheckpointIO"}]'
+    assert main(["fit", *SMALL, plugin]) == 2
+    assert "trainer.plugins: how checkpoints are written is not for the page" in capsys.readouterr().err
+
+
+def test_a_run_can_be_trained_in_a_thread(in_folder):
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(start, "--out=out").result()["steps"] == 21
+
+
+def test_the_row_of_the_test_stands_at_the_last_step_also_after_a_restart(in_folder):
+    start("--out=out")
+    leave = Path("out/results.json")
+    leave.unlink()
+    start("--out=out", "--resume=auto")
+    tested = [row["step"] for row in read_metrics(Path("out")) if "test/acc" in row]
+    assert tested == [21]

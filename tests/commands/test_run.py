@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import multiprocessing
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from runs import SMALL
+from tensors import write_images
+
+from vit_lightning import UserError
+from vit_lightning.cli import main
+from vit_lightning.commands.evaluate import evaluate
+from vit_lightning.commands.fit import fit, resume
+from vit_lightning.config.resolve import resolve
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.storage.folder import new_folder
+from vit_lightning.storage.metrics import read_metrics, read_results
+from vit_lightning.training.callbacks import StepSeeds
+
+
+def run(*flags: str, out: str = "out"):
+    return fit(resolve([*SMALL, f"--out={out}", *flags]))
+
+
+def test_a_run_leaves_what_it_promises(in_folder, capsys):
+    results = fit(resolve([*SMALL, "--experiment=small"]))
+    (folder,) = (in_folder / "runs" / "small").iterdir()
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml",
+        "environment.json",
+        "checkpoints",
+        "metrics.jsonl",
+        "warnings.log",
+        "test_predictions.npz",
+        "curves.png",
+        "confusion.png",
+        "test_images.png",
+        "calibration.png",
+        "worst_errors.png",
+        "classes.csv",
+        "errors.csv",
+        "results.json",
+    }
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {
+        "best.ckpt",
+        "last.ckpt",
+        "previous.ckpt",
+    }
+    assert [path.name for path in in_folder.iterdir()] == ["runs"]
+    assert read_results(folder) == results
+    assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["init_args"]["emb_size"] == 16
+    numbers = {"test/acc", "test/loss", "test/acc5", "test/ece", "val/acc", "val/loss", "train/acc", "train/loss"}
+    facts = {
+        "seconds",
+        "train_seconds",
+        "images_per_second",
+        "parameters",
+        "steps",
+        "epochs",
+        "best_step",
+        "seed",
+        "flops",
+    }
+    assert numbers | facts <= set(results)
+    assert 0 <= results["test/acc"] <= 1
+    assert results["steps"] == 21
+    said = capsys.readouterr().out
+    for part in (
+        f"{100 * results['test/acc']:.2f} %",
+        f"lightning test --ckpt {folder.relative_to(in_folder)}",
+        "images/s",
+    ):
+        assert part in said
+
+
+def test_metrics_hold_steps_epochs_and_test(in_folder):
+    results = run("--trainer.log_every_n_steps=5", "--trainer.max_epochs=2")
+    rows = read_metrics(Path("out"))
+    assert [row["step"] for row in rows if "train/loss_step" in row] == list(range(4, 42, 5))
+    assert all("lr" in row for row in rows if "train/loss_step" in row)
+    assert [row["epoch"] for row in rows if "val/acc" in row] == [0, 1]
+    assert [row["test/acc"] for row in rows if "test/acc" in row] == [results["test/acc"]]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(in_folder):
+    random = ["--model.emb_dropout=0.1", '--data.augment=[{"class_path": "RandomCrop"}]']
+    results = [run(*random, f"--seed_everything={seed}", out=str(n)) for n, seed in enumerate((1, 1, 2))]
+    same = [{k: v for k, v in result.items() if "second" not in k and "memory" not in k} for result in results]
+    assert same[0] == same[1]
+    weights = [read_checkpoint(Path(str(n), "checkpoints/last.ckpt"))["state_dict"] for n in range(3)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not torch.equal(weights[0]["network.head.linear.weight"], weights[2]["network.head.linear.weight"])
+
+
+def test_a_run_can_be_repeated_from_its_config(in_folder):
+    first = run()
+    again = fit(resolve(["--config", "out/config.yaml", "--out=again"]))
+    assert again["test/loss"] == first["test/loss"]
+
+
+@pytest.mark.parametrize("place", ["out", "out/checkpoints/best.ckpt"])
+def test_testing_again_needs_no_page_and_gives_the_same_numbers(in_folder, place):
+    results = run()
+    again = evaluate(resolve([f"--ckpt={place}"], "test"), "test")
+    assert again == {name: value for name, value in results.items() if name.startswith("test/")}
+    assert len(list(Path("out/test").iterdir())) == 1
+    assert evaluate(resolve([f"--ckpt={place}"], "validate"), "validate")["val/acc"] == results["val/acc"]
+
+
+def test_predictions_are_written_for_each_test_image(in_folder):
+    results = run()
+    evaluate(resolve(["--ckpt=out", "--out=said"], "predict"), "predict")
+    rows = list(csv.DictReader(Path("said/predictions.csv").read_text().splitlines()))
+    assert len(rows) == 360
+    assert sum(row["label"] == row["prediction"] for row in rows) / 360 == pytest.approx(results["test/acc"])
+
+
+def test_a_checkpoint_file_alone_is_enough(in_folder):
+    results = run()
+    Path("out/checkpoints/best.ckpt").rename("alone.ckpt")
+    again = evaluate(resolve(["--ckpt=alone.ckpt"], "test"), "test")
+    assert again["test/acc"] == results["test/acc"]
+
+
+def test_what_is_kept_tested_and_taken_up_is_the_average(in_folder):
+    results = run("--ema.decay=0.9", "--trainer.max_epochs=2")
+    checkpoint = read_checkpoint(Path("out/checkpoints/best.ckpt"))
+    average = {name: value for name, value in checkpoint["state_dict"].items() if name.startswith("network.")}
+    trained = checkpoint["ema"]["trained"]
+    assert any(not torch.equal(value, trained[name.removeprefix("network.")]) for name, value in average.items())
+    again = evaluate(resolve(["--ckpt=out"], "test"), "test")
+    assert again["test/loss"] == results["test/loss"]
+    validated = evaluate(resolve(["--ckpt=out"], "validate"), "validate")
+    assert (validated["val/acc"], validated["val/loss"]) == (results["val/acc"], results["val/loss"])
+    run("--init_from=out", "--optimizer.lr=0", out="second")
+    after = read_checkpoint(Path("second/checkpoints/best.ckpt"))["state_dict"]
+    assert all(torch.equal(value, after[name]) for name, value in average.items())
+
+
+def test_first_weights_come_from_another_run(in_folder):
+    run("--trainer.max_epochs=2")
+    run("--init_from=out", "--optimizer.lr=0", out="second")
+    before, after = (read_checkpoint(Path(name, "checkpoints/best.ckpt"))["state_dict"] for name in ("out", "second"))
+    assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("network."))
+
+
+def test_the_test_can_be_left_out(in_folder):
+    assert not any(name.startswith("test/") for name in run("--test=false"))
+
+
+def test_without_validation_the_last_checkpoint_is_tested(in_folder):
+    results = run("--trainer.limit_val_batches=0")
+    assert "test/acc" in results
+    assert not Path("out/checkpoints/best.ckpt").exists()
+
+
+def test_fast_dev_run_leaves_nothing(in_folder):
+    fit(resolve([*SMALL, "--trainer.fast_dev_run=true"]))
+    assert not list(in_folder.iterdir())
+
+
+def test_lightning_s_callbacks_loggers_and_profilers_come_from_the_page(in_folder):
+    Path("page.yaml").write_text(
+        "trainer:\n"
+        "  max_epochs: 5\n"
+        "  profiler: {class_path: lightning.pytorch.profilers.SimpleProfiler, init_args: {filename: times}}\n"
+        "  callbacks:\n"
+        "    - class_path: lightning.pytorch.callbacks.EarlyStopping\n"
+        "      init_args: {monitor: val/acc, patience: 0, stopping_threshold: 0.0}\n"
+        "  logger: {class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: out}}\n"
+    )
+    config = resolve([*SMALL[:-2], "--config=page.yaml", "--out=out"])
+    assert fit(config)["epochs"] == 2
+    assert list(Path("out").rglob("metrics.csv"))
+    assert list(Path("out").glob("*times*"))
+
+
+def test_a_folder_in_use_is_refused_before_training(in_folder):
+    run()
+    before = Path("out/results.json").read_bytes()
+    with pytest.raises(UserError, match="out=out is there already"):
+        run()
+    assert Path("out/results.json").read_bytes() == before
+
+
+def claim(barrier, folders, parent):
+    for number in range(50):
+        barrier.wait()
+        with new_folder(None, parent / str(number), "seed0") as folder:
+            folders.put((number, folder))
+            (folder / "config.yaml").touch()
+        barrier.wait()
+        with contextlib.suppress(UserError), new_folder(parent / "given" / str(number), parent, "") as folder:
+            folders.put((number, folder))
+            (folder / "config.yaml").touch()
+
+
+def test_eight_runs_that_start_together_never_share_a_folder_in_fifty_rounds(tmp_path):
+    context = multiprocessing.get_context("fork")
+    barrier, folders = context.Barrier(8), context.Queue()
+    processes = [context.Process(target=claim, args=(barrier, folders, tmp_path)) for _ in range(8)]
+    for process in processes:
+        process.start()
+    claimed = [folders.get(timeout=60) for _ in range(50 * 9)]
+    for process in processes:
+        process.join()
+    assert folders.empty()
+    assert len({folder for _, folder in claimed}) == 50 * 9
+    assert [sum(number == n for n, _ in claimed) for number in range(50)] == [9] * 50
+
+
+def weights(folder: str) -> dict[str, torch.Tensor]:
+    state = read_checkpoint(Path(folder, "checkpoints/last.ckpt"))["state_dict"]
+    return {name: value for name, value in state.items() if name.startswith("network.")}
+
+
+def numbers(results: dict) -> dict:
+    return {name: value for name, value in results.items() if "second" not in name and "memory" not in name}
+
+
+class Kill(Exception):
+    pass
+
+
+def killed(folder: str, *flags: str, before_step: int) -> None:
+    """A run that ends as if it had been killed before a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        train = StepSeeds.on_train_batch_start
+
+        def stop(self, trainer, *rest):
+            if trainer.global_step == before_step:
+                raise Kill
+            train(self, trainer, *rest)
+
+        patch.setattr(StepSeeds, "on_train_batch_start", stop)
+        with pytest.raises(Kill):
+            run(*flags, out=folder)
+
+
+@pytest.mark.parametrize("before_step", [0, 5, 21, 30, 41])
+def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(in_folder, before_step):
+    flags = ["--trainer.max_epochs=2", "--checkpoint.every_n_steps=4", "--model.emb_dropout=0.1"]
+    reference = run(*flags, out="reference")
+    killed("run", *flags, before_step=before_step)
+    assert not Path("run/results.json").exists()
+    assert numbers(resume(Path("run"))) == numbers(reference)
+    assert all(torch.equal(weight, weights("run")[name]) for name, weight in weights("reference").items())
+    rows = [
+        [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(Path(f))] for f in ("reference", "run")
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_resuming_tests_a_run_that_was_trained(in_folder):
+    results = run()
+    Path("out/results.json").unlink()
+    last = Path("out/checkpoints/last.ckpt").read_bytes()
+    assert numbers(resume(Path("out"))) == numbers(results)
+    assert Path("out/checkpoints/last.ckpt").read_bytes() == last
+
+
+def test_resuming_what_is_done_does_nothing(in_folder):
+    results = run()
+    before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
+    assert main(["fit", "--resume", "out"]) == 0
+    assert resume(Path("out")) == results
+    assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
+
+
+def test_resume_takes_a_run_folder_and_no_page(in_folder, capsys):
+    assert main(["fit", "--resume=nowhere"]) == 2
+    assert "resume=nowhere is no run folder" in capsys.readouterr().err
+    assert main(["fit", "--resume=out", "--config=page.yaml"]) == 2
+    assert "config=page.yaml beside --resume" in capsys.readouterr().err
+
+
+def test_the_folder_tells_where_a_run_took_place(in_folder):
+    run()
+    environment = json.loads(Path("out/environment.json").read_text())
+    assert torch.__version__.startswith(environment["packages"]["torch"])
+    assert {"command", "python", "processor", "cores", "gpus", "git", "started"} <= set(environment)
+
+
+def test_test_predictions_agree_with_the_accuracy(in_folder):
+    results = run()
+    table = np.load("out/test_predictions.npz")
+    assert table["index"].tolist() == list(range(360))
+    assert (table["label"] == table["prediction"]).mean() == pytest.approx(results["test/acc"])
+    assert 0.1 <= table["confidence"].min() <= table["confidence"].max() <= 1
+    assert Path("out/test_predictions.npz").stat().st_size < 8000
+
+
+def test_warnings_are_kept_in_the_folder(in_folder):
+    Path("page.yaml").write_text("trainer: {callbacks: [{class_path: loud.Loud}]}\n")
+    Path("loud.py").write_text(
+        "import warnings\nfrom lightning.pytorch import Callback\n"
+        "class Loud(Callback):\n    def on_train_start(self, *_):\n        warnings.warn('something is odd')\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(in_folder)
+        with pytest.warns(UserWarning, match="something is odd"):
+            fit(resolve([*SMALL, "--out=out", "--config=page.yaml"], trust=True))
+    assert "UserWarning: something is odd" in Path("out/warnings.log").read_text()
+
+
+def test_the_curves_are_a_picture(in_folder):
+    run()
+    with Image.open("out/curves.png") as picture:
+        assert picture.size == (900, 360)
+
+
+def test_a_page_s_own_checkpoints_do_not_stand_in_the_way_of_testing(in_folder):
+    Path("page.yaml").write_text(
+        "trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: {monitor: val/loss}}]}\n"
+    )
+    results = run("--config=page.yaml")
+    assert len(list(Path("out/checkpoints").iterdir())) == 4
+    assert evaluate(resolve(["--ckpt=out"], "test"), "test")["test/acc"] == results["test/acc"]
+
+
+def test_a_run_from_first_weights_outlives_them(in_folder):
+    run(out="first")
+    results = run("--init_from=first", out="second")
+    shutil.rmtree("first")
+    assert evaluate(resolve(["--ckpt=second"], "test"), "test")["test/acc"] == results["test/acc"]
+    Path("second/results.json").unlink()
+    assert numbers(resume(Path("second"))) == numbers(results)
+
+
+def test_a_checkpoint_is_found_from_within_its_folder(in_folder, monkeypatch):
+    run()
+    monkeypatch.chdir(in_folder / "out" / "checkpoints")
+    evaluate(resolve(["--ckpt=best.ckpt"], "test"), "test")
+    assert len(list(Path("../test").iterdir())) == 1
+    assert {path.name for path in Path().iterdir()} == {"best.ckpt", "last.ckpt", "previous.ckpt"}
+
+
+def test_a_test_without_batches_leaves_a_run(in_folder):
+    results = run("--trainer.limit_test_batches=0")
+    assert "test/acc" not in results
+    assert not Path("out/test_predictions.npz").exists()
+
+
+@pytest.mark.parametrize("name", ["VisionTransformer", "resnet18"])
+def test_a_network_of_torchvision_trains_and_is_tested(in_folder, name):
+    vit = ["image_size=8", "patch_size=4", "num_layers=1", "num_heads=2", "hidden_dim=8", "mlp_dim=8"]
+    arguments = vit if name == "VisionTransformer" else []
+    for kind in ("a", "b", "c"):
+        write_images(Path("images/train") / kind, 10, size=(8, 8), seed=ord(kind))
+    flags = ["--data=ImageFolder", "--data.root=images", "--data.image_size=8", "--data.num_workers=0"]
+    flags += [f"--model.class_path=torchvision.models.{name}", *(f"--model.{argument}" for argument in arguments)]
+    results = fit(resolve([*flags, "--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--out=out"]))
+    assert evaluate(resolve(["--ckpt=out"], "test"), "test")["test/loss"] == pytest.approx(results["test/loss"])
+    page = yaml.safe_load(Path("out/config.yaml").read_text())
+    assert page["model"]["init_args"]["num_classes"] == 3
+
+
+def test_a_model_is_not_tested_on_images_that_it_learned_from(in_folder):
+    run()
+    with pytest.raises(UserError, match="learned from split 0"):
+        resolve(["--ckpt=out", "--data.split_seed=1"], "test")
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_starts_again(in_folder):
+    flags = ["--trainer.log_every_n_steps=5"]
+    reference = run(*flags, out="reference")
+    killed("run", *flags, before_step=17)
+    assert len(read_metrics(Path("run"))) == 3
+    assert numbers(resume(Path("run"))) == numbers(reference)
+    rows = [
+        [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(Path(f))] for f in ("reference", "run")
+    ]
+    assert rows[0] == rows[1]

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import REPOSITORY, SMALL
+
+from vit_lightning import UserError, ViTClassifier
+from vit_lightning.cli import main
+from vit_lightning.commands.tune import find_rate, scale_batch, smooth, suggest
+from vit_lightning.config.resolve import resolve
+
+
+def test_the_rate_of_each_group_really_varies_and_nothing_else_is_left(in_folder, monkeypatch, capsys):
+    seen: list[tuple[list[float], float]] = []
+
+    def watch(self, optimizer):  # called within the optimizer's step, when its rates are those it steps with
+        weights = self.network.head.linear.weight.abs().sum().item()
+        seen.append(([group["lr"] for group in optimizer.param_groups], weights))
+
+    monkeypatch.setattr(ViTClassifier, "on_before_optimizer_step", watch)
+    page = Path("mine.yaml")
+    page.write_text(
+        "trainer:\n  max_epochs: 1\n  accelerator: cpu\n"
+        "  callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/acc}}]\n"
+    )
+    before = page.read_bytes()
+    flags = ["--config=mine.yaml", *SMALL[:4], "--steps=40", "--min_lr=1e-6", "--max_lr=1.0"]
+    assert main(["lr-find", *flags]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    (folder,) = Path("runs/lr-find").iterdir()
+    assert {path.name for path in folder.iterdir()} == {"rates.json", "rates.png"}
+    assert sorted(path.name for path in in_folder.iterdir()) == ["mine.yaml", "runs"]
+    assert page.read_bytes() == before
+    results = json.loads((folder / "rates.json").read_text())
+    assert len(seen) == len(results["rates"]) == len(results["losses"]) == 40
+    assert [rates for rates, _ in seen] == results["group_rates"]
+    assert all(len(set(rates)) == 1 for rates, _ in seen)  # of this page, whose groups differ in their decay alone
+    assert [rates[0] for rates, _ in seen] == pytest.approx(results["rates"])
+    assert seen[0][0][0] == pytest.approx(1e-6)
+    assert seen[-1][0][0] == pytest.approx(1.0, rel=0.5)
+    steps = np.diff(np.log([rates[0] for rates, _ in seen[1:]]))
+    assert steps == pytest.approx(steps.mean())
+    moved = np.abs(np.diff([weights for _, weights in seen]))
+    assert moved[-5:].mean() > 1e3 * moved[:5].mean()  # the weights go as far as the rates say
+    assert f"--optimizer.lr={results['suggestion']:.2g}" in said.out
+    assert 1e-4 < results["suggestion"] < 0.3
+    with Image.open(folder / "rates.png") as picture:
+        assert picture.size == (600, 400)
+
+
+def test_groups_keep_their_shares_of_the_rate(in_folder):
+    flags = ["--steps=30", "--min_lr=1e-5", "--trainer.accumulate_grad_batches=2", "--model.depth=2"]
+    flags += ["--optimizer.layer_decay=0.5", "--optimizer.name=muon", "--ema.decay=0.9"]
+    results = find_rate(resolve([*SMALL, *flags], "lr-find"))
+    shares = results["group_shares"]
+    assert {round(share, 6) for share in shares} == {1.0, 0.5, 0.25, 0.125}  # head, two blocks, embedding
+    rates = np.array(results["group_rates"])
+    assert rates.shape == (30, len(shares))
+    assert rates == pytest.approx(np.outer(results["rates"], shares))
+    assert results["batch_size"] == 128
+
+
+def test_the_suggestion_is_where_the_loss_falls_fastest():
+    x = np.linspace(math.log(1e-7), 0.0, 100)
+    losses = 2.0 - 1.0 / (1.0 + np.exp(-2.0 * (x - math.log(1e-3)))) + np.exp(3.0 * (x + 1.0))
+    assert suggest(np.exp(x).tolist(), losses.tolist()) == pytest.approx(1e-3, rel=0.1)
+    noise = losses + np.random.default_rng(0).normal(0.0, 0.02, 100)
+    noise[97:] = math.nan
+    assert suggest(np.exp(x).tolist(), smooth(noise.tolist())) == pytest.approx(1e-3, rel=0.5)
+    assert suggest(np.exp(x).tolist(), (2.0 + x**2)[::-1].tolist()) is None
+    assert suggest([0.1, 0.2], [1.0, 0.5]) is None
+    assert smooth([3.0] * 50) == pytest.approx([3.0] * 50)
+
+
+@pytest.mark.parametrize(
+    ("verb", "flags", "problem"),
+    [
+        ("lr-find", ["--trainer.fast_dev_run=true"], "trainer.fast_dev_run"),
+        ("lr-find", ["--optimizer.lr=0"], "optimizer.lr=0.0 must be above 0"),
+        ("lr-find", ["--steps=5"], "steps=5 must be at least 20"),
+        ("lr-find", ["--min_lr=1", "--max_lr=0.1"], "the first below the second"),
+        ("lr-find", ["--min_lr=1e-12", "--max_lr=1e-10", "--steps=20"], "no rate is suggested"),
+        ("scale-batch", ["--trainer.fast_dev_run=true"], "trainer.fast_dev_run"),
+        ("scale-batch", ["--max_batch_size=32"], "max_batch_size=32 must not be below data.batch_size=64"),
+        ("scale-batch", ["--trainer.devices=2", "--trainer.strategy=ddp"], "distributed"),
+        ("fit", ["--steps=5"], "steps=5: there is no such key"),
+    ],
+)
+def test_what_cannot_work_is_said(in_folder, capsys, verb, flags, problem):
+    assert main([verb, *SMALL, *flags]) == 2
+    error = capsys.readouterr().err
+    assert problem in error
+    assert "Traceback" not in error
+
+
+def test_the_batch_grows_until_the_data_ends_or_the_limit_is_reached(in_folder):
+    results = scale_batch(resolve([*SMALL, "--data.batch_size=200"], "scale-batch"))
+    assert results == {
+        "batch_size": 1600,
+        "page": 200,
+        "ended_by": "data",
+        "trained": [200, 400, 800, 1600],
+        "failed": [],
+    }
+    flags = ["--data.batch_size=100", "--max_batch_size=400", "--out=out"]
+    results = scale_batch(resolve([*SMALL, *flags], "scale-batch"))
+    assert (results["batch_size"], results["ended_by"], results["trained"]) == (400, "max_batch_size", [100, 200, 400])
+    assert json.loads(Path("out/batch_sizes.json").read_text()) == results
+    assert sorted(path.name for path in Path("out").iterdir()) == ["batch_sizes.json"]
+
+
+@pytest.mark.parametrize(("holds", "first", "best"), [(300, 100, 200), (30, 100, 25), (0, 4, None)])
+def test_the_batch_is_the_largest_that_the_memory_holds(in_folder, monkeypatch, holds, first, best):
+    step = ViTClassifier.training_step
+
+    def small_memory(self, batch, batch_idx):
+        if len(batch.images) > holds:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(ViTClassifier, "training_step", small_memory)
+    config = resolve([*SMALL, f"--data.batch_size={first}"], "scale-batch")
+    if best is None:
+        with pytest.raises(UserError, match="the memory does not hold a batch of 1"):
+            scale_batch(config)
+        return
+    results = scale_batch(config)
+    assert (results["batch_size"], results["ended_by"]) == (best, "memory")
+
+
+def test_a_page_of_the_project_is_searched(in_folder):
+    config = resolve([f"--config={REPOSITORY / 'experiments' / 'digits.yaml'}", "--trainer.accelerator=cpu"], "lr-find")
+    assert 3e-4 < find_rate(config)["suggestion"] < 1e-2

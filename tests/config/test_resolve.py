@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from runs import REPOSITORY
+from tensors import write_images, write_parquet
+
+from vit_lightning import Digits, ImageFolder, UserError, ViT
+from vit_lightning.config.resolve import (
+    make_data,
+    make_network,
+    make_settings,
+    make_trainer_arguments,
+    resolve,
+    to_plain,
+    to_yaml,
+)
+from vit_lightning.models.blocks import MultiHeadAttention
+
+PAGES = sorted((REPOSITORY / "experiments").glob("*.yaml"))
+DIGITS = str(REPOSITORY / "experiments" / "digits.yaml")
+FIT = ["--model.patch_size=4"]
+
+
+def page(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    for name in ("a", "b", "c"):
+        write_images(tmp_path / "images" / "train" / name, 4)
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_every_page_is_valid_and_builds_its_model(path, images):
+    text, source = path.read_text(), []
+    if "ImageFolder" in text:
+        source = [f"--data.root={images}"]
+    if "HuggingFaceSet" in text:
+        pytest.importorskip("datasets")
+        tables = images.parent / "tables"
+        tables.mkdir()
+        write_parquet(tables / "train.parquet", images / "train")
+        source = [f"--data.path={tables}", "--data.image_column=image", f"--data.cache={tables / 'cache'}"]
+    config = resolve(["--config", str(path), *source, "--trainer.max_epochs=3"])
+    network = make_network(config)
+    classes = make_data(config).num_classes
+    assert config.model.init_args.num_classes == getattr(network, "num_classes", classes) == classes
+    assert config.experiment == path.stem
+    assert config.trainer.max_epochs == 3
+    make_settings(config)
+    make_trainer_arguments(config)
+
+
+def test_promised_keys_are_flags():
+    flags = [
+        "--seed_everything=3",
+        "--model.depth=2",
+        "--model.pool=mean",
+        "--model.attention.dropout=0.1",
+        "--optimizer.lr=0.5",
+        "--data.batch_size=7",
+        "--data.split_seed=4",
+        "--trainer.max_epochs=9",
+        "--out=there",
+        "--test=false",
+    ]
+    config = resolve(["--config", DIGITS, *flags])
+    assert config.seed_everything == 3
+    arguments = config.model.init_args
+    assert (arguments.depth, arguments.pool, arguments.attention.init_args.dropout) == (2, "mean", 0.1)
+    assert (config.optimizer.lr, config.data.init_args.batch_size, config.data.init_args.split_seed) == (0.5, 7, 4)
+    assert (config.trainer.max_epochs, str(config.out), config.test) == (9, "there", False)
+
+
+def test_keys_mean_the_same_in_a_page(tmp_path):
+    text = "model: {depth: 2, attention: {qkv_bias: false}}\ndata: {batch_size: 7}\noptimizer: {lr: 1e-2}\n"
+    by_page = resolve(["--config", DIGITS, "--config", page(tmp_path, "digits.yaml", text)])
+    flags = ["--model.depth=2", "--model.attention.qkv_bias=false", "--data.batch_size=7", "--optimizer.lr=1e-2"]
+    assert to_yaml(by_page) == to_yaml(resolve(["--config", DIGITS, *flags]))
+
+
+def test_later_pages_and_flags_win(tmp_path):
+    first = page(tmp_path, "a.yaml", "model: {depth: 2, patch_size: 4}\nseed_everything: 1\n")
+    second = page(tmp_path, "b.yaml", "model: {depth: 3}\nseed_everything: 2\n")
+    config = resolve(["--config", first, "--config", second, "--seed_everything=5"])
+    assert (config.model.init_args.depth, config.model.init_args.patch_size, config.seed_everything) == (3, 4, 5)
+    assert config.experiment == "b"
+
+
+def test_what_the_model_needs_to_know_flows_from_the_data(images):
+    arguments = resolve(FIT).model.init_args
+    assert (arguments.image_size, arguments.in_channels, arguments.num_classes) == (8, 1, 10)
+    flags = ["--data=ImageFolder", f"--data.root={images}", "--data.image_size=[16, 24]", "--model.patch_size=8"]
+    config = resolve(flags)
+    network = make_network(config)
+    assert (network.image_size, network.in_channels, network.num_classes) == ((16, 24), 3, 3)
+    assert isinstance(make_data(config), ImageFolder)
+
+
+def test_what_the_page_says_of_the_data_must_agree():
+    resolve([*FIT, "--model.num_classes=10", "--model.image_size=[8, 8]"])
+    with pytest.raises(UserError) as caught:
+        resolve([*FIT, "--model.num_classes=7", "--model.image_size=16"])
+    assert [problem.split(" ")[0] for problem in caught.value.problems] == [
+        "model.image_size=16",
+        "model.num_classes=7",
+    ]
+
+
+def test_a_resolved_configuration_is_a_page_that_resolves_to_itself(tmp_path):
+    once = to_yaml(resolve(["--config", DIGITS, "--model.positions=sincos2d", "--trainer.max_epochs=4"]))
+    again = resolve(["--config", page(tmp_path, "config.yaml", once)])
+    assert to_yaml(again) == once
+    assert to_plain(again) == yaml.safe_load(once)
+    assert again.experiment == "digits"
+
+
+def test_blocks_are_chosen_by_class_path():
+    flags = ["--model.attention.class_path=vit_lightning.MultiHeadAttention", "--model.attention.dim_head=5"]
+    network = make_network(resolve([*FIT, *flags, "--model.depth=1", "--model.emb_size=12", "--model.num_heads=2"]))
+    attention = network.encoder[0].attention.fn.attention
+    assert isinstance(attention, MultiHeadAttention)
+    assert attention.qkv.out_features == 3 * 2 * 5
+
+
+def test_another_network_is_chosen_by_class_path(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Sequential):\n"
+        "    def __init__(self, in_channels: int, width: int = 3):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(in_channels * 64, width))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = resolve(["--model.class_path=mine.Net", "--model.width=10"], trust=True)
+    assert make_network(config)[1].weight.shape == (10, 64)
+
+
+def test_nothing_given_is_digits_and_vit():
+    config = resolve(FIT)
+    assert isinstance(make_data(config), Digits)
+    assert isinstance(make_network(config), ViT)
+    assert config.experiment == "run"
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--model.dept=3"], ["model", "dept"]),
+        (["--model.pool=max"], ["pool", "max", "cls", "mean"]),
+        (["--optimizer.lr=fast"], ["optimizer.lr", "fast"]),
+        (["--optimizer.lr=-1"], ["optimizer.lr=-1"]),
+        (["--seed_everything=-1"], ["seed_everything=-1"]),
+        (["--data.batch_size=0"], ["data.batch_size=0"]),
+        (["--loss.label_smoothing=1.5"], ["loss.label_smoothing=1.5"]),
+        (["--trainer.max_epoch=3"], ["max_epoch"]),
+        (["--config=missing.yaml"], ["missing.yaml"]),
+    ],
+)
+def test_bad_values_are_user_errors(flags, parts):
+    with pytest.raises(UserError) as caught:
+        make_settings(resolve([*FIT, *flags]))
+    assert all(part in str(caught.value) for part in parts)
+
+
+def test_groups_with_nothing_under_them_say_nothing(tmp_path):
+    text = "model:\ntrainer:\ndata:\noptimizer:\n"
+    config = resolve(["--config", DIGITS, "--config", page(tmp_path, "digits.yaml", text)])
+    assert to_yaml(config) == to_yaml(resolve(["--config", DIGITS]))
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--trainer.limit_train_batches=0",
+        "--seed_everything=4294967296",
+        "--data.split_seed=4294967296",
+        "--checkpoint.every_n_steps=0",
+        "--checkpoint.every_minutes=-1",
+        "--experiment=../x",
+    ],
+)
+def test_values_that_would_break_later_are_refused(flag):
+    with pytest.raises(UserError, match=flag.removeprefix("--").split("=")[0]):
+        resolve([*FIT, flag])

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import io
+import random
+import subprocess
+import sys
+import zlib
+from functools import partial
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image
+from runs import REPOSITORY
+
+from vit_lightning.data import decoding
+from vit_lightning.data.decoded import centre_box
+from vit_lightning.data.decoding import MAX_BYTES, decode
+from vit_lightning.errors import UserError
+
+HEIGHT, WIDTH = 30, 40
+
+
+def picture(height=HEIGHT, width=WIDTH):
+    """A photograph's gradients: light to the right, red at the top."""
+    y, x = np.mgrid[:height, :width]
+    red = 255 - y * 200 // height
+    return np.stack([red, x * 255 // width, 60 + x * 100 // width], axis=-1).astype(np.uint8)
+
+
+def encoded(image, form, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def gray():
+    return np.asarray(Image.fromarray(picture()).convert("L"))
+
+
+def as_rgb(values):
+    return np.repeat(values[:, :, None], 3, axis=2)
+
+
+def all_of(width, height):
+    return 0, 0, width, height
+
+
+def decoded(data, size=(HEIGHT, WIDTH)):
+    return decode(data, "the name.png", size=size, choose_box=all_of)
+
+
+def big_endian_sixteen():
+    return Image.fromarray((gray().astype(np.uint16) * 257).astype(">u2"))
+
+
+def on_white():
+    alpha = np.linspace(0, 255, WIDTH).round().astype(np.uint8)[None, :, None].repeat(HEIGHT, 0)
+    shares = alpha / 255
+    return np.concatenate([picture(), alpha], 2), (picture() * shares + 255 * (1 - shares)).round()
+
+
+def palette():
+    return Image.fromarray(picture()).quantize(16)
+
+
+def rotated():
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # shown after a quarter turn clockwise
+    return encoded(Image.fromarray(picture()).rotate(90, expand=True), "PNG", exif=exif)
+
+
+def animated(form):
+    frames = [Image.fromarray(picture()), Image.new("RGB", (WIDTH, HEIGHT), "blue")]
+    options = {"lossless": True} if form == "WEBP" else {}
+    return encoded(frames[0], form, save_all=True, append_images=frames[1:], **options)
+
+
+def transparent_palette():
+    image = Image.new("P", (WIDTH, HEIGHT), 1)
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    image.paste(0, (0, 0, WIDTH // 2, HEIGHT))
+    expected = np.full((HEIGHT, WIDTH, 3), (200, 100, 50))
+    expected[:, : WIDTH // 2] = 255
+    return encoded(image, "PNG", transparency=0), expected
+
+
+GOOD = {
+    "PNG": lambda: (encoded(Image.fromarray(picture()), "PNG"), picture()),
+    "JPEG": lambda: (encoded(Image.fromarray(picture()), "JPEG", quality=95), picture()),
+    "progressive JPEG": lambda: (encoded(Image.fromarray(picture()), "JPEG", quality=95, progressive=True), picture()),
+    "WebP": lambda: (encoded(Image.fromarray(picture()), "WEBP", lossless=True), picture()),
+    "BMP": lambda: (encoded(Image.fromarray(picture()), "BMP"), picture()),
+    "CMYK JPEG": lambda: (encoded(Image.fromarray(picture()).convert("CMYK"), "JPEG", quality=95), picture()),
+    "CMYK TIFF": lambda: (encoded(Image.fromarray(picture()).convert("CMYK"), "TIFF"), picture()),
+    "gray PNG": lambda: (encoded(Image.fromarray(gray()), "PNG"), as_rgb(gray())),
+    "gray JPEG": lambda: (encoded(Image.fromarray(gray()), "JPEG", quality=95), as_rgb(gray())),
+    "16-bit PNG": lambda: (encoded(Image.fromarray(gray().astype(np.uint16) * 257), "PNG"), as_rgb(gray())),
+    "16-bit TIFF": lambda: (encoded(Image.fromarray(gray().astype(np.uint16) * 257), "TIFF"), as_rgb(gray())),
+    "16-bit TIFF, big-endian": lambda: (encoded(big_endian_sixteen(), "TIFF"), as_rgb(gray())),
+    "32-bit TIFF": lambda: (encoded(Image.fromarray(gray().astype(np.int32) * 257), "TIFF"), as_rgb(gray())),
+    "float TIFF": lambda: (encoded(Image.fromarray(gray().astype(np.float32) / 255), "TIFF"), as_rgb(gray())),
+    "1-bit PNG": lambda: (encoded(Image.fromarray(gray() > 128), "PNG"), as_rgb((gray() > 128) * 255)),
+    "palette PNG": lambda: (encoded(palette(), "PNG"), np.asarray(palette().convert("RGB"))),
+    "GIF": lambda: (encoded(palette(), "GIF"), np.asarray(palette().convert("RGB"))),
+    "transparent palette": transparent_palette,
+    "RGBA PNG": lambda: (encoded(Image.fromarray(on_white()[0]), "PNG"), on_white()[1]),
+    "RGBA WebP": lambda: (encoded(Image.fromarray(on_white()[0]), "WEBP", lossless=True, exact=True), on_white()[1]),
+    "gray with alpha": lambda: (
+        encoded(Image.fromarray(np.stack([gray(), np.full_like(gray(), 255)], 2)), "PNG"),
+        as_rgb(gray()),
+    ),
+    "EXIF-rotated": lambda: (rotated(), picture()),
+    "animated GIF": lambda: (animated("GIF"), picture()),
+    "animated WebP": lambda: (animated("WEBP"), picture()),
+    "PNG named .jpg": lambda: (encoded(Image.fromarray(picture()), "PNG"), picture()),
+}
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_every_kind_comes_out_as_it_is_looked_at(kind):
+    data, expected = GOOD[kind]()
+    shown = decoded(data).astype(float)
+    assert shown.shape == (HEIGHT, WIDTH, 3)
+    assert np.abs(shown.mean(axis=(0, 1)) - expected.mean(axis=(0, 1))).max() / 255 < 0.01
+    assert np.abs(shown - expected).mean() < 4  # of the right way round; JPEG and GIF are lossy
+
+
+def bomb(width, height):
+    """A PNG of a few kilobytes that says it is large."""
+
+    def chunk(name, content):
+        return len(content).to_bytes(4, "big") + name + content + zlib.crc32(name + content).to_bytes(4, "big")
+
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
+    lines = zlib.compress(bytes(100_000))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+
+
+PNG, JPEG = GOOD["PNG"]()[0], GOOD["JPEG"]()[0]
+BAD = {
+    "empty": b"",
+    "zero bytes": bytes(1000),
+    "text": b"no image at all",
+    "html": b"<!doctype html><html><body>404</body></html>",
+    "random": random.Random(0).randbytes(1000),
+    "header only": PNG[:8],
+    "PNG cut short": PNG[:-200],
+    "PNG 60 % there": PNG[: len(PNG) * 6 // 10],
+    "JPEG cut short": JPEG[: len(JPEG) // 2],
+    "JPEG without its last 2 bytes": JPEG[:-2],
+    "PNG with a flipped bit": PNG[:60] + bytes([PNG[60] ^ 4]) + PNG[61:],
+    "bomb": bomb(20_000, 20_000),
+    "smaller bomb": bomb(12_000, 12_000),
+    "Postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\nshowpage\n",
+    "SVG": b'<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"/>',
+    "floats above 1": encoded(Image.fromarray(np.full((4, 4), 7.0, np.float32)), "TIFF"),
+    "floats that are none": encoded(Image.fromarray(np.full((4, 4), np.nan, np.float32)), "TIFF"),
+    "32 bits": encoded(Image.fromarray(np.full((4, 4), 1 << 20, np.int32)), "TIFF"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("kind", BAD)
+def test_what_cannot_be_decoded_is_an_error_that_names_the_file(kind, tmp_path):
+    with pytest.raises(UserError, match=r"^the name\.png: "):
+        decoded(BAD[kind])
+    path = tmp_path / "a file.png"
+    path.write_bytes(BAD[kind])
+    with pytest.raises(UserError) as caught:
+        decode(path, str(path), size=(8, 8), choose_box=all_of)
+    assert len(caught.value.problems) == 1
+    assert str(path) in caught.value.problems[0]
+    assert "\n" not in caught.value.problems[0]
+
+
+def test_flipped_bits_never_end_the_process_nor_hide_the_name():
+    """300 of them, in a process of its own that a crash would end; a flip may also go unnoticed."""
+    code = """
+import random, sys
+sys.path[:0] = sys.argv[1:]
+from test_decoding import GOOD, decoded, UserError
+draw, kinds, refused = random.Random(1), ("PNG", "JPEG", "WebP", "16-bit PNG", "GIF", "CMYK TIFF"), 0
+for number in range(300):
+    data = bytearray(GOOD[kinds[number % 6]]()[0])
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    try:
+        decoded(bytes(data))
+    except UserError as error:
+        assert str(error).startswith("the name.png: "), error
+        refused += 1
+print(refused)
+"""
+    import pathlib
+
+    tests = str(pathlib.Path(__file__).parent)
+    command = [sys.executable, "-W", "ignore", "-c", code, tests, str(REPOSITORY / "tests")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) > 60  # PNG alone is a third of them, and has a checksum
+
+
+def test_the_largest_image_that_is_taken_stays_in_its_memory(tmp_path):
+    """50 megapixels of PNG, and a JPEG of twice as many that is decoded at a part of its size."""
+    side = int((MAX_BYTES / 4) ** 0.5)
+    Image.new("RGB", (side, side), (9, 90, 200)).save(tmp_path / "large.png", compress_level=1)
+    Image.new("RGB", (10_000, 10_000), (9, 90, 200)).save(tmp_path / "larger.jpg")
+    code = """
+import resource, sys
+from pathlib import Path
+from vit_lightning.data.decoding import decode
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for name in sys.argv[1:]:
+    shown = decode(Path(name), name, size=(224, 224), choose_box=lambda width, height: (0, 0, width, height))
+    assert abs(shown.mean(axis=(0, 1)) - (9, 90, 200)).max() < 2
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+    files = [str(tmp_path / name) for name in ("large.png", "larger.jpg")]
+    command = [sys.executable, "-W", "ignore", "-c", code, *files]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) < 1.1 * MAX_BYTES
+
+
+BOXES = [(0, 0, 500, 375), (100, 50, 400, 300), (13.5, 7.25, 480.5, 360.75), (200, 100, 260, 150), (0, 0, 30, 30)]
+
+
+@pytest.mark.parametrize("box", BOXES)
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "gray PNG"])
+def test_a_part_lies_where_pillow_finds_it(form, box):
+    """Decoded at a part of its size and converted in part, against the whole."""
+    image = Image.fromarray(picture(375, 500))
+    image = image.convert("L") if form == "gray PNG" else image
+    data = encoded(image, form.split()[-1], **({"quality": 95} if form == "JPEG" else {}))
+    whole = Image.open(io.BytesIO(data)).convert("RGB")
+    expected = np.asarray(whole.resize((56, 56), Image.Resampling.BICUBIC, box=box)).astype(float)
+    shown = decode(data, "x", size=(56, 56), choose_box=lambda *_: box).astype(float)
+    # gradients of up to a level a pixel: a part that is half a pixel off differs by more
+    assert np.abs(shown - expected).max() <= (3 if form == "JPEG" else 1)
+    assert np.abs(shown - expected).mean() < (0.6 if form == "JPEG" else 0.1)
+
+
+def test_the_box_is_chosen_from_the_size_as_looked_at():
+    sizes = []
+
+    def choose(width, height):
+        sizes.append((width, height))
+        return 0, 0, width, height
+
+    for data in (rotated(), PNG, JPEG):
+        decode(data, "x", size=(4, 4), choose_box=choose)
+    assert sizes == [(WIDTH, HEIGHT)] * 3
+
+
+@pytest.mark.parametrize("width", [12_000, 20_000])
+def test_a_bomb_is_refused_before_it_is_decoded(width):
+    with pytest.raises(UserError, match=r"12000x12000 pixels need 549 MiB|exceeds limit"):
+        decoded(bomb(width, width))
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_sixteen_bits_are_rounded_to_the_nearest_of_eight(form):
+    values = np.arange(65536).reshape(256, 256).astype(np.uint16)
+    shown = decoded(encoded(Image.fromarray(values), form), size=(256, 256))
+    assert np.array_equal(shown[..., 0], np.round(values / 257).astype(np.uint8))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_no_rounding_reaches_beyond_the_image(mode, form):
+    white = encoded(Image.new(mode, (29, 29), "white"), form)  # 28 * (29 / 28) is above 29, and 29 * (15 / 29) above 15
+    middle = partial(centre_box, target=(28, 28), share=1.0)
+    assert decode(white, "x", size=(28, 28), choose_box=middle).min() == 255
+    assert decode(white, "x", size=(9, 9), choose_box=all_of).min() == 255
+
+
+def test_a_progressive_jpeg_counts_whole(monkeypatch):
+    monkeypatch.setattr(decoding, "MAX_BYTES", 4 * 100 * 100)
+    large = Image.new("RGB", (200, 200))
+    assert decoded(encoded(large, "JPEG"), size=(20, 20)).shape == (20, 20, 3)
+    with pytest.raises(UserError, match="200x200 pixels"):
+        decoded(encoded(large, "JPEG", progressive=True), size=(20, 20))

@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from PIL import Image
+from tensors import write_images
+
+from vit_lightning import ImageFolder, UserError, ViT, ViTClassifier
+from vit_lightning.data.decoded import centre_box, random_resized_box
+from vit_lightning.data.sampling import Images, Request
+
+CLASSES = ("cat", "dog", "owl")
+
+
+def make_folder(root: Path, *splits: str, count: int = 10) -> Path:
+    for place in splits or ("",):
+        for number, name in enumerate(CLASSES):
+            write_images(root / place / name, count, seed=hash((place, number)) % 1000)
+    return root
+
+
+def files(data: ImageFolder, split: str) -> list[Path]:
+    return data._splits[split][0]
+
+
+@pytest.mark.parametrize(
+    ("splits", "sizes"),
+    [
+        (("train", "val", "test"), (30, 30, 30)),
+        (("train", "validation", "test"), (30, 30, 30)),
+        (("train", "test"), (27, 3, 30)),
+        (("train", "val"), (24, 30, 6)),
+        (("train",), (21, 3, 6)),
+        ((), (21, 3, 6)),
+    ],
+)
+def test_splits_come_from_folders_or_are_cut_from_training(tmp_path, splits, sizes):
+    data = ImageFolder(root=make_folder(tmp_path, *splits), image_size=8)
+    found = [files(data, split) for split in ("train", "val", "test")]
+    assert tuple(map(len, found)) == sizes
+    assert len({path for paths in found for path in paths}) == sum(sizes)
+    assert data.class_names == list(CLASSES)
+
+
+def test_cuts_follow_split_seed(tmp_path):
+    root = make_folder(tmp_path, "train")
+    assert files(ImageFolder(root=root), "test") == files(ImageFolder(root=root), "test")
+    assert files(ImageFolder(root=root), "test") != files(ImageFolder(root=root, split_seed=1), "test")
+
+
+def test_images_become_batches_of_one_size(tmp_path):
+    data = ImageFolder(root=make_folder(tmp_path, "train"), image_size=(8, 12))
+    batch = data.dataset("train").__getitems__(Request([0, 5], [11, 12]))
+    assert batch.images.shape == (2, 3, 8, 12)
+    assert batch.images.dtype == torch.uint8
+    assert batch.labels.tolist() == [data._splits["train"][1][0], data._splits["train"][1][5]]
+
+
+def test_a_key_draws_the_same_crop_again(tmp_path):
+    train = ImageFolder(root=make_folder(tmp_path, "train"), image_size=8, min_area=0.2).dataset("train")
+    one, again, other = (train.__getitems__(Request([0], [key])).images for key in (7, 7, 8))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+def test_an_image_of_the_right_size_keeps_its_pixels(tmp_path):
+    for name in CLASSES:
+        write_images(tmp_path / name, 10, size=(16, 16))
+    data = ImageFolder(root=tmp_path, image_size=16, centre_share=1.0)
+    shown = data.dataset("test").__getitems__(Request([0], None)).images[0]
+    stored = np.asarray(Image.open(files(data, "test")[0]))
+    assert np.array_equal(shown.permute(1, 2, 0).numpy(), stored)
+
+
+def test_random_boxes_lie_inside_and_keep_area_and_ratio():
+    boxes = [random_resized_box(500, 375, min_area=0.3, key=key) for key in range(2000)]
+    left, upper, right, lower = np.array(boxes).T
+    assert left.min() >= 0
+    assert upper.min() >= 0
+    assert right.max() <= 500
+    assert lower.max() <= 375
+    share = (right - left) * (lower - upper) / (500 * 375)
+    ratio = (right - left) / (lower - upper)
+    assert 0.29 < share.min() < 0.33
+    assert share.max() > 0.9
+    assert ratio.min() > 0.74
+    assert ratio.max() < 1.35
+
+
+def test_centre_box_has_the_target_s_ratio_and_share():
+    assert centre_box(500, 375, target=(224, 224), share=1.0) == (62.5, 0.0, 437.5, 375.0)
+    assert centre_box(100, 100, target=(10, 10), share=0.5) == (25.0, 25.0, 75.0, 75.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix"), [("CMYK", "jpg"), ("L", "png"), ("RGBA", "png"), ("P", "gif"), ("1", "png")]
+)
+def test_other_eight_bit_kinds_become_rgb(tmp_path, mode, suffix):
+    root = make_folder(tmp_path, "train", "test")
+    picture = Image.fromarray(np.full((14, 20, 3), 200, dtype=np.uint8)).convert(mode)
+    path = root / "test" / "cat" / f"000.{suffix}"
+    path.unlink(missing_ok=True)
+    picture.save(path)
+    data = ImageFolder(root=root, image_size=8)
+    index = files(data, "test").index(path)
+    shown = data.dataset("test").__getitems__(Request([index], None)).images.float()
+    assert abs(float(shown.mean()) - 200) < 4
+
+
+def damage(path: Path, kind: str) -> None:
+    if kind == "cut short":
+        path.write_bytes(path.read_bytes()[:200])
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "text":
+        path.write_text("no image")
+    else:
+        Image.fromarray(np.full((9, 9), 2.0, dtype=np.float32)).save(path, format="TIFF")
+
+
+@pytest.mark.parametrize("kind", ["cut short", "empty", "text", "floats above 1"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_is_an_error_that_names_the_file(tmp_path, kind, workers):
+    root = make_folder(tmp_path, "train", "test")
+    bad = root / "test" / "dog" / "003.jpg"
+    damage(bad, kind)
+    data = ImageFolder(root=root, image_size=8, num_workers=workers)
+    with pytest.raises(UserError) as caught:
+        list(data.test_dataloader())
+    assert len(caught.value.problems) == 1
+    assert str(bad) in caught.value.problems[0]
+
+
+def test_folders_that_do_not_fit_are_named_all_at_once(tmp_path):
+    root = make_folder(tmp_path, "train", "test")
+    write_images(root / "test" / "fox", 2)
+    for image in (root / "test" / "owl").iterdir():
+        image.unlink()
+    with pytest.raises(UserError) as caught:
+        ImageFolder(root=root).dataset("test")
+    assert [
+        str(root / "test" / name) in problem
+        for name, problem in zip(("fox", "owl"), caught.value.problems, strict=True)
+    ]
+
+
+def test_bad_values_are_named_all_at_once(tmp_path):
+    with pytest.raises(UserError) as caught:
+        ImageFolder(root=tmp_path / "missing", image_size=0, min_area=0.0, val_share=1.0)
+    assert [problem.split("=")[0] for problem in caught.value.problems] == [
+        "min_area",
+        "image_size",
+        "val_share",
+        "root",
+    ]
+
+
+@pytest.mark.parametrize("names", [("Train", "test"), ("val", "test")])
+def test_folders_of_splits_are_not_taken_for_classes(tmp_path, names):
+    for name in names:
+        make_folder(tmp_path / name)
+    with pytest.raises(UserError, match="no folder named train"):
+        ImageFolder(root=tmp_path).check()
+
+
+def test_two_folders_for_one_split_or_one_for_two_are_refused(tmp_path):
+    root = make_folder(tmp_path, "train", "val", "valid")
+    (root / "test").symlink_to(root / "train")
+    with pytest.raises(UserError) as caught:
+        ImageFolder(root=root).check()
+    assert ["both there" in problem for problem in caught.value.problems] == [True, False]
+    assert "the same folder" in caught.value.problems[1]
+
+
+def test_hidden_files_are_no_images(tmp_path):
+    root = make_folder(tmp_path, "train")
+    write_images(root / "train" / "cat" / ".thumbs", 3)
+    (root / "train" / "cat" / "._000.jpg").write_bytes(b"metadata")
+    data = ImageFolder(root=root)
+    assert sum(len(files(data, split)) for split in ("train", "val", "test")) == 30
+
+
+def damaged_folder(root: Path) -> list[Path]:
+    """300 training images of which three cannot be read; their files."""
+    make_folder(root, "train", count=100)
+    make_folder(root, "val", "test", count=5)
+    bad = [root / "train" / name for name in ("cat/003.jpg", "dog/050.jpg", "owl/099.jpg")]
+    for path, kind in zip(bad, ("cut short", "empty", "text"), strict=True):
+        damage(path, kind)
+    return bad
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipping_leaves_out_exactly_the_damaged_images(tmp_path, workers):
+    bad = damaged_folder(tmp_path)
+    data = ImageFolder(root=tmp_path, image_size=8, batch_size=50, num_workers=workers, on_bad_image="skip")
+    batches = list(data.train_dataloader())
+    seen = [index for batch in batches for index in batch.indices.tolist()]
+    assert len(seen) == len({*seen}) == 297
+    assert [files(data, "train")[index] for index in sorted({*range(300)} - {*seen})] == bad
+    assert all(len(batch.images) == len(batch.labels) == len(batch.keys) for batch in batches)
+    assert all(batch.skipped == () for batch in batches)
+    assert sorted(problem.split(": ")[0] for problem in data.bad_images["train"]) == [str(path) for path in bad]
+
+
+def test_what_is_left_keeps_its_pixels(tmp_path):
+    damaged_folder(tmp_path)
+    whole, part = (ImageFolder(root=tmp_path, image_size=8, on_bad_image="skip").dataset("train") for _ in range(2))
+    one = whole.__getitems__(Request([2, 3, 4], [5, 6, 7]))
+    other = part.__getitems__(Request([2, 4], [5, 7]))
+    assert torch.equal(one.images, other.images)
+    assert one.indices.tolist() == [2, 4]
+    assert one.keys.tolist() == [5, 7]
+
+
+def test_more_damage_than_was_allowed_is_an_error(tmp_path):
+    damaged_folder(tmp_path)
+    data = ImageFolder(root=tmp_path, image_size=8, num_workers=0, on_bad_image="skip", max_bad_share=0.009)
+    with pytest.raises(UserError, match=r"max_bad_share=0\.009: 3 of 300 train images are damaged") as caught:
+        list(data.train_dataloader())
+    assert len(caught.value.problems) == 4
+
+
+def test_the_share_of_damage_is_of_the_images_that_are_used(tmp_path):
+    damaged_folder(tmp_path)
+    of_all = {"image_size": 8, "num_workers": 0, "on_bad_image": "skip", "max_bad_share": 0.015}
+    assert len(list(ImageFolder(root=tmp_path, **of_all).train_dataloader())) == 5
+    data = ImageFolder(root=tmp_path, **of_all, fraction=0.5)
+    data.train_subset = torch.arange(0, 300)[(torch.arange(300) % 50) < 25]  # with 3, 150 and not 299
+    data.train_subset = torch.cat([data.train_subset, torch.tensor([150, 299])]).unique()
+    with pytest.raises(UserError, match=r"3 of 151 train images are damaged"):
+        list(data.train_dataloader())
+
+
+def test_a_name_that_is_no_utf_8_is_listed(tmp_path):
+    bad = os.fsdecode(os.fsencode(damaged_folder(tmp_path / "images")[0].parent) + b"/\xff.jpg")
+    Path(bad).write_bytes(b"no image")
+    data = ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0, on_bad_image="skip")
+    fit(data, tmp_path)
+    assert os.fsencode(bad) in (tmp_path / "bad_images.txt").read_bytes()
+
+
+def test_a_batch_of_nothing_but_damage_is_an_error(tmp_path):
+    damaged_folder(tmp_path)
+    data = ImageFolder(root=tmp_path, image_size=8, on_bad_image="skip")
+    with pytest.raises(UserError, match="all 1 images of a batch are damaged"):
+        raise data.dataset("train").__getitems__(Request([3], None))
+
+
+def fit(data: ImageFolder, folder: Path) -> None:
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    network = ViT(image_size=8, patch_size=4, num_classes=3, emb_size=8, depth=1, num_heads=1)
+    Trainer(accelerator="cpu", max_epochs=2, default_root_dir=folder, **quiet).fit(ViTClassifier(network), data)
+
+
+def test_training_with_damaged_images_lists_them_once_in_the_run_folder(tmp_path):
+    bad = damaged_folder(tmp_path / "images")
+    fit(ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0, on_bad_image="skip"), tmp_path)
+    lines = (tmp_path / "bad_images.txt").read_text().splitlines()
+    assert sorted(line.split(": ")[0] for line in lines) == [str(path) for path in bad]
+    with pytest.raises(UserError, match=r"/\d+.jpg: "):
+        fit(ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0), tmp_path)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_what_is_kept_in_memory_is_what_lies_on_disk(tmp_path, skip):
+    damaged_folder(tmp_path) if skip else make_folder(tmp_path, "train", "val", "test")
+    settings = {"root": tmp_path, "image_size": (8, 12), "min_area": 1.0, "num_workers": 0, "batch_size": 16}
+    settings["on_bad_image"] = "skip" if skip else "error"
+    kept, disk = ImageFolder(**settings), ImageFolder(**settings, in_memory=False)
+    for split in ("train", "val", "test"):
+        assert isinstance(kept.dataset(split), Images) > isinstance(disk.dataset(split), Images)
+        for one, other in zip(loader_of(kept, split), loader_of(disk, split), strict=True):
+            for name in ("images", "labels", "indices"):
+                assert torch.equal(getattr(one, name), getattr(other, name))
+    assert kept.bad_images == disk.bad_images
+    assert len(kept.bad_images["train"]) == (3 if skip else 0)
+    assert kept.fingerprint() == disk.fingerprint()
+
+
+def loader_of(data: ImageFolder, split: str):
+    return {"train": data.train_dataloader, "val": data.val_dataloader, "test": data.test_dataloader}[split]()
+
+
+def test_damage_is_found_when_images_are_first_read_into_memory(tmp_path):
+    bad = damaged_folder(tmp_path)
+    with pytest.raises(UserError) as caught:
+        ImageFolder(root=tmp_path, image_size=8, min_area=1.0).setup("fit")
+    assert str(bad[0]) in caught.value.problems[0]
+
+
+def test_random_parts_are_not_kept(tmp_path):
+    make_folder(tmp_path)
+    assert not isinstance(ImageFolder(root=tmp_path, image_size=8, min_area=0.5).dataset("train"), Images)
+    with pytest.raises(UserError, match=r"in_memory=True needs min_area=1"):
+        ImageFolder(root=tmp_path, image_size=8, in_memory=True)
+
+
+@pytest.mark.parametrize("size", [(32, 33), (33, 32), (500, 375)])
+def test_all_of_the_area_is_all_of_the_image(size):
+    boxes = {random_resized_box(*size, min_area=1.0, key=key) for key in range(100)}
+    assert boxes == {(0, 0, *size)}

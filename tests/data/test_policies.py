@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from vit_lightning import RandAugment, ThreeAugment, TrivialAugment, UserError
+from vit_lightning.data import policies
+from vit_lightning.data.policies import OPERATIONS, SIGNED
+from vit_lightning.random_keys import sample_keys
+
+
+def images(count, height=32, width=32, channels=3):
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(0, 256, (count, channels, height, width), generator=generator).byte()
+
+
+def keys(count, seed=0):
+    return sample_keys(seed, 0, torch.arange(count))
+
+
+def in_torchvision(image, name, magnitude):
+    theirs = v2.RandAugment()
+    return theirs._apply_image_or_video_transform(image, name, magnitude, theirs.interpolation, theirs._fill)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (45, 38)])
+@pytest.mark.parametrize("space", [v2.RandAugment, v2.TrivialAugmentWide])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_is_torchvision_s_for_all_magnitudes_at_once(name, space, size):
+    magnitudes, signed = space._AUGMENTATION_SPACE[name]
+    assert signed == (name in SIGNED)
+    values = magnitudes(31, *size)
+    values = [0.0] if values is None else values.tolist()
+    values += [-value for value in values] if signed else []
+    image = images(1, *size)[0]
+    ours = OPERATIONS[name](image.expand(len(values), -1, -1, -1), torch.tensor(values, dtype=torch.float64))
+    assert torch.equal(ours, torch.stack([in_torchvision(image, name, value) for value in values]))
+
+
+def recorded(monkeypatch, policy, count=3000, height=32, width=32):
+    """Name and magnitude of each operation that the policy asks for."""
+    asked = []
+    names = list(OPERATIONS)
+
+    def record(batch, operation, magnitude):
+        asked.append([(names[o], m) for o, m in zip(operation.tolist(), magnitude.tolist(), strict=True)])
+        return batch
+
+    monkeypatch.setattr(policies, "apply_operations", record)
+    policy(torch.zeros(count, 3, height, width, dtype=torch.uint8), keys(count))
+    return asked
+
+
+@pytest.mark.parametrize(("magnitude", "size"), [(0, (32, 32)), (9, (32, 32)), (30, (45, 38))])
+def test_randaugment_draws_operations_of_torchvision_s_magnitudes(monkeypatch, magnitude, size):
+    layers = recorded(monkeypatch, RandAugment(num_ops=3, magnitude=magnitude), height=size[0], width=size[1])
+    assert len(layers) == 3
+    assert layers[0] != layers[1]
+    for name in OPERATIONS:
+        table, signed = v2.RandAugment._AUGMENTATION_SPACE[name]
+        values = table(31, *size)
+        value = 0.0 if values is None else values[magnitude].item()
+        seen = {m for layer in layers for n, m in layer if n == name}
+        assert seen == ({value, -value} if signed else {value})
+    counts = [sum(n == name for n, _ in layers[0]) for name in OPERATIONS]
+    assert min(counts) > 150  # of 214 expected
+
+
+def test_trivialaugment_draws_every_bin_of_torchvision_s_wide_space(monkeypatch):
+    (layer,) = recorded(monkeypatch, TrivialAugment(), count=30_000)
+    for name in OPERATIONS:
+        table, signed = v2.TrivialAugmentWide._AUGMENTATION_SPACE[name]
+        values = table(31, 32, 32)
+        values = {0.0} if values is None else {float(value) for value in values}
+        seen = {m for n, m in layer if n == name}
+        assert seen == values | ({-value for value in values} if signed else set())
+
+
+@pytest.mark.parametrize("policy", [RandAugment(), TrivialAugment(), ThreeAugment()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_image_does_not_depend_on_its_batch(policy, channels):
+    batch = images(64, 16, 12, channels)
+    together = policy(batch, keys(64))
+    assert together.dtype == torch.uint8
+    assert together.shape == batch.shape
+    assert not torch.equal(together, batch)
+    parts = [policy(batch[i : i + 7], keys(64)[i : i + 7]) for i in range(0, 64, 7)]
+    assert torch.equal(together, torch.cat(parts))
+    assert torch.equal(batch, images(64, 16, 12, channels))
+
+
+def test_three_augment_gives_each_change_to_a_third():
+    batch = images(3000, 16, 16)
+    changed = ThreeAugment(jitter=0.0)(batch, keys(3000))
+    gray = (changed == changed[:, :1]).flatten(1).all(1)
+    solarized = (changed == torch.where(batch >= 128, 255 - batch, batch)).flatten(1).all(1)
+    assert not (gray & solarized).any()
+    for share in (gray, solarized, ~(gray | solarized)):
+        assert 0.3 < share.float().mean() < 0.37
+
+
+def test_bad_values_are_named():
+    with pytest.raises(UserError) as caught:
+        RandAugment(num_ops=0, magnitude=31)
+    assert len(caught.value.problems) == 2

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from runs import SMALL
+from tensors import write_images
+
+from vit_lightning import ImageFolder, ShardedSet, UserError
+from vit_lightning.cli import _named_folder, main
+from vit_lightning.commands.shard import shard
+from vit_lightning.config.resolve import resolve
+from vit_lightning.data.sampling import Request
+
+installed = pytest.mark.skipif(importlib.util.find_spec("litdata") is None, reason="needs the extra shards")
+
+
+def images(root: Path, count: int = 30) -> Path:
+    for number, (split, name) in enumerate((s, n) for s in ("train", "val", "test") for n in ("cat", "dog")):
+        write_images(root / split / name, count, seed=number)
+    return root
+
+
+def page(root: Path, *more: str) -> list[str]:
+    return ["shard", "--data.class_path=ImageFolder", f"--data.root={root}", "--data.image_size=8", *SMALL, *more]
+
+
+@installed
+def test_shards_hold_the_images_of_the_folder(in_folder):
+    folder = ImageFolder(root=images(in_folder / "images"), image_size=8, num_workers=0)
+    assert main(page(folder.root, "shards")) == 0
+    data = ShardedSet(root=Path("shards"), image_size=8, num_workers=0)
+    assert data.class_names == folder.class_names
+    assert (data.mean, data.std) == (folder.mean, folder.std)
+    for split in ("train", "val", "test"):
+        for keys in (None, [4, 5, 6]):
+            ours, theirs = (d.dataset(split).__getitems__(Request([0, 59, 31], keys)) for d in (data, folder))
+            assert torch.equal(ours.images, theirs.images)
+            assert torch.equal(ours.labels, theirs.labels)
+
+
+@installed
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_goes_on_at_the_right_image(in_folder, workers):
+    assert main(page(images(in_folder / "images"), "shards")) == 0
+    data = ShardedSet(root=Path("shards"), image_size=8, num_workers=workers, batch_size=7)
+    whole = list(data.train_dataloader())
+    assert len(whole) == 9
+    rest = ShardedSet(root=Path("shards"), image_size=8, num_workers=2 - workers, batch_size=7)
+    rest._train_requests = lambda: rest._requests_after(4, 9)
+    for one, other in zip(whole[4:], rest.train_dataloader(), strict=True):
+        assert one.indices.tolist() == other.indices.tolist()
+        assert torch.equal(one.images, other.images)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@installed
+def test_writing_that_was_killed_gives_the_same_shards(tmp_path):
+    root = images(tmp_path / "images", 60)
+    code = """
+import sys
+from pathlib import Path
+from vit_lightning.config.resolve import resolve
+from vit_lightning.commands.shard import shard
+print("ready", flush=True)
+shard(resolve(sys.argv[2:], "shard"), images_in_shard=5)
+"""
+    arguments = page(root)[1:]
+
+    def start(out: Path) -> subprocess.Popen:
+        command = [sys.executable, "-c", code, "", *arguments, f"--out={out}"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=tmp_path)
+
+    assert start(tmp_path / "once").wait() == 0
+    draw = random.Random(0)
+    for _ in range(int(os.environ.get("SHARD_KILLS", "3"))):
+        process = start(tmp_path / "killed")
+        process.stdout.readline()
+        time.sleep(draw.uniform(0.0, 0.5))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    (tmp_path / "killed" / "train").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "killed" / "train" / "chunk-0-1.bin").write_bytes(b"half of it")  # what a power cut may leave
+    assert start(tmp_path / "killed").wait() == 0
+    assert files(tmp_path / "killed") == files(tmp_path / "once")
+
+
+@installed
+def test_damage_is_an_error_or_left_out(in_folder, capsys):
+    root = images(in_folder / "images")
+    (root / "train" / "cat" / "004.jpg").write_bytes(b"no image")
+    assert main(page(root, "shards")) == 2
+    assert "004.jpg" in capsys.readouterr().err
+    with pytest.raises(UserError, match="not all of them"):
+        ShardedSet(root=Path("shards"))
+    assert main(page(root, "shards")) == 2
+    assert main(page(root, "--data.on_bad_image=skip", "others")) == 0
+    assert len(ShardedSet(root=Path("others"), image_size=8).dataset("train")) == 59
+    assert main(page(root, "--data.on_bad_image=skip", "shards")) == 0
+    assert main(page(root, "shards")) == 2
+    assert "shards of other images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (["--config", "a.yaml", "out"], ["--config", "a.yaml", "--out=out"]),
+        (["--config=a.yaml", "out"], ["--config=a.yaml", "--out=out"]),
+        (["--config", "a.yaml"], ["--config", "a.yaml"]),
+        (["out"], ["--out=out"]),
+        ([], []),
+    ],
+)
+def test_the_folder_may_stand_last(given, read):
+    assert _named_folder(given) == read
+
+
+@pytest.mark.skipif(importlib.util.find_spec("litdata") is not None, reason="litdata is installed")
+def test_without_the_library_the_way_out_is_named(in_folder, capsys):
+    assert main(page(images(in_folder / "images", 5), "shards")) == 2
+    assert "vit-lightning[shards]" in capsys.readouterr().err
+
+
+@installed
+def test_threads_get_the_images_that_they_ask_for(in_folder):
+    root = images(in_folder / "images", 150)
+    shard(resolve([*page(root)[1:], "--out=shards"], "shard"), images_in_shard=5)
+    source = ShardedSet(root=Path("shards"), image_size=8).dataset("train").source
+    expected = [path.read_bytes() for path in sorted((root / "train").rglob("*.jpg"))]
+    order = random.Random(0).choices(range(300), k=3000)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(got == expected[index] for got, index in zip(pool.map(source, order), order, strict=True))
+
+
+@installed
+def test_shards_that_are_not_as_written_are_refused(in_folder):
+    assert main(page(images(in_folder / "images", 5), "shards")) == 0
+    index = Path("shards/train/index.json")
+    written = index.read_text()
+    index.write_text(written.replace('"bytes"', '"pickle"'))
+    part = next(Path("shards/val").glob("*.bin"))
+    part.write_bytes(part.read_bytes()[:-1])
+    Path("shards/test/index.json").unlink()
+    with pytest.raises(UserError) as caught:
+        ShardedSet(root=Path("shards"), image_size=8).check()
+    for problem, split in zip(caught.value.problems, ("train", "val", "test"), strict=True):
+        assert f"shards/{split}" in problem
+
+
+@installed
+def test_what_is_left_out_is_listed_and_not_too_much(in_folder, capsys):
+    root = images(in_folder / "images", 10)
+    for name in ("train/cat/003.jpg", "test/dog/000.jpg"):
+        (root / name).write_bytes(b"no image")
+    assert main(page(root, "--data.on_bad_image=skip", "--data.max_bad_share=0.04", "shards")) == 2
+    assert "data.max_bad_share=0.04: 1 of 20 train" in capsys.readouterr().err
+    assert main(page(root, "--data.on_bad_image=skip", "shards")) == 0
+    listed = [line.split(": ")[0] for line in Path("shards/bad_images.txt").read_text().splitlines()]
+    assert listed == [str(root / "train/cat/003.jpg"), str(root / "test/dog/000.jpg")]
+    assert "2 damaged images were left out" in capsys.readouterr().out

@@ -1,0 +1,87 @@
+"""Small models of every family of ``vit_lightning.weights``, with weights drawn from a seed."""
+
+from __future__ import annotations
+
+import torch
+
+from vit_lightning import to_reference
+from vit_lightning.weights.convert import FAMILIES
+from vit_lightning.weights.options import build, complete
+
+CONFIGS = {
+    "timm": {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5},
+    "timm_legacy": {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5},
+    "torchvision": {
+        "image_size": 8,
+        "patch_size": 4,
+        "num_layers": 2,
+        "num_heads": 2,
+        "hidden_dim": 16,
+        "mlp_dim": 24,
+        "num_classes": 5,
+    },
+    "hf": {
+        "image_size": 8,
+        "patch_size": 4,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "num_labels": 5,
+    },
+    "vit_pytorch": {
+        "image_size": 8,
+        "patch_size": 4,
+        "num_classes": 5,
+        "dim": 16,
+        "depth": 2,
+        "heads": 2,
+        "mlp_dim": 24,
+    },
+    "simple_vit": {
+        "image_size": 8,
+        "patch_size": 4,
+        "num_classes": 5,
+        "dim": 16,
+        "depth": 2,
+        "heads": 2,
+        "mlp_dim": 24,
+    },
+    "crate": {"image_size": 8, "patch_size": 4, "num_classes": 5, "dim": 16, "depth": 2, "heads": 2},
+    "big_vision": {
+        "image_size": [8, 8],
+        "patch_size": [4, 4],
+        "num_classes": 5,
+        "width": 16,
+        "depth": 2,
+        "num_heads": 2,
+    },
+    "google": {
+        "image_size": [8, 8],
+        "patches": [4, 4],
+        "num_classes": 5,
+        "hidden_size": 16,
+        "num_layers": 2,
+        "mlp_dim": 24,
+        "num_heads": 2,
+    },
+    "torch_encoder": {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5},
+    "einops_tutorial": {"img_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 5},
+}
+
+
+def fresh(family, layout=None, **more):
+    """A ViT of a family with random weights, as its tensors and config."""
+    table = FAMILIES[family]
+    config = {**CONFIGS[family], **more}
+    options = {"in_channels": 3, **table.layout_for(complete({})), **(layout or {})}
+    if family == "timm":
+        options["distilled"] = False
+    flat = {k: v for k, v in config.items() if k not in table.inert}
+    vit = build(complete(table.read({**table.defaults, **table.without, **flat}, options)))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in vit.parameters():
+            weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    state, _ = to_reference(vit, family=family, layout=layout)
+    return vit.eval(), state, config

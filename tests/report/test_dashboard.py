@@ -1,0 +1,101 @@
+"""An ablation in W&B: a run with its tables and figures, a workspace and a report; here without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from fake_study import make_study
+from runs import REPOSITORY
+from wandb_stub import read_wandb_file
+
+from vit_lightning.report import dashboard as module
+from vit_lightning.report.dashboard import dashboard
+
+pytest.importorskip("wandb_workspaces")
+
+LOG = """
+import shutil, sys
+from pathlib import Path
+from fake_study import make_study
+from vit_lightning.report.wandb_report import log_report
+from vit_lightning.storage.wandb_mirror import import_wandb
+import_wandb(Path("scratch"))  # as for the runs of an ablation
+shutil.rmtree("scratch")
+study = make_study(Path("pooling"), images=60)
+print(log_report(study))
+print(log_report(study) or "nothing new")
+"""
+
+
+def test_tables_and_figures_go_to_a_run_of_the_group(tmp_path):
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
+    paths = os.pathsep.join([str(REPOSITORY / "tests"), str(REPOSITORY)])
+    environment = {**kept, "HOME": str(tmp_path), "WANDB_MODE": "offline", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LOG]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "W&B         offline; send all of it: lightning sync pooling\nnothing new\n"
+    [file] = (tmp_path / "pooling" / "wandb").glob("offline-run-*/run-*.wandb")
+    sent = read_wandb_file(file)
+    assert (sent["run"]["group"], sent["run"]["job_type"]) == ("pooling", "report")
+    assert sent["run"]["id"] == json.loads((tmp_path / "pooling" / "wandb.json").read_text())["run_id"]
+    assert sent["summary"]["headline"].endswith("against cls")
+    assert sent["summary"]["mean/n"] == 8
+    names = {path.name.partition("_")[0] for path in file.parent.glob("files/media/*/report/*")}
+    assert names == {"differences", "arms", "costs", "seeds", "curves"}
+
+
+def test_without_w_and_b_the_specs_are_written_and_it_is_said_how_to_send_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    study = make_study(tmp_path / "pooling", images=60)
+    dashboard(study)
+    said = capsys.readouterr().out
+    assert "W&B is offline" in said
+    assert f"lightning sync {study.folder}; lightning dashboard {study.folder}" in said
+    workspace = json.loads((study.folder / "dashboard" / "workspace.json").read_text())
+    [runs] = workspace["spec"]["section"]["runSets"]
+    chosen = [(one["key"]["name"], one["op"], one["value"]) for one in runs["filters"]["filters"]]
+    assert chosen == [("group", "=", "pooling"), ("jobType", "!=", "report")]
+    assert runs["grouping"] == [{"section": "run", "name": "jobType"}]
+    sections = workspace["spec"]["section"]["panelBankConfig"]["sections"]
+    assert [section["name"] for section in sections] == ["Result", "Learning curves", "Costs"]
+    report = (study.folder / "dashboard" / "report.json").read_text()
+    assert "Ablation pooling" in report
+    assert "undecided against cls" in report
+    assert '"jobType"' in report
+
+
+def test_with_w_and_b_both_are_saved(tmp_path, monkeypatch, capsys):
+    import wandb_workspaces.reports.v2 as reports
+    import wandb_workspaces.workspaces as workspaces
+
+    saved = []
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(module, "has_key", lambda wandb: True)
+    settings = {"entity": "team", "project": "digits", "mode": "offline"}  # its runs may have been sent since
+    monkeypatch.setattr(module, "wandb_settings", lambda study: settings)
+    for kind, method in ((workspaces.Workspace, "save_as_new_view"), (reports.Report, "save")):
+        monkeypatch.setattr(kind, method, lambda self: saved.append((self.entity, self.project)))
+        monkeypatch.setattr(kind, "url", property(lambda self: f"https://w/{self.project}"))
+    study = make_study(tmp_path / "pooling", images=60)
+    dashboard(study)
+    assert saved == [("team", "digits")] * 2
+    assert "https://w/digits" in capsys.readouterr().out
+    assert not (study.folder / "dashboard").exists()
+
+
+def test_a_server_that_refuses_leaves_the_specs(tmp_path, monkeypatch, capsys):
+    def refuse(*arguments):
+        raise RuntimeError("permission denied\nat line 7")
+
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(module, "has_key", lambda wandb: True)
+    monkeypatch.setattr(module, "_send", refuse)
+    study = make_study(tmp_path / "pooling", images=60)
+    dashboard(study)
+    assert "permission denied: the specs are in" in capsys.readouterr().out
+    assert (study.folder / "dashboard" / "workspace.json").is_file()

@@ -1,0 +1,23 @@
+"""Where things are, and the smallest run there is."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SHARED = REPOSITORY.parent / "shared"
+"""Reference outputs and real images, in the workplace alone: tests that use them skip where they are missing."""
+
+SMALL = (
+    "--model.patch_size=4",
+    "--model.emb_size=16",
+    "--model.depth=1",
+    "--model.num_heads=2",
+    "--trainer.max_epochs=1",
+    "--trainer.accelerator=cpu",
+)
+"""A run on digits that takes a second."""
+
+Command = Callable[..., subprocess.CompletedProcess[str]]

@@ -1,0 +1,98 @@
+"""W&B without a key, with a server that refuses, hangs and answers; each run is a process of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from runs import SMALL
+from wandb_command import KEY, SECRET, assert_delivered, finished, fit, start
+from wandb_stub import StubServer, read_wandb_file
+
+
+def test_without_a_key_the_run_is_offline_and_complete(tmp_path):
+    flags = ["--wandb.group=study", "--wandb.job_type=arm", "--wandb.tags=[one, two]", "--wandb.notes=why"]
+    said = fit(tmp_path, *flags)
+    assert "offline (no API key)" in said
+    assert "wandb leet run/wandb" in said
+    assert "lightning sync run" in said
+    (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    told = read_wandb_file(file)
+    folder = tmp_path / "run"
+    environment = json.loads((folder / "environment.json").read_text())
+    results = json.loads((folder / "results.json").read_text())
+    assert told["run"] == {
+        "id": environment["run_id"],
+        "name": "run",
+        "group": "study",
+        "job_type": "arm",
+        "tags": ["one", "two"],
+        "notes": "why",
+    }
+    assert told["config"]["model"]["init_args"]["emb_size"] == 16
+    assert told["config"]["flops"] == results["flops"] > 0
+    assert told["config"]["parameters"] == results["parameters"]
+    images = [row for row in told["rows"] if "curves" in row]
+    assert_delivered(told["rows"], folder)
+    assert {"curves", "confusion", "test_images"} <= {*images[0]}
+    for name in ("curves", "confusion", "test_images"):
+        with Image.open(file.parent / "files" / images[0][name]["path"]) as picture:
+            assert picture.width > 200
+    assert told["summary"]["test/acc"] == pytest.approx(results["test/acc"])
+    assert not list((tmp_path / "home").rglob("*wandb*"))
+    assert not (folder / "wandb" / "cache").exists()
+
+
+def test_disabled_leaves_nothing_and_sending_later_needs_a_key(tmp_path):
+    assert "W&B" not in fit(tmp_path, WANDB_MODE="disabled")
+    assert not (tmp_path / "run" / "wandb").exists()
+    process = start(tmp_path, "sync", "run")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "wandb login" in err
+    assert "no API key" in err
+    assert not [*(tmp_path / "run").rglob("*.wandb")]
+
+
+def test_a_server_that_answers_gets_everything_and_no_secret_is_left(tmp_path, server):
+    flags = ["--wandb.log_model=true"]
+    fit(tmp_path, *flags, WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url)
+    assert_delivered([*server.rows.values()], tmp_path / "run")
+    assert "ArtifactType" in server.operations  # the stub answers no further of what an upload asks
+    assert server.config["model"]["init_args"]["emb_size"] == 16
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert server.summary["test/acc"] == pytest.approx(results["test/acc"])
+    assert any(name.startswith("media/images/test_images") for name in server.files)
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert KEY.encode() not in content, path
+            assert SECRET.encode() not in content, path
+
+
+FAULTS = ("refused", "hang", "401", "500")
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
+    """Runs with servers that cannot be used, all at once, since they mostly wait: folder and what was said."""
+    servers = {fault: StubServer(fault) for fault in FAULTS if fault != "refused"}
+    runs = {}
+    for fault in FAULTS:
+        folder = tmp_path_factory.mktemp(fault)
+        url = servers[fault].url if fault in servers else "http://127.0.0.1:9"
+        runs[fault] = folder, start(folder, "fit", *SMALL, "--out=run", WANDB_API_KEY=KEY, WANDB_BASE_URL=url)
+    answers = {fault: (folder, finished(process)) for fault, (folder, process) in runs.items()}
+    for server in servers.values():
+        server.die()
+    return answers
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_server_that_cannot_be_used_leaves_an_offline_run(faulty, fault):
+    folder, said = faulty[fault]
+    assert "W&B         offline (" in said
+    (file,) = (folder / "run" / "wandb").glob("offline-run-*/*.wandb")
+    assert_delivered(read_wandb_file(file)["rows"], folder / "run")

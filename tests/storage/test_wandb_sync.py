@@ -1,0 +1,114 @@
+"""What W&B lacks is sent later: after its server died, after kills, and of a whole ablation."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import yaml
+from runs import SMALL
+from wandb_command import KEY, assert_delivered, finished, start, steps
+from wandb_stub import StubServer, read_wandb_file
+
+
+def test_a_server_that_dies_in_mid_run_does_not_stop_it_and_is_sent_the_rest_later(tmp_path, server):
+    process = start(
+        tmp_path,
+        "fit",
+        *SMALL,
+        "--out=run",
+        "--trainer.max_epochs=30",
+        "--trainer.log_every_n_steps=1",
+        WANDB_API_KEY=KEY,
+        WANDB_BASE_URL=server.url,
+    )
+    deadline = time.monotonic() + 120
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not (server.runs and metrics.is_file()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    server.die()
+    assert "wandb" not in finished(process)
+    assert server.runs
+    assert {row["_step"] for row in server.rows.values()} < set(steps(tmp_path / "run"))
+
+    again = StubServer()
+    again.runs, again.rows, again.summary = server.runs, server.rows, server.summary
+    for _ in range(2):  # sending twice changes nothing
+        finished(start(tmp_path, "sync", "run", WANDB_API_KEY=KEY, WANDB_BASE_URL=again.url))
+        assert_delivered([*again.rows.values()], tmp_path / "run")
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert again.summary["test/acc"] == pytest.approx(results["test/acc"])
+    assert any(name.startswith("media/images/test_images") for name in again.files)
+    assert len(again.runs) == 1
+    again.die()
+
+
+def test_what_a_kill_kept_from_wandb_is_sent_from_the_metrics(tmp_path, server):
+    process = start(tmp_path, "fit", *SMALL, "--out=run", "--trainer.max_epochs=500", "--trainer.log_every_n_steps=1")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.is_file() and metrics.stat().st_size > 4000) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    said = finished(start(tmp_path, "sync", "run", WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url))
+    assert "is in W&B as vit_lightning/" in said
+    assert_delivered([*server.rows.values()], tmp_path / "run")
+
+
+def test_a_run_that_is_killed_twice_is_one_run_there_with_each_step_once(tmp_path, server):
+    online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    flags = (*SMALL, "--out=run", "--trainer.max_epochs=60", "--trainer.log_every_n_steps=1")
+    for words in (flags, ("--resume=run",)):
+        size = metrics.stat().st_size if metrics.is_file() else 0
+        process = start(tmp_path, "fit", *words, **online)
+        deadline = time.monotonic() + 120
+        while not (metrics.is_file() and metrics.stat().st_size > size + 9000) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+        process.communicate()
+        assert not (tmp_path / "run/results.json").exists(), "it was over before the kill"
+    finished(start(tmp_path, "fit", "--resume=run", **online))
+    assert len(server.runs) == 1
+    assert_delivered([*server.rows.values()], tmp_path / "run")
+
+
+def test_the_runs_of_an_ablation_carry_group_arm_and_seed_and_are_sent_together(tmp_path, server):
+    arms = [{"name": "cls", "model.pool": "cls"}, {"name": "the mean", "model.pool": "mean"}]
+    rules = {"name": "pool", "baseline": "cls", "report": "test/acc", "smallest_effect": 0.01, "alpha": 0.05}
+    plan = {
+        "command": ["lightning", "fit", "--config", "page.yaml", *SMALL, "${args}"],
+        "method": "grid",
+        "metric": {"name": "val/acc", "goal": "maximize"},
+        "parameters": {"arm": {"values": arms}, "seed_everything": {"values": [7]}, "ablation": {"value": rules}},
+    }
+    (tmp_path / "page.yaml").write_text("optimizer: {lr: 0.01}\n")
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    finished(start(tmp_path, "ablate", "plan.yaml", "--out=out", WANDB_MODE="offline"))
+    for arm, name in (("cls", "cls-seed7"), ("the mean", "the-mean-seed7")):
+        (file,) = (tmp_path / "out/runs" / name / "wandb").glob("offline-run-*/*.wandb")
+        told = read_wandb_file(file)
+        assert {key: told["run"][key] for key in ("name", "group", "job_type", "tags")} == {
+            "name": name,
+            "group": "pool",
+            "job_type": arm,
+            "tags": ["pool", arm, "seed7"],
+        }
+        assert told["config"]["seed_everything"] == 7
+        assert told["config"]["model"]["init_args"]["pool"] == ("cls" if arm == "cls" else "mean")
+        assert_delivered(told["rows"], tmp_path / "out/runs" / name)
+    assert not list((tmp_path / "home").rglob("*wandb*"))
+    assert not list((tmp_path / "out").glob(".wandb*"))
+    (file,) = (tmp_path / "out/wandb").glob("offline-run-*/*.wandb")
+    assert [*file.parent.glob("files/media/images/report/seeds_*.png")], "figures of the report"
+    assert [*file.parent.glob("files/media/table/report/arms_*.json")], "tables of the report"
+    before = {*(tmp_path / "out").rglob("*.wandb")}
+    process = start(tmp_path, "sync", "out", WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url)
+    said = process.communicate(timeout=240)[1]
+    assert "the report was not sent, or not all of it" in said  # this server takes no artifacts, which tables are
+    assert process.returncode == 2
+    sent = {(run["groupName"], run["jobType"]) for run in server.runs.values()}
+    assert sent == {("pool", "cls"), ("pool", "the mean"), ("pool", "report")}
+    assert {path.parent.name.split("-")[0] for path in {*(tmp_path / "out").rglob("*.wandb")} - before} <= {"run"}

@@ -1,0 +1,31 @@
+"""Random tensors, weights and images, all from seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def write_images(folder: Path, count: int, *, size: tuple[int, int] = (20, 14), seed: int = 0) -> None:
+    """``count`` JPEG files of random pixels (width, height)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(seed)
+    for number in range(count):
+        pixels = draw.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:03}.jpg")
+
+
+def write_parquet(path: Path, folder: Path, *, damage: int | None = None) -> None:
+    """The images of class folders as a table, class names in its metadata."""
+    import datasets
+
+    names = sorted(place.name for place in folder.iterdir())
+    files = [(file, label) for label, name in enumerate(names) for file in sorted((folder / name).iterdir())]
+    images = [{"bytes": file.read_bytes(), "path": file.name} for file, _ in files]
+    if damage is not None:
+        images[damage]["bytes"] = b"no image"
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    table = datasets.Dataset.from_dict({"image": images, "label": [label for _, label in files]}, features=features)
+    table.to_parquet(str(path))

@@ -1,0 +1,245 @@
+"""The loss by hand, a teacher that nothing else sees, and where teachers come from."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+
+import numpy as np
+import pytest
+import timm
+import torch
+from lightning.pytorch import Trainer
+from runs import SMALL
+from torchvision import models
+
+from vit_lightning import Digits, Distillation, DistillationConfig, LossConfig, Teacher, UserError, ViT, ViTClassifier
+from vit_lightning.commands.evaluate import evaluate
+from vit_lightning.commands.fit import fit
+from vit_lightning.config.resolve import resolve
+from vit_lightning.config.teachers import load_teacher
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+SIZES = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10, "emb_size": 16, "depth": 1}
+
+
+def network(seed: int = 0, **arguments: object) -> ViT:
+    torch.manual_seed(seed)
+    vit = ViT(**SIZES, num_heads=2, **arguments)
+    for name, weight in vit.head.named_parameters():
+        if name.endswith("weight"):
+            torch.nn.init.normal_(weight)
+    return vit
+
+
+def log_softmax(logits):
+    return logits - np.log(np.exp(logits).sum(1, keepdims=True))
+
+
+@pytest.mark.parametrize("token", [False, True], ids=["one head", "two heads"])
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_loss_by_hand(kind, token):
+    """Equations 2 and 3 of the DeiT paper, in numpy."""
+    student, teacher = network(1, distillation_token=token), network(2)
+    config = DistillationConfig("there", kind, 0.3, 2.0 if kind == "soft" else 3.0)
+    distillation = Distillation(config, Teacher(copy.deepcopy(teacher)))
+    module = ViTClassifier(student, loss=LossConfig(label_smoothing=0.1), distillation=distillation)
+    module.log = lambda *_, **__: None
+    images, labels = torch.randn(6, 1, 8, 8), torch.arange(6)
+    loss, _ = module.shared_step((images, labels), "train")
+    given = student(images) if token else (student(images),)
+    heads = [logits.detach().double().numpy() for logits in given]
+    wanted = teacher.eval()(images).detach().double().numpy()
+    smooth = 0.9 * np.eye(10)[labels.numpy()] + 0.01
+    of_labels = -(smooth * log_softmax(heads[0])).sum(1).mean()
+    if kind == "hard":
+        of_teacher = -log_softmax(heads[-1])[np.arange(6), wanted.argmax(1)].mean()
+    else:
+        p = log_softmax(wanted / 2.0)
+        of_teacher = 4.0 * (np.exp(p) * (p - log_softmax(heads[-1] / 2.0))).sum(1).mean()
+    assert float(loss.detach()) == pytest.approx(0.7 * of_labels + 0.3 * of_teacher, rel=1e-5)
+    validated, _ = module.eval().shared_step((images, labels), "val")
+    plain = torch.nn.functional.cross_entropy(student.eval()(images), labels)
+    assert torch.equal(validated, plain)
+
+
+def test_soft_loss_is_no_less_than_zero_and_zero_for_the_teacher_itself():
+    teacher = network(2)
+    distillation = Distillation(DistillationConfig("there", "soft", 1.0), Teacher(copy.deepcopy(teacher)))
+    images = torch.randn(4, 1, 8, 8)
+    loss = distillation.loss(torch.tensor(9.0), teacher(images), images)
+    assert float(loss.detach()) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_nothing_but_the_loss_sees_the_teacher(tmp_path):
+    teacher = network(2, emb_dropout=0.5)
+    before = {name: value.clone() for name, value in teacher.state_dict().items()}
+    module = ViTClassifier(
+        network(1), distillation=Distillation(DistillationConfig("there"), Teacher(teacher)), num_classes=10
+    )
+    trainer = Trainer(**QUIET, max_epochs=1, limit_train_batches=3, limit_val_batches=1, default_root_dir=tmp_path)
+    trainer.fit(module, Digits())
+    own = ViTClassifier(network(1))
+    assert module.state_dict().keys() == own.state_dict().keys()
+    assert len(list(module.parameters())) == len(list(own.parameters()))
+    assert len(list(module.modules())) == len(list(own.modules()))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    checkpoint = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert len(checkpoint["state_dict"]) == len(own.state_dict())
+    assert not teacher.training
+    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
+    assert all(weight.grad is None and not weight.requires_grad for weight in teacher.parameters())
+    images = torch.randn(2, 1, 8, 8)
+    assert torch.equal(module.distillation.teacher(images), module.distillation.teacher(images))
+
+
+def test_a_teacher_gets_images_as_it_learned_from_them():
+    pixels = torch.rand(3, 3, 8, 8, dtype=torch.float64)
+    mean, std = [torch.tensor(each, dtype=torch.float64)[:, None, None] for each in ((0.1, 0.5, 0.9), (0.2, 0.3, 0.4))]
+    own_mean, own_std = [
+        torch.tensor(each, dtype=torch.float64)[:, None, None] for each in ((0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
+    ]
+    seen = []
+
+    class Seeing(torch.nn.Linear):
+        def forward(self, images):
+            seen.append(images)
+            return images.sum((1, 2, 3))
+
+    pairs = ((own_mean, own_std), (mean, std))
+    statistics = [(first.flatten().tolist(), second.flatten().tolist()) for first, second in pairs]
+    Teacher(Seeing(1, 1).double(), normalised=statistics[0], images=statistics[1])((pixels - mean) / std)
+    torch.testing.assert_close(seen[0], (pixels - own_mean) / own_std, rtol=0, atol=1e-6)
+    images = torch.rand(1, 3, 8, 8, dtype=torch.float64)
+    Teacher(Seeing(1, 1).double(), normalised=statistics[0], images=statistics[0])(images)
+    assert torch.equal(seen[1], images)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_other_precisions_learn_from_a_teacher(precision):
+    distillation = Distillation(DistillationConfig("there", "soft"), Teacher(network(2)))
+    module = ViTClassifier(network(1, distillation_token=True), distillation=distillation)
+    trainer = Trainer(**QUIET, max_epochs=1, limit_train_batches=2, precision=precision, enable_checkpointing=False)
+    trainer.fit(module, Digits())
+    assert torch.isfinite(trainer.callback_metrics["train/loss"])
+
+
+def test_a_student_learns_from_a_run_of_ours(in_folder):
+    fit(resolve([*SMALL, "--out=teacher", "--ema.decay=0.9", "--test=false"]))
+    flags = [*SMALL, "--model.distillation_token=true", "--distillation.teacher=teacher", "--ema.decay=0.5"]
+    torch.manual_seed(5)
+    fit(resolve([*flags, "--out=student"]))
+    checkpoint = read_checkpoint(in_folder / "student/checkpoints/best.ckpt")
+    teacher = load_teacher("teacher", Digits())
+    assert checkpoint["teacher"] == teacher.digest()
+    state = read_checkpoint(in_folder / "teacher/checkpoints/best.ckpt")["state_dict"]
+    for name, value in teacher.network.state_dict().items():
+        assert torch.equal(value, state[f"network.{name}"])
+    # the weights of the student begin as they would without a teacher
+    first = [make(flags), make([flag for flag in flags if "teacher" not in flag])]
+    assert all(torch.equal(a, b) for a, b in zip(*(module.parameters() for module in first), strict=True))
+    shutil.rmtree(in_folder / "teacher")
+    evaluate(resolve(["--ckpt=student"], "test"), "test")
+    with pytest.raises(UserError, match=r"distillation.teacher=teacher is neither a run folder nor a file"):
+        resolve(flags)
+
+
+def make(flags):
+    from vit_lightning.commands.run import make_data_and_module
+
+    torch.manual_seed(0)
+    return make_data_and_module(resolve(flags))[1]
+
+
+def test_a_run_does_not_go_on_with_another_teacher():
+    first, second = (Distillation(DistillationConfig("there"), Teacher(network(seed))) for seed in (1, 2))
+    checkpoint = {}
+    first.save(checkpoint)
+    Distillation(DistillationConfig("there"), Teacher(network(1))).load(checkpoint)
+    with pytest.raises(UserError, match=r"distillation.teacher=there has other weights than when the run began"):
+        second.load(checkpoint)
+
+
+class Pictures(Digits):
+    in_channels, mean, std = 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+
+    @property
+    def image_size(self):
+        return 32, 32
+
+
+def test_teachers_of_torchvision_and_timm(monkeypatch):
+    """Without their weights, which lie elsewhere."""
+    get, create = models.get_model, timm.create_model
+    classes = {"num_classes": 10}
+    monkeypatch.setattr(models, "get_model", lambda name, weights: get(name, **classes))
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, **classes))
+    means = []
+    for place, deviation in (("torchvision:resnet18", (0.229, 0.224, 0.225)), ("timm:resnetv2_50", (0.5, 0.5, 0.5))):
+        teacher = load_teacher(place, Pictures())
+        assert not teacher.network.training
+        expected = [own / theirs for own, theirs in zip(Pictures.std, deviation, strict=True)]
+        assert teacher._factor.flatten().tolist() == pytest.approx(expected)
+        means.append(teacher(torch.zeros(2, 3, 32, 32)).shape)
+    assert means == [(2, 10), (2, 10)]
+    classes["num_classes"] = 1000
+    with pytest.raises(UserError, match=r"teacher=torchvision:resnet18 knows 1000 classes, the data has 10"):
+        load_teacher("torchvision:resnet18", Pictures())
+    with pytest.raises(UserError, match=r"does not take the images of the data, 1x8x8"):
+        load_teacher("torchvision:resnet18", Digits())
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("harmed",)
+
+
+def test_weights_of_torchvision_are_data(in_folder, monkeypatch):
+    """Of a file that lies where torchvision keeps those that it has fetched, it asks for no checksum."""
+    monkeypatch.setenv("TORCH_HOME", str(in_folder))
+    monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", raising=False)
+    path = in_folder / "hub/checkpoints/squeezenet1_1-b8a52dc0.pth"
+    path.parent.mkdir(parents=True)
+    torch.save(Bomb(), path)
+    with pytest.raises(UserError, match="torchvision:squeezenet1_1: its weights cannot be had: Weights only load"):
+        load_teacher("torchvision:squeezenet1_1", Pictures())
+    assert not (in_folder / "harmed").exists()
+    torch.save(models.squeezenet1_1().state_dict(), path)
+    with pytest.raises(UserError, match="torchvision:squeezenet1_1 knows 1000 classes, the data has 10"):
+        load_teacher("torchvision:squeezenet1_1", Pictures())
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+@pytest.mark.parametrize(
+    "place", ["torchvision:resnet_18", "torchvision:fcn_resnet50", "torchvision:raft_large", "timm:no_such_net"]
+)
+def test_a_teacher_that_nobody_has(place):
+    with pytest.raises(UserError, match=f"distillation.teacher={place}: .* has no such"):
+        load_teacher(place, Pictures())
+
+
+def test_weights_that_cannot_be_fetched(monkeypatch):
+    def offline(*_, **__):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(models, "get_model", offline)
+    with pytest.raises(UserError, match="its weights cannot be had: no route to host"):
+        load_teacher("torchvision:resnet18", Pictures())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"teacher": "a", "alpha": 1.5}, "alpha=1.5 must be between 0 and 1"),
+        ({"teacher": "a", "kind": "soft", "temperature": 0.0}, "temperature=0.0 must be a finite number above 0"),
+        ({"teacher": "a", "temperature": 2.0}, "temperature=2.0 does nothing for kind=hard"),
+        ({"alpha": 0.1}, "teacher is missing: without one, kind and alpha do nothing"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_named(arguments, problem):
+    with pytest.raises(UserError) as caught:
+        DistillationConfig(**arguments)
+    assert caught.value.problems == [problem]

@@ -1,0 +1,503 @@
+"""What the tables of names promise beyond the reference files: strictness, layouts, other configurations."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from references import CONFIGS, fresh
+from runs import REPOSITORY
+
+from vit_lightning import UserError, ViT
+from vit_lightning.config.resolve import make_network, resolve
+from vit_lightning.models.attention import SeparateAttention
+from vit_lightning.models.heads import AttentionPool
+from vit_lightning.models.patches import LinearProjection
+from vit_lightning.models.positions import LearnedPatchPositions
+from vit_lightning.weights.convert import FAMILIES, from_reference, to_reference
+from vit_lightning.weights.describe import describe
+
+MORE = [
+    ("timm_legacy", {"distilled": True, "representation_size": 7}),
+    ("timm_legacy", {"qk_scale": 0.3, "qkv_bias": False, "drop_path_ratio": 0.2, "drop_ratio": 0.1}),
+    ("vit_pytorch", {"pool": "mean"}),
+    ("crate", {"pool": "mean", "ista": 0.2, "dim_head": 8, "mlp_dim": 99}),
+    ("big_vision", {"pool_type": "tok", "rep_size": True}),
+    ("big_vision", {"pool_type": "map", "posemb": "sincos2d", "mlp_dim": 20, "rep_size": 12}),
+    ("big_vision", {"pool_type": "tok", "posemb": "sincos2d", "num_classes": None}),
+    ("google", {"classifier": "gap", "dropout_rate": 0.0}),
+    ("google", {"representation_size": 7}),
+    ("einops_tutorial", {"attention_variant": "separate_literal", "drop_p": 0.1, "forward_drop_p": 0.2}),
+    ("einops_tutorial", {"attention_variant": "fused_correct", "forward_expansion": 3}),
+    ("hf", {"id2label": {"0": "cat"}, "architectures": ["ViTForImageClassification"]}),
+]
+
+
+def images(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("family", "more"), [*((family, {}) for family in CONFIGS), *MORE], ids=str)
+def test_there_and_back_is_the_same_model(family, more):
+    layout = {"attention": "separate"} if "separate_literal" in more.values() else None
+    vit, state, config = fresh(family, layout, **more)
+    again = from_reference(state, family=family, config=config).eval()
+    assert describe(again) == describe(vit)
+    assert torch.equal(again(images(2, 3, 8, 8)), vit(images(2, 3, 8, 8)))
+    back, same = to_reference(again, family=family)
+    assert same == config
+    assert set(back) == set(state)
+    assert all(torch.equal(back[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "name"),
+    [
+        ("big_vision", {"prefix": "params/"}, "params/embedding/kernel"),
+        ("big_vision", {"prefix": "opt/target/"}, "opt/target/head/bias"),
+        ("big_vision", {"stacked": True}, "Transformer/encoderblock/MlpBlock_0/Dense_1/kernel"),
+        (
+            "big_vision",
+            {"stacked": True, "prefix": "params/"},
+            "params/Transformer/encoderblock/MultiHeadDotProductAttention_0/query/kernel",
+        ),
+        ("google", {"prefix": "opt/target/"}, "opt/target/Transformer/posembed_input/pos_embedding"),
+        ("google", {"numbering": "linen"}, "Transformer/encoderblock_1/LayerNorm_1/scale"),
+        ("hf", {"names": "disk"}, "vit.encoder.layer.1.attention.attention.key.weight"),
+        ("timm_legacy", {"blocks": "block"}, "block.1.attn.qkv.weight"),
+        ("torchvision", {"mlp": ["linear_1", "linear_2"]}, "encoder.layers.encoder_layer_1.mlp.linear_2.bias"),
+        ("einops_tutorial", {"attention": "separate"}, "1.1.0.fn.1.queries.weight"),
+    ],
+    ids=str,
+)
+def test_a_model_goes_back_in_the_layout_in_which_it_came(family, layout, name):
+    more = {"attention_variant": "separate_correct"} if family == "einops_tutorial" else {}
+    vit, state, config = fresh(family, layout, **more)
+    assert name in state
+    again = from_reference(state, family=family, config=config).eval()
+    assert torch.equal(again(images(2, 3, 8, 8)), vit(images(2, 3, 8, 8)))
+    assert again.reference["layout"].items() >= layout.items()
+    json.dumps(again.reference)  # plain data
+    back, _ = to_reference(again, family=family)
+    assert {n: t.shape for n, t in back.items()} == {n: t.shape for n, t in state.items()}
+    assert all(torch.equal(back[n], state[n]) for n in state)
+    current, _ = to_reference(again, family=family, layout=FAMILIES[family].layout_for(describe(again)))
+    assert name not in current
+
+
+def test_stacked_blocks_have_an_axis_for_the_blocks():
+    _, state, config = fresh("big_vision", {"stacked": True})
+    kernel = state["Transformer/encoderblock/MultiHeadDotProductAttention_0/out/kernel"]
+    assert kernel.shape == (2, 2, 8, 16)
+    vit = from_reference(state, family="big_vision", config={**config, "scan": True})
+    single, _ = to_reference(vit, family="big_vision", layout={"stacked": False})
+    assert torch.equal(single["Transformer/encoderblock_1/MultiHeadDotProductAttention_0/out/kernel"], kernel[1])
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_missing_unexpected_and_misshapen_tensors_are_named(family):
+    _, state, config = fresh(family)
+    names = [name for name in state if state[name].ndim]
+    missing, misshapen = names[0], names[-1]
+    state["nobody.knows"] = torch.zeros(1)
+    del state[missing]
+    state[misshapen] = torch.zeros(*state[misshapen].shape, 3)
+    with pytest.raises(UserError) as caught:
+        from_reference(state, family=family, config=config)
+    text = str(caught.value)
+    assert f"{missing} is missing" in text
+    assert "nobody.knows is unexpected" in text
+    assert f"{misshapen} has shape" in text
+
+
+def test_what_stands_beside_the_weights_of_a_file_is_named_alone():
+    _, state, config = fresh("big_vision", {"prefix": "opt/target/"})
+    with pytest.raises(UserError) as caught:
+        from_reference({**state, "opt/state/step": torch.zeros(1)}, family="big_vision", config=config)
+    assert caught.value.problems == ["opt/state/step is unexpected in the weights of big_vision"]
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("timm", {"embed_dims": 3}, "config.embed_dims=3: timm has no such option"),
+        ("timm", {"dynamic_img_size": True}, "config.dynamic_img_size=True: we do not have this option of timm"),
+        ("timm", {"dynamic_img_pad": True}, "config.dynamic_img_pad=True: we do not have this option"),
+        ("timm", {"global_pool": "prr"}, "config.global_pool=prr: we have token, avg"),
+        ("timm", {"act_layer": "mish"}, "config.act_layer=mish: we have gelu"),
+        ("timm", {"norm_layer": "batchnorm_1e-5"}, "config.norm_layer=batchnorm_1e-5 must be layernorm_EPS"),
+        ("torchvision", {"conv_stem_configs": [1]}, "config.conv_stem_configs=.*: we do not have this option"),
+        ("hf", {"hidden_act": "quick_gelu"}, "config.hidden_act=quick_gelu: we have gelu"),
+        ("google", {"classifier": "unpooled"}, "config.classifier=unpooled: we have token, gap"),
+        ("google", {"resnet": {"num_layers": [3]}}, "config.resnet=.*: we do not have this option"),
+        ("big_vision", {"pool_type": "0"}, "config.pool_type=0: we have gap, tok, map"),
+        ("crate", {"pool": "max"}, "config.pool=max: we have cls, mean"),
+        ("timm", {"depth": "two"}, "config.depth=two must be a whole number"),
+        ("timm", {"mlp_ratio": "four"}, "config.mlp_ratio=four must be a number"),
+        ("big_vision", {"posemb": 3}, "config.posemb=3 must be text"),
+        ("hf", {"num_attention_heads": 0}, "num_heads=0 must be at least 1"),
+    ],
+    ids=str,
+)
+def test_options_that_we_do_not_have_are_named(family, change, message):
+    _, state, config = fresh(family)
+    with pytest.raises(UserError, match=message):
+        from_reference(state, family=family, config={**config, **change})
+
+
+def test_all_missing_arguments_are_named_at_once():
+    with pytest.raises(UserError) as caught:
+        from_reference({}, family="vit_pytorch", config={"image_size": 8})
+    missing = [problem.split()[0] for problem in caught.value.problems]
+    assert missing == [f"config.{name}" for name in ("patch_size", "num_classes", "dim", "depth", "heads", "mlp_dim")]
+
+
+def test_families_and_layouts_that_are_not_there_are_named():
+    vit = ViT(image_size=8, patch_size=4, emb_size=16, depth=1, num_heads=2)
+    for call in (lambda: to_reference(vit, family="tim"), lambda: from_reference({}, family="tim", config={})):
+        with pytest.raises(UserError, match="family=tim must be one of timm, torchvision, hf"):
+            call()
+    with pytest.raises(UserError, match=r"layout.prefix=params: torchvision has no such key \(mlp\)"):
+        to_reference(vit, family="torchvision", layout={"prefix": "params"})
+    with pytest.raises(UserError, match=r"layout\.names=cloud: hf has memory, disk"):
+        to_reference(vit, family="hf", layout={"names": "cloud"})
+
+
+def test_two_ways_of_writing_the_same_go_out_as_one():
+    torch.manual_seed(0)
+    sizes = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
+    vit = ViT(**sizes, attention=SeparateAttention, patch_projection=LinearProjection)
+    with torch.no_grad():
+        for weight in vit.parameters():
+            weight.copy_(0.3 * torch.randn(weight.shape))
+    state, config = to_reference(vit, family="timm")
+    plain = from_reference(state, family="timm", config=config)
+    assert state["blocks.0.attn.qkv.weight"].shape == (48, 16)
+    torch.testing.assert_close(plain(images(2, 3, 8, 8)), vit(images(2, 3, 8, 8)), rtol=0, atol=1e-5)
+
+
+def test_attention_pooling_goes_from_big_vision_to_timm():
+    layers = pytest.importorskip("timm.layers")
+    from timm.models.vision_transformer import VisionTransformer
+
+    vit, _, _ = fresh("big_vision", pool_type="map", mlp_dim=24)
+    state, config = to_reference(vit, family="timm")
+    assert config.pop("act_layer") == "gelu_tanh"
+    peer = VisionTransformer(**config, act_layer=layers.GELUTanh).eval()
+    peer.load_state_dict(state, strict=True)
+    torch.testing.assert_close(peer(images(2, 3, 8, 8)), vit(images(2, 3, 8, 8)), rtol=0, atol=1e-5)
+
+
+def flax_norm(x, weights, name):
+    return F.layer_norm(x, x.shape[-1:], weights[f"{name}/scale"], weights[f"{name}/bias"], eps=1e-6)
+
+
+def flax_attention(queries, tokens, weights, name):
+    """flax's MultiHeadDotProductAttention: kernels with an axis for the heads."""
+    q, k, v = (
+        torch.einsum("nld,dhk->nlhk", x, weights[f"{name}/{part}/kernel"]) + weights[f"{name}/{part}/bias"]
+        for part, x in {"query": queries, "key": tokens, "value": tokens}.items()
+    )
+    shares = (torch.einsum("nqhk,nlhk->nhql", q, k) / q.shape[-1] ** 0.5).softmax(dim=-1)
+    out = torch.einsum("nhql,nlhk->nqhk", shares, v)
+    return torch.einsum("nqhk,hkd->nqd", out, weights[f"{name}/out/kernel"]) + weights[f"{name}/out/bias"]
+
+
+def flax_mlp(x, weights, name):
+    hidden = F.gelu(x @ weights[f"{name}/Dense_0/kernel"] + weights[f"{name}/Dense_0/bias"], approximate="tanh")
+    return hidden @ weights[f"{name}/Dense_1/kernel"] + weights[f"{name}/Dense_1/bias"]
+
+
+def flax_vit(batch, weights, *, google):
+    """Google's two ViTs from their weights, patch by patch; what the config says is told from the names."""
+    kernel = weights["embedding/kernel"]
+    size = kernel.shape[0]
+    patches = batch.permute(0, 2, 3, 1).unfold(1, size, size).unfold(2, size, size)  # n, rows, columns, c, p1, p2
+    x = torch.einsum("nrscpq,pqce->nrse", patches, kernel).flatten(1, 2) + weights["embedding/bias"]
+    if not google:
+        x = x + weights["pos_embedding"]
+    if "cls" in weights:
+        x = torch.cat([weights["cls"].expand(len(x), -1, -1), x], dim=1)
+    if google:
+        x = x + weights["Transformer/posembed_input/pos_embedding"]
+    numbers = (0, 1, 2, 3) if google else (0, 0, 1, 0)
+    for n in range(2):
+        block = f"Transformer/encoderblock_{n}"
+        y = flax_norm(x, weights, f"{block}/LayerNorm_{numbers[0]}")
+        x = x + flax_attention(y, y, weights, f"{block}/MultiHeadDotProductAttention_{numbers[1]}")
+        y = flax_norm(x, weights, f"{block}/LayerNorm_{numbers[2]}")
+        x = x + flax_mlp(y, weights, f"{block}/MlpBlock_{numbers[3]}")
+    x = flax_norm(x, weights, "Transformer/encoder_norm")
+    if "MAPHead_0/probe" in weights:
+        probe = weights["MAPHead_0/probe"].expand(len(x), -1, -1)
+        x = flax_attention(probe, x, weights, "MAPHead_0/MultiHeadDotProductAttention_0")
+        x = (x + flax_mlp(flax_norm(x, weights, "MAPHead_0/LayerNorm_0"), weights, "MAPHead_0/MlpBlock_0"))[:, 0]
+    else:
+        x = x[:, 0] if "cls" in weights else x.mean(dim=1)
+    if "pre_logits/kernel" in weights:
+        x = (x @ weights["pre_logits/kernel"] + weights["pre_logits/bias"]).tanh()
+    return x @ weights["head/kernel"] + weights["head/bias"]
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("google", {"image_size": [8, 12], "patches": [4, 4]}),
+        ("google", {"classifier": "gap", "representation_size": 7}),
+        ("big_vision", {}),
+        ("big_vision", {"pool_type": "tok", "rep_size": 7, "mlp_dim": 20}),
+        ("big_vision", {"pool_type": "map", "image_size": [8, 12]}),
+    ],
+    ids=str,
+)
+def test_google_s_models_equal_plain_einsums_over_their_own_weights(family, more):
+    _, state, config = fresh(family, **more)
+    weights = {name: 2 * tensor.double() for name, tensor in state.items()}
+    vit = from_reference(weights, family=family, config=config).eval()
+    batch = images(3, 3, *config["image_size"]).double()
+    expected = flax_vit(batch, weights, google=family == "google")
+    torch.testing.assert_close(vit(batch), expected, rtol=0, atol=1e-10)
+
+
+def test_the_legacy_names_are_timm_s():
+    from timm.models.vision_transformer import VisionTransformer
+
+    vit, state, config = fresh("timm_legacy", mlp_ratio=3.0, qkv_bias=False)
+    peer = VisionTransformer(**config).eval()
+    peer.load_state_dict(state, strict=True)
+    torch.testing.assert_close(peer(images(2, 3, 8, 8)), vit(images(2, 3, 8, 8)), rtol=0, atol=1e-5)
+
+
+def test_older_vit_pytorch_keeps_its_class_token_in_the_mean():
+    vit, state, config = fresh("vit_pytorch", pool="mean")
+    older = dict(state)
+    generator = torch.Generator().manual_seed(1)
+    older["cls_token"] = torch.randn(1, 1, 16, generator=generator)
+    older["pos_embedding"] = torch.randn(1, 5, 16, generator=generator)
+    network = from_reference(older, family="vit_pytorch", config=config).eval()
+    assert network.reference["layout"] == {"version": "older"}
+    tokens = network.forward_features(images(2, 3, 8, 8))
+    assert tokens.shape == (2, 5, 16)
+    torch.testing.assert_close(network(images(2, 3, 8, 8)), network.head.linear(tokens.mean(dim=1)))
+    back, _ = to_reference(network, family="vit_pytorch")
+    assert all(torch.equal(back[name], older[name]) for name in older)
+    network.reference = None
+    with pytest.raises(UserError, match="class_token=True: vit_pytorch cannot express it"):
+        to_reference(network, family="vit_pytorch")
+    assert state["cls_token"].shape == (0, 16)
+    assert vit.prefix_tokens == 0
+
+
+def tutorial_attention(tokens, state, variant):
+    """The tutorial's two attentions, with its names of weights."""
+    if variant.startswith("fused"):
+        packed = F.linear(tokens, state["1.0.0.fn.1.qkv.weight"], state["1.0.0.fn.1.qkv.bias"])
+        queries, keys, values = packed.unflatten(-1, (2, 8, 3)).permute(4, 0, 2, 1, 3)
+    else:
+        names = [f"1.0.0.fn.1.{part}" for part in ("queries", "keys", "values")]
+        queries, keys, values = (
+            F.linear(tokens, state[f"{n}.weight"], state[f"{n}.bias"]).unflatten(-1, (2, 8)).transpose(1, 2)
+            for n in names
+        )
+    energy = queries @ keys.transpose(-1, -2)
+    literal = variant.endswith("literal")
+    weights = energy.softmax(-1) / 16**0.5 if literal else (energy / 8**0.5).softmax(-1)
+    out = (weights @ values).transpose(1, 2).flatten(2)
+    return F.linear(out, state["1.0.0.fn.1.projection.weight"], state["1.0.0.fn.1.projection.bias"])
+
+
+@pytest.mark.parametrize("variant", ["fused_literal", "fused_correct", "separate_literal", "separate_correct"])
+def test_the_tutorial_s_four_attentions(variant):
+    layout = {"attention": variant.split("_")[0]}
+    _, state, config = fresh("einops_tutorial", layout, attention_variant=variant)
+    vit = from_reference(state, family="einops_tutorial", config=config).eval()
+    tokens = images(2, 5, 16)
+    got = vit.encoder[0].attention.fn.attention(tokens)
+    torch.testing.assert_close(got, tutorial_attention(tokens, state, variant), rtol=0, atol=1e-5)
+
+
+def test_a_changed_head_gives_another_config_and_not_the_one_in_which_it_came():
+    _, state, config = fresh("timm")
+    vit = from_reference(state, family="timm", config=config)
+    vit.head.linear, vit.num_classes = torch.nn.Linear(16, 3), 3
+    _, written = to_reference(vit, family="timm")
+    assert written["num_classes"] == 3
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_arrays_come_in_and_keep_their_type(dtype):
+    _, state, config = fresh("google")
+    arrays = {name: tensor.numpy().astype(dtype) for name, tensor in state.items()}
+    vit = from_reference(arrays, family="google", config=config)
+    back, _ = to_reference(vit, family="google")
+    assert all(np.array_equal(back[name].numpy(), arrays[name]) for name in arrays)
+    assert {tensor.numpy().dtype for tensor in back.values()} == {np.dtype(dtype)}
+
+
+def test_weights_are_copies_in_both_directions():
+    _, state, config = fresh("timm")
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    vit = from_reference(state, family="timm", config=config)
+    out, _ = to_reference(vit, family="timm")
+    with torch.no_grad():
+        for weight in vit.parameters():
+            weight.zero_()
+    assert all(torch.equal(state[name], before[name]) and torch.equal(out[name], before[name]) for name in before)
+
+
+def test_hugging_face_s_number_of_labels_follows_from_their_names():
+    _, state, config = fresh("hf")
+    named = {**config, "id2label": {str(n): f"class {n}" for n in range(5)}}
+    del named["num_labels"]
+    assert from_reference(state, family="hf", config=named).num_classes == 5
+
+
+@pytest.mark.parametrize("family", ["torchvision", "vit_pytorch", "simple_vit", "crate", "torch_encoder"])
+def test_families_without_featuring_models_say_so(family):
+    _, state, config = fresh(family)
+    with pytest.raises(UserError, match=f"num_classes=0: {family} has no model"):
+        from_reference(state, family=family, config={**config, "num_classes": 0})
+
+
+def test_our_features_go_out_only_where_such_models_are():
+    vit = ViT(image_size=8, patch_size=4, emb_size=16, depth=2, num_heads=2, num_classes=0)
+    state, config = to_reference(vit, family="timm")
+    assert config["num_classes"] == 0
+    assert not any(name.startswith("head") for name in state)
+    with pytest.raises(UserError, match="num_classes=0: torchvision has no model"):
+        to_reference(vit, family="torchvision")
+
+
+def test_parts_that_were_exchanged_are_named():
+    sizes = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2}
+    vit = ViT(**sizes)
+    vit.encoder[0].feed_forward.fn.feed_forward.activation = torch.nn.Mish()
+    vit.encoder[1].attention.fn.norm = torch.nn.BatchNorm1d(16)
+    vit.encoder[1].feed_forward.fn.norm.eps = 1e-3
+    with pytest.raises(UserError) as caught:
+        to_reference(vit, family="timm")
+    text = str(caught.value)
+    for part in ("activation: Mish is no block of ours", "norm: BatchNorm1d is no block", "norm: the two of a block"):
+        assert part in text
+
+
+def test_google_s_nested_config_says_the_same():
+    _, state, config = fresh("google", dropout_rate=0.0)
+    inner = {name: config[name] for name in ("num_layers", "mlp_dim", "num_heads", "dropout_rate")}
+    nested = {**{n: v for n, v in config.items() if n not in inner}, "patches": {"size": (4, 4)}, "transformer": inner}
+    flat = from_reference(state, family="google", config=config)
+    assert describe(from_reference(state, family="google", config=nested)) == describe(flat)
+
+
+# DeiT's sizes with a distillation token, from its README and timm
+@pytest.mark.parametrize(
+    ("preset", "size", "parameters"),
+    [("Ti/16", 224, 5_910_800), ("S/16", 224, 22_436_432), ("B/16", 224, 87_338_192), ("B/16", 384, 87_630_032)],
+)
+def test_distilled_models_have_the_published_number_of_parameters(preset, size, parameters):
+    with torch.device("meta"):
+        vit = ViT(preset, image_size=size, distillation_token=True)
+    assert sum(weight.numel() for weight in vit.parameters()) == parameters
+
+
+# timm's counts of SigLIP B/16, DINOv2 S/14 with registers and DeiT III B/16
+@pytest.mark.parametrize(
+    ("preset", "options", "parameters"),
+    [
+        ("B/16", {"pool": AttentionPool, "class_token": False, "num_classes": 0}, 92_884_224),
+        (
+            "S/14",
+            {"image_size": 518, "register_tokens": 4, "layer_scale": 1e-5, "num_classes": 0},
+            22_057_344,
+        ),
+        ("B/16", {"layer_scale": 1e-6}, 86_585_320),
+    ],
+    ids=str,
+)
+def test_other_models_of_timm_have_their_number_of_parameters(preset, options, parameters):
+    with torch.device("meta"):
+        vit = ViT(preset, positions=LearnedPatchPositions, **options)
+    assert sum(weight.numel() for weight in vit.parameters()) == parameters
+    to_reference(vit, family="timm")
+
+
+PAGES = {
+    "einops_tutorial": "einops_tutorial",
+    "einops_tutorial_as_written": "einops_tutorial",
+    "timm": "timm",
+    "timm_registers": "timm",
+    "deit_distilled": "timm",
+    "timm_legacy": "timm_legacy",
+    "torchvision": "torchvision",
+    "hugging_face": "hf",
+    "vit_pytorch": "vit_pytorch",
+    "vit_pytorch_older": "vit_pytorch",
+    "simple_vit": "simple_vit",
+    "google": "google",
+    "big_vision": "big_vision",
+    "torch_encoder": "torch_encoder",
+    "crate": "crate",
+    "rotary": None,
+}
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "experiments" / "families").glob("*.yaml")), ids=lambda p: p.stem)
+def test_a_page_of_a_family_is_that_family(path):
+    config = resolve([f"--config={path}"])
+    assert config.experiment == path.stem
+    assert config.trainer.max_epochs == 30
+    config.model.init_args.in_channels = 3  # some families take no others
+    vit = make_network(config)
+    family = PAGES[path.stem]
+    if family is None:
+        with pytest.raises(UserError, match=r"rotary=temperature 100\.0"):
+            to_reference(vit, family="timm")
+        return
+    layout = {"version": "older"} if path.stem == "vit_pytorch_older" else None
+    state, written = to_reference(vit, family=family, layout=layout)
+    again = from_reference(state, family=family, config=written)
+    assert describe(again) == describe(vit)
+    assert written.get("attention_variant") == {"einops_tutorial": "fused_correct"}.get(path.stem)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"qkv_bias": "False"}, "qkv_bias=False must be true or false"),
+        ({"num_heads": 5}, "num_heads=5 must be at least 1 and divide"),
+        ({"mlp_ratio": float("nan")}, "mlp_ratio=nan must be a number"),
+        ({"embed_dim": None}, "embed_dim"),
+        ({"img_size": "x"}, "img_size"),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_an_error_that_names_it(config, said):
+    given = {"img_size": 8, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 3, **config}
+    with pytest.raises(UserError, match=said):
+        from_reference({}, family="timm", config=given)
+
+
+def test_weights_that_are_whole_numbers_are_refused_by_name():
+    with pytest.raises(UserError, match="cls_token holds int64"):
+        from_reference({"cls_token": torch.zeros(1, 1, 4, dtype=torch.int64)}, family="timm", config={})
+
+
+def test_the_default_dtype_does_not_change_what_a_model_is():
+    sizes = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 3, "emb_size": 8, "num_heads": 2}
+    vit = ViT(**sizes, depth=4, drop_path=0.1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        _, config = to_reference(vit, family="timm")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert config["drop_path_rate"] == 0.1
+
+
+def test_another_layout_than_the_one_it_came_in_has_a_config_of_its_own():
+    _, state, config = fresh("einops_tutorial", None, attention_variant="fused_correct")
+    vit = from_reference(state, family="einops_tutorial", config=config)
+    tensors, written = to_reference(vit, family="einops_tutorial", layout={"attention": "separate"})
+    assert any("queries" in name for name in tensors)
+    assert written["attention_variant"] == "separate_correct"

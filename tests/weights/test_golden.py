@@ -1,0 +1,248 @@
+"""Every reference file of ``shared/golden``, both ways."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runs import SHARED
+from torch import nn
+
+from vit_lightning.models.heads import DistilledHead
+from vit_lightning.models.positions import resize
+from vit_lightning.weights.convert import from_reference, to_reference
+
+GOLDEN = SHARED / "golden"
+FAMILY_OF_FOLDER = {
+    "timm": "timm",
+    "torchvision_vit": "torchvision",
+    "hf_vit": "hf",
+    "crate": "crate",
+    "big_vision": "big_vision",
+    "google_vit": "google",
+    "vit_pytorch": "vit_pytorch",
+    "doc000_004_vit": "timm_legacy",
+    "doc001_einops_vit": "einops_tutorial",
+    "doc002_vit": "vit_pytorch",
+    "doc003_encoder_vit": "torch_encoder",
+}
+MODELS = [
+    path for path in sorted(GOLDEN.glob("*/*.json")) if "config" in path.read_text() and "posemb" not in str(path)
+]
+MODELS = [path for path in MODELS if not path.stem.endswith("param_counts")]
+
+pytestmark = pytest.mark.skipif(not GOLDEN.exists(), reason="the reference files are not here")
+
+
+def family_of(path: Path) -> str:
+    return "simple_vit" if path.stem.startswith("simplevit") else FAMILY_OF_FOLDER[path.parent.name]
+
+
+def splitmix(seed: int, index: int, count: int) -> np.ndarray:
+    """Uniform numbers in [0, 1) of the recipe of crate_tiny_224."""
+    golden = 0x9E3779B97F4A7C15
+    base = (seed * golden + index * 0xD1B54A32D192ED03) % 2**64
+    with np.errstate(over="ignore"):
+        z = np.uint64(base) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(golden)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return (z >> np.uint64(40)).astype(np.float64) / 2**24
+
+
+def drawn(seed: int, entry: dict) -> torch.Tensor:
+    shape = entry["shape"]
+    uniform = splitmix(seed, entry["tensor_index"], int(np.prod(shape)))
+    values = entry["center"] + entry["halfwidth"] * (2 * uniform - 1)
+    return torch.from_numpy(values.astype(np.float32).reshape(shape))
+
+
+def load(path: Path) -> tuple[dict, dict, dict]:
+    """Sidecar, weights and all other tensors of a file."""
+    from safetensors.torch import load_file
+
+    about = json.loads(path.read_text())
+    archive = path.with_suffix(".npz")
+    if archive.exists():
+        tensors = load_file(path.with_suffix(".io.safetensors"))
+        tensors["input/x"] = tensors["input/x_nhwc"].permute(0, 3, 1, 2).contiguous()
+        return about, dict(np.load(archive)), tensors
+    tensors = load_file(path.with_suffix(".safetensors"))
+    state = {name.removeprefix("state_dict/"): t for name, t in tensors.items() if name.startswith("state_dict/")}
+    recipe = about["parameters"].get("drawn", {})
+    if "table" in recipe:
+        state = {name: drawn(recipe["seed"], entry) for name, entry in recipe["table"].items()}
+    if "input/x" not in tensors:
+        tensors["input/x"] = drawn(recipe["seed"], about["input"])
+    return about, state, tensors
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def model(request):
+    path = request.param
+    about, state, tensors = load(path)
+    vit = from_reference(state, family=family_of(path), config=about["config"]).eval()
+    return path, about, state, tensors, vit
+
+
+def float64_atol(path: Path) -> float:
+    return 1e-6 if path.stem.startswith("simplevit") else 1e-10
+
+
+def test_logits_and_loss_in_float64_and_float32(model):
+    path, _, _, tensors, vit = model
+    labels = tensors["input/labels"]
+    with torch.no_grad():
+        exact = copy.deepcopy(vit).double()(tensors["input/x"].double())
+        logits = vit(tensors["input/x"])
+    atol = float64_atol(path)
+    torch.testing.assert_close(exact, tensors["output_f64/logits"], rtol=0, atol=atol)
+    torch.testing.assert_close(logits, tensors["output/logits"], rtol=0, atol=1e-5)
+    loss = nn.functional.cross_entropy(exact, labels)
+    torch.testing.assert_close(loss, tensors["output_f64/loss"], rtol=0, atol=atol)
+
+
+def test_it_goes_back_bit_for_bit(model):
+    path, about, state, _, vit = model
+    back, config = to_reference(vit, family=family_of(path))
+    assert config == about["config"]
+    assert set(back) == set(state)
+    for name, tensor in back.items():
+        given = torch.as_tensor(state[name])
+        assert tensor.dtype is given.dtype
+        assert torch.equal(tensor, given), name
+
+
+def test_gradients_have_the_reference_s_norms(model):
+    path, about, _, tensors, vit = model
+    wanted = about.get("gradient", {}).get("l2_norm_per_parameter")
+    if not wanted:
+        pytest.skip("this file has no gradients")
+    exact = copy.deepcopy(vit).double()
+    nn.functional.cross_entropy(exact(tensors["input/x"].double()), tensors["input/labels"]).backward()
+    gradients = copy.deepcopy(exact)
+    with torch.no_grad():  # gradients in the place of weights have the reference's names and shapes after the way back
+        for weight, other in zip(gradients.parameters(), exact.parameters(), strict=True):
+            weight.copy_(other.grad)
+    memory = {"names": "memory"} if family_of(path) == "hf" else None
+    named, _ = to_reference(gradients, family=family_of(path), layout=memory)
+    prefix = about.get("checkpoint_layout", {}).get("prefix", "")
+    norms = {name.removeprefix(prefix): tensor.norm().item() for name, tensor in named.items()}
+    assert set(norms) == set(wanted)
+    rtol = 1e-5 if path.stem.startswith("simplevit") else 1e-8
+    for name, norm in wanted.items():
+        assert norms[name] == pytest.approx(norm, rel=rtol, abs=1e-10), name
+
+
+def intermediates(vit, images):
+    """Tokens after the embedding, both branches and the output of each block, and after the encoder, by our names."""
+    seen = {}
+
+    def keep(name):
+        return lambda module, inputs, output: seen.__setitem__(name, output)
+
+    handles = [vit.patch_embedding.register_forward_hook(keep("embedded"))]
+    handles.append(vit[-2].register_forward_hook(keep("encoded")))
+    if not isinstance(vit.head, DistilledHead):
+        handles.append(vit.head.pool.register_forward_hook(keep("pooled")))
+        handles.append(vit.head.linear.register_forward_pre_hook(lambda layer, inputs: seen.update(features=inputs[0])))
+    for number, block in enumerate(vit.encoder):
+        halves = {name: getattr(half, "fn", half) for name, half in block.named_children()}
+        for name, half in halves.items():  # LayerScale comes after what the files call the branch
+            handles.append(getattr(half, name).register_forward_hook(keep(f"block{number}/{name}")))
+        handles.append(block.attention.register_forward_hook(keep(f"block{number}/middle")))
+        handles.append(block.register_forward_hook(keep(f"block{number}/out")))
+    vit(images)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+NAMES = {
+    "attn_out": "attention",
+    "mha_out": "attention",
+    "mssa_out": "attention",
+    "after_attn": "middle",
+    "after_mssa": "middle",
+    "mlp_out": "feed_forward",
+    "ff_out": "feed_forward",
+    "ista_out": "feed_forward",
+    "out": "out",
+}
+
+
+def test_intermediates(model):
+    _, about, _, tensors, vit = model
+    with torch.no_grad():
+        seen = intermediates(vit, tensors["input/x"])
+    rows = about.get("mid_rows", {}).get("rows")
+    places = {f"{kind}{n}/": f"block{n}/" for n in range(vit.depth) for kind in ("block", "layer")}
+    embedded = (
+        "norm_pre",
+        "pos_drop",
+        "embedded",
+        "embedded_tokens",
+        "embeddings",
+        "encoder_in",
+        "with_posemb",
+        "posembed",
+    )
+    encoded = ("norm", "encoded", "transformer_norm", "layernorm", "encoder_ln")
+    compared = 0
+    for name, wanted in tensors.items():
+        kind, _, place = name.partition("/")
+        if kind != "mid" and name != "output/pre_logits":
+            continue
+        ours = "embedded" if place in embedded else "encoded" if place in encoded else None
+        ours = {"pooled": "pooled", "head_input": "pooled", "pre_logits": "features", "fc_norm": "features"}.get(
+            place, ours
+        )
+        for theirs, block in places.items():
+            if place.startswith(theirs):
+                ours = block + NAMES.get(place.removeprefix(theirs), "?")
+        if ours not in seen:
+            continue
+        got = seen[ours] if rows is None else seen[ours][:, rows]
+        if got.shape == wanted.shape:
+            torch.testing.assert_close(got, wanted, rtol=0, atol=5e-5)
+            compared += 1
+    assert compared > vit.depth
+
+
+DISTILLED = [path for path in MODELS if "distilled" in path.stem]
+
+
+@pytest.mark.parametrize("model", DISTILLED, ids=lambda path: path.parent.name, indirect=True)
+def test_distilled_files_have_both_heads(model):
+    _, _, _, tensors, vit = model
+    exact = copy.deepcopy(vit).double()
+    exact.head.training = True  # the head as in training, and dropout as in evaluation
+    of_class, of_teacher = exact(tensors["input/x"].double())
+    torch.testing.assert_close(of_class, tensors["output_f64/logits_cls"], rtol=0, atol=1e-10)
+    torch.testing.assert_close(of_teacher, tensors["output_f64/logits_dist"], rtol=0, atol=1e-10)
+
+
+def posemb_cases():
+    return [
+        (path, method)
+        for path in sorted(GOLDEN.glob("posemb/*.json"))
+        for method in json.loads(path.read_text())["methods"]
+    ]
+
+
+@pytest.mark.parametrize(("path", "method"), posemb_cases(), ids=lambda value: getattr(value, "stem", value))
+def test_position_tables_are_resized_as_each_reference_does(path, method):
+    from safetensors.torch import load_file
+
+    config = json.loads(path.read_text())["config"]
+    tensors = load_file(path.with_suffix(".safetensors"))
+    table, wanted, prefix = tensors["input/pos_embed"], tensors[f"output_f64/{method}"], config["prefix_tokens"]
+    old, new = tuple(config["old_grid"]), tuple(config["new_grid"])
+    exact = resize(table.double(), old, new, prefix, method)
+    torch.testing.assert_close(exact, wanted.double(), rtol=0, atol=1e-10)
+    single = resize(table, old, new, prefix, method)
+    torch.testing.assert_close(single, tensors[f"output/{method}"], rtol=0, atol=1e-5)
