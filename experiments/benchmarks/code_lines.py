@@ -1,0 +1,45 @@
+"""Counts lines of code by room: without blank lines, comments and docstrings.
+
+python experiments/benchmarks/code_lines.py [FOLDER]
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
+
+
+def code_lines(path: Path) -> int:
+    """Returns the number of lines of a Python file on which a token of code stands."""
+    lines: set[int] = set()
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type not in NO_CODE and token.type != tokenize.ENDMARKER:
+                lines |= set(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            assert node.end_lineno is not None
+            lines -= set(range(node.lineno, node.end_lineno + 1))  # a string that stands alone is a docstring
+    return len(lines)
+
+
+def main(folder: Path) -> None:
+    rooms: Counter[str] = Counter()
+    files: Counter[str] = Counter()
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).parts
+        room = parts[0] if len(parts) > 1 else "(root)"
+        rooms[room] += code_lines(path)
+        files[room] += 1
+    for room, count in sorted(rooms.items()):
+        print(f"{room:<10} {files[room]:>3} files {count:>6,} lines of code")
+    print(f"{'all':<10} {files.total():>3} files {rooms.total():>6,} lines of code")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "vit_lightning"))
