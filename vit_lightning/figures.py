@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from vit_lightning.metric_facts import METRICS
+
 Rows = Sequence[dict[str, Any]]
 
 
@@ -28,12 +30,11 @@ def curves(rows: Rows, title: str) -> Figure:
         for stage, name, colour in (("train", "training", "C0"), ("val", "validation", "C1")):
             steps, values = _series(rows, f"{stage}/{metric}")
             axis.plot(steps, values, color=colour, marker="o" if len(steps) < 3 else None, label=name)
-        axis.set_xlabel("step")
+        axis.set(xlabel="step", ylabel=METRICS[metric].label)
         axis.grid(alpha=0.3)
     names = ("train/loss_step", "train/loss", "val/loss")
-    loss.set(ylabel="loss", ylim=_without_outliers([value for name in names for value in _series(rows, name)[1]]))
+    loss.set(ylim=_without_outliers([value for name in names for value in _series(rows, name)[1]]))
     loss.legend(frameon=False)
-    accuracy.set(ylabel="accuracy")
     accuracy.legend(frameon=False, loc="lower right")
     steps, tested = _series(rows, "test/acc")
     figure.suptitle(f"{title}: test accuracy {100 * tested[-1]:.2f} %" if len(tested) else title)

@@ -33,6 +33,7 @@ from vit_lightning.ablation.plan import Plan, slug
 from vit_lightning.config.changes import changes
 from vit_lightning.config.resolve import to_plain
 from vit_lightning.errors import UserError
+from vit_lightning.metric_facts import goal_of
 from vit_lightning.report.study import Study, Trial
 from vit_lightning.storage.environment import PACKAGES
 from vit_lightning.storage.metrics import read_metrics, read_results
@@ -268,7 +269,7 @@ def read_study(folder: Path) -> Study:
         folder=folder,
         page=facts["page"],
         metric=facts["metric"],
-        goal="minimize" if facts["report"].endswith(("loss", "ece")) else "maximize",
+        goal=goal_of(facts["report"]),
         report=facts["report"],
         baseline=facts["baseline"],
         smallest_effect=facts["smallest_effect"],

@@ -22,7 +22,7 @@ from jsonargparse import Namespace
 from vit_lightning.config.files import parse_yaml, read_flags, read_page, word
 from vit_lightning.config.resolve import make_data, resolve, to_plain
 from vit_lightning.errors import UserError
-from vit_lightning.training.classifier import metric_names, reported_names
+from vit_lightning.metric_facts import metric_names
 
 KEYS = ("program", "command", "method", "metric", "parameters", "name", "description", "project", "entity", "kind")
 RULES = ("name", "baseline", "report", "smallest_effect", "alpha")
@@ -305,7 +305,7 @@ def _without_tags(config: Namespace) -> dict[str, Any]:
 def _metric_problems(plan: Plan, config: Namespace, goal: str) -> list[str]:
     """What is wrong with what chooses and with what is reported."""
     classes = make_data(config).num_classes
-    chosen, reported = [name for name in metric_names(classes) if name.startswith("val/")], reported_names(classes)
+    chosen, reported = metric_names("val", classes=classes), metric_names("test", classes=classes)
     monitor, mode = config.checkpoint.monitor, config.checkpoint.mode
     problems = []
     if plan.metric not in chosen:

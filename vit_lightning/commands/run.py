@@ -28,6 +28,7 @@ from vit_lightning.config.teachers import load_teacher
 from vit_lightning.data.base import BAD_IMAGES, ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.figures import curves
+from vit_lightning.metric_facts import metric_names
 from vit_lightning.storage.checkpoint_files import (
     AtomicCheckpointIO,
     Restored,
@@ -48,9 +49,6 @@ from vit_lightning.training.memory import keep_freed_memory
 from vit_lightning.training.stopping import FiniteGuard
 
 Results = dict[str, Any]
-
-EPOCH_METRICS = ("train/loss", "train/acc", "val/loss", "val/acc", "val/acc5")
-"""What ``results.json`` holds of the epoch of the best checkpoint."""
 
 
 @dataclass
@@ -177,7 +175,7 @@ def _test_best(run: Run) -> Results:
     assert newest is not None
     last = newest.checkpoint  # the one before where a kill came between its two renames
     checkpoint = read_checkpoint(best)
-    watch = last["callbacks"]["Stopwatch"]
+    watch, epoch_metrics = last["callbacks"]["Stopwatch"], metric_names("train", "val")
     results: Results = {
         "seed": run.config.seed_everything,
         "parameters": count_parameters(run.module),
@@ -187,7 +185,7 @@ def _test_best(run: Run) -> Results:
         "best_step": checkpoint["global_step"],
         "train_seconds": round(watch["seconds"], 3),
         "images_per_second": round(watch["images"] / watch["seconds"], 1) if watch["seconds"] else 0.0,
-        **{name: json_number(value) for name, value in checkpoint["metrics"].items() if name in EPOCH_METRICS},
+        **{name: json_number(value) for name, value in checkpoint["metrics"].items() if name in epoch_metrics},
     }
     if run.config.test:
         load_network(run.module.network, checkpoint, best)

@@ -35,12 +35,12 @@ from vit_lightning.config.trust import restrict_imports
 from vit_lightning.data.base import Digits, ImageData
 from vit_lightning.data.image_files import data_of_files
 from vit_lightning.errors import UserError
+from vit_lightning.metric_facts import STEP_METRICS, metric_names
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair
 from vit_lightning.storage.checkpoint_files import find_checkpoint, network_weights, read_checkpoint
 from vit_lightning.storage.wandb_mirror import WandbConfig
 from vit_lightning.training.checkpoints import CheckpointConfig
-from vit_lightning.training.classifier import metric_names
 from vit_lightning.training.distillation import DistillationConfig
 from vit_lightning.training.ema import EMAConfig
 from vit_lightning.training.losses import LossConfig
@@ -376,7 +376,8 @@ def _range_problems(config: Namespace, facts: dict[str, Any], verb: str) -> list
         except UserError as error:
             problems += error.problems
     problems += [*trainer_problems(config.trainer), *average_problems(config)]
-    return [*problems, *monitor_problems(config, metric_names(facts["num_classes"]))]
+    monitored = [*metric_names("val", "train", classes=facts["num_classes"]), *STEP_METRICS]
+    return [*problems, *monitor_problems(config, monitored)]
 
 
 def _model_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:

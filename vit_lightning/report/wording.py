@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from vit_lightning.metric_facts import facts_of
 from vit_lightning.report.analysis import Against, Analysis
 from vit_lightning.report.statistics import LEAST_PAIRS, POWER
 
@@ -37,8 +38,8 @@ class Unit:
 
 def unit_of(metric: str) -> Unit:
     """How a metric is written."""
-    is_share = metric.rpartition("/")[2] in ("acc", "acc5", "ece")
-    return Unit(100.0, 2, " points", " %") if is_share else Unit(1.0, 4, "", "")
+    facts = facts_of(metric)
+    return Unit(100.0, 2, " points", " %") if facts is not None and facts.percent else Unit(1.0, 4, "", "")
 
 
 def show_p(p: float) -> str:

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
+from vit_lightning.metric_facts import METRICS
 from vit_lightning.random_keys import one_key
 
 
@@ -204,11 +205,13 @@ class TrainingBar(ProgressBar):
         if self._bar is None:
             return
         metrics = self.get_metrics(trainer, pl_module)
-        names = {"train/loss_step": "loss", "train/acc": "acc", "val/acc": "val acc"}
-        shown = [f"{text} {metrics[name]:.3f}" for name, text in names.items() if name in metrics]
+        shown = [name for name, facts in METRICS.items() if facts.in_bar]
+        names = {"train/loss_step": "loss"} | {f"train/{name}": name for name in shown}
+        names |= {f"val/{name}": f"val {name}" for name in shown}
+        values = [f"{text} {metrics[name]:.3f}" for name, text in names.items() if name in metrics]
         epochs = [f"epoch {trainer.current_epoch + 1}", *self._last_epoch]
         self._bar.set_description_str("/".join(epochs), refresh=False)
-        self._bar.set_postfix_str(", ".join(shown), refresh=False)
+        self._bar.set_postfix_str(", ".join(values), refresh=False)
 
     def _close(self) -> None:
         if self._bar is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -12,35 +12,14 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError, MulticlassConfusionMatrix
+from torchmetrics.classification import MulticlassConfusionMatrix
 
 from vit_lightning.errors import UserError
+from vit_lightning.metric_facts import METRICS, Stage, make_metrics
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
 from vit_lightning.training.losses import LossConfig, make_loss
 from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule
-
-Stage = Literal["train", "val", "test"]
-
-
-class MeanLoss(Metric):
-    """Mean over images of the losses of batches; torchmetrics' MeanMetric leaves weights out where it keeps nan."""
-
-    full_state_update = False
-    total: Tensor
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, loss: Tensor, images: int) -> None:
-        self.total += loss.detach().to(self.total.dtype) * images
-        self.count += images
-
-    def compute(self) -> Tensor:
-        return (self.total / self.count).to(torch.float32)
 
 
 class ViTClassifier(LightningModule):
@@ -82,9 +61,9 @@ class ViTClassifier(LightningModule):
             "val": nn.CrossEntropyLoss(),
             "test": nn.CrossEntropyLoss(),
         }
-        self.train_metrics = _metrics("train", classes)
-        self.val_metrics = _metrics("val", classes)
-        self.test_metrics = _metrics("test", classes)
+        self.train_metrics = make_metrics("train", classes)
+        self.val_metrics = make_metrics("val", classes)
+        self.test_metrics = make_metrics("test", classes)
         self.confusion = MulticlassConfusionMatrix(classes, validate_args=False)
         self._hyperparameters: list[dict[str, Any]] = []
         self.confusion_matrix: Tensor | None = None  # (true, predicted), counts of the last test
@@ -138,7 +117,7 @@ class ViTClassifier(LightningModule):
                     metric.update(loss, len(labels))
                 else:
                     metric.update(probabilities, labels)
-                self.log(f"{stage}/{name}", metric, prog_bar=name == "acc", on_step=False, on_epoch=True)
+                self.log(f"{stage}/{name}", metric, prog_bar=METRICS[name].in_bar, on_step=False, on_epoch=True)
         return loss, logits
 
     def on_fit_start(self) -> None:
@@ -261,28 +240,3 @@ class ViTClassifier(LightningModule):
 
 def _network_state(checkpoint: dict[str, Any]) -> list[Tensor]:
     return [value for name, value in checkpoint["state_dict"].items() if name.startswith("network.")]
-
-
-def metric_names(classes: int) -> list[str]:
-    """What is logged while training, and can be monitored."""
-    names = [f"{stage}/{name}" for stage in ("val", "train") for name in _metrics(stage, classes)]
-    return [*names, "train/loss_step", "lr"]
-
-
-def reported_names(classes: int) -> list[str]:
-    """What the test of the best checkpoint measures."""
-    return [f"test/{name}" for name in _metrics("test", classes)]
-
-
-def _metrics(stage: str, classes: int) -> nn.ModuleDict:
-    metrics: dict[str, Metric] = {
-        "loss": MeanLoss(),
-        "acc": MulticlassAccuracy(classes, average="micro", validate_args=False),
-    }
-    if stage != "train" and classes > 5:
-        metrics["acc5"] = MulticlassAccuracy(classes, top_k=5, average="micro", validate_args=False)
-    if stage == "test":
-        metrics["ece"] = MulticlassCalibrationError(classes, n_bins=15, validate_args=False)
-    for metric in metrics.values():
-        metric.persistent(stage == "train")  # an epoch that is interrupted keeps what it had counted
-    return nn.ModuleDict(metrics)

@@ -1,0 +1,38 @@
+"""One row of the table is all that a new metric takes."""
+
+from __future__ import annotations
+
+import pytest
+from lightning.pytorch import Trainer
+from torchmetrics.classification import MulticlassF1Score
+
+from vit_lightning import Digits, ViT, ViTClassifier
+from vit_lightning.metric_facts import METRICS, MetricFacts, goal_of, metric_names
+from vit_lightning.report.wording import unit_of
+
+
+def test_a_metric_is_added_by_one_row(monkeypatch):
+    row = MetricFacts(
+        lambda classes: MulticlassF1Score(classes, average="macro"),
+        goal="maximize",
+        label="macro F1",
+        percent=True,
+        stages=("val", "test"),
+    )
+    monkeypatch.setitem(METRICS, "f1", row)
+    network = ViT(image_size=8, patch_size=4, in_channels=1, num_classes=10, emb_size=16, depth=1, num_heads=2)
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    (results,) = trainer.test(ViTClassifier(network), Digits(), verbose=False)
+    assert 0.0 <= results["test/f1"] <= 1.0
+    assert [name for name in metric_names("train", "val", "test") if name.endswith("/f1")] == ["val/f1", "test/f1"]
+    assert unit_of("test/f1") == unit_of("test/acc")
+
+
+@pytest.mark.parametrize(("name", "goal"), [("test/acc", "maximize"), ("test/ece", "minimize"), ("mine", "maximize")])
+def test_direction_comes_from_the_table(name, goal):
+    assert goal_of(name) == goal
+
+
+def test_top_5_needs_more_than_five_classes():
+    assert metric_names("val", classes=5) == ["val/loss", "val/acc"]
+    assert metric_names("val", classes=6) == ["val/loss", "val/acc", "val/acc5"]

@@ -1,0 +1,121 @@
+"""The one table of metrics: how each is computed, in which stages it is logged, how it is compared and written.
+
+``ViTClassifier``, the check of monitored metrics, ``results.json``, ablations and reports all read this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
+
+Stage = Literal["train", "val", "test"]
+Goal = Literal["maximize", "minimize"]
+
+
+class MeanLoss(Metric):
+    """Mean over images of the losses of batches; unlike torchmetrics' MeanMetric it keeps a nan visible."""
+
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, loss: Tensor, images: int) -> None:
+        self.total += loss.detach().to(self.total.dtype) * images
+        self.count += images
+
+    def compute(self) -> Tensor:
+        return (self.total / self.count).to(torch.float32)
+
+
+@dataclass(frozen=True)
+class MetricFacts:
+    """A row of the table.
+
+    Args:
+        make: returns the torchmetrics metric for a number of classes; its ``update`` takes probabilities
+            (b, num_classes) and labels (b,).
+        goal: whether higher or lower values are better.
+        label: name on the axis of a figure.
+        percent: whether it is a fraction that is written in percent.
+        stages: stages that log it, as ``STAGE/NAME``.
+        min_classes: fewest classes for which it is logged.
+        in_bar: whether the progress bar shows it.
+    """
+
+    make: Callable[[int], Metric]
+    goal: Goal
+    label: str
+    percent: bool = False
+    stages: tuple[Stage, ...] = ("train", "val", "test")
+    min_classes: int = 2
+    in_bar: bool = False
+
+
+METRICS = {
+    "loss": MetricFacts(lambda classes: MeanLoss(), "minimize", "loss"),  # the only one updated with the loss
+    "acc": MetricFacts(
+        lambda classes: MulticlassAccuracy(classes, average="micro", validate_args=False),
+        "maximize",
+        "accuracy",
+        percent=True,
+        in_bar=True,
+    ),
+    "acc5": MetricFacts(
+        lambda classes: MulticlassAccuracy(classes, top_k=5, average="micro", validate_args=False),
+        "maximize",
+        "top-5 accuracy",
+        percent=True,
+        stages=("val", "test"),
+        min_classes=6,
+    ),
+    "ece": MetricFacts(
+        lambda classes: MulticlassCalibrationError(classes, n_bins=15, validate_args=False),
+        "minimize",
+        "expected calibration error",
+        percent=True,
+        stages=("test",),
+    ),
+}
+STEP_METRICS = ("train/loss_step", "lr")
+"""Logged at single steps, not over an epoch."""
+
+
+def facts_of(name: str) -> MetricFacts | None:
+    """Returns the facts of a logged name such as ``val/acc``; None for a metric outside the table."""
+    return METRICS.get(name.rpartition("/")[2])
+
+
+def goal_of(name: str) -> Goal:
+    """Returns whether higher or lower values of a logged metric are better; higher outside the table."""
+    facts = facts_of(name)
+    return "maximize" if facts is None else facts.goal
+
+
+def metric_names(*stages: Stage, classes: int | None = None) -> list[str]:
+    """Returns the names logged in the stages, such as ``val/acc``; without ``classes``, those of any number of them."""
+    return [
+        f"{stage}/{name}"
+        for stage in stages
+        for name, facts in METRICS.items()
+        if stage in facts.stages and (classes is None or classes >= facts.min_classes)
+    ]
+
+
+def make_metrics(stage: Stage, classes: int) -> nn.ModuleDict:
+    """Returns the metrics of a stage by name; those of training are kept in checkpoints, to resume inside an epoch."""
+    names = [name.partition("/")[2] for name in metric_names(stage, classes=classes)]
+    metrics = {name: METRICS[name].make(classes) for name in names}
+    for metric in metrics.values():
+        metric.persistent(stage == "train")
+    return nn.ModuleDict(metrics)
