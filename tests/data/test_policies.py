@@ -24,18 +24,64 @@ def in_torchvision(image, name, magnitude):
     return theirs._apply_image_or_video_transform(image, name, magnitude, theirs.interpolation, theirs._fill)
 
 
-@pytest.mark.parametrize("size", [(32, 32), (45, 38)])
-@pytest.mark.parametrize("space", [v2.RandAugment, v2.TrivialAugmentWide])
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_every_operation_is_torchvision_s_for_all_magnitudes_at_once(name, space, size):
+SIZES = [(32, 32), (45, 38)]
+TIE = 1e-5
+"""Distance in pixels from a tie of nearest-neighbour sampling, above the float32 error of coordinates up to 45."""
+
+
+def distance_to_tie(name, magnitudes, height, width):
+    """How far the source coordinates of each pixel, computed in float64, are from midway between two; (n, H, W)."""
+    y = torch.arange(height, dtype=torch.float64)[:, None] - (height - 1) / 2
+    x = torch.arange(width, dtype=torch.float64) - (width - 1) / 2
+    m = magnitudes[:, None, None]
+    if name == "ShearX":
+        x, y = x + m * (y + height / 2), y + 0 * m
+    elif name == "ShearY":
+        x, y = x + 0 * m, y + m * (x + width / 2)
+    else:
+        assert name == "Rotate"
+        x, y = m.deg2rad().cos() * x - m.deg2rad().sin() * y, m.deg2rad().sin() * x + m.deg2rad().cos() * y
+    columns, rows = x + (width - 1) / 2, y + (height - 1) / 2
+    return torch.minimum(*((place - place.floor() - 0.5).abs() for place in (columns, rows)))
+
+
+def disagreements(name, space, size, operation):
+    """Pixels that are not torchvision's, over all magnitudes: (at a tie, elsewhere, all that were compared)."""
     magnitudes, signed = space._AUGMENTATION_SPACE[name]
     assert signed == (name in SIGNED)
     values = magnitudes(31, *size)
     values = [0.0] if values is None else values.tolist()
     values += [-value for value in values] if signed else []
-    image = images(1, *size)[0]
-    ours = OPERATIONS[name](image.expand(len(values), -1, -1, -1), torch.tensor(values, dtype=torch.float64))
-    assert torch.equal(ours, torch.stack([in_torchvision(image, name, value) for value in values]))
+    image, given = images(1, *size)[0], torch.tensor(values, dtype=torch.float64)
+    ours = operation(image.expand(len(values), -1, -1, -1), given)
+    different = (ours != torch.stack([in_torchvision(image, name, value) for value in values])).any(dim=1)
+    tie = torch.zeros_like(different)
+    if name in ("ShearX", "ShearY", "Rotate"):  # translations are whole pixels, half a pixel from any tie
+        tie = distance_to_tie(name, given, *size) < TIE
+    return int((different & tie).sum()), int((different & ~tie).sum()), different.numel()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("space", [v2.RandAugment, v2.TrivialAugmentWide])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_is_torchvision_s_for_all_magnitudes_at_once(name, space, size):
+    """Ties aside: torchvision's coordinates are a matrix product, which MKL rounds by the processor.
+
+    On Intel with AVX-512 no pixel differs; ``MKL_CBWR=COMPATIBLE`` shows what AMD does: 20, 59 and 38 of
+    106,020 pixels of ShearX, ShearY and Rotate, all within 2e-7 of a tie.
+    """
+    at_ties, elsewhere, compared = disagreements(name, space, size, OPERATIONS[name])
+    assert elsewhere == 0
+    assert at_ties <= compared / 1000
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", ["ShearX", "ShearY", "Rotate"])
+def test_a_slightly_wrong_operation_is_not_excused_by_ties(name, size):
+    def wrong(batch, magnitude):
+        return OPERATIONS[name](batch, magnitude * 1.003)
+
+    assert disagreements(name, v2.RandAugment, size, wrong)[1] > 0
 
 
 def recorded(monkeypatch, policy, count=3000, height=32, width=32):
