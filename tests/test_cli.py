@@ -32,7 +32,7 @@ def test_a_pipe_that_breaks_is_told_from_a_reader_that_has_gone(monkeypatch, tmp
     def fail(folder):
         raise BrokenPipeError("a worker is gone")
 
-    monkeypatch.setattr("vit_lightning.commands.fit.sync", fail)
+    monkeypatch.setattr("vit_lightning.commands.sync.sync", fail)
     with pytest.raises(BrokenPipeError):
         main(["sync", str(tmp_path)])
     command = [sys.executable, "-m", "vit_lightning", "fit", *SMALL, "--print_config"]

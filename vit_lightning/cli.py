@@ -232,7 +232,7 @@ def _ablate(arguments: list[str]) -> None:
 
 
 def _sync(arguments: list[str]) -> None:
-    from vit_lightning.commands.fit import sync
+    from vit_lightning.commands.sync import sync
     from vit_lightning.errors import UserError
 
     if len(arguments) != 1:

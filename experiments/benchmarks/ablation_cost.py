@@ -27,7 +27,7 @@ from vit_lightning.ablation.ledger import Planned, open_ledger
 from vit_lightning.ablation.plan import read_plan
 from vit_lightning.ablation.trials import Start, Trials, shared_data
 from vit_lightning.ablation.workers import warm_up
-from vit_lightning.commands.run import quiet
+from vit_lightning.commands.console import quiet
 from vit_lightning.config.resolve import make_data
 
 PLAN = """

@@ -25,7 +25,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
-from vit_lightning.commands.run import make_data_and_module, prepare, quiet
+from vit_lightning.commands.console import quiet
+from vit_lightning.commands.run import make_data_and_module, prepare
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.sampling import Batch

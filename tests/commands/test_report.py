@@ -15,6 +15,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from vit_lightning import Digits
 from vit_lightning.cli import main
+from vit_lightning.commands.figures import image_grid
 from vit_lightning.commands.test_report import (
     calibration_bins,
     calibration_error,
@@ -23,7 +24,6 @@ from vit_lightning.commands.test_report import (
     report_test,
     wilson,
 )
-from vit_lightning.figures import image_grid
 
 
 @pytest.mark.parametrize(("correct", "images"), [(0, 10), (10, 10), (7, 10), (445, 1000), (356, 360)])

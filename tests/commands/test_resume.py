@@ -10,7 +10,7 @@ from runs import SMALL
 from vit_lightning import UserError
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
-from vit_lightning.commands.resume import changed_page, refuse_changes
+from vit_lightning.commands.resume import note_changes, refuse_changes
 from vit_lightning.config.changes import changes
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import CannotResume
@@ -51,7 +51,7 @@ def test_auto_goes_on_with_the_newest_run_of_the_same_page_that_is_not_over(in_f
 
 def test_must_ends_where_nothing_can_go_on(in_folder, capsys):
     assert main(["fit", *SMALL, "--resume=must"]) == 3
-    assert "resume=must: runs/run holds no run of this page" in capsys.readouterr().err
+    assert "resume=must: runs/run holds no unfinished run of this config" in capsys.readouterr().err
     assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 3
     assert not Path("out").exists()
     start("--out=out")
@@ -64,7 +64,7 @@ def test_the_given_folder_holds_another_page(in_folder, capsys):
     start("--out=out")
     Path("out/results.json").unlink()
     assert main(["fit", *SMALL, "--resume=auto", "--out=out", "--model.depth=2"]) == 2
-    assert "model.depth=2 where out has 1 (to change it: --allow-config-change model.depth)" in capsys.readouterr().err
+    assert "model.depth=2, but out has 1 (to change it: --allow-config-change model.depth)" in capsys.readouterr().err
 
 
 def test_a_run_that_is_over_takes_no_changes(in_folder):
@@ -104,8 +104,8 @@ def test_a_group_allows_its_keys_and_no_others():
 def test_a_page_remembers_what_it_was(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("a: 1\n")
-    path.write_text(changed_page("a: 2\n", path, {"a": (1, 2)}, 5))
-    path.write_text(changed_page("a: 3\n", path, {"a": (2, 3)}, 9))
+    path.write_text(note_changes("a: 2\n", path, {"a": (1, 2)}, 5))
+    path.write_text(note_changes("a: 3\n", path, {"a": (2, 3)}, 9))
     assert path.read_text() == "# a was 1 until step 5\n# a was 2 until step 9\na: 3\n"
 
 
@@ -125,7 +125,7 @@ def test_a_checkpoint_holds_the_page_that_made_it(in_folder):
 def test_what_writes_checkpoints_is_not_for_the_page(in_folder, capsys):
     plugin = '--trainer.plugins=[{"class_path": "lightning.pytorch.plugins.AsyncCheckpointIO"}]'
     assert main(["fit", *SMALL, plugin]) == 2
-    assert "trainer.plugins: how checkpoints are written is not for the page" in capsys.readouterr().err
+    assert "trainer.plugins: a CheckpointIO cannot be given" in capsys.readouterr().err
 
 
 def test_a_run_can_be_trained_in_a_thread(in_folder):

@@ -277,7 +277,7 @@ def test_resuming_what_is_done_does_nothing(in_folder):
 
 def test_resume_takes_a_run_folder_and_no_page(in_folder, capsys):
     assert main(["fit", "--resume=nowhere"]) == 2
-    assert "resume=nowhere is no run folder" in capsys.readouterr().err
+    assert "resume=nowhere is not a run folder" in capsys.readouterr().err
     assert main(["fit", "--resume=out", "--config=page.yaml"]) == 2
     assert "config=page.yaml beside --resume" in capsys.readouterr().err
 

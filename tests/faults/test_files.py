@@ -135,7 +135,7 @@ def test_row_07_a_damaged_newest_falls_back_and_says_so(tmp_path, killed, whole,
     said = harness.log(tmp_path)
     assert "run/checkpoints/last.ckpt" in said
     assert ": falling back to previous.ckpt\n" in said
-    assert "goes on after 19 steps" in said
+    assert "resumes after 19 steps" in said
     assert not harness.differences(whole, harness.outcome(tmp_path))
 
 

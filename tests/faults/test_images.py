@@ -66,7 +66,7 @@ def test_a_folder_with_damage_trains_without_it_or_names_it(tmp_path):
 
     skip = tmp_path / "skip"
     assert harness.command(skip, "fit", *flags, "--data.on_bad_image=skip") == 0, harness.log(skip)
-    assert "left out    4 damaged images" in harness.log(skip)
+    assert "skipped     4 damaged images" in harness.log(skip)
     listed = (skip / "run" / "bad_images.txt").read_text().splitlines()
     assert sorted(line.split(": ")[0] for line in listed) == sorted(map(str, bad))
     trained = {index for indices, _ in harness.batches(skip) for index in indices}

@@ -271,8 +271,8 @@ def test_row_17_a_changed_page_is_refused_with_the_difference(tmp_path, killed):
     copy(killed, tmp_path)
     assert harness.go_on(tmp_path, "--model.emb_dropout=0.5", "--optimizer.lr=0.5") == 2
     said = harness.log(tmp_path)
-    assert "model.emb_dropout=0.5 where run has 0.1 (to change it: --allow-config-change model.emb_dropout)" in said
-    assert "optimizer.lr=0.5 where run has" in said
+    assert "model.emb_dropout=0.5, but run has 0.1 (to change it: --allow-config-change model.emb_dropout)" in said
+    assert "optimizer.lr=0.5, but run has" in said
     assert len(harness.batches(tmp_path)) == 14
     page = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     page["model"]["init_args"]["emb_dropout"] = 0.5

@@ -26,7 +26,7 @@ def whole(tmp_path_factory):
 def test_row_08_a_signal_ends_training_with_a_checkpoint(tmp_path, whole, fault, code, saved):
     assert harness.fit(tmp_path, "--checkpoint.every_n_steps=null", fault=f"0:{fault}") == code
     assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == saved
-    assert "to go on: lightning fit --resume run" in harness.log(tmp_path)
+    assert "to resume: lightning fit --resume run" in harness.log(tmp_path)
     assert "Traceback" not in harness.log(tmp_path)
     assert harness.go_on(tmp_path) == 0
     assert not harness.differences(whole, harness.outcome(tmp_path))

@@ -16,7 +16,7 @@ from vit_lightning.ablation.ledger import Ledger, add_seeds, find_ledger, open_l
 from vit_lightning.ablation.plan import Plan, read_plan
 from vit_lightning.ablation.slurm import submit
 from vit_lightning.ablation.workers import How, devices_of, run_all, workers_of
-from vit_lightning.commands.run import quiet
+from vit_lightning.commands.console import quiet
 from vit_lightning.config.check_keys import Key, find_problems
 from vit_lightning.config.files import parse_yaml, read_flags
 from vit_lightning.errors import UserError

@@ -18,13 +18,13 @@ from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
 from tqdm import tqdm
 
-from vit_lightning.commands.run import quiet, say
+from vit_lightning.commands.console import quiet, say
+from vit_lightning.commands.figures import image_grid
 from vit_lightning.config.resolve import make_data
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.sampling import Request
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
-from vit_lightning.figures import image_grid
 from vit_lightning.storage.folder import new_folder, write_whole
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")

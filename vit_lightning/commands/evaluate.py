@@ -10,7 +10,8 @@ import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer, seed_everything
 
-from vit_lightning.commands.run import Results, logged, make_data_and_module, make_trainer, quiet, say
+from vit_lightning.commands.console import quiet, say
+from vit_lightning.commands.run import Results, logged, make_data_and_module, make_trainer
 from vit_lightning.commands.test_report import interval, report_test, write_rows
 from vit_lightning.config.resolve import make_trainer_arguments
 from vit_lightning.data.base import ImageData

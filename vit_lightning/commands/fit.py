@@ -1,4 +1,4 @@
-"""The verbs that train: a new run, a run that goes on, a run sent to W&B."""
+"""``lightning fit``: a new run, or one that is resumed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from pathlib import Path
 from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
 
-from vit_lightning.commands.resume import changed_page, read_run_page, refuse_changes, remarked, sweep, unfinished_run
+from vit_lightning.commands.console import print_summary, quiet, say
+from vit_lightning.commands.resume import (
+    note_changes,
+    noted_changes,
+    read_run_config,
+    refuse_changes,
+    remove_partial_files,
+    unfinished_run,
+)
 from vit_lightning.commands.run import (
     Results,
     Run,
     logged,
     make_data_and_module,
     make_trainer,
-    mirror_results,
     prepare,
-    quiet,
-    run_id,
-    say,
-    summary,
     train_and_test,
 )
 from vit_lightning.config.changes import changes
@@ -34,24 +37,23 @@ from vit_lightning.storage.checkpoint_files import BEST, LAST, network_weights, 
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import hold, is_first, new_folder, release, write_whole
 from vit_lightning.storage.metrics import read_metrics, read_results
-from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror
 from vit_lightning.training.callbacks import StepSeeds
 
 
 def fit(config: Namespace, allowed: Sequence[str] = (), data: ImageData | None = None) -> Results:
-    """Trains, tests the best checkpoint, and leaves all of it in a run folder; returns what ``results.json`` holds.
+    """Trains, tests the best checkpoint, and writes both to a run folder; returns the contents of ``results.json``.
 
     Args:
-        config: ``config.resume`` says whether a run of this page that is not over goes on instead.
-        allowed: keys that may differ from those of a run that goes on.
-        data: the data of the configuration, where it has been made already and its images are in memory.
+        config: the complete config; ``resume`` decides whether an unfinished run of this config is resumed.
+        allowed: options that may differ from those of the resumed run.
+        data: the data module of the config, if it exists already and holds its images in memory.
     """
     quiet()
     if config.trainer.fast_dev_run:
         return _fast_dev_run(config)
     with contextlib.ExitStack() as held:
         if config.resume != "never" and (folder := _find_run(config, allowed, held)) is not None:
-            return _go_on(folder, config, allowed, data)
+            return _continue(folder, config, allowed, data)
     arguments = make_trainer_arguments(config)
     with new_folder(config.out, _parent(config), f"seed{config.seed_everything}") as folder:
         run = prepare(config, arguments, folder, data=data)
@@ -60,14 +62,14 @@ def fit(config: Namespace, allowed: Sequence[str] = (), data: ImageData | None =
         return train_and_test(run)
 
 
-GOES_ON = "VIT_LIGHTNING_GOES_ON"
-"""Variable in which the first process tells those that it starts which run goes on."""
+RESUMED = "VIT_LIGHTNING_RESUMED"
+"""Environment variable in which the first process tells the other ranks which run is resumed."""
 
 
 def _find_run(config: Namespace, allowed: Sequence[str], held: contextlib.ExitStack) -> Path | None:
-    """The run that goes on, held by this process, if there is one."""
+    """Returns the run to resume, if there is one, locked for this process."""
     if not is_first():
-        found = os.environ.get(GOES_ON, "")
+        found = os.environ.get(RESUMED, "")
         return Path(found) if found else None
     folder: Path | None = None
     if config.out is not None and (config.out / "config.yaml").is_file():
@@ -77,9 +79,9 @@ def _find_run(config: Namespace, allowed: Sequence[str], held: contextlib.ExitSt
         folder = unfinished[0]
         held.callback(release, *unfinished)
     if folder is None and config.resume == "must":
-        place = _parent(config) if config.out is None else config.out
-        raise CannotResume(f"resume=must: {place} holds no run of this page that is not over and not in use")
-    os.environ[GOES_ON] = "" if folder is None else str(folder)
+        searched = _parent(config) if config.out is None else config.out
+        raise CannotResume(f"resume=must: {searched} holds no unfinished run of this config that is not in use")
+    os.environ[RESUMED] = "" if folder is None else str(folder)
     return folder
 
 
@@ -95,69 +97,76 @@ def _parent(config: Namespace) -> Path:
 
 
 def resume(folder: Path, flags: Sequence[str] = (), allowed: Sequence[str] = (), trust: bool = False) -> Results:
-    """Goes on with a run in its folder from its newest checkpoint, with its own page.
+    """Resumes a run in its folder, with its own config, from its newest checkpoint.
 
     Args:
         folder: the run folder.
-        flags: ``--key=value``, for keys that are to change.
-        allowed: keys that may change.
-        trust: whether the page may name classes of any package.
+        flags: options to change, as ``--key=value``.
+        allowed: options that may change.
+        trust: whether the config may name classes of any package.
     """
     quiet()
     if not (folder / "config.yaml").is_file():
-        raise UserError(f"resume={folder} is no run folder: it holds no config.yaml (choose one, or auto, must, never)")
-    # its first weights are of long ago: they need not be there any more unless it starts again
+        raise UserError(
+            f"resume={folder} is not a run folder: it has no config.yaml (choose one, or auto, must, never)"
+        )
+    # the initial weights may be gone by now; they are needed only if the run has no checkpoint yet
     arguments = ["--config", str(folder / "config.yaml"), *flags, "--init_from=null"]
     config = resolve(arguments, trust=trust)
-    config.init_from = read_run_page(folder).get("init_from")
+    config.init_from = read_run_config(folder).get("init_from")
     with hold(folder, "resume"):
-        return _go_on(folder, config, allowed)
+        return _continue(folder, config, allowed)
 
 
-def _go_on(folder: Path, config: Namespace, allowed: Sequence[str], data: ImageData | None = None) -> Results:
-    """Trains on from the newest checkpoint that can be read; only tests if training was over; else does nothing."""
-    written, page = read_run_page(folder), to_plain(config)
+def _continue(folder: Path, config: Namespace, allowed: Sequence[str], data: ImageData | None = None) -> Results:
+    """Trains from the newest readable checkpoint; a trained run is only tested, a finished one left alone."""
+    written, given = read_run_config(folder), to_plain(config)
     results = read_results(folder)
     if results is not None:
-        return _all_done(folder, results, changes(written, page))
+        return _finished(folder, results, changes(written, given))
     newest = newest_checkpoint(folder)
-    changed = changes(written if newest is None else newest.checkpoint["page"], page)
-    new = changes(written, page)
-    # a change that a kill kept from the checkpoints was allowed when the page was written
-    said = {key for key in changed if key not in new and key in remarked(folder / "config.yaml")}
-    refuse_changes(changed, [*allowed, *said], folder)
+    changed = changes(written if newest is None else newest.checkpoint["page"], given)
+    new = changes(written, given)
+    # a change that config.yaml notes was allowed then, even if the run was killed before its next checkpoint
+    noted = {key for key in changed if key not in new and key in noted_changes(folder / "config.yaml")}
+    refuse_changes(changed, [*allowed, *noted], folder)
     if newest is not None and newest.checkpoint["finished"] and new:
-        return _all_done(folder, {}, new)
+        return _finished(folder, {}, new)
     if newest is None:
-        _refuse_silent_start(folder, config)
+        _check_start(folder, config)
     elif (folder / BEST).is_file():
-        read_checkpoint(folder / BEST)  # damaged, it would be found when training is over
+        read_checkpoint(folder / BEST)  # finds damage now, not after the training
     run = prepare(config, make_trainer_arguments(config), folder, begins=newest is None, data=data)
     if newest is not None:
         network_weights(run.module.network, newest.checkpoint, newest.path)
-    sweep(folder)
+    remove_partial_files(folder)
     _write_environment(run)
     if new:
         step = 0 if newest is None else newest.checkpoint["global_step"]
-        write_whole(folder / "config.yaml", changed_page(to_yaml(config), folder / "config.yaml", new, step))
+        write_whole(folder / "config.yaml", note_changes(to_yaml(config), folder / "config.yaml", new, step))
     return train_and_test(run, newest)
 
 
-def _all_done(folder: Path, results: Results, changed: Mapping[str, object]) -> Results:
+def _finished(folder: Path, results: Results, changed: Mapping[str, object]) -> Results:
     if changed:
-        raise UserError(f"{folder} is over: {', '.join(changed)} cannot change (its weights: --init_from={folder})")
-    say(f"{folder}: all was done")
-    summary(folder, results)
+        more = f"for a new run from its weights: --init_from={folder}"
+        raise UserError(f"{folder} is finished: {', '.join(changed)} cannot change ({more})")
+    say(f"{folder} is finished already")
+    print_summary(folder, results)
     return results
 
 
-def _refuse_silent_start(folder: Path, config: Namespace) -> None:
-    """A run without any checkpoint starts again, and says so; not if it had some, or a checkpoint is a must."""
+def _check_start(folder: Path, config: Namespace) -> None:
+    """Says that a run without a checkpoint starts again.
+
+    Raises:
+        CannotResume: the run has lost its checkpoints, or ``resume=must``.
+    """
     had = (folder / "metrics.jsonl").is_file() and any("train/acc" in row for row in read_metrics(folder))
     if had or config.resume == "must":
-        why = f"{folder / LAST} and the others are gone" if had else "it has no checkpoint yet"
-        raise CannotResume(f"{folder} cannot go on: {why}, nothing was changed (without resume a new run starts)")
-    say(f"{folder} was stopped before its first checkpoint: starts again from its beginning")
+        why = f"{folder / LAST} and its other checkpoints are gone" if had else "it has no checkpoint yet"
+        raise CannotResume(f"{folder} cannot be resumed: {why}; nothing was changed (leave out resume for a new run)")
+    say(f"{folder} was stopped before its first checkpoint and starts again at step 0")
 
 
 def _fast_dev_run(config: Namespace) -> Results:
@@ -166,24 +175,5 @@ def _fast_dev_run(config: Namespace) -> Results:
     trainer = make_trainer(make_trainer_arguments(config), Path("runs"), [StepSeeds(config.seed_everything)], [])
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data, verbose=False)
-    say("fast_dev_run: training, validation and test work; nothing was saved")
+    say("fast_dev_run: training, validation and test work; nothing was written")
     return logged(trainer, "")
-
-
-def sync(folder: Path) -> None:
-    """Sends a run to W&B, or what W&B lacks of it, from ``metrics.jsonl``; W&B leaves out the steps that it has."""
-    if not (folder / "metrics.jsonl").is_file():
-        raise UserError(f"{folder} is no run folder: it holds no metrics.jsonl")
-    page = read_run_page(folder)  # plain data: nothing that it names is imported
-    results = read_results(folder)
-    settings = WandbConfig(**{**page.get("wandb", {}), "mode": "online"})
-    mirror = WandbMirror(folder, run_id(folder), settings, page)
-    mirror.start(otherwise=())
-    if mirror.mode == "online":
-        mirror.catch_up(folder)
-        if results:
-            mirror_results(mirror, results)
-    mirror.finish()
-    if mirror.mode != "online" or mirror.reason:
-        raise UserError(f"{folder} was not sent: {mirror.reason} (for a key: wandb login)")
-    say(f"{folder} is in W&B as {settings.project}/{mirror.run_id}")

@@ -13,14 +13,15 @@ from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
 from torch import Tensor
 
-from vit_lightning.commands.run import make_data_and_module, make_trainer, quiet, say
+from vit_lightning.commands.console import quiet, say
+from vit_lightning.commands.figures import image_grid
+from vit_lightning.commands.run import make_data_and_module, make_trainer
 from vit_lightning.commands.test_report import write_rows
 from vit_lightning.config.resolve import make_trainer_arguments
 from vit_lightning.data.base import BAD_IMAGES
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
 from vit_lightning.data.sampling import Request
 from vit_lightning.errors import UserError
-from vit_lightning.figures import image_grid
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint, run_folder_of
 from vit_lightning.storage.folder import new_folder, write_whole
 

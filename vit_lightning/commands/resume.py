@@ -1,4 +1,4 @@
-"""Which run to go on with, and what may have changed since it began."""
+"""Which run to resume, and which options may have changed since it began."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from vit_lightning.commands.console import say
 from vit_lightning.config.changes import changes
 from vit_lightning.errors import UserError
 from vit_lightning.storage.folder import release, try_hold
@@ -24,63 +25,66 @@ NEVER = (
     "trainer.limit_train_batches",
     "trainer.overfit_batches",
 )
-"""Keys that say which images make up which batch; with others it would be another run."""
+"""Options that decide which images form a batch; they never change within a run."""
 
 
 def refuse_changes(changed: Mapping[str, tuple[Any, Any]], allowed: Sequence[str], folder: Path) -> None:
-    """A run goes on as it began, but for what is allowed by name.
+    """Checks that a run is resumed with its own options, except for those allowed by name.
 
     Raises:
         UserError: names every other change.
     """
     problems = []
     for key, (before, after) in changed.items():
-        said = f"{key}={after} where {folder} has {before}"
+        change = f"{key}={after}, but {folder} has {before}"
         if key in NEVER:
-            problems.append(f"{said}: it says which images make up a batch and cannot change within a run")
+            problems.append(f"{change}: it decides which images form a batch and cannot change within a run")
         elif not _is_allowed(key, allowed):
-            problems.append(f"{said} (to change it: --allow-config-change {key})")
+            problems.append(f"{change} (to change it: --allow-config-change {key})")
     if problems:
         raise UserError(problems)
 
 
 def _is_allowed(key: str, allowed: Sequence[str]) -> bool:
-    """Whether a key or a group that it belongs to is named."""
+    """Whether an option or a group that holds it is named."""
     return any(key == name or key.startswith(f"{name}.") for name in allowed)
 
 
-def changed_page(text: str, path: Path, changed: Mapping[str, tuple[Any, Any]], step: int) -> str:
-    """A run's page with its new values, and what it had before as remarks at its top."""
-    remarks = re.match(r"(#[^\n]*\n)*", path.read_text(encoding="utf-8"))
-    said = "".join(f"# {key} was {before} until step {step}\n" for key, (before, _) in changed.items())
-    return f"{remarks.group() if remarks else ''}{said}{text}"
+def note_changes(text: str, path: Path, changed: Mapping[str, tuple[Any, Any]], step: int) -> str:
+    """Returns the new text of a run's ``config.yaml``, with earlier values as comments at its top."""
+    comments = re.match(r"(#[^\n]*\n)*", path.read_text(encoding="utf-8"))
+    added = "".join(f"# {key} was {before} until step {step}\n" for key, (before, _) in changed.items())
+    return f"{comments.group() if comments else ''}{added}{text}"
 
 
-def remarked(path: Path) -> set[str]:
-    """Keys that the remarks at the top of a run's page say to have been changed."""
+def noted_changes(path: Path) -> set[str]:
+    """Returns the options that the comments of a run's ``config.yaml`` list as changed."""
     return set(re.findall(r"^# (\S+) was ", path.read_text(encoding="utf-8"), flags=re.MULTILINE))
 
 
-def read_run_page(folder: Path) -> dict[str, Any]:
-    """The page that a run began with, as plain data."""
+def read_run_config(folder: Path) -> dict[str, Any]:
+    """Returns the ``config.yaml`` of a run as plain data."""
     path = folder / "config.yaml"
     try:
-        page = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
         raise UserError(f"{path} cannot be read: {' '.join(str(fault).split())}") from fault
-    return page if isinstance(page, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
-def unfinished_run(parent: Path, page: Mapping[str, Any], allowed: Sequence[str]) -> tuple[Path, int] | None:
-    """The newest run of a page that is not over and that no live process holds, now held by this one."""
+def unfinished_run(parent: Path, config: Mapping[str, Any], allowed: Sequence[str]) -> tuple[Path, int] | None:
+    """Returns the newest run of a config that is neither finished nor in use, and the lock that now holds it.
+
+    Unfinished runs with other options are passed over; up to three of them are printed.
+    """
     passed_over: list[str] = []
     for folder in _newest_first(parent):
         try:
-            changed = changes(read_run_page(folder), page)
-        except UserError:  # not the one that is looked for
+            changed = changes(read_run_config(folder), config)
+        except UserError:  # its config is damaged, so that it cannot be the same one
             continue
         if any(key in NEVER or not _is_allowed(key, allowed) for key in changed):
-            passed_over.append(f"{folder} is not over, but differs in {', '.join(changed)}")
+            passed_over.append(f"resume: {folder} is unfinished, but differs in {', '.join(changed)}")
             continue
         lock = try_hold(folder)
         if lock is None:
@@ -88,18 +92,17 @@ def unfinished_run(parent: Path, page: Mapping[str, Any], allowed: Sequence[str]
         if read_results(folder) is None:
             return folder, lock
         release(folder, lock)
-    for text in passed_over[:3]:
-        print(f"resume: {text}", flush=True)
+    say("\n".join(passed_over[:3]))
     return None
 
 
 def _newest_first(parent: Path) -> Iterator[Path]:
-    pages = [path for path in parent.glob("*/config.yaml") if read_results(path.parent) is None]
-    yield from (path.parent for path in sorted(pages, key=lambda path: path.stat().st_mtime_ns, reverse=True))
+    configs = [path for path in parent.glob("*/config.yaml") if read_results(path.parent) is None]
+    yield from (path.parent for path in sorted(configs, key=lambda path: path.stat().st_mtime_ns, reverse=True))
 
 
-def sweep(folder: Path) -> None:
-    """Takes away what a kill has left in the middle of a write."""
-    for place in (folder, folder / "checkpoints"):
-        for path in [*place.glob(".*.part"), *place.glob(".trial.ckpt"), *place.glob("diverged*.json")]:
+def remove_partial_files(folder: Path) -> None:
+    """Removes what a killed process left of a write, and the reports of a divergence before the resume."""
+    for parent in (folder, folder / "checkpoints"):
+        for path in [*parent.glob(".*.part"), *parent.glob(".trial.ckpt"), *parent.glob("diverged*.json")]:
             path.unlink(missing_ok=True)

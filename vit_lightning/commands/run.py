@@ -1,9 +1,8 @@
-"""One run: what it is made of, its training and test, its results."""
+"""One run: its parts, its training and test, its results."""
 
 from __future__ import annotations
 
 import json
-import logging
 import resource
 import secrets
 import sys
@@ -20,14 +19,14 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities import rank_zero_only
 
+from vit_lightning.commands.console import print_summary, say
+from vit_lightning.commands.figures import curves
 from vit_lightning.commands.test_report import FIGURES, interval, report_test
 from vit_lightning.config.resolve import make_data, make_network, make_settings, to_plain
 from vit_lightning.config.teachers import load_teacher
 from vit_lightning.data.base import BAD_IMAGES, ImageData
 from vit_lightning.errors import UserError
-from vit_lightning.figures import curves
 from vit_lightning.metric_facts import metric_names
 from vit_lightning.storage.checkpoint_files import (
     AtomicCheckpointIO,
@@ -53,7 +52,7 @@ Results = dict[str, Any]
 
 @dataclass
 class Run:
-    """What one run is made of."""
+    """The parts of one run."""
 
     config: Namespace
     folder: Path
@@ -69,14 +68,14 @@ class Run:
 def prepare(
     config: Namespace, arguments: dict[str, Any], folder: Path, *, begins: bool = True, data: ImageData | None = None
 ) -> Run:
-    """Makes all parts of a run; weights and order follow the seed.
+    """Seeds everything and makes all parts of a run.
 
     Args:
-        config: the resolved configuration.
-        arguments: those of the Trainer; its callbacks and loggers come beside ours.
+        config: the complete config.
+        arguments: arguments of the Trainer.
         folder: the run folder.
-        begins: whether the run begins here, and so with the weights of ``config.init_from``.
-        data: the data of the configuration, where it has been made already and its images are in memory.
+        begins: whether the run starts at step 0, and so with the weights of ``init_from``.
+        data: the data module of the config, if it exists already and holds its images in memory.
     """
     seed_everything(config.seed_everything, verbose=False)
     data, module = make_data_and_module(config, data)
@@ -99,7 +98,7 @@ def prepare(
 
 
 def train_and_test(run: Run, newest: Restored | None = None) -> Results:
-    """Trains from the start or from a checkpoint, unless that one is of the end of training; then tests the best."""
+    """Trains from step 0 or from a checkpoint, unless training has finished; then tests the best checkpoint."""
     started = time.time()
     say(f"{run.config.experiment}: {_describe(run.module, run.data)}")
     run.mirror.start()
@@ -110,16 +109,16 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     except BaseException as fault:
         run.mirror.finish(exit_code=1)
         if isinstance(fault, KeyboardInterrupt | SystemExit):
-            say(f"stopped; to go on: lightning fit --resume {run.folder}")
+            say(f"stopped; to resume: lightning fit --resume {run.folder}")
         raise
     results["seconds"] = round(time.time() - started, 3)
     results["peak_memory_mb"] = _peak_memory_mb()
     if is_first():
         _draw_and_mirror(run, results)
     write_results(run.folder, results)
-    summary(run.folder, results)
+    print_summary(run.folder, results)
     if left_out := sum(map(len, run.data.bad_images.values())):
-        say(f"left out    {left_out} damaged images: {run.folder / BAD_IMAGES}")
+        say(f"{'skipped':<11} {left_out} damaged images: {run.folder / BAD_IMAGES}")
     say(run.mirror.hint())
     return results
 
@@ -134,14 +133,14 @@ def _train(run: Run, newest: Restored | None) -> None:
     if checkpoint.get("finished"):
         return
     if path is not None:
-        say(f"goes on after {done} steps")
+        say(f"resumes after {done} steps")
     if run.trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()
     run.trainer.fit(run.module, datamodule=run.data, ckpt_path=path, weights_only=True)
 
 
 def _draw_and_mirror(run: Run, results: Results) -> None:
-    """The figures of a run, in its folder and in W&B."""
+    """Draws the figures of a run and sends them with its results to W&B."""
     curves(read_metrics(run.folder), run.folder.name).savefig(run.folder / "curves.png", dpi=100)
     if run.predictions.table:
         assert run.module.confusion_matrix is not None
@@ -151,16 +150,16 @@ def _draw_and_mirror(run: Run, results: Results) -> None:
 
 
 def mirror_results(mirror: WandbMirror, results: Results) -> None:
-    """What a run has when it is over: figures, final values, and the model if it is wanted."""
+    """Sends figures and results of a finished run to W&B, and with ``wandb.log_model`` its best checkpoint."""
     images = {name: mirror.folder / f"{name}.png" for name in ("curves", *FIGURES)}
     mirror.log_images({name: path for name, path in images.items() if path.is_file()}, step=results["steps"])
     mirror.log_summary(results)
-    if mirror.config.log_model and mirror.mode == "online":  # offline, W&B would keep a second copy of it
+    if mirror.config.log_model and mirror.mode == "online":  # offline, W&B would store a second copy
         mirror.log_model([find_checkpoint(mirror.folder), mirror.folder / "config.yaml"])
 
 
 def run_id(folder: Path) -> str:
-    """The run's id in W&B: kept in ``environment.json``, drawn where there is none yet."""
+    """Returns the run's W&B id from ``environment.json``, or a new random one."""
     path = folder / "environment.json"
     if path.is_file():
         known: str = json.loads(path.read_text(encoding="utf-8"))["run_id"]
@@ -169,11 +168,11 @@ def run_id(folder: Path) -> str:
 
 
 def _test_best(run: Run) -> Results:
-    """The figures of a run that has been trained, and of the test of its best checkpoint unless it is not wanted."""
+    """Returns the results of a trained run; tests its best checkpoint unless the config has ``test: false``."""
     run.folder = run.trainer.strategy.broadcast(run.folder)
     best, newest = find_checkpoint(run.folder), newest_checkpoint(run.folder)
     assert newest is not None
-    last = newest.checkpoint  # the one before where a kill came between its two renames
+    last = newest.checkpoint  # or previous.ckpt, if a kill came between the two renames of a save
     checkpoint = read_checkpoint(best)
     watch, epoch_metrics = last["callbacks"]["Stopwatch"], metric_names("train", "val")
     results: Results = {
@@ -190,7 +189,7 @@ def _test_best(run: Run) -> Results:
     if run.config.test:
         load_network(run.module.network, checkpoint, best)
         run.trainer.callbacks.append(run.predictions)  # type: ignore[attr-defined]
-        # the row of the test stands at the end of training, also where nothing was trained after a restart
+        # metrics.jsonl has the test at the last step, also if a resumed run had nothing left to train
         run.trainer.fit_loop.epoch_progress.current.completed = results["epochs"]
         run.trainer.fit_loop.epoch_loop._batches_that_stepped = results["steps"]
         run.trainer.test(run.module, datamodule=run.data, verbose=False)
@@ -218,17 +217,29 @@ def make_data_and_module(
 
 
 def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:
-    """Lightning's Trainer with the page's arguments; the page's callbacks and loggers come beside ours."""
+    """Returns Lightning's Trainer with the config's arguments; its callbacks and loggers are added to ours.
+
+    Args:
+        arguments: arguments of the Trainer, from the config.
+        folder: the run folder.
+        own: our callbacks.
+        own_loggers: our loggers; without any, nothing is trained and no checkpoints are written.
+
+    Raises:
+        UserError: the arguments do not fit together, or do not fit this machine.
+    """
     callbacks = _as_list(arguments.pop("callbacks"))
     loggers = [logger for logger in _as_list(arguments.pop("logger")) if not isinstance(logger, bool)]
     wants_bar = arguments["enable_progress_bar"] is not False
     if wants_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
         own = [*own, TrainingBar()]
-    if not own_loggers:  # nothing is trained: nothing to save
+    if not own_loggers:
         callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
     plugins = _as_list(arguments.pop("plugins"))
     if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
-        raise UserError("trainer.plugins: how checkpoints are written is not for the page, they carry a checksum")
+        raise UserError(
+            "trainer.plugins: a CheckpointIO cannot be given, since our own writes checksums (leave it out)"
+        )
     plugins = [*plugins, AtomicCheckpointIO()]
     try:
         trainer = Trainer(
@@ -238,15 +249,15 @@ def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], o
             callbacks=[*own, *callbacks],
             logger=[*own_loggers, *loggers] or False,
             default_root_dir=folder,
-            use_distributed_sampler=False,  # our loaders divide the images among ranks, without repeating any
+            use_distributed_sampler=False,  # our loaders split the images among ranks without repeating any
         )
-        # of a run that ends by steps, Lightning would end an epoch twice that ends with the checkpoint it goes on from
+        # with max_steps, Lightning would end an epoch twice if a run resumes from a checkpoint at its end
         trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
         return trainer
-    except Exception as fault:  # Lightning raises a dozen types for arguments that do not fit
+    except Exception as fault:  # Lightning raises a dozen types
         named = ("accelerator", "devices", "strategy", "precision")
-        asked = ", ".join(f"{name}={arguments[name]}" for name in named if arguments[name] is not None)
-        raise UserError(f"trainer: {' '.join(str(fault).split())[:400]} (trainer has {asked})") from fault
+        given = ", ".join(f"{name}={arguments[name]}" for name in named if arguments[name] is not None)
+        raise UserError(f"trainer: {' '.join(str(fault).split())[:400]} (given: {given})") from fault
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -262,7 +273,7 @@ def count_parameters(module: ViTClassifier) -> int:
 
 
 def _peak_memory_mb() -> float:
-    """The most memory that the run has had, in 10^6 bytes: tensors on the GPU, or the process on a CPU."""
+    """Returns the peak memory in 10^6 bytes: of tensors on the GPU, or of the process on a CPU."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return round(torch.cuda.max_memory_allocated() / 1e6, 1)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -275,43 +286,3 @@ def _describe(module: ViTClassifier, data: ImageData) -> str:
         f"{type(module.network).__name__} with {count_parameters(module):,} parameters on {type(data).__name__}, "
         f"{data.num_classes} classes, images {data.in_channels}x{height}x{width}"
     )
-
-
-def summary(folder: Path, results: Results) -> None:
-    rows = [("test", "test/acc", "test/loss"), ("validation", "val/acc", "val/loss")]
-    lines = [
-        f"{name:<11} accuracy {100 * float(results[acc]):6.2f} %   loss {float(results[loss]):.4f}"
-        + _limits(results, acc)
-        for name, acc, loss in rows
-        if acc in results
-    ]
-    lines += [
-        f"{'training':<11} {results['epochs']} epochs, {results['steps']} steps, {results['train_seconds']:.0f} s, "
-        f"{results['images_per_second']:,.0f} images/s; in all {results['seconds']:.0f} s",
-        f"{'run':<11} {folder}",
-        f"{'test again':<11} lightning test --ckpt {folder}",
-    ]
-    say("\n".join(lines))
-
-
-def _limits(results: Results, accuracy: str) -> str:
-    """The limits of an accuracy, where they are known."""
-    low, high = (results.get(f"{accuracy}_{end}") for end in ("low", "high"))
-    return "" if low is None or high is None else f"   95 % interval {100 * low:.1f} to {100 * high:.1f} %"
-
-
-@rank_zero_only
-def say(text: str) -> None:
-    if text:
-        print(text, file=sys.stdout, flush=True)
-
-
-def quiet() -> None:
-    """Leaves out what Lightning tells every user at every start, and advice that does not fit our loaders."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
-    warnings.filterwarnings("ignore", message="Grad strides do not match")  # kernels with one channel under DDP
-    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")  # on a cluster's login node
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 with torch 2.15

@@ -13,7 +13,7 @@ from typing import Any
 from jsonargparse import Namespace
 from tqdm import tqdm
 
-from vit_lightning.commands.run import quiet, say
+from vit_lightning.commands.console import quiet, say
 from vit_lightning.config.resolve import make_data
 from vit_lightning.data.base import BAD_IMAGES, ImageData
 from vit_lightning.data.decoded import DecodedImages

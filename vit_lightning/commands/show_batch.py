@@ -8,11 +8,11 @@ import torch
 from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
 
-from vit_lightning.commands.run import quiet, say
+from vit_lightning.commands.console import quiet, say
+from vit_lightning.commands.figures import image_grid
 from vit_lightning.config.resolve import make_data
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.sampling import Batch
-from vit_lightning.figures import image_grid
 from vit_lightning.storage.folder import new_folder
 
 SHOWN = 32

@@ -1,4 +1,4 @@
-"""What a test says besides its accuracy: interval, accuracy by class, calibration, the worst errors."""
+"""The report of a test beside its accuracy: confidence intervals, accuracy by class, calibration, worst errors."""
 
 from __future__ import annotations
 
@@ -11,39 +11,38 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from scipy.stats import binomtest
 from torch import Tensor
 
+from vit_lightning.commands.figures import confusion, image_grid, reliability
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.sampling import Request
-from vit_lightning.figures import confusion, image_grid, reliability
 from vit_lightning.storage.folder import write_whole
 
 Array = np.ndarray[Any, Any]
 Table = dict[str, Array]
-"""A row for each test image, as ``TestPredictions`` gathers them: index, label, prediction, confidence, loss."""
+"""Columns of one row per test image, from ``TestPredictions``: index, label, prediction, confidence, loss."""
 
 FIGURES = ("confusion", "test_images", "calibration", "worst_errors")
 SHOWN_CLASSES = 20
-"""Classes up to which their accuracies are printed, besides being written."""
+"""Largest number of classes whose accuracies are printed; they are written in any case."""
 WORST = 20
+"""Number of errors in ``errors.csv`` and ``worst_errors.png``."""
 BINS = 15
-"""Bins of the calibration error and of its figure."""
+"""Number of bins of the calibration error and of its figure."""
 
 
-def wilson(correct: int, images: int, z: float = 1.959964) -> tuple[float, float]:
-    """Limits of an accuracy (Wilson 1927), 95 % by default: of what other images of the same kind would give.
+def wilson(correct: int, images: int) -> tuple[float, float]:
+    """Returns the limits of the 95 % interval of an accuracy (Wilson 1927).
 
-    It says nothing of what another seed would have trained.
+    It covers the choice of the test images, not the seed of the training.
     """
-    share = correct / images
-    centre = share + z**2 / (2 * images)
-    half = z * math.sqrt(share * (1 - share) / images + z**2 / (4 * images**2))
-    scale = 1 + z**2 / images
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+    limits = binomtest(correct, images).proportion_ci(method="wilson")
+    return float(limits.low), float(limits.high)
 
 
 def interval(table: Table) -> dict[str, float]:
-    """The limits of the test accuracy, under the names that ``results.json`` has for them."""
+    """Returns the limits of the test accuracy under their names in ``results.json``."""
     if not table or not len(table["label"]):
         return {}
     low, high = wilson(int((table["prediction"] == table["label"]).sum()), len(table["label"]))
@@ -51,20 +50,20 @@ def interval(table: Table) -> dict[str, float]:
 
 
 def class_rows(table: Table, names: Sequence[str]) -> list[tuple[str, int, int, float, float, float]]:
-    """Name, images, correct ones, accuracy and its limits of each class; nan where the test has no image of it."""
+    """Returns name, images, correct images, accuracy and its limits of each class; nan for a class without images."""
     rows = []
     for label, name in enumerate(names):
-        mine = table["label"] == label
-        images, correct = int(mine.sum()), int((table["prediction"][mine] == label).sum())
+        of_class = table["label"] == label
+        images, correct = int(of_class.sum()), int((table["prediction"][of_class] == label).sum())
         low, high = wilson(correct, images) if images else (math.nan, math.nan)
         rows.append((name, images, correct, correct / images if images else math.nan, low, high))
     return rows
 
 
 def calibration_bins(confidence: Array, correct: Array) -> tuple[Array, Array, Array]:
-    """Images, mean confidence and accuracy in each of ``BINS`` equal parts of 0 to 1; nan where there is no image.
+    """Returns image count, mean confidence and accuracy of each of ``BINS`` equal bins; nan for an empty bin.
 
-    A confidence on an edge counts above it, as in torchmetrics.
+    A confidence on an edge belongs to the bin above it, as in torchmetrics.
     """
     edges = np.linspace(0, 1, BINS + 1, dtype=np.float32)
     bins = np.minimum(np.searchsorted(edges, confidence.astype(np.float32), side="right") - 1, BINS - 1)
@@ -75,19 +74,19 @@ def calibration_bins(confidence: Array, correct: Array) -> tuple[Array, Array, A
 
 
 def calibration_error(confidence: Array, correct: Array) -> float:
-    """Expected calibration error (Guo et al. 2017): mean gap between confidence and accuracy, by images in a bin."""
+    """Returns the expected calibration error (Guo et al. 2017): the mean gap of the bins, weighted by their images."""
     counts, confidences, accuracies = calibration_bins(confidence, correct)
     return float(np.nansum(counts * np.abs(confidences - accuracies)) / counts.sum())
 
 
 def report_test(folder: Path, table: Table, data: ImageData, matrix: Tensor) -> str:
-    """Writes tables and figures of a test into a folder; returns what of it fits the screen.
+    """Writes tables and figures of a test to a folder; returns the lines to print.
 
     Args:
-        folder: gets ``classes.csv``, ``errors.csv`` and the figures of ``FIGURES``.
-        table: a row for each test image.
-        data: has the images.
-        matrix: (true, predicted), counts.
+        folder: for ``classes.csv``, ``errors.csv`` and the figures of ``FIGURES``.
+        table: see ``Table``.
+        data: the data module of the test images.
+        matrix: confusion matrix (true, predicted) of counts.
     """
     names = data.class_names
     correct = table["prediction"] == table["label"]
@@ -111,7 +110,7 @@ def report_test(folder: Path, table: Table, data: ImageData, matrix: Tensor) -> 
 
 
 def write_rows(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A CSV file; numbers with a fraction get six digits."""
+    """Writes a CSV file; floats get six decimals."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
@@ -140,19 +139,19 @@ def _write_errors(path: Path, data: ImageData, table: Table, worst: Array) -> No
 
 
 def _sheet(data: ImageData, table: Table, rows: Array) -> Figure:
-    """Some test images with their predictions, and the true class behind those that are wrong."""
+    """Draws test images under their predicted classes; the true class follows where it differs."""
     names, predictions, labels = data.class_names, table["prediction"][rows], table["label"][rows]
     titles = [names[p] if p == t else f"{names[p]} ({names[t]})" for p, t in zip(predictions, labels, strict=True)]
     return image_grid(_images(data, table["index"][rows]), titles, (predictions != labels).tolist())
 
 
 def _worst_sheet(data: ImageData, table: Table, rows: Array) -> Figure:
-    """The errors of highest loss, worst first: what was said and how surely, what is true, the loss."""
+    """Draws the errors of highest loss with predicted class, confidence, true class and loss."""
     names = data.class_names
     columns = (table[name][rows] for name in ("prediction", "confidence", "label", "loss"))
     titles = [
-        f"{names[said]} ({100 * sure:.0f} %)\ntrue {names[true]}, loss {loss:.1f}"
-        for said, sure, true, loss in zip(*columns, strict=True)
+        f"{names[prediction]} ({100 * confidence:.0f} %)\ntrue {names[label]}, loss {loss:.1f}"
+        for prediction, confidence, label, loss in zip(*columns, strict=True)
     ]
     return image_grid(_images(data, table["index"][rows]), titles, [True] * len(titles), columns=5)
 

@@ -21,11 +21,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from tqdm import tqdm
 
-from vit_lightning.commands.run import make_data_and_module, make_trainer, quiet, say
+from vit_lightning.commands.console import quiet, say
+from vit_lightning.commands.figures import rate_search
+from vit_lightning.commands.run import make_data_and_module, make_trainer
 from vit_lightning.config.resolve import make_trainer_arguments
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
-from vit_lightning.figures import rate_search
 from vit_lightning.storage.folder import is_first, new_folder, write_whole
 from vit_lightning.training.classifier import ViTClassifier
 

@@ -1,4 +1,4 @@
-"""Figures of a run, as matplotlib figures without a window."""
+"""Figures of a run, a test and a search, as matplotlib figures without a window."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Rows = Sequence[dict[str, Any]]
 
 
 def curves(rows: Rows, title: str) -> Figure:
-    """Loss and accuracy over the steps of a run, from the rows of ``metrics.jsonl``.
+    """Draws loss and accuracy over the steps of a run.
 
     Args:
-        rows: as ``read_metrics`` gives them.
-        title: what the figure is of; the test result is added if there is one.
+        rows: rows of ``metrics.jsonl``, from ``read_metrics``.
+        title: title of the figure; the test accuracy is added if there is one.
     """
-    figure = Figure(figsize=(9, 3.6))  # with fixed margins: to find them takes longer than to draw
+    figure = Figure(figsize=(9, 3.6))  # fixed margins: a layout engine takes longer than the drawing
     loss, accuracy = figure.subplots(
         1, 2, gridspec_kw={"left": 0.07, "right": 0.99, "bottom": 0.13, "top": 0.9, "wspace": 0.18}
     )
@@ -44,11 +44,11 @@ def curves(rows: Rows, title: str) -> Figure:
 def image_grid(
     images: np.ndarray[Any, Any], titles: Sequence[str], wrong: Sequence[bool], *, columns: int = 8
 ) -> Figure:
-    """Images (n, c, H, W), uint8, each under its title, red where it is wrong; a title may have two lines."""
+    """Draws images (n, c, H, W), uint8, under titles of one or two lines; the titles of ``wrong`` ones are red."""
     rows = -(-len(images) // columns)
     _, channels, height, width = images.shape
     gap = max(2, height // 4)
-    # one picture of all is drawn many times faster than one axis for each
+    # one picture of all images is drawn many times faster than one axis per image
     sheet = np.full((rows * (height + gap), columns * (width + 1), channels), 255, dtype=np.uint8)
     inches = 1.2 if columns > 5 else 1.8
     figure = Figure(figsize=(columns * inches, rows * inches * (height + gap) / (width + 1)))
@@ -59,9 +59,9 @@ def image_grid(
         top, left = row * (height + gap) + gap, column * (width + 1)
         sheet[top : top + height, left : left + width] = image.transpose(1, 2, 0)
         colour = "C3" if bad else "black"
-        place = (left + width / 2 - 0.5, top - 0.7)
+        position = (left + width / 2 - 0.5, top - 0.7)
         text = "\n".join(_short(line, round(19 * inches)) for line in title.split("\n"))
-        axis.text(*place, text, ha="center", va="bottom", fontsize=7, color=colour, parse_math=False)
+        axis.text(*position, text, ha="center", va="bottom", fontsize=7, color=colour, parse_math=False)
     axis.imshow(sheet.squeeze(), cmap="gray" if channels == 1 else None, vmin=0, vmax=255, aspect="auto")
     return figure
 
@@ -69,13 +69,13 @@ def image_grid(
 def reliability(
     counts: np.ndarray[Any, Any], confidences: np.ndarray[Any, Any], accuracies: np.ndarray[Any, Any], error: float
 ) -> Figure:
-    """Reliability diagram (Niculescu-Mizil and Caruana 2005) over equal bins of confidence, with the images in each.
+    """Draws a reliability diagram (Niculescu-Mizil and Caruana 2005) over equal bins of confidence.
 
     Args:
-        counts: (bins,), images.
-        confidences: (bins,), mean confidence; nan where there is no image.
-        accuracies: (bins,), share of them that is right.
-        error: the calibration error, for the title.
+        counts: (bins,), number of images.
+        confidences: (bins,), mean confidence; nan in an empty bin.
+        accuracies: (bins,), fraction of correct predictions; nan in an empty bin.
+        error: expected calibration error, for the title.
     """
     figure = Figure(figsize=(4.4, 5.6), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -85,7 +85,7 @@ def reliability(
     above.bar(centres[filled], accuracies[filled], width=0.94 * width, color="C0", alpha=0.6, label="accuracy")
     above.plot(confidences[filled], accuracies[filled], "o", color="C1", markersize=4, label="at the mean confidence")
     above.plot([0, 1], [0, 1], "--", color="0.4", linewidth=1, label="calibrated")
-    above.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02), title=f"calibration error {100 * error:.2f} %")
+    above.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02), title=f"expected calibration error {100 * error:.2f} %")
     figure.legend(frameon=False, loc="outside lower center", ncols=3, fontsize=8, columnspacing=1.0)
     below.bar(centres, counts, width=0.94 * width, color="0.6")
     below.set(xlabel="confidence of the prediction", ylabel="images")
@@ -95,22 +95,20 @@ def reliability(
 
 
 def rate_search(
-    rates: Sequence[float],
-    losses: Sequence[float],
-    smoothed: Sequence[float],
-    suggestion: float | None,
-    page: float,
+    rates: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], suggestion: float | None, lr: float
 ) -> Figure:
-    """Loss over the rate of ``lr-find``: of each step, smoothed, with the suggested rate and that of the page."""
+    """Draws the losses of ``lr-find`` over the learning rate, with the suggestion and the ``lr`` of the config."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axis = figure.subplots()
     axis.plot(rates, losses, color="0.75", linewidth=0.8, label="loss of a step")
     axis.plot(rates, smoothed, color="C0", label="smoothed")
     if suggestion is not None:
         loss = float(np.interp(suggestion, rates, smoothed))
-        axis.plot([suggestion], [loss], "o", color="C3", label=f"falls fastest: {suggestion:.2g}")
-    axis.axvline(page, color="C2", linestyle="--", linewidth=1, label=f"the page: {page:g}")
-    axis.set(xscale="log", xlabel="rate (optimizer.lr)", ylabel="training loss", ylim=_without_outliers(losses))
+        axis.plot([suggestion], [loss], "o", color="C3", label=f"steepest descent: {suggestion:.2g}")
+    axis.axvline(lr, color="C2", linestyle="--", linewidth=1, label=f"config: {lr:g}")
+    axis.set(
+        xscale="log", xlabel="learning rate (optimizer.lr)", ylabel="training loss", ylim=_without_outliers(losses)
+    )
     axis.grid(alpha=0.3)
     axis.legend(frameon=False)
     return figure
@@ -121,7 +119,7 @@ def _short(text: str, letters: int) -> str:
 
 
 def confusion(matrix: np.ndarray[Any, Any], names: Sequence[str]) -> Figure:
-    """Confusion matrix: rows are the true classes, columns the predicted ones."""
+    """Draws a confusion matrix of counts (true, predicted)."""
     size = min(12.0, 2.5 + 0.4 * len(names))
     figure = Figure(figsize=(size, size), layout="constrained")
     axis = figure.subplots()
@@ -143,7 +141,7 @@ def _series(rows: Rows, name: str) -> tuple[list[int], list[float]]:
 
 
 def _without_outliers(values: Sequence[float]) -> tuple[float, float] | None:
-    """Limits that a few huge losses at the start do not blow up."""
+    """Returns axis limits that leave out the highest 1 % of the values, such as huge losses of the first steps."""
     finite = np.asarray(values)[np.isfinite(values)]
     if len(finite) < 20:
         return None
