@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
 import re
@@ -10,10 +9,8 @@ import select
 import signal
 import sys
 import textwrap
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 VERBS = {
@@ -82,9 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(verb: str, arguments: list[str]) -> int:
     from vit_lightning.errors import UserError
+    from vit_lightning.signals import exit_by_signal, handled
 
     try:
-        with _signals():
+        with handled(exit_by_signal):
             if {"-h", "--help"} & {*arguments}:
                 _explain(verb)
             elif verb == "sync":
@@ -117,24 +115,6 @@ def _is_read(stream: TextIO) -> bool:
         return True
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return False
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """Ends the verb with 128 + the signal's number; Lightning alone would make that 0 or 1."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def _run_page(verb: str, arguments: list[str]) -> None:

@@ -10,7 +10,7 @@ from vit_lightning import Digits, UserError, ViT, ViTClassifier
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, find_checkpoint, load_network, read_checkpoint
 from vit_lightning.training.callbacks import StepSeeds
 from vit_lightning.training.checkpoints import CheckpointConfig, Checkpoints
-from vit_lightning.training.stopping import FiniteGuard
+from vit_lightning.training.divergence import FiniteGuard
 
 
 def network(**arguments) -> ViT:

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from vit_lightning.ablation.ledger import Kind, Ledger, Planned
 from vit_lightning.commands.fit import fit
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import CannotResume, Diverged, UserError
+from vit_lightning.signals import obey_parent
 from vit_lightning.storage.folder import InUse, release, try_hold, write_whole
 from vit_lightning.storage.metrics import read_results
 
@@ -196,10 +196,7 @@ def _work(start: Start, folder: Path, claim: Path, threads: int, visible: str | 
     """The process of one run."""
     os.setpgid(0, 0)
     _die_with(parent)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _end)
-    for number in (signal.SIGINT, signal.SIGUSR2):  # for the process that watches, which passes on what is meant
-        signal.signal(number, signal.SIG_IGN)
+    obey_parent()
     log = os.open(claim.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for handle, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(log, handle)
@@ -227,10 +224,6 @@ def _wait_for(folder: Path) -> None:
             release(folder, lock)
             return
         time.sleep(0.5)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def _die_with(parent: int) -> None:

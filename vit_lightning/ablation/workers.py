@@ -7,10 +7,9 @@ import importlib
 import os
 import platform
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +21,9 @@ from vit_lightning.ablation.plan import Plan
 from vit_lightning.ablation.trials import Start, Trials, shared_data
 from vit_lightning.config.resolve import make_data
 from vit_lightning.errors import UserError
+from vit_lightning.signals import STOP, handled
 from vit_lightning.storage.wandb_mirror import import_wandb
 
-ASK_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SIGN_OF_LIFE = 5.0
 """Seconds between two signs of life of a process."""
 
@@ -69,7 +68,7 @@ class How:
         return [run for run in ledger.planned() if self.only in (None, run.arm)]
 
 
-def run_all(plan: Plan, ledger: Ledger, how: How, signals: Sequence[int] = ASK_TO_END) -> None:
+def run_all(plan: Plan, ledger: Ledger, how: How, signals: Sequence[int] = STOP) -> None:
     """Runs what an ablation lacks, in this process and beside others; ends when all is over.
 
     Args:
@@ -90,8 +89,9 @@ def run_all(plan: Plan, ledger: Ledger, how: How, signals: Sequence[int] = ASK_T
         return Start(plan.config(run.arm, run.seed), plan.arguments(run.arm, run.seed), data.get(run.arm))
 
     trials = Trials(ledger, start, threads=threads, devices=devices, patience=how.patience * 60)
+    asked: list[int] = []
     try:
-        with _asked_to_end(signals) as asked:
+        with handled(lambda number, frame: asked.append(number), signals):
             _work_off(runs, ledger, trials, workers_of(how.workers, devices, threads), asked)
     except BrokenPipeError:  # what reads this has ended
         raise
@@ -119,18 +119,6 @@ def warm_up(plan: Plan, folder: Path) -> Path | None:
     with contextlib.suppress(ImportError):
         importlib.import_module("wandb.sdk.launch")  # two seconds, which wandb.init would take in every run
     return scratch
-
-
-@contextlib.contextmanager
-def _asked_to_end(signals: Sequence[int]) -> Iterator[list[int]]:
-    """Collects signals."""
-    received: list[int] = []
-    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in signals}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _work_off(runs: list[Planned], ledger: Ledger, trials: Trials, workers: int, asked: list[int]) -> None:

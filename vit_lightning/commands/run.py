@@ -43,9 +43,10 @@ from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch,
 from vit_lightning.training.checkpoints import Checkpoints, space_problem
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.distillation import Distillation
+from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.flops import forward_flops
 from vit_lightning.training.memory import keep_freed_memory
-from vit_lightning.training.stopping import FiniteGuard
+from vit_lightning.training.stop_on_signal import StopOnSignal
 
 Results = dict[str, Any]
 
@@ -92,7 +93,7 @@ def prepare(
     shape = (data.in_channels, *data.image_size)
     facts = {"parameters": count_parameters(module), "flops": forward_flops(module.network, shape)}
     mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**page, **facts})
-    own = [StepSeeds(config.seed_everything), guard, LearningRate(), stopwatch, checkpoints]
+    own = [StepSeeds(config.seed_everything), guard, LearningRate(), stopwatch, checkpoints, StopOnSignal(checkpoints)]
     trainer = make_trainer(arguments, folder, own, [metrics, mirror])
     return Run(config, folder, data, module, trainer, stopwatch, predictions, metrics, mirror)
 

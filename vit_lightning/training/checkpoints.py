@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import BEST, LAST
-from vit_lightning.training.stopping import FiniteGuard, StopSignals
+from vit_lightning.training.divergence import FiniteGuard
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Checkpoints(Checkpoint):
 
     def __init__(self, folder: Path, config: CheckpointConfig, page: dict[str, Any], guard: FiniteGuard) -> None:
         self.last, self.best = folder / LAST, folder / BEST
-        self.config, self.page, self.guard, self.signals = config, page, guard, StopSignals()
+        self.config, self.page, self.guard = config, page, guard
         self.best_score: float | None = None
         self.best_step = 0
         self._saved_step = -1
@@ -79,7 +79,6 @@ class Checkpoints(Checkpoint):
             if not written:
                 raise UserError(f"{self.last.parent} takes no checkpoints: nothing of this run could be kept")
         self._saved_time = time.monotonic()
-        self.signals.install()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -90,16 +89,16 @@ class Checkpoints(Checkpoint):
             self._due |= trainer.strategy.broadcast(minutes >= every_minutes)
         if every_n_steps is not None and trainer.global_step - max(0, self._saved_step) >= every_n_steps:
             self._due = True
-        asked_to_end = self.signals.agreed(trainer)
-        # where validation comes now, the file is written after it: a run that goes on would not validate again
-        if (self._due or asked_to_end) and _between_steps(trainer) and not _validates_now(trainer):
-            self._save_last(trainer)
-            if asked_to_end:
-                self.signals.stop()
+        if self._due:
+            self.save_if_possible(trainer)
 
-    def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and self.signals.agreed(trainer):
-            self.signals.stop()  # nothing can be written here: training goes on from the last checkpoint
+    def save_if_possible(self, trainer: Trainer) -> bool:
+        """Writes ``last.ckpt`` after a batch if training can resume from here; returns whether it could."""
+        # before a validation it waits for its end: a resumed run would not validate again
+        possible = _between_steps(trainer) and not _validates_now(trainer)
+        if possible and self._saved_step != trainer.global_step:
+            self._save_last(trainer)
+        return possible
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
@@ -114,16 +113,10 @@ class Checkpoints(Checkpoint):
         if self._validated_step == trainer.global_step:  # else the score is that of other weights
             self._save_best(trainer)
         self._save_last(trainer)
-        if self.signals.agreed(trainer):
-            self.signals.stop()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self.signals.restore()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finished = True
         self._save_last(trainer)
-        self.signals.restore()
 
     def _save_last(self, trainer: Trainer) -> None:
         self._saved_step, self._saved_time, self._due = trainer.global_step, time.monotonic(), False

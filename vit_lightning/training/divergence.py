@@ -1,16 +1,12 @@
-"""What ends a training before its end: numbers that are no longer finite, and signals."""
+"""Stops training whose numbers are no longer finite."""
 
 from __future__ import annotations
 
 import json
 import math
-import signal
-import sys
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -132,44 +128,3 @@ def _all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all floating numbers are finite; the largest of them cannot overflow, as a sum of squares could."""
     floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     return not floating or bool(torch.isfinite(nn.utils.get_total_norm(floating, norm_type=math.inf)))
-
-
-class StopSignals:
-    """Takes a note when the process is asked to end: SIGTERM, SIGUSR1, or Ctrl-C.
-
-    The handler does nothing else, and all ranks agree after a batch; Lightning's own talks to the other ranks from
-    inside the handler, which hangs, and lets the process end with exit code 0. Here it is 128 + the signal's.
-    """
-
-    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-    def __init__(self) -> None:
-        self._received = 0
-        self._before: dict[signal.Signals, Any] = {}
-
-    def install(self) -> None:
-        """From here on signals are noted; in a thread Python takes none."""
-        if threading.current_thread() is threading.main_thread():
-            for number in self.SIGNALS:
-                self._before[number] = signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._received = number
-        if number == signal.SIGINT:
-            print("\nstopping after this step (Ctrl-C again: at once)", file=sys.stderr, flush=True)
-            signal.signal(signal.SIGINT, self._before[signal.SIGINT] or signal.default_int_handler)
-
-    def agreed(self, trainer: Trainer) -> bool:
-        """Whether some rank has been asked to end; all ranks have to ask at once."""
-        if trainer.world_size > 1:
-            flag = torch.tensor(self._received, device=trainer.strategy.root_device)
-            self._received = int(trainer.strategy.reduce(flag, reduce_op="max"))
-        return self._received != 0
-
-    def stop(self) -> None:
-        raise SystemExit(128 + self._received)
-
-    def restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._before = {}

@@ -1,0 +1,72 @@
+"""Stops training that is asked to end, after a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.trainer.states import TrainerFn
+
+from vit_lightning.signals import handled
+from vit_lightning.training.checkpoints import Checkpoints
+
+
+class StopOnSignal(Checkpoint):
+    """Writes a checkpoint and ends the process when it has received SIGTERM, SIGUSR1 or Ctrl-C.
+
+    The handler only notes the signal, and all ranks agree after a batch; Lightning's own talks to the other ranks from
+    inside the handler, which hangs, and lets the process end with exit code 0. Here it is 128 + the signal's. A
+    Checkpoint callback, because those see each batch last, with the state complete.
+
+    Args:
+        checkpoints: the callback listed before this one, which writes ``last.ckpt``.
+    """
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self.checkpoints = checkpoints
+        self._received = 0
+        self._installed = contextlib.ExitStack()
+        self._earlier: dict[int, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._earlier = self._installed.enter_context(handled(self._note))
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._received = number
+        if number == signal.SIGINT:
+            print("\nstopping after this step (Ctrl-C again: at once)", file=sys.stderr, flush=True)
+            signal.signal(signal.SIGINT, self._earlier[signal.SIGINT] or signal.default_int_handler)
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        if self._agreed(trainer) and self.checkpoints.save_if_possible(trainer):
+            self._exit()
+
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and self._agreed(trainer):
+            self._exit()  # no state to write here: training resumes from the last checkpoint
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._agreed(trainer):
+            self._exit()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._installed.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._installed.close()
+
+    def _agreed(self, trainer: Trainer) -> bool:
+        """Whether some rank has received a signal; all ranks have to call this at once."""
+        if trainer.world_size > 1:
+            flag = torch.tensor(self._received, device=trainer.strategy.root_device)
+            self._received = int(trainer.strategy.reduce(flag, reduce_op="max"))
+        return self._received != 0
+
+    def _exit(self) -> None:
+        raise SystemExit(128 + self._received)
