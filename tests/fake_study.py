@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from vit_lightning.report.study import Study, Trial
+from vit_lightning.report.study import Run, Study
 
 ARMS: dict[str, dict[str, Any]] = {
     "cls": {"model.pool": "cls", "optimizer.lr": 0.002},
@@ -50,7 +50,7 @@ def make_study(
     """
     draw = np.random.default_rng(random)
     ease = draw.normal(3.5, 1.5, images)
-    trials = []
+    runs = []
     for seed in range(seeds + added):
         luck = draw.normal(0, 0.15)
         for (arm, overrides), gain in zip(arms.items(), gains, strict=True):
@@ -58,18 +58,17 @@ def make_study(
             chance = 1 / (1 + np.exp(-(ease + gain + luck + draw.normal(0, 0.15))))
             right = draw.random(images) < chance
             if (arm, seed) in missing:
-                trials.append(Trial(arm, seed, overrides, name, "missing"))
+                runs.append(Run(arm, seed, name, "missing"))
                 continue
             cause = (failed or {}).get((arm, seed))
             results = {} if cause else _results(seed, right, arm, draw)
             _write_run(folder / name, seed, overrides, results, right, draw)
             state = "failed" if cause else "done"
-            trials.append(Trial(arm, seed, overrides, name, state, cause, results, 1 if seed < seeds else 2))
-    trials.sort(key=lambda trial: (list(arms).index(trial.arm), trial.seed))
+            runs.append(Run(arm, seed, name, state, cause, results))
+    runs.sort(key=lambda run: (list(arms).index(run.arm), run.seed))
     return Study(
         name="pooling",
         folder=folder,
-        page="experiments/digits.yaml",
         metric="val/acc",
         goal="maximize",
         report="test/acc",
@@ -79,7 +78,7 @@ def make_study(
         arms=dict(arms),
         seeds=list(range(seeds)),
         added_seeds=list(range(seeds, seeds + added)),
-        trials=trials,
+        runs=runs,
         factors=dict(factors or {}),
     )
 

@@ -222,21 +222,22 @@ def _sync(arguments: list[str]) -> None:
         sync(folder)
         return
     from vit_lightning.ablation.ledger import read_study
+    from vit_lightning.report.report import make_report
     from vit_lightning.report.wandb_report import log_report
 
     study = read_study(folder)
     problems: list[str] = []
-    done = [trial for trial in study.trials if trial.state == "done"]
-    for number, trial in enumerate(done):
+    done = [run for run in study.runs if run.state == "done"]
+    for number, run in enumerate(done):
         try:
-            sync(folder / trial.folder)
+            sync(folder / run.folder)
         except UserError as error:
             problems += error.problems
             if number == 0:  # as without a key
                 raise
     if problems:
         raise UserError(problems)
-    print(log_report(study, send=True))
+    print(log_report(make_report(study), send=True))
 
 
 def _of_ablation(verb: str, arguments: list[str]) -> None:
@@ -246,17 +247,21 @@ def _of_ablation(verb: str, arguments: list[str]) -> None:
 
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UserError(f"give the folder of one ablation: lightning {verb} runs/ablations/NAME")
-    study = read_study(Path(arguments[0]))
+    folder = Path(arguments[0])
+    study = read_study(folder)
+    from vit_lightning.report.report import make_report  # late: scipy and matplotlib take a second
+
     if verb == "dashboard":
         from vit_lightning.report.dashboard import dashboard
 
-        dashboard(study)
+        dashboard(make_report(study))
         return
-    from vit_lightning.report.write import verdict_lines, write_report  # late: scipy and matplotlib take a second
+    from vit_lightning.report.write import write_report
 
-    with hold(study.folder, "report"):
-        written = write_report(study)
-    print("\n".join([*verdict_lines(study), str(written[0])]))
+    with hold(folder, "report"):
+        report = make_report(study)
+        written = write_report(report)
+    print("\n".join([*report.lines, str(written[0])]))
 
 
 def _explain(verb: str) -> None:

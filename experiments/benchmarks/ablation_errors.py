@@ -9,18 +9,18 @@ an arm is undecided at the first. Errors count at either look; intervals are tho
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from vit_lightning.report.statistics import (
+    POWER,
     Rules,
     difference_power,
     equivalence_power,
     judge,
-    pairs_for_difference,
-    pairs_for_equivalence,
     pocock,
 )
 
@@ -99,11 +99,11 @@ def power(ablations: int, random: int = 0) -> dict[str, tuple[int, float, float]
     """Pairs that are said to be enough, their stated power, and how often one look at so many makes the claim."""
     draw, level, sd = np.random.default_rng(random), pocock(0.05), SD * np.sqrt(2 * (1 - SHARED))
     found = {}
-    for name, true, verdict, pairs, stated in (
-        ("difference", EFFECT, "better", pairs_for_difference, difference_power),
-        ("equivalence", 0.0, "equivalent", pairs_for_equivalence, equivalence_power),
+    for name, true, verdict, stated in (
+        ("difference", EFFECT, "better", difference_power),
+        ("equivalence", 0.0, "equivalent", equivalence_power),
     ):
-        n = pairs(EFFECT, sd, level)
+        n = next(n for n in itertools.count(2) if stated(n, EFFECT, sd, level) >= POWER)
         rules = Rules(0.05, EFFECT, first=n)
         hits = [judge([true + sd * draw.standard_normal(n)], rules)[0].verdict == verdict for _ in range(ablations)]
         found[name] = (n, stated(n, EFFECT, sd, level), float(np.mean(hits)))

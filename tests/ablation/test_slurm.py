@@ -63,7 +63,7 @@ def test_an_array_of_jobs_of_which_some_are_killed(slurm, tmp_path):
     wait_for("the second still runs", lambda: second not in running())
     ask("scontrol", "requeue", second)
     wait_for("the second was not queued again", lambda: second in queued("PD"))
-    states = [trial.state for trial in read_study(out).trials]
+    states = [run.state for run in read_study(out).runs]
     assert "missing" in states, "there was nothing left to go on with"
     for job in (first, second):  # else SLURM waits two minutes
         ask("scontrol", "update", f"JobId={job}", "StartTime=now")

@@ -75,18 +75,18 @@ def determined(folder: Path) -> dict[tuple[str, int], dict[str, object]]:
     """What training determines of each run."""
     costs = ("second", "memory")
     return {
-        (trial.arm, trial.seed): {k: v for k, v in trial.results.items() if not any(cost in k for cost in costs)}
-        for trial in read_study(folder).trials
+        (run.arm, run.seed): {k: v for k, v in run.results.items() if not any(cost in k for cost in costs)}
+        for run in read_study(folder).runs
     }
 
 
 def assert_same(folder: Path, reference: Path) -> None:
     """All is done, no run twice, and nothing that training determines differs by a bit."""
     study = read_study(folder)
-    assert [trial.state for trial in study.trials] == ["done"] * len(study.trials)
+    assert [run.state for run in study.runs] == ["done"] * len(study.runs)
     assert determined(folder) == determined(reference)
     assert (folder / "results.csv").read_bytes() == (reference / "results.csv").read_bytes()
-    assert {path.name for path in (folder / "runs").iterdir()} == {Path(trial.folder).name for trial in study.trials}
+    assert {path.name for path in (folder / "runs").iterdir()} == {Path(run.folder).name for run in study.runs}
     for place in (folder / "ledger").iterdir():
         ends = [json.loads(path.read_text())["outcome"] for path in place.glob("*.end")]
         assert ends.count("done") <= 1, f"{place.name} was run twice"
@@ -216,13 +216,13 @@ def test_runs_that_fail_for_good(in_arms, monkeypatch, capsys):
     with pytest.raises(SomeFailed) as caught:
         ablate(config)
     assert caught.value.exit_code == 5
-    trials = {trial.arm: trial for trial in read_study(Path("out")).trials}
-    assert trials["good"].state == "done"
+    runs = {run.arm: run for run in read_study(Path("out")).runs}
+    assert runs["good"].state == "done"
     for how, (kind, text) in causes.items():
-        assert trials[how].state == "failed"
-        assert trials[how].cause is not None
-        assert trials[how].cause.startswith(f"{kind}: ")
-        assert text in trials[how].cause
+        assert runs[how].state == "failed"
+        assert runs[how].cause is not None
+        assert runs[how].cause.startswith(f"{kind}: ")
+        assert text in runs[how].cause
         attempts = len(list(Path(f"out/ledger/{how}-seed0").glob("*.claim")))
         assert attempts == ledgers.ATTEMPTS[kind]
     before = {path: path.stat().st_mtime_ns for path in Path("out/ledger").rglob("*")}
@@ -250,7 +250,7 @@ def test_a_run_whose_last_process_still_lives_is_waited_for(in_arms, capsys):
         owner.stdout.readline()
         ablate(AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2))
         assert owner.wait() == 0
-    assert [trial.state for trial in read_study(Path("out")).trials] == ["done", "done"]
+    assert [run.state for run in read_study(Path("out")).runs] == ["done", "done"]
     assert [path.name for path in Path("out/ledger/cls-seed0").glob("*.claim")] == ["0001.claim"]
 
 
@@ -275,7 +275,8 @@ def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatc
     assert f"since the ablation began: torch was {code['torch']}, is 0.1" in capsys.readouterr().out
     study = read_study(Path("out"))
     assert study.plan_changed == [f"torch was {code['torch']}, is 0.1"]
-    assert [(trial.seed, trial.look, trial.state) for trial in study.trials] == [(0, 1, "done"), (1, 2, "done")] * 2
+    assert (study.seeds, study.added_seeds) == ([0], [1])
+    assert [(run.seed, run.state) for run in study.runs] == [(0, "done"), (1, "done")] * 2
     assert all(path.read_bytes() == content for path, content in done.items()), "what was done stays as it is"
     with pytest.raises(ledgers.UserError, match="there are two at most"):
         ablate(AblateConfig(Path("plan.yaml"), out=Path("out"), add_seeds=2))

@@ -14,6 +14,7 @@ from wandb_stub import read_wandb_file
 
 from vit_lightning.report import dashboard as module
 from vit_lightning.report.dashboard import dashboard
+from vit_lightning.report.report import make_report
 
 pytest.importorskip("wandb_workspaces")
 
@@ -21,13 +22,14 @@ LOG = """
 import shutil, sys
 from pathlib import Path
 from fake_study import make_study
+from vit_lightning.report.report import make_report
 from vit_lightning.report.wandb_report import log_report
 from vit_lightning.storage.wandb_mirror import import_wandb
 import_wandb(Path("scratch"))  # as for the runs of an ablation
 shutil.rmtree("scratch")
 study = make_study(Path("pooling"), images=60)
-print(log_report(study))
-print(log_report(study) or "nothing new")
+print(log_report(make_report(study)))
+print(log_report(make_report(study)) or "nothing new")
 """
 
 
@@ -52,7 +54,7 @@ def test_tables_and_figures_go_to_a_run_of_the_group(tmp_path):
 def test_without_w_and_b_the_specs_are_written_and_it_is_said_how_to_send_them(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_MODE", "offline")
     study = make_study(tmp_path / "pooling", images=60)
-    dashboard(study)
+    dashboard(make_report(study))
     said = capsys.readouterr().out
     assert "W&B is offline" in said
     assert f"lightning sync {study.folder}; lightning dashboard {study.folder}" in said
@@ -77,12 +79,12 @@ def test_with_w_and_b_both_are_saved(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr(module, "has_key", lambda wandb: True)
     settings = {"entity": "team", "project": "digits", "mode": "offline"}  # its runs may have been sent since
-    monkeypatch.setattr(module, "wandb_settings", lambda study: settings)
+    monkeypatch.setattr(module, "wandb_settings", lambda report: settings)
     for kind, method in ((workspaces.Workspace, "save_as_new_view"), (reports.Report, "save")):
         monkeypatch.setattr(kind, method, lambda self: saved.append((self.entity, self.project)))
         monkeypatch.setattr(kind, "url", property(lambda self: f"https://w/{self.project}"))
     study = make_study(tmp_path / "pooling", images=60)
-    dashboard(study)
+    dashboard(make_report(study))
     assert saved == [("team", "digits")] * 2
     assert "https://w/digits" in capsys.readouterr().out
     assert not (study.folder / "dashboard").exists()
@@ -96,6 +98,6 @@ def test_a_server_that_refuses_leaves_the_specs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(module, "has_key", lambda wandb: True)
     monkeypatch.setattr(module, "_send", refuse)
     study = make_study(tmp_path / "pooling", images=60)
-    dashboard(study)
+    dashboard(make_report(study))
     assert "permission denied: the specs are in" in capsys.readouterr().out
     assert (study.folder / "dashboard" / "workspace.json").is_file()

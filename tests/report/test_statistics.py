@@ -1,3 +1,4 @@
+import itertools
 import math
 import runpy
 from types import SimpleNamespace
@@ -17,14 +18,13 @@ from vit_lightning.report.statistics import (
     judge,
     least_sign_flip_p,
     paired_p,
-    pairs_for_difference,
     pocock,
     second_level,
     seeds_needed,
     seeds_to_tell,
     sign_flip_p,
     t_interval,
-    two_look_error,
+    two_analyses_error,
     visible_difference,
     welch_p,
 )
@@ -66,11 +66,13 @@ def test_levels_of_two_looks_are_pocock_s():
     assert pocock(0.05) == pytest.approx(0.0294, abs=5e-5)
     assert stats.norm.isf(pocock(0.05) / 2) == pytest.approx(2.178, abs=1e-3)
     assert stats.norm.isf(pocock(0.01) / 2) == pytest.approx(2.772, abs=1e-3)
-    assert two_look_error(0.05, 0.05, 0.5) == pytest.approx(0.0831, abs=1e-4)  # Armitage, McPherson & Rowe 1969: .083
+    assert two_analyses_error(0.05, 0.05, 0.5) == pytest.approx(
+        0.0831, abs=1e-4
+    )  # Armitage, McPherson & Rowe 1969: .083
     assert second_level(0.05, pocock(0.05), 8, 8) == pocock(0.05)
     late = second_level(0.05, pocock(0.05), 8, 24)
     assert late < pocock(0.05)
-    assert two_look_error(pocock(0.05), late, 0.25) == pytest.approx(0.05)
+    assert two_analyses_error(pocock(0.05), late, 0.25) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,10 @@ def test_levels_of_two_looks_are_pocock_s():
 )
 def test_pairs_for_a_power_are_those_of_statsmodels(sd, pairs):
     # statsmodels 0.15: TTestPower, 80 %, level .05
-    assert [pairs_for_difference(effect, sd, 0.05) for effect in (0.1, 0.2, 0.3, 0.5, 1.0)] == pairs
+    def fewest(effect: float) -> int:
+        return next(n for n in itertools.count(2) if difference_power(n, effect, sd, 0.05) >= 0.8)
+
+    assert [fewest(effect) for effect in (0.1, 0.2, 0.3, 0.5, 1.0)] == pairs
 
 
 def test_power_of_differences_and_of_equivalence():
@@ -183,7 +188,7 @@ def test_pairs_that_are_all_alike_need_as_many_as_their_signs_do():
 
 def test_before_a_look_is_over_nothing_is_claimed():
     gaps = np.array([0.010, 0.012, 0.009, 0.011, 0.010, 0.008])
-    rules = Rules(0.05, 0.005, first=8, over=False)
+    rules = Rules(0.05, 0.005, first=8, complete=False)
     [claim] = judge([gaps], rules)
     assert claim.verdict == "undecided"
     assert seeds_needed(claim, rules, 1) is None

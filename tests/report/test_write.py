@@ -18,11 +18,12 @@ from fake_study import ARMS, make_study
 from scipy import stats
 
 from vit_lightning.report.analysis import analyse
-from vit_lightning.report.checks import config_differences, read_pages, run_checks
+from vit_lightning.report.checks import config_differences, read_configs
 from vit_lightning.report.figures import differences_figure, front, seeds_figure
+from vit_lightning.report.report import make_report
 from vit_lightning.report.tables import Table
 from vit_lightning.report.wording import headline
-from vit_lightning.report.write import verdict_lines, write_report
+from vit_lightning.report.write import write_report
 
 FAILED = {("mean", 3): "Diverged: <loss> is nan at step 231", ("cls", 7): "hang: nothing was written for 30 minutes"}
 
@@ -32,18 +33,17 @@ def study(tmp_path_factory):
     """A second look, with two runs that failed."""
     folder = tmp_path_factory.mktemp("study") / "pooling"
     made = make_study(folder, gains=(0.0, 0.9, 0.0), added=4, images=2000, failed=FAILED, random=3)
-    write_report(made)
+    write_report(make_report(made))
     return made
 
 
 def checks_of(study):
-    pages = read_pages(study)
-    return {c.name: c for c in run_checks(analyse(study), pages, config_differences(study, pages))}
+    return {check.name: check for check in make_report(study).checks}
 
 
 def test_the_files_say_what_the_runs_came_to(study):
     rows = list(csv.DictReader((study.folder / "results.csv").open()))
-    done = {(trial.arm, trial.seed): trial.results for trial in study.trials if trial.state == "done"}
+    done = {(run.arm, run.seed): run.results for run in study.runs if run.state == "done"}
     assert {(row["arm"], int(row["seed"])): float(row["test/acc"]) for row in rows} == {
         run: results["test/acc"] for run, results in done.items()
     }
@@ -65,10 +65,8 @@ def test_the_same_training_gives_the_same_bytes_of_results(tmp_path):
     texts = []
     for name, seconds in (("one", 1.0), ("other", 9.0)):
         made = make_study(tmp_path / name, seeds=2, images=50)
-        trials = [
-            replace(t, results={**t.results, "seconds": seconds, "images_per_second": seconds}) for t in made.trials
-        ]
-        write_report(replace(made, trials=trials))
+        runs = [replace(t, results={**t.results, "seconds": seconds, "images_per_second": seconds}) for t in made.runs]
+        write_report(make_report(replace(made, runs=runs)))
         texts.append(
             {file: (tmp_path / name / file).read_bytes() for file in ("results.csv", "costs.csv", "table.tex")}
         )
@@ -80,8 +78,8 @@ def test_the_same_training_gives_the_same_bytes_of_results(tmp_path):
 def test_the_verdict_stands_first_and_names_look_failures_and_what_to_do(study):
     answer = headline(analyse(study))
     assert answer.startswith("mean: better than cls; mean without class token: ")
-    assert "1 of 12 runs of cls failed and 1 of 12 runs of mean failed" in verdict_lines(study)[0]
-    assert verdict_lines(study)[-1].startswith("Does not hold: all runs of the plan are there.")
+    assert "1 of 12 runs of cls failed and 1 of 12 runs of mean failed" in make_report(study).lines[0]
+    assert make_report(study).lines[-1].startswith("Does not hold: all runs of the plan are there.")
     page = (study.folder / "report.html").read_text()
     assert page.index(answer) < page.index("<figure>")
     assert "look 2 of 2 (8 seeds, 4 added)" in page
@@ -157,7 +155,7 @@ def test_figures_are_svg_of_their_own(study):
 @pytest.mark.filterwarnings("error::RuntimeWarning", "error::UserWarning")
 def test_what_cannot_be_said_is_said_in_words(tmp_path, made, answer):
     study = make_study(tmp_path / "study", images=60, **made)
-    write_report(study)
+    write_report(make_report(study))
     assert headline(analyse(study)).startswith(answer)
     page = (study.folder / "report.html").read_text()
     assert "nan" not in re.sub("<svg.*?</svg>", "", page, flags=re.DOTALL)
@@ -166,10 +164,10 @@ def test_what_cannot_be_said_is_said_in_words(tmp_path, made, answer):
 
 def test_runs_that_come_out_alike_raise_the_question_whether_the_arm_does_anything(tmp_path):
     study = make_study(tmp_path / "study", images=50)
-    alike = [replace(trial, results={**trial.results, "test/acc": 0.9}) for trial in study.trials]
-    study = replace(study, trials=alike)
+    alike = [replace(run, results={**run.results, "test/acc": 0.9}) for run in study.runs]
+    study = replace(study, runs=alike)
     assert headline(analyse(study)) == "mean and mean without class token: equivalent to cls"
-    assert "do the keys of this arm change anything?" in verdict_lines(study)[0]
+    assert "do the keys of this arm change anything?" in make_report(study).lines[0]
 
 
 @pytest.mark.parametrize("added", [0, 4])
@@ -182,25 +180,25 @@ def test_before_a_look_is_over_nothing_is_claimed(tmp_path, added):
     if added:
         over = "the second look is not over: 1 of 36 runs still to come"
         assert headline(analyse(study)) == f"Undecided: {over}"
-        assert verdict_lines(study)[0] == f"mean against cls: undecided, {over}. At the first look: better."
+        assert make_report(study).lines[0] == f"mean against cls: undecided, {over}. At the first look: better."
     else:
-        assert verdict_lines(study) == ["Undecided: the study is not over: 1 of 24 runs still to come"]
+        assert make_report(study).lines == ["Undecided: the study is not over: 1 of 24 runs still to come"]
 
 
 def _verdicts(study):
-    write_report(study)
+    write_report(make_report(study))
     return (study.folder / "verdicts.json").read_text()
 
 
 def test_a_loss_that_is_less_is_better(tmp_path):
     study = make_study(tmp_path / "study", images=50)
-    trials = [
+    runs = [
         replace(t, results={**t.results, "test/loss": 0.5 + 0.001 * t.seed if t.arm == "mean" else 0.6})
-        for t in study.trials
+        for t in study.runs
     ]
-    study = replace(study, trials=trials, report="test/loss", goal="minimize", smallest_effect=0.01)
+    study = replace(study, runs=runs, report="test/loss", goal="minimize", smallest_effect=0.01)
     assert headline(analyse(study)) == "mean: better than cls; mean without class token: equivalent to cls"
-    write_report(study)
+    write_report(make_report(study))
     assert "test/loss is no accuracy" in (study.folder / "report.md").read_text()
 
 
@@ -215,7 +213,7 @@ def test_a_grid_has_effects_of_its_factors(tmp_path):
         "model.depth: 6 - 3",
         "(model.pool: cls) x (model.depth: 6)",
     ]
-    write_report(study)
+    write_report(make_report(study))
     assert "Factors" in (study.folder / "report.html").read_text()
 
 
@@ -226,7 +224,7 @@ def test_levels_of_a_grid_may_be_lists_and_mappings(tmp_path):
     study = make_study(tmp_path / "study", arms=arms, gains=(0, 0.5, 0.5, 1.0), factors=factors)
     names = [effect.name for effect in analyse(study).effects]
     assert names[:2] == ['data.augment: [{"class_path": "RandomShift"}] - []', 'test: true - {"a": 1}']
-    write_report(study)
+    write_report(make_report(study))
 
 
 def test_effects_of_a_grid_are_said_and_what_failures_cost_them(tmp_path):
@@ -241,23 +239,24 @@ def test_effects_of_a_grid_are_said_and_what_failures_cost_them(tmp_path):
     gaps = table[:, 2:].mean(axis=1) - table[:, :2].mean(axis=1)
     interval = stats.ttest_1samp(gaps, 0).confidence_interval(1 - level)
     assert (analysis.effects[0].low, analysis.effects[0].high) == pytest.approx(tuple(interval))
-    lines = verdict_lines(study)
+    lines = make_report(study).lines
     assert lines[3].startswith("model.pool: mean - cls: test/acc +")
     assert lines[4].startswith("model.depth: 6 - 3: test/acc +")
-    write_report(study)
+    write_report(make_report(study))
     assert "6 of 9 seeds have a result of every combination" in (study.folder / "report.md").read_text()
     every = {(arm, seed): "hang" for arm in arms for seed in range(8) if len(arm) % 2 == seed % 2}
     study = make_study(tmp_path / "none", arms=arms, gains=(0, 1, 1, 2), factors=factors, failed=every)
-    write_report(study)
+    write_report(make_report(study))
     assert "0 of 8 seeds have a result of every combination" in (study.folder / "report.md").read_text()
 
 
 def test_a_second_look_says_what_the_first_one_said(tmp_path):
     study = make_study(tmp_path / "study", gains=(0.0, 2.0, 0.0), added=4, images=500)
-    assert "At the first look: better." in verdict_lines(study)[0]
-    first = {trial.seed for trial in study.trials if trial.look == 1}
-    only = replace(study, trials=[t for t in study.trials if t.seed in first], added_seeds=[])
-    assert [one.claim.verdict for one in analyse(only).against] == [one.first_verdict for one in analyse(study).against]
+    assert "At the first look: better." in make_report(study).lines[0]
+    only = replace(study, runs=[t for t in study.runs if t.seed in study.seeds], added_seeds=[])
+    assert [one.claim.verdict for one in analyse(only).comparisons] == [
+        one.first_verdict for one in analyse(study).comparisons
+    ]
 
 
 @pytest.mark.parametrize("baseline", ["_$_", "a_$x^$ & <b>", "[0.9, 0.999]"])
@@ -266,7 +265,7 @@ def test_arms_may_have_any_names_and_there_may_be_many(tmp_path, baseline):
     names = [baseline, "$\\foo$", *(f"{'_' * (n % 2)}arm {n} " + "x" * 4 * n for n in range(12))]
     arms = {name: {"model.depth": number} for number, name in enumerate(names)}
     study = make_study(tmp_path / "study", arms=arms, gains=[0.1 * n for n in range(14)], images=100)
-    write_report(study)
+    write_report(make_report(study))
     curves = (study.folder / "figures" / "curves_0.svg").read_text()
     assert all(f">{escape(' ' * name.startswith('_') + name, quote=False)[:20]}" in curves for name in names)
     rows = (study.folder / "table.tex").read_text().splitlines()
@@ -275,13 +274,13 @@ def test_arms_may_have_any_names_and_there_may_be_many(tmp_path, baseline):
 
 def test_points_that_fall_together_are_all_seen(tmp_path):
     study = make_study(tmp_path / "study", images=60, seeds=4)
-    trials = [replace(t, results={**t.results, "test/acc": 0.9}) for t in study.trials]
-    figure = seeds_figure(analyse(replace(study, trials=trials)))
+    runs = [replace(t, results={**t.results, "test/acc": 0.9}) for t in study.runs]
+    figure = seeds_figure(analyse(replace(study, runs=runs)))
     places = figure.axes[0].collections[0].get_offsets()
     assert len({tuple(place) for place in places.tolist()}) == 4
     gain = {"cls": 0.0, "mean": 0.1, "mean without class token": 0.2}
-    trials = [replace(t, results={**t.results, "test/acc": 0.1 * t.seed + gain[t.arm]}) for t in study.trials]
-    figure = differences_figure(analyse(replace(study, trials=trials)))
+    runs = [replace(t, results={**t.results, "test/acc": 0.1 * t.seed + gain[t.arm]}) for t in study.runs]
+    figure = differences_figure(analyse(replace(study, runs=runs)))
     places = figure.axes[0].collections[0].get_offsets()
     assert len({round(height, 6) for _, height in places.tolist()}) == 4
 
@@ -293,21 +292,19 @@ def test_checks_hold_for_a_study_that_went_well(tmp_path):
 
 def test_checks_find_what_would_spoil_a_comparison(tmp_path):
     study = make_study(tmp_path / "study", images=60)
-    page = study.folder / study.trials[-1].folder / "config.yaml"
+    page = study.folder / study.runs[-1].folder / "config.yaml"
     content = yaml.safe_load(page.read_text())
     content["trainer"]["max_epochs"] = 31
     content["checkpoint"]["monitor"] = "test/acc"
     page.write_text(yaml.safe_dump(content))
-    place = study.folder / study.trials[0].folder / "environment.json"
+    place = study.folder / study.runs[0].folder / "environment.json"
     place.write_text(place.read_text().replace('"threads": 1', '"threads": 2'))
-    other = study.folder / study.trials[1].folder
-    shutil.copy(
-        make_study(tmp_path / "other", images=61).folder / study.trials[0].folder / "test_predictions.npz", other
-    )
+    other = study.folder / study.runs[1].folder
+    shutil.copy(make_study(tmp_path / "other", images=61).folder / study.runs[0].folder / "test_predictions.npz", other)
     found = checks_of(replace(study, plan_changed=["optimizer.lr was 0.002, is 0.003"]))
     assert not any(check.ok for name, check in found.items() if name != "all runs of the plan are there")
     other = yaml.safe_load(page.read_text())
-    for run in study.trials:
+    for run in study.runs:
         path = study.folder / run.folder / "config.yaml"
         path.write_text(yaml.safe_dump({**other, "seed_everything": run.seed}))
     assert "have the same page" in checks_of(study)["arms differ only in what the plan names"].text
@@ -320,30 +317,30 @@ def test_checks_find_what_would_spoil_a_comparison(tmp_path):
 
 def test_an_arm_that_has_what_only_another_one_names_is_found(tmp_path):
     study = make_study(tmp_path / "study", images=60, seeds=2)
-    for trial in study.trials:
-        page = study.folder / trial.folder / "config.yaml"
-        if trial.arm == "mean":
+    for run in study.runs:
+        page = study.folder / run.folder / "config.yaml"
+        if run.arm == "mean":
             content = yaml.safe_load(page.read_text())
             content["model"]["init_args"]["class_token"] = False
             page.write_text(yaml.safe_dump(content))
-    [token] = [one for one in config_differences(study, read_pages(study)) if one.key == "model.class_token"]
+    [token] = [one for one in config_differences(study, read_configs(study)) if one.key == "model.class_token"]
     assert not token.planned
 
 
 def test_a_key_that_an_arm_sets_but_not_the_same_in_all_its_runs_is_found(tmp_path):
     study = make_study(tmp_path / "study", images=60, seeds=2)
-    page = study.folder / study.trials[0].folder / "config.yaml"
+    page = study.folder / study.runs[0].folder / "config.yaml"
     page.write_text(page.read_text().replace("lr: 0.002", "lr: 0.004"))
-    [lr] = [one for one in config_differences(study, read_pages(study)) if one.key == "optimizer.lr"]
+    [lr] = [one for one in config_differences(study, read_configs(study)) if one.key == "optimizer.lr"]
     assert lr.values["cls"] == [0.004, 0.002]
     assert not lr.planned
 
 
 def test_a_damaged_file_of_a_run_leaves_its_part_out(tmp_path):
     study = make_study(tmp_path / "study", images=60)
-    (study.folder / study.trials[0].folder / "test_predictions.npz").write_bytes(b"PK no zip")
-    (study.folder / study.trials[1].folder / "config.yaml").write_text("a: [")
-    write_report(study)
+    (study.folder / study.runs[0].folder / "test_predictions.npz").write_bytes(b"PK no zip")
+    (study.folder / study.runs[1].folder / "config.yaml").write_text("a: [")
+    write_report(make_report(study))
     assert "cannot be read" in (study.folder / "report.md").read_text()
 
 

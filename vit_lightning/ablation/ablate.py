@@ -21,7 +21,7 @@ from vit_lightning.config.check_keys import Key, find_problems
 from vit_lightning.config.files import parse_yaml, read_flags
 from vit_lightning.errors import UserError
 from vit_lightning.report.statistics import LEAST_PAIRS
-from vit_lightning.report.study import Trial
+from vit_lightning.report.study import Run
 from vit_lightning.report.wording import unit_of
 from vit_lightning.storage.folder import release, try_hold
 
@@ -176,25 +176,26 @@ def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, worke
 
 
 def _finish(ledger: Ledger) -> None:
-    """The report, by one process at a time, and what failed."""
+    """Writes the report, one process at a time, and names the runs that failed."""
+    from vit_lightning.report.report import make_report
     from vit_lightning.report.wandb_report import log_report
-    from vit_lightning.report.write import verdict_lines, write_report  # late: they take a second
+    from vit_lightning.report.write import write_report  # late: they take a second
 
     until = time.monotonic() + 60.0  # where locks do not work, or a process sleeps, the report is written all the same
     while (lock := try_hold(ledger.folder)) is None and time.monotonic() < until:
         time.sleep(0.2)
     try:
-        study = read_study(ledger.folder)
-        written = write_report(study)
-        mirrored = log_report(study)
+        report = make_report(read_study(ledger.folder))
+        written = write_report(report)
+        mirrored = log_report(report)
     finally:
         if lock is not None:
             release(ledger.folder, lock)
-    print("\n".join(filter(None, [*verdict_lines(study), str(written[0]), mirrored])), flush=True)
-    failed: dict[tuple[str, str], list[Trial]] = {}
-    for trial in study.trials:
-        if trial.state == "failed":
-            failed.setdefault((trial.arm, str(trial.cause).partition(":")[0]), []).append(trial)
+    print("\n".join(filter(None, [*report.lines, str(written[0]), mirrored])), flush=True)
+    failed: dict[tuple[str, str], list[Run]] = {}
+    for run in report.study.runs:
+        if run.state == "failed":
+            failed.setdefault((run.arm, str(run.cause).partition(":")[0]), []).append(run)
     if failed:
         each = [(arm, len(runs), runs[0]) for (arm, _), runs in failed.items()]
         raise SomeFailed([f"{arm}: {n} failed, such as {first.folder}: {first.cause}" for arm, n, first in each])

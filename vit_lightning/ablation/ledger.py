@@ -34,7 +34,7 @@ from vit_lightning.config.changes import changes
 from vit_lightning.config.resolve import to_plain
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
-from vit_lightning.report.study import Study, Trial
+from vit_lightning.report.study import Run, Study
 from vit_lightning.storage.environment import PACKAGES
 from vit_lightning.storage.metrics import read_metrics, read_results
 
@@ -263,11 +263,10 @@ def read_study(folder: Path) -> Study:
     if ledger is None:
         raise UserError(f"{folder} is no ablation: it holds no ledger.json")
     facts = ledger.facts
-    trials = [_trial(ledger, run) for arm in facts["arms"] for run in ledger.planned() if run.arm == arm]
+    runs = [_run(ledger, run) for arm in facts["arms"] for run in ledger.planned() if run.arm == arm]
     return Study(
         name=facts["name"],
         folder=folder,
-        page=facts["page"],
         metric=facts["metric"],
         goal=goal_of(facts["report"]),
         report=facts["report"],
@@ -277,24 +276,22 @@ def read_study(folder: Path) -> Study:
         arms=facts["arms"],
         seeds=facts["seeds"],
         added_seeds=ledger.added_seeds,
-        trials=trials,
+        runs=runs,
         factors=facts["factors"],
         plan_changed=_noted_changes(folder),
         plan_file=facts["file"],
     )
 
 
-def _trial(ledger: Ledger, run: Planned) -> Trial:
+def _run(ledger: Ledger, run: Planned) -> Run:
     results, failure = ledger.results(run), ledger.failure(run)
-    return Trial(
+    return Run(
         arm=run.arm,
         seed=run.seed,
-        overrides=ledger.facts["arms"][run.arm],
         folder=str(ledger.run_folder(run).relative_to(ledger.folder)),
         state="done" if results is not None else "failed" if failure is not None else "missing",
         cause=None if results is not None or failure is None else f"{failure['kind']}: {failure['cause']}",
         results=results or {},
-        look=run.look,
     )
 
 

@@ -1,12 +1,11 @@
-"""What an ablation says: each arm, each arm against the baseline, and where the spread comes from."""
+"""Numbers of an ablation: each arm, each arm against the baseline, the effects of factors, the sources of variance."""
 
 from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,27 +27,24 @@ from vit_lightning.report.statistics import (
     visible_difference,
     welch_p,
 )
-from vit_lightning.report.study import Study, Trial
+from vit_lightning.report.study import Run, Study
 from vit_lightning.report.variance import Components, Effect, McNemar, components, factor_effects, mcnemar
 
-Table = NDArray[Any]
+Correct = Mapping[tuple[str, int], NDArray[np.bool_]]
+"""Correctness of the prediction for each test image, by arm and seed."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm with what its runs came to."""
+    """An arm with the results of its runs."""
 
     name: str
     overrides: dict[str, Any]
-    trials: list[Trial]
+    runs: list[Run]
     values: dict[int, float]
-    """What is reported, by seed; of the runs that are done."""
+    """The reported metric by seed, of the runs that are done."""
     components: Components | None
-    """Of right and wrong over seeds and test images."""
-
-    @cached_property
-    def done(self) -> list[Trial]:
-        return [trial for trial in self.trials if trial.seed in self.values]
+    """Variance components of correctness over seeds and test images."""
 
     @property
     def n(self) -> int:
@@ -56,138 +52,129 @@ class Arm:
 
     @property
     def mean(self) -> float:
-        return float(np.mean(list(self.values.values()))) if self.values else math.nan
+        return float(np.mean(self.at(self.values))) if self.values else math.nan
 
     @property
     def sd(self) -> float:
-        return spread(np.array(list(self.values.values())))
+        return spread(self.at(self.values))
+
+    def at(self, seeds: Sequence[int] | Mapping[int, float]) -> Values:
+        """Returns the values of some seeds."""
+        return np.array([self.values[seed] for seed in seeds])
 
     def median(self, key: str) -> float:
-        """Of a cost over the runs; nan where no run has it."""
-        found = [float(trial.results[key]) for trial in self.done if trial.results.get(key) is not None]
+        """Returns the median of a cost over the runs; nan where no run has it."""
+        costs = [run.results.get(key) for run in self.runs if run.seed in self.values]
+        found = [float(cost) for cost in costs if cost is not None]
         return float(np.median(found)) if found else math.nan
 
 
 @dataclass(frozen=True)
-class Against:
-    """An arm against the baseline."""
+class ArmComparison:
+    """Comparison of an arm with the baseline."""
 
     arm: str
     claim: Comparison
     first_verdict: Verdict | None
-    """At the second look, what the first one said."""
+    """Verdict of the first analysis; None unless this is the second."""
     seeds_needed: int | None
-    """Seeds to add until a claim has 80 % power; 0 where one was made, None where that cannot be said."""
+    """Seeds to add until a claim has 80 % power; 0 where one was made, None where the number cannot be computed."""
     between: bool
-    """Whether seeds are enough for either claim and none was made: then they are counted for the difference seen."""
+    """Whether nothing was claimed although there are enough seeds for either claim; ``seeds_needed`` is then for the
+    observed difference."""
     differences: dict[int, float]
     """Arm minus baseline for each seed that both have."""
     p_sign_flip: float
-    sign_flip_can: bool
-    """Whether the sign-flip test could get under the level at all, with so few pairs and so many arms."""
+    sign_flip_can_claim: bool
+    """Whether the sign-flip test can reach the level at all with this many pairs and arms."""
     p_welch: float
     correlation: float
-    """Between the two arms over the seeds."""
+    """Pearson's, between arm and baseline over the seeds."""
     visible: float
-    """True difference that the study would see with 80 % power."""
+    """True difference that the study detects with 80 % power."""
     components: Components | None
-    """Of the difference in right and wrong over seeds and test images."""
+    """Variance components of the difference in correctness over seeds and test images."""
     single_runs: dict[int, McNemar]
-    """Both runs of a seed on the test images."""
+    """The two runs of each seed, compared on the test images."""
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """All numbers of the report."""
+    """All numbers of a report."""
 
     study: Study
     rules: Rules
     arms: list[Arm]
-    against: list[Against]
+    comparisons: list[ArmComparison]
     effects: list[Effect]
     no_components: str | None
-    """Why there are no variance components."""
-
-    @property
-    def baseline(self) -> Arm:
-        return next(arm for arm in self.arms if arm.name == self.study.baseline)
-
-    @property
-    def undecided(self) -> list[Against]:
-        return [one for one in self.against if one.claim.verdict == "undecided"]
+    """Reason why there are no variance components."""
 
 
 def analyse(study: Study) -> Analysis:
-    """Compares what the runs of a study came to; runs that are not there are left out, pair by pair."""
-    looks = len(study.seeds), len(study.added_seeds)
-    rules = Rules(study.alpha, study.smallest_effect, study.goal, *looks, over=not study.missing)
-    tables, why = _read_tables(study)
+    """Compares the arms of a study; a seed counts only where both arms of a pair have a result."""
+    seeds = len(study.seeds), len(study.added_seeds)
+    rules = Rules(study.alpha, study.smallest_effect, study.goal, *seeds, complete=not study.missing)
+    correct, why = _read_correct(study)
     arms = []
     for name, overrides in study.arms.items():
-        trials = [trial for trial in study.trials if trial.arm == name]
-        values = {trial.seed: float(trial.results[study.report]) for trial in trials if _has(trial, study.report)}
-        own = [tables[name, seed] for seed in values if (name, seed) in tables]
-        arms.append(Arm(name, overrides, trials, values, components(np.stack(own)) if len(own) > 1 else None))
-    return Analysis(study, rules, arms, _against(study, rules, arms, tables), _effects(study, rules, arms), why)
+        runs = [run for run in study.runs if run.arm == name]
+        values = {run.seed: float(run.results[study.report]) for run in runs if _has(run, study.report)}
+        own = [correct[name, seed] for seed in values if (name, seed) in correct]
+        arms.append(Arm(name, overrides, runs, values, _components(own)))
+    return Analysis(study, rules, arms, _compare(study, rules, arms, correct), _effects(study, rules, arms), why)
 
 
-def _has(trial: Trial, metric: str) -> bool:
-    value = trial.results.get(metric)
-    return trial.state == "done" and isinstance(value, int | float) and math.isfinite(value)
+def _has(run: Run, metric: str) -> bool:
+    value = run.results.get(metric)
+    return run.state == "done" and isinstance(value, int | float) and math.isfinite(value)
 
 
-def _against(study: Study, rules: Rules, arms: Sequence[Arm], tables: Mapping[Any, Table]) -> list[Against]:
+def _components(tables: Sequence[NDArray[Any]]) -> Components | None:
+    return components(np.stack(tables)) if len(tables) > 1 else None
+
+
+def _compare(study: Study, rules: Rules, arms: Sequence[Arm], correct: Correct) -> list[ArmComparison]:
     baseline = next(arm for arm in arms if arm.name == study.baseline)
     others = [arm for arm in arms if arm is not baseline]
-    pairs = [_pairs(arm, baseline, arm.values) for arm in others]
-    claims = judge([first - second for first, second in pairs], rules)
-    before = _first_verdicts(study, rules, others, baseline)
+    pairs = [[seed for seed in arm.values if seed in baseline.values] for arm in others]
+    gaps = [arm.at(seeds) - baseline.at(seeds) for arm, seeds in zip(others, pairs, strict=True)]
+    firsts: Sequence[Comparison | None] = [None] * len(others)
+    if study.added_seeds:
+        early = [[seed for seed in seeds if seed in study.seeds] for seeds in pairs]
+        first_gaps = [arm.at(seeds) - baseline.at(seeds) for arm, seeds in zip(others, early, strict=True)]
+        firsts = judge(first_gaps, replace(rules, added=0, complete=True))
     found = []
-    for arm, claim, earlier, (first, second) in zip(others, claims, before, pairs, strict=True):
-        seeds = [seed for seed in arm.values if seed in baseline.values]
+    for arm, seeds, gap, claim, first in zip(others, pairs, gaps, judge(gaps, rules), firsts, strict=True):
         both = {
-            seed: (tables[arm.name, seed].astype(bool), tables[baseline.name, seed].astype(bool))
+            seed: (correct[arm.name, seed], correct[baseline.name, seed])
             for seed in seeds
-            if (arm.name, seed) in tables and (baseline.name, seed) in tables
+            if (arm.name, seed) in correct and (baseline.name, seed) in correct
         }
-        gaps = [one.astype(float) - other for one, other in both.values()]
         needed = seeds_needed(claim, rules, len(others))
         between = needed == 0 and claim.verdict == "undecided"
         found.append(
-            Against(
-                arm.name,
-                claim,
-                earlier,
-                seeds_to_tell(claim, rules, len(others)) if between else needed,
-                between,
-                dict(zip(seeds, (first - second).tolist(), strict=True)),
-                sign_flip_p(first - second),
-                least_sign_flip_p(claim.n) <= rules.level / len(others),
-                welch_p(np.array(list(arm.values.values())), np.array(list(baseline.values.values()))),
-                correlation(first, second),
-                visible_difference(claim.n, claim.sd, rules.level / len(others)),
-                components(np.stack(gaps)) if len(gaps) > 1 else None,
-                {seed: mcnemar(*tables) for seed, tables in both.items()},
+            ArmComparison(
+                arm=arm.name,
+                claim=claim,
+                first_verdict=None if first is None else first.verdict,
+                seeds_needed=seeds_to_tell(claim, rules, len(others)) if between else needed,
+                between=between,
+                differences=dict(zip(seeds, gap.tolist(), strict=True)),
+                p_sign_flip=sign_flip_p(gap),
+                sign_flip_can_claim=least_sign_flip_p(claim.n) <= rules.level / len(others),
+                p_welch=welch_p(arm.at(arm.values), baseline.at(baseline.values)),
+                correlation=correlation(arm.at(seeds), baseline.at(seeds)),
+                visible=visible_difference(claim.n, claim.sd, rules.level / len(others)),
+                components=_components([one.astype(float) - other for one, other in both.values()]),
+                single_runs={seed: mcnemar(*pair) for seed, pair in both.items()},
             )
         )
     return found
 
 
-def _first_verdicts(study: Study, rules: Rules, arms: Sequence[Arm], baseline: Arm) -> list[Verdict | None]:
-    if study.looks == 1:
-        return [None] * len(arms)
-    pairs = [_pairs(arm, baseline, study.seeds) for arm in arms]
-    claims = judge([first - second for first, second in pairs], replace(rules, added=0, over=True))
-    return [claim.verdict for claim in claims]
-
-
-def _pairs(arm: Arm, baseline: Arm, among: Iterable[int]) -> tuple[Values, Values]:
-    seeds = [seed for seed in among if seed in arm.values and seed in baseline.values]
-    return np.array([arm.values[seed] for seed in seeds]), np.array([baseline.values[seed] for seed in seeds])
-
-
 def _effects(study: Study, rules: Rules, arms: Sequence[Arm]) -> list[Effect]:
-    """Of a full grid of two or more factors; the levels of the baseline come first."""
+    """Returns the effects of a full grid of two or more factors; the levels of the baseline come first."""
     factors = {key: levels for key, levels in study.factors.items() if len(levels) > 1}
     if len(factors) < 2:
         return []
@@ -200,15 +187,15 @@ def _effects(study: Study, rules: Rules, arms: Sequence[Arm]) -> list[Effect]:
     return factor_effects(ordered, results, rules.interval_level)
 
 
-def _read_tables(study: Study) -> tuple[dict[tuple[str, int], Table], str | None]:
-    """Right or wrong for each test image of each run, and why there is none."""
+def _read_correct(study: Study) -> tuple[Correct, str | None]:
+    """Returns the correctness of each run on each test image, and why there is none."""
     if study.report != "test/acc":
         return {}, f"{study.report} is no accuracy"
-    found: dict[tuple[str, int], Table] = {}
-    first: tuple[Table, Table] | None = None
-    for trial in study.trials:
-        path = study.folder / trial.folder / "test_predictions.npz"
-        if trial.state != "done" or not path.is_file():
+    found: dict[tuple[str, int], NDArray[np.bool_]] = {}
+    first: tuple[NDArray[Any], NDArray[Any]] | None = None
+    for run in study.runs:
+        path = study.folder / run.folder / "test_predictions.npz"
+        if run.state != "done" or not path.is_file():
             continue
         try:
             with np.load(path) as file:
@@ -217,6 +204,6 @@ def _read_tables(study: Study) -> tuple[dict[tuple[str, int], Table], str | None
             return {}, f"{path} cannot be read"
         first = first or (index, label)
         if not (np.array_equal(index, first[0]) and np.array_equal(label, first[1])):
-            return {}, f"{trial.arm} with seed {trial.seed} has other test images than the runs before it"
-        found[trial.arm, trial.seed] = label == prediction
+            return {}, f"{run.arm} with seed {run.seed} has other test images than the runs before it"
+        found[run.arm, run.seed] = label == prediction
     return found, None if found else "no run has kept what it said of each test image"

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from vit_lightning.errors import UserError
-from vit_lightning.report.analysis import Analysis, analyse
-from vit_lightning.report.checks import warnings_of
+from vit_lightning.report.report import Report
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import markdown
 from vit_lightning.report.wandb_report import REPORT, report_tables, wandb_settings
-from vit_lightning.report.wording import headline, rule, sentences
 from vit_lightning.storage.folder import write_whole
 from vit_lightning.storage.wandb_mirror import WandbConfig, has_key, import_wandb
 
@@ -23,26 +21,26 @@ PATIENCE = 60.0
 """Seconds that W&B has for both."""
 
 
-def dashboard(study: Study) -> None:
-    """Makes both in the project of the runs and prints where they are; without W&B, writes their specs instead.
+def dashboard(report: Report) -> None:
+    """Makes both in the project of the runs and prints their addresses; without W&B, writes their specs instead.
 
     Raises:
         UserError: the extra ``dashboard`` is not installed.
     """
-    wandb = import_wandb(study.folder)
+    wandb = import_wandb(report.study.folder)
     try:
         import wandb_workspaces  # noqa: F401
     except ImportError as fault:
         raise UserError('dashboard needs wandb-workspaces: pip install "vit-lightning[dashboard]"') from fault
-    analysis, settings = analyse(study), wandb_settings(study)
+    settings = wandb_settings(report)
     project = settings.get("project", WandbConfig.project)
     why = _why_offline(wandb, settings)
     if not why:
-        links, why = _bounded(lambda: _send(wandb, analysis, project, settings.get("entity")))
+        links, why = _bounded(lambda: _send(wandb, report, project, settings.get("entity")))
         if links:
             print("\n".join(links))
             return
-    _write_specs(analysis, project, settings.get("entity") or "", why)
+    _write_specs(report, project, settings.get("entity") or "", why)
 
 
 def _why_offline(wandb: Any, settings: dict[str, Any]) -> str:
@@ -55,17 +53,17 @@ def _why_offline(wandb: Any, settings: dict[str, Any]) -> str:
     return "" if has_key(wandb) else "no API key"
 
 
-def _send(wandb: Any, analysis: Analysis, project: str, entity: str | None) -> list[str]:
+def _send(wandb: Any, report: Report, project: str, entity: str | None) -> list[str]:
     """Saves both; returns their addresses."""
     entity = entity or str(wandb.Api(timeout=20).default_entity)
-    workspace, report = make_workspace(analysis, project, entity), make_report(analysis, project, entity)
+    workspace, page = make_workspace(report, project, entity), make_wandb_report(report, project, entity)
     workspace.save_as_new_view()
-    report.save()
-    return [f"workspace   {workspace.url}", f"report      {report.url}"]
+    page.save()
+    return [f"workspace   {workspace.url}", f"report      {page.url}"]
 
 
 def _bounded(call: Callable[[], list[str]]) -> tuple[list[str], str]:
-    """What the call returns in time, or nothing and why."""
+    """Returns the result of a call, or nothing and the reason if it fails or takes too long."""
     found: list[str] = []
     why = [f"W&B did not answer in {PATIENCE:.0f} s"]
 
@@ -81,28 +79,28 @@ def _bounded(call: Callable[[], list[str]]) -> tuple[list[str], str]:
     return list(found), why[0]
 
 
-def _write_specs(analysis: Analysis, project: str, entity: str, why: str) -> None:
-    folder = analysis.study.folder / "dashboard"
+def _write_specs(report: Report, project: str, entity: str, why: str) -> None:
+    folder = report.study.folder / "dashboard"
     folder.mkdir(exist_ok=True)
     # without an entity, the library would ask W&B for it
-    made = {"workspace": make_workspace(analysis, project, entity), "report": make_report(analysis, project, entity)}
-    for name, view in made.items():
+    for name, make in (("workspace", make_workspace), ("report", make_wandb_report)):
+        view = make(report, project, entity)
         spec = view._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
         write_whole(folder / f"{name}.json", json.dumps(spec, indent=2) + "\n")
-    place = shlex.quote(str(analysis.study.folder))
+    place = shlex.quote(str(report.study.folder))
     print(f"{why}: the specs are in {folder}, workspace.json and report.json")
     print(f"to send them: wandb login; lightning sync {place}; lightning dashboard {place}")
 
 
-def make_workspace(analysis: Analysis, project: str, entity: str) -> Any:
-    """Runs of the ablation grouped by arm; the answer, results, curves and costs."""
+def make_workspace(report: Report, project: str, entity: str) -> Any:
+    """Makes a workspace of the runs grouped by arm, with the answer, results, curves and costs."""
     import wandb_workspaces.reports.v2 as panels
     import wandb_workspaces.workspaces as workspaces
 
-    study = analysis.study
+    study = report.study
     curves = [panels.LinePlot(title=name, x="Step", y=[name]) for name in (study.metric, "train/loss", "lr")]
     result = [
-        panels.MarkdownPanel(markdown=_answer(analysis)),
+        panels.MarkdownPanel(markdown=_answer(report)),
         panels.BarPlot(title=study.report, metrics=[study.report]),
     ]
     return workspaces.Workspace(
@@ -121,11 +119,11 @@ def make_workspace(analysis: Analysis, project: str, entity: str) -> Any:
     )
 
 
-def make_report(analysis: Analysis, project: str, entity: str) -> Any:
-    """The answer, the tables, and panels over the runs of the ablation."""
+def make_wandb_report(report: Report, project: str, entity: str) -> Any:
+    """Makes a W&B report: the answer, the tables, and panels over the runs."""
     import wandb_workspaces.reports.v2 as blocks
 
-    study = analysis.study
+    study = report.study
     runs = blocks.Runset(
         entity=entity,
         project=project,
@@ -138,17 +136,17 @@ def make_report(analysis: Analysis, project: str, entity: str) -> Any:
         entity=entity,
         project=project,
         title=f"Ablation {study.name}",
-        description=headline(analysis),
+        description=report.headline,
         blocks=[
-            blocks.MarkdownBlock(text=_answer(analysis)),
+            blocks.MarkdownBlock(text=_answer(report)),
             blocks.PanelGrid(runsets=[runs], panels=[*curves, *_costs(study)]),
-            *(blocks.MarkdownBlock(text=table.to_markdown()) for table in report_tables(analysis).values()),
+            *(blocks.MarkdownBlock(text=table.to_markdown()) for table in report_tables(report).values()),
         ],
     )
 
 
 def _own_runs(study: Study) -> str:
-    """A filter that leaves the runs of the arms."""
+    """Returns a filter for the runs of the arms."""
     return f"Metric('Group') == {study.name!r} and Metric('JobType') != {REPORT!r}"
 
 
@@ -162,7 +160,6 @@ def _costs(study: Study) -> list[Any]:
     ]
 
 
-def _answer(analysis: Analysis) -> str:
-    said = [*sentences(analysis), *warnings_of(analysis)]
-    lines = "\n".join(f"- {markdown(line)}" for line in said)
-    return f"**{markdown(headline(analysis))}**\n\n{lines}\n\n{markdown(rule(analysis))}"
+def _answer(report: Report) -> str:
+    lines = "\n".join(f"- {markdown(line)}" for line in [*report.sentences, *report.warnings])
+    return f"**{markdown(report.headline)}**\n\n{lines}\n\n{markdown(report.rule)}"

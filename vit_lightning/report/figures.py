@@ -45,7 +45,7 @@ def draw_figures(analysis: Analysis) -> dict[str, Figure]:
     """All figures that there are data for, by name."""
     with matplotlib.rc_context(STYLE):
         figures = {"seeds": seeds_figure(analysis)}
-        if any(one.differences for one in analysis.against):
+        if any(one.differences for one in analysis.comparisons):
             figures["differences"] = differences_figure(analysis)
         figures |= {f"curves_{number}": figure for number, figure in enumerate(curve_figures(analysis))}
         if _known_costs(analysis):
@@ -105,14 +105,14 @@ def seeds_figure(analysis: Analysis) -> Figure:
 
 def differences_figure(analysis: Analysis) -> Figure:
     """Paired differences with both intervals, zero, and what would not matter."""
-    study, unit, against = analysis.study, unit_of(analysis.study.report), analysis.against
-    figure = Figure(figsize=(WIDTH, 0.7 + 0.75 * len(against)), layout="constrained")
+    study, unit, comparisons = analysis.study, unit_of(analysis.study.report), analysis.comparisons
+    figure = Figure(figsize=(WIDTH, 0.7 + 0.75 * len(comparisons)), layout="constrained")
     axis = figure.subplots()
     edge = unit.scale * study.smallest_effect
     axis.axvspan(-edge, edge, color="0.5", alpha=0.18, linewidth=0)
     axis.axvline(0, color=INK, linewidth=0.8)
     numbers = {arm.name: number for number, arm in enumerate(analysis.arms)}
-    for row, one in enumerate(against):
+    for row, one in enumerate(comparisons):
         claim, own = one.claim, colour(numbers[one.arm])
         values = unit.scale * np.array(list(one.differences.values()))
         axis.scatter(values, row + 0.2 + _stacked(values, 0.3), s=14, color=own, alpha=0.6, linewidth=0)
@@ -121,7 +121,7 @@ def differences_figure(analysis: Analysis) -> Figure:
             axis.plot(ends[:2], [row, row], color=own, linewidth=1.2, marker="|", markersize=7)
             axis.plot(ends[2:], [row, row], color=own, linewidth=4.5, solid_capstyle="butt", alpha=0.8)
             axis.scatter([unit.scale * claim.difference], [row], s=34, color=own, edgecolor="white", zorder=4)
-    _name_rows(axis, [f"{one.arm}: {one.claim.verdict}" for one in against])
+    _name_rows(axis, [f"{one.arm}: {one.claim.verdict}" for one in comparisons])
     unit_name = f" ({unit.suffix.strip()})" if unit.suffix else ""
     axis.set_xlabel(f"{study.report}, difference to {study.baseline}{unit_name}")
     return figure
@@ -147,7 +147,7 @@ def curve_figures(analysis: Analysis) -> list[Figure]:
 
 def _read_rows(study: Study) -> dict[tuple[str, int], list[dict[str, Any]]]:
     """``metrics.jsonl`` of each run that has one; that of a failed run up to its end."""
-    folders = {(trial.arm, trial.seed): study.folder / trial.folder for trial in study.trials}
+    folders = {(run.arm, run.seed): study.folder / run.folder for run in study.runs}
     return {run: read_metrics(folder) for run, folder in folders.items() if (folder / "metrics.jsonl").is_file()}
 
 
@@ -158,10 +158,10 @@ def _curves(analysis: Analysis, rows: dict[tuple[str, int], list[dict[str, Any]]
     handles: dict[str, Any] = {}
     for number, arm in enumerate(analysis.arms):
         done = []
-        for trial in arm.trials:
-            steps, values = _series(rows.get((arm.name, trial.seed), []), name)
+        for run in arm.runs:
+            steps, values = _series(rows.get((arm.name, run.seed), []), name)
             axis.plot(*_thinned(steps, unit.scale * values), color=colour(number), linewidth=0.6, alpha=0.35)
-            if len(steps) and trial.state == "done":
+            if len(steps) and run.state == "done":
                 done.append((steps, unit.scale * values))
         if done:
             style: dict[str, Any] = {"color": colour(number), "linestyle": _kind(number, LINES), "linewidth": 2}

@@ -1,4 +1,4 @@
-"""The page of an ablation: one HTML file that needs nothing else, for a screen, a phone and paper."""
+"""The HTML page of an ablation: one file that loads nothing else, for a screen, a phone and paper."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
-from vit_lightning.report.analysis import Analysis
 from vit_lightning.report.checks import Check
 from vit_lightning.report.figures import inline_svg
-from vit_lightning.report.study import Study, Trial
-from vit_lightning.report.tables import Table
-from vit_lightning.report.wording import headline, rule, sentences
+from vit_lightning.report.report import Report
+from vit_lightning.report.study import Run, Study
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --faint: #666; --line: #d5d5d5; --wash: #f5f5f2;
@@ -56,20 +54,11 @@ CAPTIONS = {
 }
 
 
-def write_page(
-    analysis: Analysis, figures: dict[str, Figure], tables: dict[str, Table], checks: Sequence[Check]
-) -> str:
-    """The whole page.
-
-    Args:
-        analysis: the numbers.
-        figures: by the names in ``CAPTIONS``.
-        tables: by the names that ``write.py`` gives them.
-        checks: what was looked at.
-    """
-    study = analysis.study
-    drawn = {name: _figure(name, figure) for name, figure in figures.items()}
-    made = {name: table.to_html() for name, table in tables.items()}
+def make_page(report: Report) -> str:
+    """Returns the whole page."""
+    study = report.study
+    drawn = {name: _figure(name, figure) for name, figure in report.figures.items()}
+    made = {name: table.to_html() for name, table in report.tables.items()}
     curves = "".join(drawn.get(f"curves_{number}", "") for number in range(2))
     answer = drawn["seeds"] + drawn.get("differences", "") + made.get("differences", "") + made["arms"]
     details = "".join(made.get(name, "") for name in ("beside", "components", "single_runs"))
@@ -82,7 +71,7 @@ def write_page(
         _section("Checks", made["checks"]),
         _section("Runs without a result", made.get("failed", "")),
         _section("More numbers", details),
-        _section("Runs", _runs(analysis)),
+        _section("Runs", _runs(study)),
     ]
     return f"""<!doctype html>
 <html lang="en">
@@ -90,16 +79,16 @@ def write_page(
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
-<title>{escape(study.name)}: {escape(headline(analysis))}</title>
+<title>{escape(study.name)}: {escape(report.headline)}</title>
 <style>{STYLE}</style>
 </head>
 <body>
 <main>
 <h1>Ablation {escape(study.name)}</h1>
-<p class="answer">{escape(headline(analysis))}</p>
-<ul>{"".join(f"<li>{escape(said)}</li>" for said in sentences(analysis))}</ul>
-{_warnings(checks)}
-<p class="how">{escape(rule(analysis)) if analysis.against else ""}</p>
+<p class="answer">{escape(report.headline)}</p>
+<ul>{"".join(f"<li>{escape(sentence)}</li>" for sentence in report.sentences)}</ul>
+{_warnings(report.checks)}
+<p class="how">{escape(report.rule) if report.analysis.comparisons else ""}</p>
 {"".join(sections)}
 </main>
 </body>
@@ -124,22 +113,19 @@ def _warnings(checks: Sequence[Check]) -> str:
     return f"<ul>{items}</ul>" if items else ""
 
 
-def _runs(analysis: Analysis) -> str:
-    """Links to the run folders, which lie beside the page."""
-    lines = []
-    for arm in analysis.arms:
-        links = [_link(analysis.study, trial) for trial in arm.trials]
-        lines.append(f"<li>{escape(arm.name)}: {', '.join(links)}</li>")
-    study = analysis.study
+def _runs(study: Study) -> str:
+    """Links to the run folders, which lie beside the page, and the commands that continue the study."""
+    arms = {arm: [_link(study, run) for run in study.runs if run.arm == arm] for arm in study.arms}
+    lines = [f"<li>{escape(arm)}: {', '.join(links)}</li>" for arm, links in arms.items()]
     commands = {"This page again": f"lightning report {shlex.quote(str(study.folder))}"}
     if study.plan_file is not None:
-        go_on = shlex.join(["lightning", "ablate", study.plan_file, f"--out={study.folder}"])
-        commands |= {"What is missing": go_on} if analysis.study.missing else {}
-        commands |= {"A second look": f"{go_on} --add-seeds=N"} if study.looks == 1 else {}
-    said = "".join(f"<li>{text}: <code>{escape(command)}</code></li>" for text, command in commands.items())
-    return f"<ul>{''.join(lines)}</ul><ul>{said}</ul>"
+        resume = shlex.join(["lightning", "ablate", study.plan_file, f"--out={study.folder}"])
+        commands |= {"What is missing": resume} if study.missing else {}
+        commands |= {"A second look": f"{resume} --add-seeds=N"} if study.number == 1 else {}
+    shown = "".join(f"<li>{text}: <code>{escape(command)}</code></li>" for text, command in commands.items())
+    return f"<ul>{''.join(lines)}</ul><ul>{shown}</ul>"
 
 
-def _link(study: Study, trial: Trial) -> str:
-    text = f"seed {trial.seed}" + ("" if trial.state == "done" else f" ({trial.state})")
-    return f'<a href="{quote(trial.folder)}/">{text}</a>' if (study.folder / trial.folder).is_dir() else text
+def _link(study: Study, run: Run) -> str:
+    text = f"seed {run.seed}" + ("" if run.state == "done" else f" ({run.state})")
+    return f'<a href="{quote(run.folder)}/">{text}</a>' if (study.folder / run.folder).is_dir() else text

@@ -1,6 +1,6 @@
-"""What an ablation is once it is run: its arms, its rules and its runs, as plain data.
+"""An ablation as plain data: its arms, its rules and the outcomes of its runs.
 
-The ledger reads it from the folder; the report is written from it.
+The ledger reads it from the ablation's folder; the report is written from it.
 """
 
 from __future__ import annotations
@@ -11,65 +11,59 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One run of the plan: an arm with a seed."""
+class Run:
+    """A training run of the plan: one arm with one seed."""
 
     arm: str
     seed: int
-    overrides: dict[str, Any]
-    """The keys that the arm changes, dotted, as in a page."""
     folder: str
-    """The run folder, relative to the study's; it may not be there yet."""
+    """Run folder, relative to the study's; it may not exist yet."""
     state: Literal["done", "failed", "missing"]
     cause: str | None = None
-    """Why it failed, in a line."""
+    """Cause of a failure, in one line."""
     results: dict[str, Any] = field(default_factory=dict)
-    """What ``results.json`` of the run holds; empty unless it is done."""
-    look: int = 1
-    """The look it was planned for: 1, or 2 for a seed of ``--add-seeds``."""
+    """Contents of ``results.json``; empty unless the run is done."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A plan, its rules and what has come of it so far."""
+    """A plan, its rules and the runs so far."""
 
     name: str
     folder: Path
-    page: str
-    """The page that the arms change, as the plan names it."""
     metric: str
-    """What chose epoch and rate: a metric of validation."""
+    """Validation metric that selects the best checkpoint."""
     goal: Literal["maximize", "minimize"]
-    """Which way ``report`` gets better; ``metric`` may go the other way."""
+    """Direction in which ``report`` improves; ``metric`` may go the other way."""
     report: str
-    """What the arms are compared by, measured once at the end: a metric of test."""
+    """Test metric that the arms are compared by, measured once at the end of a run."""
     baseline: str
-    """The arm that the others are compared with."""
+    """Arm that the others are compared with."""
     smallest_effect: float
-    """The smallest difference of ``report`` that would matter, in its own units (0.005 is half a point of accuracy)."""
+    """Smallest difference of ``report`` that would matter, in its own units (0.005 is half a point of accuracy)."""
     alpha: float
-    """Chance of any false claim in the whole study, over all arms and both looks."""
+    """Probability of any false difference in the whole study, over all arms and both analyses."""
     arms: dict[str, dict[str, Any]]
-    """Dotted keys that each arm changes, the baseline first."""
+    """Dotted keys that each arm changes; the baseline comes first."""
     seeds: list[int]
-    """Seeds of the first look."""
+    """Seeds of the first analysis."""
     added_seeds: list[int]
-    """Seeds of the second look; empty until there is one."""
-    trials: list[Trial]
-    """Arm by arm, seed by seed; one for each of the plan."""
+    """Seeds added for the second analysis; empty until then."""
+    runs: list[Run]
+    """All runs of the plan, arm by arm, then seed by seed."""
     factors: dict[str, list[Any]] = field(default_factory=dict)
-    """Values of each key that the plan lays out as a full grid; empty where arms are named one by one."""
+    """Values of each key of a full grid; empty where arms are named one by one."""
     plan_changed: list[str] = field(default_factory=list)
-    """What is no longer as it was when the ledger began (plan, page, code), a line each."""
+    """Changes of plan, config or code since the ablation began, one line each."""
     plan_file: str | None = None
-    """Path of the sweep file, for the commands that the page prints."""
+    """Path of the sweep file, for the commands that the report prints."""
 
     @property
     def missing(self) -> int:
-        """Runs that have not ended; before they have, nothing is claimed."""
-        return sum(trial.state == "missing" for trial in self.trials)
+        """Number of runs that have not finished; nothing is claimed before it is 0."""
+        return sum(run.state == "missing" for run in self.runs)
 
     @property
-    def looks(self) -> int:
-        """The look that the results are of: 1, or 2 once seeds were added."""
+    def number(self) -> int:
+        """Number of the interim analysis: 1, or 2 after seeds were added."""
         return 2 if self.added_seeds else 1

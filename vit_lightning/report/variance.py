@@ -1,4 +1,4 @@
-"""Where the spread of accuracies comes from: seeds, test images, and both together; and how factors act."""
+"""Variance components of accuracy (seeds, test images, both together), and effects of factors."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from vit_lightning.report.statistics import Values, holm, paired_p, t_interval
 
 @dataclass(frozen=True)
 class Components:
-    """Variance components of a table (seeds, images), as a two-way random model without replication has them."""
+    """Variance components of a table (seeds, images) in a two-way random model without replication."""
 
     seeds: int
     images: int
     seed: float
-    """Variance between seeds that would be left with endless test images; never below 0."""
+    """Variance between seeds in the limit of infinitely many test images; never below 0."""
     image: float
-    """Variance between images that all seeds share."""
+    """Variance between images, common to all seeds."""
     rest: float
-    """What is left: this seed on this image."""
+    """Residual variance: one seed on one image."""
     run_sd: float
-    """Spread of single runs on this test set, as it was seen."""
+    """Observed standard deviation of single runs on this test set."""
 
     @property
-    def seed_share(self) -> float:
-        """Part of the variance of runs that endless test images would leave; nan where runs do not differ."""
+    def seed_fraction(self) -> float:
+        """Fraction of the variance of runs that is due to seeds; nan where runs do not differ."""
         return self.seed / self.run_sd**2 if self.run_sd > 0 else math.nan
 
     @property
@@ -47,7 +47,7 @@ class Components:
 
 
 def components(table: NDArray[Any]) -> Components:
-    """Variance components by the method of moments (Searle, Casella & McCulloch 1992, section 4.3).
+    """Estimates variance components by the method of moments (Searle, Casella & McCulloch 1992, section 4.3).
 
     Args:
         table: (seeds, images), at least 2 x 2: 1 where a run was right, or the difference of two arms in that.
@@ -71,7 +71,7 @@ def components(table: NDArray[Any]) -> Components:
 
 @dataclass(frozen=True)
 class McNemar:
-    """Two single runs on the same test images: what only one of them has right."""
+    """Two single runs on the same test images: numbers of images that only one of them has right."""
 
     only_first: int
     only_second: int
@@ -79,7 +79,7 @@ class McNemar:
 
 
 def mcnemar(first: NDArray[Any], second: NDArray[Any]) -> McNemar:
-    """Exact McNemar test, two-sided. It speaks of two trained networks on new images, not of two recipes.
+    """Applies the exact two-sided McNemar test. It compares two trained networks on new images, not two recipes.
 
     Args:
         first, second: (images,), whether each run was right.
@@ -91,7 +91,7 @@ def mcnemar(first: NDArray[Any], second: NDArray[Any]) -> McNemar:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a factor, or two of them together, does to the result."""
+    """Effect of a factor, or of two together, on the result."""
 
     name: str
     n: int
@@ -105,33 +105,28 @@ class Effect:
 def factor_effects(
     factors: Mapping[str, Sequence[Any]], results: Mapping[tuple[Any, ...], Mapping[int, float]], alpha: float
 ) -> list[Effect]:
-    """Main effects and two-way interactions of a full grid, each as a contrast within the seed and a t-test over seeds.
+    """Estimates main effects and two-way interactions of a full grid by contrasts within the seed, t-tested over seeds.
 
-    A main effect is a level against the first of its factor, averaged over the others. An interaction is how much that
-    difference changes with a level of another factor. Holm's correction is over all of them.
+    A main effect is a level against the first of its factor, averaged over the others. An interaction is the change of
+    that difference with a level of another factor. Holm's correction is over all of them.
 
     Args:
         factors: levels by factor, the first of each being that of the baseline.
-        results: for each combination of levels, in the order of ``factors``, the result by seed.
-        alpha: the intervals cover 1 - alpha.
+        results: result by seed for each combination of levels, in the order of ``factors``.
+        alpha: 1 minus the coverage of the intervals.
     """
     cells = list(product(*factors.values()))
     seeds = sorted(set.intersection(*(set(results.get(cell, {})) for cell in cells)))
     table = np.array([[results[cell][seed] for cell in cells] for seed in seeds], dtype=np.float64)
     table = table.reshape(len(seeds), *map(len, factors.values()))
     contrasts = [*_main(factors, table), *_interactions(factors, table)]
-    adjusted, _ = holm([paired_p(values) for _, values in contrasts], alpha)
-    return [
-        Effect(
-            name,
-            len(values),
-            float(values.mean()) if len(values) else math.nan,
-            *t_interval(values, alpha),
-            paired_p(values),
-            p,
-        )
-        for (name, values), p in zip(contrasts, adjusted, strict=True)
-    ]
+    p_values = [paired_p(values) for _, values in contrasts]
+    adjusted, _ = holm(p_values, alpha)
+    found = []
+    for (name, values), p, p_adjusted in zip(contrasts, p_values, adjusted, strict=True):
+        mean = float(values.mean()) if len(values) else math.nan
+        found.append(Effect(name, len(values), mean, *t_interval(values, alpha), p, p_adjusted))
+    return found
 
 
 def _main(factors: Mapping[str, Sequence[Any]], table: Values) -> list[tuple[str, Values]]:

@@ -1,4 +1,4 @@
-"""An ablation in words: what is claimed of each arm, what to do where nothing is, and how numbers are written."""
+"""An ablation in words: the claim for each arm or the next step where there is none, and how numbers are written."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import math
 from dataclasses import dataclass
 
 from vit_lightning.metric_facts import facts_of
-from vit_lightning.report.analysis import Against, Analysis
+from vit_lightning.report.analysis import Analysis, ArmComparison
 from vit_lightning.report.statistics import LEAST_PAIRS, POWER
 
 NONE = "\N{EN DASH}"
 """Stands where there is no number."""
-MINUS = "\N{MINUS SIGN}"
+MINUS, PLUS_MINUS = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
 
 
 @dataclass(frozen=True)
 class Unit:
-    """How a metric is written: shares as percentages, others as they are."""
+    """Notation of a metric: fractions as percentages, others as they are."""
 
     scale: float
     digits: int
     suffix: str
-    """Of differences: percentages differ by points."""
+    """Stands behind a difference: percentages differ by points."""
     sign: str
-    """Of values."""
+    """Stands behind a value."""
 
     def value(self, number: float) -> str:
         return NONE if math.isnan(number) else f"{self.scale * number:.{self.digits}f}".replace("-", MINUS)
@@ -31,37 +31,48 @@ class Unit:
     def signed(self, number: float) -> str:
         return NONE if math.isnan(number) else f"{self.scale * number:+.{self.digits}f}".replace("-", MINUS)
 
+    def interval(self, low: float, high: float) -> str:
+        return NONE if math.isnan(low) else f"{self.signed(low)} to {self.signed(high)}"
+
     def plain(self, number: float) -> str:
         shown = f"{self.scale * number:.6g}"
         return shown + (self.suffix.removesuffix("s") if shown == "1" else self.suffix)
 
+    def rounded(self, number: float) -> str:
+        """Writes a number with two significant digits."""
+        return self.plain(float(f"{number:.2g}"))
+
 
 def unit_of(metric: str) -> Unit:
-    """How a metric is written."""
+    """Returns the notation of a metric."""
     facts = facts_of(metric)
     return Unit(100.0, 2, " points", " %") if facts is not None and facts.percent else Unit(1.0, 4, "", "")
 
 
 def show_p(p: float) -> str:
-    """A p-value with two digits that count."""
+    """Writes a p-value with two significant digits."""
     if math.isnan(p):
         return NONE
     return "< .0001" if p < 1e-4 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
 
 
-def show_share(share: float) -> str:
-    return NONE if math.isnan(share) else f"{100 * share:.0f} %"
+def show_r(correlation: float) -> str:
+    return NONE if math.isnan(correlation) else f"{correlation:+.2f}".replace("-", MINUS)
+
+
+def show_fraction(fraction: float) -> str:
+    return NONE if math.isnan(fraction) else f"{100 * fraction:.0f} %"
 
 
 def show_level(level: float) -> str:
-    """A level as papers write it, such as .0294."""
+    """Writes a level as papers do, such as .0294."""
     return f"{level:.4f}".lstrip("0")
 
 
 def headline(analysis: Analysis) -> str:
-    """The answer in a line."""
+    """Returns the answer in one line."""
     claims: dict[str, list[str]] = {}
-    for one in analysis.against:
+    for one in analysis.comparisons:
         claims.setdefault(one.claim.verdict, []).append(_quoted(one.arm))
     if not claims:
         return f"Only {analysis.study.baseline}: there is nothing to compare"
@@ -90,15 +101,15 @@ def _and(names: list[str]) -> str:
 
 
 def sentences(analysis: Analysis) -> list[str]:
-    """What is claimed of each arm, with its numbers, a sentence or three each; then what the factors of a grid do."""
-    return [*(sentence(analysis, one) for one in analysis.against), *_effects(analysis)]
+    """Returns the claim for each arm with its numbers, then the effects of the factors of a grid."""
+    return [*(sentence(analysis, one) for one in analysis.comparisons), *_effects(analysis)]
 
 
-def sentence(analysis: Analysis, one: Against) -> str:
-    """What is claimed of an arm, or why nothing is."""
+def sentence(analysis: Analysis, one: ArmComparison) -> str:
+    """Returns the claim for an arm, or the reason for none."""
     study, claim, base = analysis.study, one.claim, analysis.study.baseline
     if analysis.study.missing:
-        return f"{one.arm} against {base}: undecided, {_missing(analysis)}.{_first_look(one)}"
+        return f"{one.arm} against {base}: undecided, {_missing(analysis)}.{_first_verdict(one)}"
     if claim.n < 2:
         there = "there is 1 pair of runs" if claim.n else "there is no pair of runs"
         return f"{one.arm} against {base}: undecided, as {there}.{_failures(analysis, one)}"
@@ -106,10 +117,10 @@ def sentence(analysis: Analysis, one: Against) -> str:
     effect = unit.plain(study.smallest_effect)
     numbers = (
         f"{study.report} {unit.signed(claim.difference)}{unit.suffix}, {100 * (1 - study.alpha):g} % interval "
-        f"{unit.signed(claim.low)} to {unit.signed(claim.high)}, {claim.n} pairs of runs, "
+        f"{unit.interval(claim.low, claim.high)}, {claim.n} pairs of runs, "
         f"p = {show_p(claim.p_adjusted)} after Holm".replace("= <", "<")
     )
-    rest = _first_look(one) + _failures(analysis, one) + _no_spread(one)
+    rest = _first_verdict(one) + _failures(analysis, one) + _no_spread(one)
     if claim.verdict == "undecided":
         return f"{one.arm} against {base}: undecided ({numbers}). {_what_next(analysis, one)}{rest}"
     if claim.verdict == "equivalent":
@@ -120,24 +131,24 @@ def sentence(analysis: Analysis, one: Against) -> str:
 
 
 def _missing(analysis: Analysis) -> str:
-    study, look = analysis.study, "the second look" if analysis.study.looks == 2 else "the study"
-    return f"{look} is not over: {analysis.study.missing} of {len(study.trials)} runs still to come"
+    study, look = analysis.study, "the second look" if analysis.study.number == 2 else "the study"
+    return f"{look} is not over: {analysis.study.missing} of {len(study.runs)} runs still to come"
 
 
-def _first_look(one: Against) -> str:
+def _first_verdict(one: ArmComparison) -> str:
     return f" At the first look: {one.first_verdict}." if one.first_verdict is not None else ""
 
 
-def _failures(analysis: Analysis, one: Against) -> str:
+def _failures(analysis: Analysis, one: ArmComparison) -> str:
     failed = [
-        f"{sum(trial.state == 'failed' for trial in arm.trials)} of {len(arm.trials)} runs of {arm.name} failed"
+        f"{sum(run.state == 'failed' for run in arm.runs)} of {len(arm.runs)} runs of {arm.name} failed"
         for arm in analysis.arms
-        if arm.name in (one.arm, analysis.study.baseline) and any(trial.state == "failed" for trial in arm.trials)
+        if arm.name in (one.arm, analysis.study.baseline) and any(run.state == "failed" for run in arm.runs)
     ]
     return f" Left out: {_and(failed)}." if failed else ""
 
 
-def _no_spread(one: Against) -> str:
+def _no_spread(one: ArmComparison) -> str:
     if one.claim.sd != 0:
         return ""
     if one.claim.difference == 0:
@@ -145,16 +156,17 @@ def _no_spread(one: Against) -> str:
     return " Every pair differs by the same, so p is that of the sign-flip test."
 
 
-def _what_next(analysis: Analysis, one: Against) -> str:
+def _what_next(analysis: Analysis, one: ArmComparison) -> str:
     claim, study = one.claim, analysis.study
     few = f"Below {LEAST_PAIRS} pairs nothing is claimed. " if claim.n < LEAST_PAIRS else ""
     if one.seeds_needed is None:
         return f"{few}How many seeds it takes cannot be said.".strip()
-    effect = unit_of(study.report).plain(study.smallest_effect)
-    if study.looks == 1:
+    unit = unit_of(study.report)
+    effect = unit.plain(study.smallest_effect)
+    if study.number == 1:
         how = f"--add-seeds {one.seeds_needed}"
         if one.seeds_needed > 10 * len(study.seeds) and not math.isnan(one.visible):
-            how = f"many: those that there are see {unit_of(study.report).plain(float(f'{one.visible:.2g}'))}"
+            how = f"many: those that there are see {unit.rounded(one.visible)}"
     else:
         how = f"in a new study of {claim.n + one.seeds_needed} fresh seeds, as there is no third look"
     more = f"{one.seeds_needed} more seed{'' if one.seeds_needed == 1 else 's'}"
@@ -165,11 +177,11 @@ def _what_next(analysis: Analysis, one: Against) -> str:
 
 
 def _effects(analysis: Analysis) -> list[str]:
-    """Of each factor, averaged over the others; nothing is claimed of them."""
+    """Describes the effect of each factor, averaged over the others; nothing is claimed of them."""
     unit = unit_of(analysis.study.report)
     return [
         f"{effect.name}: {analysis.study.report} {unit.signed(effect.effect)}{unit.suffix}, "
-        f"{100 * (1 - analysis.study.alpha):g} % interval {unit.signed(effect.low)} to {unit.signed(effect.high)}, "
+        f"{100 * (1 - analysis.study.alpha):g} % interval {unit.interval(effect.low, effect.high)}, "
         f"averaged over the other factors, p = {show_p(effect.p_adjusted)} after Holm".replace("= <", "<")
         for effect in analysis.effects
         if effect.n > 1 and not effect.name.startswith("(") and not analysis.study.missing
@@ -177,12 +189,12 @@ def _effects(analysis: Analysis) -> list[str]:
 
 
 def rule(analysis: Analysis) -> str:
-    """How the verdicts come about, for somebody who reads only this page."""
+    """Explains the rule behind the verdicts, for someone who reads only this report."""
     study, rules = analysis.study, analysis.rules
     unit = unit_of(study.report)
     first, second = f"{len(study.seeds)} seeds", f"{len(study.added_seeds)} added"
-    look = f"look 2 of 2 ({first}, {second})" if study.looks == 2 else f"look 1 of at most 2 ({first})"
-    level, arms = show_level(rules.level), len(analysis.against)
+    look = f"look 2 of 2 ({first}, {second})" if study.number == 2 else f"look 1 of at most 2 ({first})"
+    level, arms = show_level(rules.level), len(analysis.comparisons)
     earlier = rules.level_with(0)
     levels = f"two looks at {show_level(earlier)} and {level}" if rules.level < earlier else "two looks at that level"
     wider = (
@@ -195,4 +207,4 @@ def rule(analysis: Analysis) -> str:
         f"{levels} keep the chance of any false difference at {study.alpha:g}. Equivalent means that "
         f"two one-sided t-tests at the same level place the difference within {unit.plain(study.smallest_effect)}. "
         f"Below {LEAST_PAIRS} pairs nothing is claimed. Intervals speak of new seeds on this test set."
-    ) + (wider if study.looks == 2 else "")
+    ) + (wider if study.number == 2 else "")
