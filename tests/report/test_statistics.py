@@ -61,8 +61,8 @@ def test_holm_rejects_exactly_what_its_own_p_and_number_say():
             assert (p_adjusted <= 0.0294) == (p <= 0.0294 / number)
 
 
-def test_levels_of_two_looks_are_pocock_s():
-    # Pocock 1977, two looks: 2.178 for .05, 2.772 for .01
+def test_levels_of_two_analyses_are_pocock_s():
+    # Pocock 1977, two analyses: 2.178 for .05, 2.772 for .01
     assert pocock(0.05) == pytest.approx(0.0294, abs=5e-5)
     assert stats.norm.isf(pocock(0.05) / 2) == pytest.approx(2.178, abs=1e-3)
     assert stats.norm.isf(pocock(0.01) / 2) == pytest.approx(2.772, abs=1e-3)
@@ -151,7 +151,7 @@ def test_seeds_needed_reach_both_claims():
     [claim] = judge([gaps], RULES)
     more = seeds_needed(claim, RULES, 1)
     assert more > 0
-    assert RULES.level_with(more) < RULES.level, "the second look would be at less"
+    assert RULES.level_with(more) < RULES.level, "the second analysis would be at less"
     for power in (difference_power, equivalence_power):
         assert power(8 + more, 0.005, claim.sd, RULES.level_with(more)) >= 0.8
     one_less = [
@@ -186,7 +186,7 @@ def test_pairs_that_are_all_alike_need_as_many_as_their_signs_do():
     assert seeds_needed(claim, RULES, 1) == 1
 
 
-def test_before_a_look_is_over_nothing_is_claimed():
+def test_before_all_runs_have_finished_nothing_is_claimed():
     gaps = np.array([0.010, 0.012, 0.009, 0.011, 0.010, 0.008])
     rules = Rules(0.05, 0.005, first=8, complete=False)
     [claim] = judge([gaps], rules)
@@ -200,7 +200,7 @@ def errors():
 
 
 @pytest.mark.parametrize("number", range(7))
-def test_2000_ablations_with_their_second_looks(errors, number):
+def test_2000_ablations_with_their_second_analyses(errors, number):
     truth, images, sd = list(errors.SCENES.values())[number]
     rates = errors.simulate(truth, 2000, images=images, sd=sd, random=number)
     most = 0.05 + 2 * math.sqrt(0.05 * 0.95 / 2000)
@@ -209,7 +209,7 @@ def test_2000_ablations_with_their_second_looks(errors, number):
     assert rates.coverage == pytest.approx(0.95, abs=0.015)
 
 
-def test_an_ablation_with_level_alpha_at_both_looks_would_be_wrong_too_often(errors, monkeypatch):
+def test_an_ablation_with_level_alpha_at_both_analyses_would_be_wrong_too_often(errors, monkeypatch):
     monkeypatch.setattr(Rules, "level", property(lambda self: self.alpha))
     truth, images, sd = errors.SCENES["no arm differs, noisy"]
     assert errors.simulate(truth, 2000, images=images, sd=sd).false_difference > 0.06

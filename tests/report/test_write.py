@@ -30,7 +30,7 @@ FAILED = {("mean", 3): "Diverged: <loss> is nan at step 231", ("cls", 7): "hang:
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """A second look, with two runs that failed."""
+    """A second analysis, with two runs that failed."""
     folder = tmp_path_factory.mktemp("study") / "pooling"
     made = make_study(folder, gains=(0.0, 0.9, 0.0), added=4, images=2000, failed=FAILED, random=3)
     write_report(make_report(made))
@@ -75,17 +75,17 @@ def test_the_same_training_gives_the_same_bytes_of_results(tmp_path):
     assert texts[0]["costs.csv"] != texts[1]["costs.csv"]
 
 
-def test_the_verdict_stands_first_and_names_look_failures_and_what_to_do(study):
+def test_the_verdict_comes_first_and_names_analysis_failures_and_next_step(study):
     answer = headline(analyse(study))
     assert answer.startswith("mean: better than cls; mean without class token: ")
     assert "1 of 12 runs of cls failed and 1 of 12 runs of mean failed" in make_report(study).lines[0]
-    assert make_report(study).lines[-1].startswith("Does not hold: all runs of the plan are there.")
+    assert make_report(study).lines[-1].startswith("Does not hold: all runs of the plan are done.")
     page = (study.folder / "report.html").read_text()
     assert page.index(answer) < page.index("<figure>")
-    assert "look 2 of 2 (8 seeds, 4 added)" in page
+    assert "interim analysis 2 of 2 (8 seeds, 4 added)" in page
     assert ".0294" in page
     assert "Diverged: &lt;loss&gt; is nan at step 231" in page
-    assert "Does not hold: all runs of the plan are there" in page
+    assert "Does not hold: all runs of the plan are done" in page
 
 
 class Page(HTMLParser):
@@ -139,11 +139,11 @@ def test_figures_are_svg_of_their_own(study):
         ({"arms": {"cls": ARMS["cls"]}, "gains": (0.0,)}, "Only cls: there is nothing to compare"),
         (
             {"missing": [(arm, seed) for arm in ARMS for seed in range(8)]},
-            "Undecided: the study is not over: 24 of 24 runs still to come",
+            "Undecided: 24 of 24 runs have not finished",
         ),
         (
             {"missing": [("cls", seed) for seed in range(8)]},
-            "Undecided: the study is not over: 8 of 24 runs still to come",
+            "Undecided: 8 of 24 runs have not finished",
         ),
         (
             {"failed": {(arm, seed): "hang" for arm in ARMS for seed in range(8)}},
@@ -171,18 +171,18 @@ def test_runs_that_come_out_alike_raise_the_question_whether_the_arm_does_anythi
 
 
 @pytest.mark.parametrize("added", [0, 4])
-def test_before_a_look_is_over_nothing_is_claimed(tmp_path, added):
+def test_before_all_runs_have_finished_nothing_is_claimed(tmp_path, added):
     made = {"gains": (0.0, 2.0, 0.0), "added": added, "images": 500}
     assert json.loads(_verdicts(make_study(tmp_path / "whole", **made)))[0]["verdict"] == "better"
     study = make_study(tmp_path / "part", missing=[("mean without class token", 7 + added)], **made)
     for verdict in json.loads(_verdicts(study)):
         assert (verdict["verdict"], verdict["seeds_needed"]) == ("undecided", None)
     if added:
-        over = "the second look is not over: 1 of 36 runs still to come"
+        over = "1 of 36 runs have not finished (analysis 2 of 2)"
         assert headline(analyse(study)) == f"Undecided: {over}"
-        assert make_report(study).lines[0] == f"mean against cls: undecided, {over}. At the first look: better."
+        assert make_report(study).lines[0] == f"mean against cls: undecided, {over}. In the first analysis: better."
     else:
-        assert make_report(study).lines == ["Undecided: the study is not over: 1 of 24 runs still to come"]
+        assert make_report(study).lines == ["Undecided: 1 of 24 runs have not finished"]
 
 
 def _verdicts(study):
@@ -199,7 +199,7 @@ def test_a_loss_that_is_less_is_better(tmp_path):
     study = replace(study, runs=runs, report="test/loss", goal="minimize", smallest_effect=0.01)
     assert headline(analyse(study)) == "mean: better than cls; mean without class token: equivalent to cls"
     write_report(make_report(study))
-    assert "test/loss is no accuracy" in (study.folder / "report.md").read_text()
+    assert "test/loss is not an accuracy" in (study.folder / "report.md").read_text()
 
 
 def test_a_grid_has_effects_of_its_factors(tmp_path):
@@ -243,16 +243,16 @@ def test_effects_of_a_grid_are_said_and_what_failures_cost_them(tmp_path):
     assert lines[3].startswith("model.pool: mean - cls: test/acc +")
     assert lines[4].startswith("model.depth: 6 - 3: test/acc +")
     write_report(make_report(study))
-    assert "6 of 9 seeds have a result of every combination" in (study.folder / "report.md").read_text()
+    assert "6 of 9 seeds have a result for every combination" in (study.folder / "report.md").read_text()
     every = {(arm, seed): "hang" for arm in arms for seed in range(8) if len(arm) % 2 == seed % 2}
     study = make_study(tmp_path / "none", arms=arms, gains=(0, 1, 1, 2), factors=factors, failed=every)
     write_report(make_report(study))
-    assert "0 of 8 seeds have a result of every combination" in (study.folder / "report.md").read_text()
+    assert "0 of 8 seeds have a result for every combination" in (study.folder / "report.md").read_text()
 
 
-def test_a_second_look_says_what_the_first_one_said(tmp_path):
+def test_a_second_analysis_names_the_first_verdict(tmp_path):
     study = make_study(tmp_path / "study", gains=(0.0, 2.0, 0.0), added=4, images=500)
-    assert "At the first look: better." in make_report(study).lines[0]
+    assert "In the first analysis: better." in make_report(study).lines[0]
     only = replace(study, runs=[t for t in study.runs if t.seed in study.seeds], added_seeds=[])
     assert [one.claim.verdict for one in analyse(only).comparisons] == [
         one.first_verdict for one in analyse(study).comparisons
@@ -302,16 +302,16 @@ def test_checks_find_what_would_spoil_a_comparison(tmp_path):
     other = study.folder / study.runs[1].folder
     shutil.copy(make_study(tmp_path / "other", images=61).folder / study.runs[0].folder / "test_predictions.npz", other)
     found = checks_of(replace(study, plan_changed=["optimizer.lr was 0.002, is 0.003"]))
-    assert not any(check.ok for name, check in found.items() if name != "all runs of the plan are there")
+    assert not any(check.ok for name, check in found.items() if name != "all runs of the plan are done")
     other = yaml.safe_load(page.read_text())
     for run in study.runs:
         path = study.folder / run.folder / "config.yaml"
         path.write_text(yaml.safe_dump({**other, "seed_everything": run.seed}))
-    assert "have the same page" in checks_of(study)["arms differ only in what the plan names"].text
+    assert "have the same config" in checks_of(study)["arms differ only in what the plan names"].text
     path.write_text(yaml.safe_dump({**other, "seed_everything": 99}))
     assert "another seed than the plan" in checks_of(study)["arms differ only in what the plan names"].text
     texts = "\n".join(check.text for check in found.values())
-    for part in ("checkpoint.monitor, trainer.max_epochs", "test/acc chooses", "was 0.002", "other test", "threads"):
+    for part in ("checkpoint.monitor, trainer.max_epochs", "test/acc selects", "was 0.002", "other test", "threads"):
         assert part in texts
 
 

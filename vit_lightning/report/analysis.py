@@ -190,7 +190,7 @@ def _effects(study: Study, rules: Rules, arms: Sequence[Arm]) -> list[Effect]:
 def _read_correct(study: Study) -> tuple[Correct, str | None]:
     """Returns the correctness of each run on each test image, and why there is none."""
     if study.report != "test/acc":
-        return {}, f"{study.report} is no accuracy"
+        return {}, f"{study.report} is not an accuracy"
     found: dict[tuple[str, int], NDArray[np.bool_]] = {}
     first: tuple[NDArray[Any], NDArray[Any]] | None = None
     for run in study.runs:
@@ -206,4 +206,4 @@ def _read_correct(study: Study) -> tuple[Correct, str | None]:
         if not (np.array_equal(index, first[0]) and np.array_equal(label, first[1])):
             return {}, f"{run.arm} with seed {run.seed} has other test images than the runs before it"
         found[run.arm, run.seed] = label == prediction
-    return found, None if found else "no run has kept what it said of each test image"
+    return found, None if found else "no run has kept its predictions of the test images"

@@ -104,8 +104,8 @@ def _all_there(study: Study) -> Check:
     if failed or study.missing:
         text += f", {failed} failed, {study.missing} missing; pairs without both runs are left out"
     if failed:
-        text += ", so what is compared is the arms where they did not fail"
-    return Check("all runs of the plan are there", done == len(study.runs), text)
+        text += ", so the arms are compared only where they did not fail"
+    return Check("all runs of the plan are done", done == len(study.runs), text)
 
 
 def _differ_as_planned(study: Study, configs: Configs, differences: Sequence[ConfigDifference]) -> Check:
@@ -117,34 +117,34 @@ def _differ_as_planned(study: Study, configs: Configs, differences: Sequence[Con
         return Check(name, False, f"these differ too: {', '.join(unplanned)}")
     seeds = [f"{arm}, seed {seed}" for (arm, seed), config in configs.items() if config.get("seed_everything") != seed]
     if seeds:
-        return Check(name, False, f"these pages have another seed than the plan: {'; '.join(seeds)}")
+        return Check(name, False, f"these configs have another seed than the plan: {'; '.join(seeds)}")
     for one, other in itertools.combinations({arm: None for arm, _ in configs}, 2):
         if all(difference.values.get(one) == difference.values.get(other) for difference in differences):
-            return Check(name, False, f"{one} and {other} have the same page")
+            return Check(name, False, f"{one} and {other} have the same config")
     named = ", ".join(difference.key for difference in differences) or "nothing"
     without = sum(run.state == "done" and (run.arm, run.seed) not in configs for run in study.runs)
-    text = f"the pages of {len(configs)} runs differ in {named}, and the seed"
-    return Check(name, None if without else True, text + (f"; {without} runs have no page" if without else ""))
+    text = f"the configs of {len(configs)} runs differ in {named}, and the seed"
+    return Check(name, None if without else True, text + (f"; {without} runs have no config" if without else ""))
 
 
 def _nothing_chosen_on_test(study: Study, configs: Configs) -> Check:
     monitors = sorted({str((config.get("checkpoint") or {}).get("monitor")) for config in configs.values()})
     on_test = [name for name in (study.metric, *monitors) if name.startswith("test")]
-    name = "nothing is chosen on test images"
+    name = "nothing is selected on test images"
     if on_test:
-        return Check(name, False, f"{', '.join(on_test)} chooses, and is of the test images")
+        return Check(name, False, f"{', '.join(on_test)} selects and is measured on test images")
     known = configs and "None" not in monitors
-    chosen = f"checkpoints are chosen by {', '.join(monitors)}" if known else "not all pages say what chooses"
+    chosen = f"checkpoints are selected by {', '.join(monitors)}" if known else "not all configs name what selects"
     text = f"{chosen}; runs are selected by {study.metric}; {study.report} is measured once, at the end"
     return Check(name, True if known else None, text)
 
 
 def _plan_unchanged(study: Study) -> Check:
-    looks = f"look {study.number} of at most 2"
-    name = "plan and code are as they were when the first run began"
+    which = f"analysis {study.number} of at most 2"
+    name = "plan and code have not changed since the first run"
     if study.plan_changed:
-        return Check(name, False, f"{'; '.join(study.plan_changed)} ({looks})")
-    return Check(name, True, f"no change was found ({looks})")
+        return Check(name, False, f"{'; '.join(study.plan_changed)} ({which})")
+    return Check(name, True, f"no change was found ({which})")
 
 
 def _same_images(analysis: Analysis) -> Check:
@@ -168,7 +168,7 @@ def _same_place(study: Study) -> Check:
     if len(kinds) == 1:
         return Check(name, True, where)
     differing = sorted({key for place in places for key in place if place[key] != first.get(key)})
-    return Check(name, False, f"they differ in {', '.join(differing)}; times are not to be compared")
+    return Check(name, False, f"they differ in {', '.join(differing)}; times cannot be compared")
 
 
 def _environment(study: Study, run: Run) -> dict[str, Any]:

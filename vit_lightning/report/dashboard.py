@@ -1,4 +1,4 @@
-"""``lightning dashboard``: a workspace and a report of an ablation in W&B; their specs where there is no W&B."""
+"""``lightning dashboard``: a workspace and a report of an ablation in W&B, or their specs where W&B is not there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vit_lightning.storage.folder import write_whole
 from vit_lightning.storage.wandb_mirror import WandbConfig, has_key, import_wandb
 
 PATIENCE = 60.0
-"""Seconds that W&B has for both."""
+"""Seconds within which W&B must save both."""
 
 
 def dashboard(report: Report) -> None:
@@ -44,12 +44,12 @@ def dashboard(report: Report) -> None:
 
 
 def _why_offline(wandb: Any, settings: dict[str, Any]) -> str:
-    """Runs that were logged offline may have been sent since: only the environment says that W&B is offline now."""
+    """Returns why W&B cannot be used; runs logged offline may have been sent since, so only the environment counts."""
     mode = os.environ.get("WANDB_MODE", "online")
     if mode in ("offline", "disabled", "dryrun"):
         return f"W&B is {mode} (WANDB_MODE)"
     if settings.get("mode") == "disabled":
-        return "W&B is disabled in the pages of the runs"
+        return "W&B is disabled in the configs of the runs"
     return "" if has_key(wandb) else "no API key"
 
 
@@ -70,7 +70,7 @@ def _bounded(call: Callable[[], list[str]]) -> tuple[list[str], str]:
     def work() -> None:
         try:
             found.extend(call())
-        except BaseException as fault:  # of any kind, also SystemExit: the specs are written instead
+        except BaseException as fault:  # also SystemExit: the specs are written instead
             why[0] = (str(fault).splitlines() or [type(fault).__name__])[0][:200]
 
     thread = threading.Thread(target=work, daemon=True)

@@ -1,4 +1,4 @@
-"""The figures of an ablation's report, as matplotlib figures without a window, and as SVG that a page can hold."""
+"""The figures of an ablation's report, as matplotlib figures without a window and as SVG for a page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vit_lightning.report.wording import unit_of
 from vit_lightning.storage.metrics import read_metrics
 
 INK = "#010203"
-"""Black that ``inline_svg`` finds again, to give it the page's own colour."""
+"""Black that ``inline_svg`` replaces by the text colour of the page."""
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "vit_lightning",
@@ -35,14 +35,14 @@ STYLE: dict[Any, Any] = {
     "savefig.transparent": True,
 }
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's, which the colour-blind can tell apart; after six they begin anew with other lines and points."""
+"""Okabe and Ito's, which the colour-blind can tell apart; after six they repeat with other lines and points."""
 LINES, POINTS = ("-", "--", ":", "-."), ("o", "s", "^", "D")
 Curve = NDArray[np.float64]
 WIDTH = 4.8  # inches: on a phone the letters stay readable
 
 
 def draw_figures(analysis: Analysis) -> dict[str, Figure]:
-    """All figures that there are data for, by name."""
+    """Draws all figures that there are data for, by name."""
     with matplotlib.rc_context(STYLE):
         figures = {"seeds": seeds_figure(analysis)}
         if any(one.differences for one in analysis.comparisons):
@@ -58,12 +58,11 @@ def colour(number: int) -> str:
 
 
 def _kind(number: int, kinds: Sequence[str]) -> str:
-    """Of a line or a point, for the arms beyond the colours."""
     return kinds[number // len(COLOURS) % len(kinds)]
 
 
 def _stacked(values: Curve, room: float) -> Curve:
-    """How far each point moves aside so that equal ones do not hide each other."""
+    """Returns offsets that keep equal points from hiding each other."""
     near = np.round(values, 9)  # differences of equal numbers differ in their last digits
     ties = np.array([int(np.sum(near[:place] == value)) for place, value in enumerate(near)], dtype=np.float64)
     step = min(0.09, room / max(1.0, float(ties.max(initial=0.0))))
@@ -71,7 +70,7 @@ def _stacked(values: Curve, room: float) -> Curve:
 
 
 def _legend(figure: Figure, handles: dict[str, Any]) -> None:
-    """Below the figure, which grows by what it takes."""
+    """Adds a legend below the figure, which grows by its height."""
     columns = 1 if max(map(len, handles), default=0) > 28 else 2
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + 0.19 * math.ceil(len(handles) / columns))
@@ -85,7 +84,7 @@ def _shortened(name: str) -> str:
 
 
 def seeds_figure(analysis: Analysis) -> Figure:
-    """Every run as a point, runs of one seed joined, with the mean of each arm."""
+    """Draws every run as a point, runs of one seed joined, with the mean of each arm."""
     unit = unit_of(analysis.study.report)
     arms = analysis.arms
     figure = Figure(figsize=(WIDTH, 0.7 + 0.6 * len(arms)), layout="constrained")
@@ -104,7 +103,7 @@ def seeds_figure(analysis: Analysis) -> Figure:
 
 
 def differences_figure(analysis: Analysis) -> Figure:
-    """Paired differences with both intervals, zero, and what would not matter."""
+    """Draws paired differences with both intervals, zero and the range of differences too small to matter."""
     study, unit, comparisons = analysis.study, unit_of(analysis.study.report), analysis.comparisons
     figure = Figure(figsize=(WIDTH, 0.7 + 0.75 * len(comparisons)), layout="constrained")
     axis = figure.subplots()
@@ -128,7 +127,7 @@ def differences_figure(analysis: Analysis) -> Figure:
 
 
 def _name_rows(axis: Axes, names: Sequence[str]) -> None:
-    """A row's name stands above it, so that long ones leave room on a phone."""
+    """Writes the name of each row above it, so that long ones fit on a phone."""
     for row, name in enumerate(names):
         axis.text(0.01, row - 0.3, _shortened(name), transform=axis.get_yaxis_transform(), va="bottom", fontsize=9)
     axis.set_yticks([])
@@ -138,15 +137,15 @@ def _name_rows(axis: Axes, names: Sequence[str]) -> None:
 
 
 def curve_figures(analysis: Analysis) -> list[Figure]:
-    """Learning curves: thin for each run, thick for the mean of an arm; of validation, and of the training loss."""
+    """Draws learning curves of the validation metric and the training loss: runs thin, means of arms thick."""
     rows = _read_rows(analysis.study)
     measured = {name for run in rows.values() for row in run for name in row}
-    wanted = [name for name in dict.fromkeys([analysis.study.metric, "train/loss"]) if name in measured]
-    return [_curves(analysis, rows, name) for name in wanted]
+    shown = [name for name in dict.fromkeys([analysis.study.metric, "train/loss"]) if name in measured]
+    return [_curves(analysis, rows, name) for name in shown]
 
 
 def _read_rows(study: Study) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """``metrics.jsonl`` of each run that has one; that of a failed run up to its end."""
+    """Reads ``metrics.jsonl`` of each run that has one, also of failed runs."""
     folders = {(run.arm, run.seed): study.folder / run.folder for run in study.runs}
     return {run: read_metrics(folder) for run, folder in folders.items() if (folder / "metrics.jsonl").is_file()}
 
@@ -179,7 +178,7 @@ def _series(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[int], Curve
 
 
 def _mean(runs: Sequence[tuple[list[int], Curve]]) -> tuple[list[int], Curve]:
-    """At the steps that all runs have."""
+    """Returns the mean at the steps that all runs have."""
     shared = set.intersection(*(set(steps) for steps, _ in runs))
     kept = [values[np.isin(steps, list(shared))] for steps, values in runs]
     return sorted(shared), np.mean(kept, axis=0)
@@ -191,7 +190,7 @@ def _thinned(steps: Sequence[int], values: Curve, most: int = 400) -> tuple[Any,
 
 
 def costs_figure(analysis: Analysis) -> Figure:
-    """What is reported against costs; arms that no other beats in both are joined."""
+    """Draws the reported metric against costs; arms that no other beats in both are joined."""
     study, unit = analysis.study, unit_of(analysis.study.report)
     shown, handles = _known_costs(analysis), {}
     figure = Figure(figsize=(WIDTH, 2.5), layout="constrained")
@@ -219,17 +218,17 @@ def costs_figure(analysis: Analysis) -> Figure:
 
 
 def _known_costs(analysis: Analysis) -> dict[str, str]:
-    """Costs that some arm has, with what stands below them."""
-    costs = {"train_seconds": "training (s)", "flops": "MFLOPs an image"}
+    """Returns the costs that some arm has, with the labels of their axes."""
+    costs = {"train_seconds": "training (s)", "flops": "MFLOPs per image"}
     return {key: text for key, text in costs.items() if any(arm.median(key) > 0 for arm in analysis.arms if arm.n)}
 
 
 def front(places: dict[str, tuple[float, float]], goal: str) -> list[str]:
-    """Names of those that no other beats or equals at no more cost, from the cheapest on.
+    """Returns the names of those that no other beats or equals at no more cost, the cheapest first.
 
     Args:
         places: cost and result by name.
-        goal: whether more of the result is better, or less.
+        goal: direction of improvement of the result.
     """
     sign = 1 if goal == "maximize" else -1
     ordered = sorted(places, key=lambda name: (places[name][0], -sign * places[name][1]))
@@ -241,12 +240,12 @@ def front(places: dict[str, tuple[float, float]], goal: str) -> list[str]:
 
 
 def to_svg(figure: Figure) -> str:
-    """The figure as a file: the same bytes each time."""
+    """Returns the figure as an SVG file: the same bytes each time."""
     return _draw(figure).replace(INK, "#000000")
 
 
 def inline_svg(figure: Figure, name: str, description: str) -> str:
-    """The figure as a part of a page: in the page's own ink, with names of its own."""
+    """Returns the figure as part of a page: in the page's text colour, with ids of its own."""
     drawn = _draw(figure).replace(INK, "currentColor")
     drawn = drawn[drawn.index("<svg") :].replace('id="', f'id="{name}-').replace("url(#", f"url(#{name}-")
     drawn = drawn.replace('xlink:href="#', f'href="#{name}-')

@@ -67,10 +67,10 @@ def make_page(report: Report) -> str:
         _section("Factors", made.get("effects", "")),
         _section("Learning curves", curves),
         _section("Costs", drawn.get("costs", "") + made["costs"]),
-        _section("What differs", made.get("config", "")),
+        _section("Config differences", made.get("config", "")),
         _section("Checks", made["checks"]),
         _section("Runs without a result", made.get("failed", "")),
-        _section("More numbers", details),
+        _section("Further tests", details),
         _section("Runs", _runs(study)),
     ]
     return f"""<!doctype html>
@@ -117,11 +117,11 @@ def _runs(study: Study) -> str:
     """Links to the run folders, which lie beside the page, and the commands that continue the study."""
     arms = {arm: [_link(study, run) for run in study.runs if run.arm == arm] for arm in study.arms}
     lines = [f"<li>{escape(arm)}: {', '.join(links)}</li>" for arm, links in arms.items()]
-    commands = {"This page again": f"lightning report {shlex.quote(str(study.folder))}"}
+    commands = {"Write this page again": f"lightning report {shlex.quote(str(study.folder))}"}
     if study.plan_file is not None:
         resume = shlex.join(["lightning", "ablate", study.plan_file, f"--out={study.folder}"])
-        commands |= {"What is missing": resume} if study.missing else {}
-        commands |= {"A second look": f"{resume} --add-seeds=N"} if study.number == 1 else {}
+        commands |= {"Run what is missing": resume} if study.missing else {}
+        commands |= {"Second analysis": f"{resume} --add-seeds=N"} if study.number == 1 else {}
     shown = "".join(f"<li>{text}: <code>{escape(command)}</code></li>" for text, command in commands.items())
     return f"<ul>{''.join(lines)}</ul><ul>{shown}</ul>"
 

@@ -54,7 +54,7 @@ class Table:
         return "\n".join([f"**{markdown(self.caption)}**", "", *lines, *note])
 
     def to_latex(self) -> str:
-        """With the rules of ``booktabs``."""
+        """Returns a LaTeX table with the rules of ``booktabs``."""
         lines = [" & ".join(map(_latex, cells)) + r" \\" for cells in (self.header, *self.rows)]
         return "\n".join(
             [
@@ -74,7 +74,7 @@ class Table:
 
 
 def markdown(text: str) -> str:
-    """A text whose signs mean nothing else in Markdown."""
+    """Escapes what Markdown would read as markup."""
     return re.sub(r"([\\`*_<|])", r"\\\1", text)
 
 
@@ -142,9 +142,9 @@ def difference_table(analysis: Analysis) -> Table:
             ("pairs", lambda one: str(one.claim.n)),
             ("more seeds needed", lambda one: NONE if one.seeds_needed is None else str(one.seeds_needed)),
         ],
-        f"Paired t-test; p after Holm's correction is held against {show_level(analysis.rules.level)}. More seeds: "
-        f"until {unit.plain(study.smallest_effect)} of difference, or none, is told with 80 % power at this spread; "
-        "where there are enough for that, until a difference as large as the one that was seen is told.",
+        f"Paired t-test; p after Holm's correction is compared with {show_level(analysis.rules.level)}. More seeds "
+        f"needed: to tell {unit.plain(study.smallest_effect)} from none with 80 % power at this standard deviation; "
+        "where there are enough for that, to establish the observed difference.",
     )
 
 
@@ -156,17 +156,17 @@ def beside_table(analysis: Analysis) -> Table:
         return show_p(one.p_sign_flip) + ("" if one.sign_flip_can_claim or one.claim.n == 0 else " *")
 
     note = (
-        "The interval of the claim is without zero exactly if a difference is claimed, given pairs enough. The "
-        "sign-flip test is exact up to 16 pairs; Welch's t-test does without the pairing. r: correlation with the "
-        "baseline over the seeds; at 0 or below, pairing gains nothing and Welch's test says as much. Could see: the "
-        "true difference that so many pairs see with 80 % power."
+        "The interval of the claim excludes zero exactly if a difference is claimed (given enough pairs). The "
+        "sign-flip test is exact up to 16 pairs; Welch's t-test ignores the pairing. r: correlation with the baseline "
+        "over the seeds; at 0 or below, pairing gains nothing. Detectable: the true difference that this many pairs "
+        "detect with 80 % power."
     )
     if any(one.claim.n and not one.sign_flip_can_claim for one in analysis.comparisons):
         arms = len(analysis.comparisons)
         least = f"{show_level(level / arms)} ({show_level(level)} for {arms} arms)"
-        note += f" *: with so few pairs the sign-flip test cannot get down to {least}."
+        note += f" *: with this few pairs the sign-flip test cannot reach {least}."
     return tabulate(
-        f"Beside it: {study.report} against {study.baseline}",
+        f"Other tests: {study.report} against {study.baseline}",
         analysis.comparisons,
         [
             ("arm", lambda one: one.arm),
@@ -178,8 +178,8 @@ def beside_table(analysis: Analysis) -> Table:
             ),
             ("p, sign-flip", exact),
             ("p, Welch", lambda one: show_p(one.p_welch)),
-            ("r between seeds", lambda one: show_r(one.correlation)),
-            ("could see", lambda one: unit.rounded(one.visible) if one.claim.n >= LEAST_PAIRS else NONE),
+            ("r over seeds", lambda one: show_r(one.correlation)),
+            ("detectable", lambda one: unit.rounded(one.visible) if one.claim.n >= LEAST_PAIRS else NONE),
         ],
         note,
     )
@@ -208,8 +208,8 @@ def paper_table(analysis: Analysis) -> Table:
             ("verdict", lambda arm: claims[arm.name].verdict if arm.name in claims else "baseline"),
         ],
         "Mean and standard deviation over seeds; paired difference with "
-        f"{100 * (1 - analysis.rules.interval_level):.3g} % t-interval; p after Holm's correction, held against "
-        f"{show_level(analysis.rules.level)} (look {study.number} of at most 2).",
+        f"{100 * (1 - analysis.rules.interval_level):.3g} % t-interval; p after Holm's correction, compared with "
+        f"{show_level(analysis.rules.level)} (analysis {study.number} of at most 2).",
     )
 
 
@@ -225,7 +225,7 @@ def cost_table(analysis: Analysis) -> Table:
         (text, partial(shown, key))
         for key, text in {
             "parameters": "parameters",
-            "flops": "FLOPs an image",
+            "flops": "FLOPs per image",
             "images_per_second": "images/s",
             "train_seconds": "training, s",
             "seconds": "run, s",
@@ -237,8 +237,8 @@ def cost_table(analysis: Analysis) -> Table:
         "Costs of a run",
         analysis.arms,
         [("arm", lambda arm: arm.name), *columns],
-        "Medians over the runs. FLOPs: forward, a multiply and an add are two. Times and images/s also depend on how "
-        "many runs shared the machine.",
+        "Medians over the runs. FLOPs: forward pass, a multiply-add counts as two. Times and images/s also depend on "
+        "how many runs shared the machine.",
     )
 
 
@@ -248,20 +248,20 @@ def component_table(analysis: Analysis) -> Table:
     found = [(arm.name, arm.components) for arm in analysis.arms]
     found += [(f"{one.arm} {MINUS} {analysis.study.baseline}", one.components) for one in analysis.comparisons]
     return tabulate(
-        "Where the spread comes from",
+        "Variance components",
         [(name, parts) for name, parts in found if parts is not None],
         [
             ("", lambda row: row[0]),
             ("sd of runs", lambda row: unit.value(row[1].run_sd)),
             ("sd of seeds alone", lambda row: unit.value(row[1].seed ** 0.5)),
-            ("share of seeds", lambda row: show_fraction(row[1].seed_fraction)),
+            ("fraction of seeds", lambda row: show_fraction(row[1].seed_fraction)),
             ("error: new seeds", lambda row: unit.value(row[1].error_new_seeds)),
             ("error: new seeds and images", lambda row: unit.value(row[1].error_new_images)),
         ],
-        "Two-way random model of right and wrong over seeds and test images. The spread of runs has two parts: what "
-        "seeds would still do with endless test images (share of seeds), and the luck of each network with these "
-        "images. Error: standard error of the mean for new seeds on this test set, as in the intervals above, and for "
-        "new seeds on new images of the same kind.",
+        "Two-way random model of correctness over seeds and test images. Fraction of seeds: of the variance of runs, "
+        "the part that would remain with infinitely many test images. Error: standard error of the "
+        "mean for new seeds on this test set, as in the intervals above, and for new seeds on new images of the same "
+        "kind.",
     )
 
 
@@ -269,14 +269,14 @@ def effect_table(analysis: Analysis) -> Table:
     """Main effects and interactions of a grid."""
     unit = unit_of(analysis.study.report)
     note = (
-        "Main effects: a level against the baseline's, averaged over the other factors. Interactions: how much that "
-        "changes with a level of another factor. Contrasts within each seed, t-tests over seeds; p after Holm's "
-        f"correction over this table, held against {show_level(analysis.rules.level)}."
+        "Main effects: a level against the baseline's, averaged over the other factors. Interactions: change of that "
+        "difference with a level of another factor. Contrasts within each seed, t-tests over seeds; p after Holm's "
+        f"correction over this table, compared with {show_level(analysis.rules.level)}."
     )
     n = min((effect.n for effect in analysis.effects), default=0)
     seeds = len(analysis.study.seeds) + len(analysis.study.added_seeds)
     if n < seeds:
-        note += f" {n} of {seeds} seeds have a result of every combination, and only those count here."
+        note += f" {n} of {seeds} seeds have a result for every combination; only these count here."
     return tabulate(
         "Factors",
         analysis.effects,
@@ -302,7 +302,7 @@ def config_table(analysis: Analysis, differences: Sequence[ConfigDifference]) ->
         ]
         for difference in differences
     ]
-    return Table("Keys that differ in the run folders' config.yaml", ["key", *arms], rows)
+    return Table("Keys that differ between the runs' config.yaml", ["key", *arms], rows)
 
 
 def _as_yaml(value: Any) -> str:
@@ -312,7 +312,7 @@ def _as_yaml(value: Any) -> str:
 def check_table(checks: Sequence[Check]) -> Table:
     words = {True: "yes", False: "NO", None: "not known"}
     rows = [[check.name, words[check.ok], check.text] for check in checks]
-    return Table("Read from the run folders", ["check", "holds", "what was found"], rows)
+    return Table("Checks of the run folders", ["check", "holds", "found"], rows)
 
 
 def failed_table(study: Study) -> Table:
@@ -320,7 +320,7 @@ def failed_table(study: Study) -> Table:
     rows = [
         [run.arm, str(run.seed), run.state, run.cause or "", run.folder] for run in study.runs if run.state != "done"
     ]
-    return Table("Failed, or still to come", ["arm", "seed", "state", "cause", "folder"], rows)
+    return Table("Failed or missing", ["arm", "seed", "state", "cause", "folder"], rows)
 
 
 def single_run_table(analysis: Analysis) -> Table:
@@ -331,7 +331,7 @@ def single_run_table(analysis: Analysis) -> Table:
         for seed, pair in one.single_runs.items()
     ]
     header = ["arm", "seed", "only arm right", f"only {analysis.study.baseline} right", "p, McNemar"]
-    note = "McNemar's exact test speaks of two trained networks on new images, not of two recipes with new seeds."
+    note = "McNemar's exact test compares two trained networks on new images, not two recipes with new seeds."
     return Table("Pairs of single runs", header, rows, note)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.report.analysis import Analysis, ArmComparison
 from vit_lightning.report.statistics import LEAST_PAIRS, POWER
+from vit_lightning.report.study import Study
 
 NONE = "\N{EN DASH}"
 """Stands where there is no number."""
@@ -77,7 +78,7 @@ def headline(analysis: Analysis) -> str:
     if not claims:
         return f"Only {analysis.study.baseline}: there is nothing to compare"
     if analysis.study.missing:
-        return f"Undecided: {_missing(analysis)}"
+        return f"Undecided: {_missing(analysis.study)}"
     base = _quoted(analysis.study.baseline)
     ends = {"better": f"better than {base}", "worse": f"worse than {base}", "equivalent": f"equivalent to {base}"}
     parts = [
@@ -107,36 +108,35 @@ def sentences(analysis: Analysis) -> list[str]:
 
 def sentence(analysis: Analysis, one: ArmComparison) -> str:
     """Returns the claim for an arm, or the reason for none."""
-    study, claim, base = analysis.study, one.claim, analysis.study.baseline
-    if analysis.study.missing:
-        return f"{one.arm} against {base}: undecided, {_missing(analysis)}.{_first_verdict(one)}"
+    study, claim, pair = analysis.study, one.claim, f"{one.arm} against {analysis.study.baseline}"
+    first = f" In the first analysis: {one.first_verdict}." if one.first_verdict is not None else ""
+    if study.missing:
+        return f"{pair}: undecided, {_missing(study)}.{first}"
     if claim.n < 2:
-        there = "there is 1 pair of runs" if claim.n else "there is no pair of runs"
-        return f"{one.arm} against {base}: undecided, as {there}.{_failures(analysis, one)}"
+        return f"{pair}: undecided, as there is {'1' if claim.n else 'no'} pair of runs.{_failures(analysis, one)}"
     unit = unit_of(study.report)
     effect = unit.plain(study.smallest_effect)
     numbers = (
         f"{study.report} {unit.signed(claim.difference)}{unit.suffix}, {100 * (1 - study.alpha):g} % interval "
-        f"{unit.interval(claim.low, claim.high)}, {claim.n} pairs of runs, "
-        f"p = {show_p(claim.p_adjusted)} after Holm".replace("= <", "<")
+        f"{unit.interval(claim.low, claim.high)}, {claim.n} pairs of runs, {_equals_p(claim.p_adjusted)} after Holm"
     )
-    rest = _first_verdict(one) + _failures(analysis, one) + _no_spread(one)
+    rest = first + _failures(analysis, one) + _no_variance(one)
     if claim.verdict == "undecided":
-        return f"{one.arm} against {base}: undecided ({numbers}). {_what_next(analysis, one)}{rest}"
+        return f"{pair}: undecided ({numbers}). {_next_step(analysis, one)}{rest}"
     if claim.verdict == "equivalent":
-        how = f"p = {show_p(claim.p_equivalence)} after Holm".replace("= <", "<")
-        return f"{one.arm} is equivalent to {base} within {effect}, {how} (difference: {numbers}).{rest}"
-    small = f" That is less than the {effect} that matter." if abs(claim.difference) < study.smallest_effect else ""
-    return f"{one.arm} is {claim.verdict} than {base} ({numbers}).{small}{rest}"
+        how = f"{_equals_p(claim.p_equivalence)} after Holm"
+        return f"{one.arm} is equivalent to {study.baseline} within {effect}, {how} (difference: {numbers}).{rest}"
+    small = f" Less than the smallest effect, {effect}." if abs(claim.difference) < study.smallest_effect else ""
+    return f"{one.arm} is {claim.verdict} than {study.baseline} ({numbers}).{small}{rest}"
 
 
-def _missing(analysis: Analysis) -> str:
-    study, look = analysis.study, "the second look" if analysis.study.number == 2 else "the study"
-    return f"{look} is not over: {analysis.study.missing} of {len(study.runs)} runs still to come"
+def _equals_p(p: float) -> str:
+    return f"p = {show_p(p)}".replace("= <", "<")
 
 
-def _first_verdict(one: ArmComparison) -> str:
-    return f" At the first look: {one.first_verdict}." if one.first_verdict is not None else ""
+def _missing(study: Study) -> str:
+    which = " (analysis 2 of 2)" if study.number == 2 else ""
+    return f"{study.missing} of {len(study.runs)} runs have not finished{which}"
 
 
 def _failures(analysis: Analysis, one: ArmComparison) -> str:
@@ -148,32 +148,31 @@ def _failures(analysis: Analysis, one: ArmComparison) -> str:
     return f" Left out: {_and(failed)}." if failed else ""
 
 
-def _no_spread(one: ArmComparison) -> str:
+def _no_variance(one: ArmComparison) -> str:
     if one.claim.sd != 0:
         return ""
     if one.claim.difference == 0:
-        return " Every pair of runs came out alike: do the keys of this arm change anything?"
-    return " Every pair differs by the same, so p is that of the sign-flip test."
+        return " Every pair of runs has the same result: do the keys of this arm change anything?"
+    return " All differences are equal, so p is that of the sign-flip test."
 
 
-def _what_next(analysis: Analysis, one: ArmComparison) -> str:
-    claim, study = one.claim, analysis.study
+def _next_step(analysis: Analysis, one: ArmComparison) -> str:
+    claim, study, unit = one.claim, analysis.study, unit_of(analysis.study.report)
     few = f"Below {LEAST_PAIRS} pairs nothing is claimed. " if claim.n < LEAST_PAIRS else ""
     if one.seeds_needed is None:
-        return f"{few}How many seeds it takes cannot be said.".strip()
-    unit = unit_of(study.report)
+        return f"{few}The number of seeds needed is unknown."
     effect = unit.plain(study.smallest_effect)
-    if study.number == 1:
-        how = f"--add-seeds {one.seeds_needed}"
-        if one.seeds_needed > 10 * len(study.seeds) and not math.isnan(one.visible):
-            how = f"many: those that there are see {unit.rounded(one.visible)}"
+    if study.number == 2:
+        how = f"in a new study of {claim.n + one.seeds_needed} new seeds, as there is no third analysis"
+    elif one.seeds_needed > 10 * len(study.seeds) and not math.isnan(one.visible):
+        how = f"many: the present ones detect {unit.rounded(one.visible)}"
     else:
-        how = f"in a new study of {claim.n + one.seeds_needed} fresh seeds, as there is no third look"
-    more = f"{one.seeds_needed} more seed{'' if one.seeds_needed == 1 else 's'}"
+        how = f"--add-seeds {one.seeds_needed}"
+    more = f"about {one.seeds_needed} more seed{'' if one.seeds_needed == 1 else 's'}"
     if one.between:
-        seen = f"if the true difference is the one that was seen, it takes about {more} to tell which"
-        return f"There are seeds enough to tell {effect} from none, so the truth may lie between; {seen} ({how})."
-    return f"{few}It takes about {more} to decide about {effect} with {100 * POWER:.0f} % power ({how})."
+        enough = f"There are enough seeds to tell {effect} from none, so the true difference may lie between"
+        return f"{enough}; if it is the observed one, {more} would tell which ({how})."
+    return f"{few}It takes {more} to decide on {effect} with {100 * POWER:.0f} % power ({how})."
 
 
 def _effects(analysis: Analysis) -> list[str]:
@@ -182,7 +181,7 @@ def _effects(analysis: Analysis) -> list[str]:
     return [
         f"{effect.name}: {analysis.study.report} {unit.signed(effect.effect)}{unit.suffix}, "
         f"{100 * (1 - analysis.study.alpha):g} % interval {unit.interval(effect.low, effect.high)}, "
-        f"averaged over the other factors, p = {show_p(effect.p_adjusted)} after Holm".replace("= <", "<")
+        f"averaged over the other factors, {_equals_p(effect.p_adjusted)} after Holm"
         for effect in analysis.effects
         if effect.n > 1 and not effect.name.startswith("(") and not analysis.study.missing
     ]
@@ -190,21 +189,22 @@ def _effects(analysis: Analysis) -> list[str]:
 
 def rule(analysis: Analysis) -> str:
     """Explains the rule behind the verdicts, for someone who reads only this report."""
-    study, rules = analysis.study, analysis.rules
-    unit = unit_of(study.report)
+    study, rules, unit = analysis.study, analysis.rules, unit_of(analysis.study.report)
     first, second = f"{len(study.seeds)} seeds", f"{len(study.added_seeds)} added"
-    look = f"look 2 of 2 ({first}, {second})" if study.number == 2 else f"look 1 of at most 2 ({first})"
-    level, arms = show_level(rules.level), len(analysis.comparisons)
-    earlier = rules.level_with(0)
-    levels = f"two looks at {show_level(earlier)} and {level}" if rules.level < earlier else "two looks at that level"
-    wider = (
-        f" After two looks they are t-intervals at {100 * (1 - rules.interval_level):.1f} %, which hold the truth "
-        f"{100 * (1 - study.alpha):g} % of the time."
-    )
+    which = f"2 of 2 ({first}, {second})" if study.number == 2 else f"1 of at most 2 ({first})"
+    level, earlier, arms = show_level(rules.level), rules.level_with(0), len(analysis.comparisons)
+    levels = f"at {show_level(earlier)} and {level}" if rules.level < earlier else "at that level"
     family = f" after Holm's correction for {arms} arms" if arms > 1 else ""
+    text = (
+        f"This is interim analysis {which}. A difference is claimed if the paired t-test over seeds has p at most "
+        f"{level}{family}: two analyses {levels} keep the probability of any false difference at {study.alpha:g}. "
+        "Equivalent means that two one-sided t-tests at the same level place the difference within "
+        f"{unit.plain(study.smallest_effect)}. Below {LEAST_PAIRS} pairs nothing is claimed. Intervals are for new "
+        "seeds on this test set."
+    )
+    if study.number == 1:
+        return text
     return (
-        f"This is {look}. A difference is claimed if the paired t-test over seeds has p at most {level}{family}: "
-        f"{levels} keep the chance of any false difference at {study.alpha:g}. Equivalent means that "
-        f"two one-sided t-tests at the same level place the difference within {unit.plain(study.smallest_effect)}. "
-        f"Below {LEAST_PAIRS} pairs nothing is claimed. Intervals speak of new seeds on this test set."
-    ) + (wider if study.number == 2 else "")
+        f"{text} After two analyses they are t-intervals at {100 * (1 - rules.interval_level):.1f} %, which cover the "
+        f"true difference {100 * (1 - study.alpha):g} % of the time."
+    )
