@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from vit_lightning import to_reference
-from vit_lightning.weights.convert import FAMILIES
-from vit_lightning.weights.options import build, complete
+from vit_lightning.weights import FAMILIES
+from vit_lightning.weights.options import OPTIONS, build
 
 CONFIGS = {
     "timm": {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5},
@@ -74,11 +74,7 @@ def fresh(family, layout=None, **more):
     """A ViT of a family with random weights, as its tensors and config."""
     table = FAMILIES[family]
     config = {**CONFIGS[family], **more}
-    options = {"in_channels": 3, **table.layout_for(complete({})), **(layout or {})}
-    if family == "timm":
-        options["distilled"] = False
-    flat = {k: v for k, v in config.items() if k not in table.inert}
-    vit = build(complete(table.read({**table.defaults, **table.without, **flat}, options)))
+    vit = build(table.read(config, {**table.layout_for(OPTIONS), **(layout or {})}))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in vit.parameters():

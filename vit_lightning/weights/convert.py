@@ -18,28 +18,22 @@ from vit_lightning.weights.family_jax import BIG_VISION, GOOGLE
 from vit_lightning.weights.family_timm import TIMM, TIMM_LEGACY
 from vit_lightning.weights.family_torch import HF, TORCH_ENCODER, TORCHVISION
 from vit_lightning.weights.family_vit_pytorch import CRATE, SIMPLE_VIT, VIT_PYTORCH
-from vit_lightning.weights.options import Options, build, complete
-from vit_lightning.weights.tables import Config, Family, Layout, Tensors, complete_config, to_ours, to_theirs
+from vit_lightning.weights.options import Options, build
+from vit_lightning.weights.tables import Config, Family, Layout, Tensors, find_names, to_ours, to_theirs
 
 FAMILIES = {
-    "timm": TIMM,
-    "torchvision": TORCHVISION,
-    "hf": HF,
-    "vit_pytorch": VIT_PYTORCH,
-    "simple_vit": SIMPLE_VIT,
-    "crate": CRATE,
-    "big_vision": BIG_VISION,
-    "google": GOOGLE,
-    "torch_encoder": TORCH_ENCODER,
-    "einops_tutorial": EINOPS_TUTORIAL,
-    "timm_legacy": TIMM_LEGACY,
+    family.name: family
+    for family in (
+        *(TIMM, TORCHVISION, HF, VIT_PYTORCH, SIMPLE_VIT, CRATE),
+        *(BIG_VISION, GOOGLE, TORCH_ENCODER, EINOPS_TUTORIAL, TIMM_LEGACY),
+    )
 }
 
 
 def from_reference(
     state_dict: Mapping[str, Tensor | np.ndarray[Any, Any]], *, family: str, config: Mapping[str, Any]
 ) -> ViT:
-    """A ViT that computes what the reference computes.
+    """Returns a ViT that computes the same function as the reference.
 
     Args:
         state_dict: the reference's weights, under its names.
@@ -47,22 +41,22 @@ def from_reference(
         config: the reference's own arguments as plain data; those that are not given have its defaults.
 
     Returns:
-        A ViT in training mode, as every new module. It remembers family, config and layout in ``reference``.
+        A ViT in training mode. Its ``reference`` keeps family, config and layout.
 
     Raises:
         UserError: names options that we do not have, and missing, unexpected and misshapen tensors.
     """
     table = _family(family)
     tensors = {name: _tensor(name, value) for name, value in state_dict.items()}
-    layout = table.find_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()}, dict(config))
-    options = _read(table, family, config, layout)
+    layout = table.find_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    options = _read(table, config, layout)
     vit = build(options)
-    renames = table.rename(options, layout)
-    single = table.unpack(tensors, layout)
-    extra = table.extra(options, layout)
-    expected = {name: tuple(tensor.shape) for name, tensor in to_theirs(canonical_state(vit), renames).items()}
-    _check(single, {**expected, **extra}, family)
-    state = to_ours(single, renames)
+    state = canonical_state(vit)
+    names = find_names(state, table.names(options, layout))
+    expected = {name: tuple(tensor.shape) for name, tensor in to_theirs(state, names).items()}
+    given = table.unpack(tensors, layout)
+    _check(given, {**expected, **table.extra(options, layout)}, family)
+    state = to_ours(given, names)
     dtypes = {tensor.dtype for tensor in state.values()}
     if len(dtypes) == 1:
         vit.to(dtypes.pop())
@@ -72,40 +66,42 @@ def from_reference(
 
 
 def to_reference(vit: ViT, *, family: str, layout: Layout | None = None) -> tuple[Tensors, Config]:
-    """The weights of a ViT under a reference's names, with the arguments that its constructor takes.
+    """Returns the weights of a ViT under a reference's names, and the arguments of the reference's constructor.
 
     Args:
         vit: any ViT that the family can express.
         family: one of ``FAMILIES``.
-        layout: where the files of a family differ, which of its forms (``FAMILIES[family].layouts``). When not given,
-            a model goes back in the layout that it came in, and any other in the family's current one.
+        layout: form of the file where those of a family differ (``FAMILIES[family].layouts``). By default a model is
+            exported in the layout that it was imported from, and any other in the family's current one.
 
     Raises:
         UserError: names the options of the model that the family does not have.
     """
     table = _family(family)
     options = describe(vit)
-    came = vit.reference if vit.reference is not None and vit.reference["family"] == family else None
-    chosen = {**table.layout_for(options), **(came["layout"] if came is not None else {}), **(layout or {})}
-    _check_layout(chosen, table, family)
-    written = table.write(options, chosen)
-    said = _said_again(table, family, written, chosen)
+    imported = vit.reference if vit.reference is not None and vit.reference["family"] == family else None
+    old_layout = imported["layout"] if imported is not None else {}
+    layout = {**table.layout_for(options), **old_layout, **(layout or {})}
+    _check_layout(layout, table)
+    written = table.write(options, layout)
+    expressed = _read_again(table, written, layout)
     problems = [
-        f"{name}={value}: {family} cannot express it (there it is {said[name]})"
+        f"{name}={value}: {family} cannot express it (there it is {expressed[name]})"
         for name, value in options.items()
-        if value != said[name]
+        if value != expressed[name]
     ]
     if problems:
         raise UserError(problems)
-    tensors = to_theirs(canonical_state(vit), table.rename(options, chosen))
+    state = canonical_state(vit)
+    tensors = to_theirs(state, find_names(state, table.names(options, layout)))
     weight = next(iter(tensors.values()))
-    tensors |= {name: weight.new_empty(shape) for name, shape in table.extra(options, chosen).items()}
-    # the words in which it came are kept while they say the same
-    same_layout = came is not None and all(chosen.get(key) == value for key, value in came["layout"].items())
-    if came is not None and same_layout and _said_again(table, family, came["config"], chosen) == options:
-        return table.pack(tensors, chosen), copy.deepcopy(came["config"])
+    tensors |= {name: weight.new_empty(shape) for name, shape in table.extra(options, layout).items()}
     config = {name: value for name, value in written.items() if value != table.defaults[name]}
-    return table.pack(tensors, chosen), config
+    # the words of the imported config are kept while they express the same
+    same_layout = imported is not None and old_layout == {key: layout[key] for key in old_layout}
+    if imported is not None and same_layout and _read_again(table, imported["config"], layout) == options:
+        config = copy.deepcopy(imported["config"])
+    return table.pack(tensors, layout), config
 
 
 def _family(family: str) -> Family:
@@ -130,31 +126,30 @@ def _floating(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _read(table: Family, family: str, config: Mapping[str, Any], layout: Layout) -> Options:
-    given = complete_config(table.flatten(config), table, family)
+def _read(table: Family, config: Mapping[str, Any], layout: Layout) -> Options:
     try:
-        options = complete(table.read(given, layout))
+        options = table.read(config, layout)
+    except UserError:
+        raise
     except (TypeError, ValueError, ArithmeticError, IndexError, AttributeError) as fault:
-        if isinstance(fault, UserError):
-            raise
-        said = ", ".join(f"{key}={value}" for key, value in config.items())
-        raise UserError(f"config of {family}: {fault} (one of {said} is of a kind that it cannot be)") from fault
+        given = ", ".join(f"{key}={value}" for key, value in config.items())
+        raise UserError(f"config of {table.name}: {fault} (one of {given} has a wrong type)") from fault
     if not options["num_classes"] and not table.headless:
-        raise UserError(f"num_classes=0: {family} has no model that gives the pooled features")
+        raise UserError(f"num_classes=0: {table.name} has no model that gives the pooled features")
     return options
 
 
-def _said_again(table: Family, family: str, config: Config, layout: Layout) -> Options:
-    """The options that a config says, without the ways of writing that make no difference."""
+def _read_again(table: Family, config: Config, layout: Layout) -> Options:
+    """Returns the options that a config expresses, in the spelling of ``describe``."""
     with torch.device("meta"):
-        return describe(build(_read(table, family, config, layout)))
+        return describe(build(_read(table, config, layout)))
 
 
-def _check_layout(layout: Layout, table: Family, family: str) -> None:
+def _check_layout(layout: Layout, table: Family) -> None:
     problems = [
-        f"layout.{key}={value}: {family} has {', '.join(map(str, table.layouts[key])) or 'no choice'}"
+        f"layout.{key}={value}: {table.name} has {', '.join(map(str, table.layouts[key])) or 'no choice'}"
         if key in table.layouts
-        else f"layout.{key}={value}: {family} has no such key ({', '.join(table.layouts) or 'it has one layout'})"
+        else f"layout.{key}={value}: {table.name} has no such key ({', '.join(table.layouts) or 'it has one layout'})"
         for key, value in layout.items()
         if key not in table.layouts or (table.layouts[key] and value not in table.layouts[key])
     ]

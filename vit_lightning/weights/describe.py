@@ -1,4 +1,4 @@
-"""The options of a ViT read from its modules, and its weights under the names that all ways of writing share."""
+"""The options of a ViT read from its modules, and its weights under the names that all implementations share."""
 
 from __future__ import annotations
 
@@ -9,37 +9,36 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.models.attention import DividedAfterSoftmaxAttention, RotaryAttention, SeparateAttention
-from vit_lightning.models.blocks import ACTIVATIONS, DropPath, FeedForwardBlock, LayerScale, MultiHeadAttention
-from vit_lightning.models.crate import ISTA, MSSA
-from vit_lightning.models.feed_forward import PackedSwiGLU, SwiGLU
-from vit_lightning.models.heads import (
-    AttentionPool,
-    ClassTokenAndMeanPool,
-    ClassTokenPool,
-    DistilledHead,
-    MaxPool,
-    MeanAllPool,
-    MeanMaxPool,
-    MeanPool,
-)
+from vit_lightning.models.attention import RotaryAttention, SeparateAttention
+from vit_lightning.models.blocks import ACTIVATIONS
+from vit_lightning.models.crate import ISTA
+from vit_lightning.models.heads import DistilledHead
 from vit_lightning.models.patches import ConvProjection, LinearProjection
-from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
+from vit_lightning.models.positions import SinCos2dPositions
 from vit_lightning.models.vit import ViT, drop_path_rates
-from vit_lightning.weights.options import OPTIONS, Options, norm_text
+from vit_lightning.weights.options import (
+    ATTENTIONS,
+    FEED_FORWARDS,
+    OPTIONS,
+    POOLS,
+    POSITIONS,
+    Kinds,
+    Options,
+    norm_text,
+)
 
 
 def describe(vit: ViT) -> Options:
-    """The options of a ViT, read from its modules.
+    """Returns the options of a ViT.
 
     Raises:
         UserError: names blocks that are not ours, and blocks that differ from one another.
     """
     problems: list[str] = []
+    sizes = ("image_size", "patch_size", "in_channels", "num_classes", "emb_size", "depth", "num_heads")
     options = {
         **OPTIONS,
-        **{name: getattr(vit, name) for name in ("image_size", "patch_size", "in_channels", "num_classes")},
-        **{name: getattr(vit, name) for name in ("emb_size", "depth", "num_heads")},
+        **{name: getattr(vit, name) for name in sizes},
         **_embedding(vit, problems),
         **_head(vit, problems),
     }
@@ -51,14 +50,23 @@ def describe(vit: ViT) -> Options:
             problems.append(f"{name}: the blocks of the encoder differ from one another")
     if rates != drop_path_rates(vit.drop_path, len(rates)):
         problems.append(f"drop_path={rates} of the blocks does not grow linearly to {vit.drop_path}")
-    if options["final_norm"] is None:
-        options["final_norm"] = "before_pool" if "norm" in dict(vit.named_children()) else "none"
-    last = dict(vit.named_children()).get("norm", getattr(vit.head, "norm", None))
+    after_pool = _at(vit, "head.norm")
+    last = _at(vit, "norm", after_pool)
+    options["final_norm"] = "none" if last is None else "before_pool" if after_pool is None else "after_pool"
     if last is not None and (text := _norm(last, "norm", problems)) != options["norm"]:
         problems.append(f"norm={options['norm']} of the blocks and {text} at the end differ")
     if problems:
         raise UserError(dict.fromkeys(problems))
     return options
+
+
+def _at(module: Any, path: str, default: Any = None) -> Any:
+    """Returns the attribute at a dotted path, or the default where a part of the path is absent or None."""
+    for name in path.split("."):
+        module = getattr(module, name, None)
+        if module is None:
+            return default
+    return module
 
 
 def _norm(module: nn.Module | None, name: str, problems: list[str]) -> str | None:
@@ -72,85 +80,72 @@ def _norm(module: nn.Module | None, name: str, problems: list[str]) -> str | Non
     return None
 
 
-def _foreign(name: str, module: nn.Module | None) -> str:
+def _foreign(name: str, module: object) -> str:
     return f"{name}: {type(module).__name__} is no block of ours, and so nothing that another family could have"
 
 
-def _child(module: nn.Module, name: str) -> Any:
-    return dict(module.named_children()).get(name)
+def _kind(module: nn.Module, kinds: Kinds, name: str, problems: list[str]) -> str | None:
+    """Returns the name of a module's class."""
+    for kind, made in kinds.items():
+        if type(module) is made:
+            return kind
+    problems.append(_foreign(name, module))
+    return None
 
 
 def _embedding(vit: ViT, problems: list[str]) -> Options:
     embedding = vit.patch_embedding
-    projection, positions = _child(embedding, "projection"), _child(embedding, "positions")
-    layer = _child(projection, "conv") or _child(projection, "linear")
+    projection = embedding.projection
     if not isinstance(projection, ConvProjection | LinearProjection):
         problems.append(_foreign("patch_projection", projection))
+    registers = _at(embedding, "register_tokens.token")
     return {
-        "patch_bias": getattr(layer, "bias", None) is not None,
-        "patch_norm": _norm(_child(projection, "patch_norm"), "patch_norm", problems),
-        "patch_token_norm": _norm(_child(projection, "norm"), "patch_token_norm", problems),
-        "class_token": _child(embedding, "class_token") is not None,
-        "distillation_token": _child(embedding, "distillation_token") is not None,
-        "register_tokens": 0
-        if (registers := _child(embedding, "register_tokens")) is None
-        else registers.token.shape[1],
-        "positions": _positions(positions, vit.prefix_tokens, problems),
-        "embedding_norm": _norm(_child(embedding, "norm"), "embedding_norm", problems),
-        "emb_dropout": _child(embedding, "dropout").p,
-        "patch_dropout": 0.0 if (dropout := _child(embedding, "patch_dropout")) is None else dropout.p,
+        "patch_bias": _at(projection, "conv.bias", _at(projection, "linear.bias")) is not None,
+        "patch_norm": _norm(_at(projection, "patch_norm"), "patch_norm", problems),
+        "patch_token_norm": _norm(_at(projection, "norm"), "patch_token_norm", problems),
+        "class_token": _at(embedding, "class_token") is not None,
+        "distillation_token": _at(embedding, "distillation_token") is not None,
+        "register_tokens": 0 if registers is None else registers.shape[1],
+        "positions": _positions(_at(embedding, "positions"), vit.prefix_tokens, problems),
+        "embedding_norm": _norm(_at(embedding, "norm"), "embedding_norm", problems),
+        "emb_dropout": _at(embedding, "dropout.p"),
+        "patch_dropout": _at(embedding, "patch_dropout.p", 0.0),
     }
 
 
-def _positions(positions: nn.Module | None, prefix_tokens: int, problems: list[str]) -> str:
+def _positions(positions: nn.Module | None, prefix_tokens: int, problems: list[str]) -> str | None:
     if positions is None:
         return "none"
-    if type(positions) is LearnedPositions or (type(positions) is LearnedPatchPositions and not prefix_tokens):
-        return "learned"
-    if type(positions) is LearnedPatchPositions:
-        return "learned_patches"
     if type(positions) is SinCos2dPositions:
         return f"sincos2d {positions.form} {float(positions.temperature)!r}"
-    problems.append(_foreign("positions", positions))
-    return "none"
+    kind = _kind(positions, POSITIONS, "positions", problems)
+    return kind if prefix_tokens or kind is None else "learned"  # without such tokens both are the same
 
 
 def _block(block: nn.Module, problems: list[str]) -> Options:
-    halves = {name: getattr(half, "fn", half) for name, half in block.named_children()}
-    attention, feed_forward = halves["attention"], halves["feed_forward"]
-    scale = _child(attention, "layer_scale")
-    drop = _child(attention, "drop_path")
-    assert scale is None or isinstance(scale, LayerScale)
-    assert drop is None or isinstance(drop, DropPath)
-    norms = {_norm(_child(half, "norm"), "norm", problems) for half in (attention, feed_forward)}
+    attention, feed_forward = (_at(block, f"{name}.fn", _at(block, name)) for name in ("attention", "feed_forward"))
+    norms = {_norm(_at(half, "norm"), "norm", problems) for half in (attention, feed_forward)}
     if len(norms) > 1:
         problems.append(f"norm: the two of a block differ ({', '.join(map(str, norms))})")
     return {
         "norm": norms.pop(),
-        "layer_scale": None if scale is None else scale.init,
-        "drop_path": 0.0 if drop is None else drop.p,
-        **_attention(_child(attention, "attention"), problems),
-        **_feed_forward(_child(feed_forward, "feed_forward"), problems),
+        "layer_scale": _at(attention, "layer_scale.init"),
+        "drop_path": _at(attention, "drop_path.p", 0.0),
+        **_attention(attention.attention, problems),
+        **_feed_forward(feed_forward.feed_forward, problems),
     }
 
 
-_ATTENTIONS: dict[type[nn.Module], str] = {
-    MultiHeadAttention: "softmax",
-    SeparateAttention: "softmax",
-    RotaryAttention: "softmax",
-    DividedAfterSoftmaxAttention: "divided_after_softmax",
-    MSSA: "mssa",
-}
-
-
 def _attention(attention: Any, problems: list[str]) -> Options:
-    if type(attention) not in _ATTENTIONS:
-        problems.append(_foreign("attention", attention))
+    rotary = type(attention) is RotaryAttention
+    same = rotary or type(attention) is SeparateAttention
+    kind = "softmax" if same else _kind(attention, ATTENTIONS, "attention", problems)
+    if kind is None:
         return {}
     layer = next(iter(attention.children()))
     return {
-        "attention": _ATTENTIONS[type(attention)],
-        "rotary": _rotary(attention) if isinstance(attention, RotaryAttention) else None,
+        "attention": kind,
+        "rotary": _rotary(attention) if rotary else None,
         "dim_head": attention.dim_head,
         "scale": attention.scale,
         "qkv_bias": layer.bias is not None,
@@ -164,9 +159,10 @@ def _attention(attention: Any, problems: list[str]) -> Options:
 
 
 def _rotary(attention: RotaryAttention) -> str:
+    wavelengths = f"temperature {attention.temperature}"
     if attention.max_resolution is not None:
-        return f"max_resolution {attention.max_resolution}, reference_grid {attention.reference_grid}"
-    return f"temperature {attention.temperature}, reference_grid {attention.reference_grid}"
+        wavelengths = f"max_resolution {attention.max_resolution}"
+    return f"{wavelengths}, reference_grid {attention.reference_grid}"
 
 
 def _activation(module: nn.Module, problems: list[str]) -> str | None:
@@ -179,70 +175,44 @@ def _activation(module: nn.Module, problems: list[str]) -> str | None:
 
 
 def _feed_forward(part: Any, problems: list[str]) -> Options:
-    kinds = {FeedForwardBlock: "mlp", SwiGLU: "swiglu", PackedSwiGLU: "swiglu_packed", ISTA: "ista"}
-    if type(part) not in kinds:
-        problems.append(_foreign("feed_forward", part))
+    kind = _kind(part, FEED_FORWARDS, "feed_forward", problems)
+    if kind is None:
         return {}
     if isinstance(part, ISTA):
-        return {
-            "feed_forward": "ista",
-            "hidden": len(part.dictionary),
-            "step_size": part.step_size,
-            "threshold": part.threshold,
-        }
+        sizes = {"hidden": len(part.dictionary), "step_size": part.step_size, "threshold": part.threshold}
+        return {"feed_forward": kind, **sizes}
     return {
-        "feed_forward": kinds[type(part)],
+        "feed_forward": kind,
         "hidden": part.contract.in_features,
         "activation": _activation(part.activation, problems),
         "feed_forward_bias": part.contract.bias is not None,
-        "feed_forward_norm": _norm(getattr(part, "norm", None), "feed_forward_norm", problems),
+        "feed_forward_norm": _norm(_at(part, "norm"), "feed_forward_norm", problems),
         "feed_forward_dropout": part.dropout.p,
         "output_dropout": part.output_dropout.p,
     }
 
 
 def _head(vit: ViT, problems: list[str]) -> Options:
-    head = vit.head
-    if isinstance(head, DistilledHead):
-        return {"pool": "cls", "head_dropout": head.dropout.p, "final_norm": None}
-    dropout, representation = _child(head, "dropout"), _child(head, "representation")
-    return {
-        **_pool(_child(head, "pool"), vit.prefix_tokens, problems),
-        "final_norm": "after_pool" if _child(head, "norm") is not None else None,
-        "head_dropout": 0.0 if dropout is None else dropout.p,
-        "representation_size": None if representation is None else representation.linear.out_features,
-    }
+    pool = {"pool": "cls"} if isinstance(vit.head, DistilledHead) else _pool(vit.head.pool, vit, problems)
+    representation_size = _at(vit.head, "representation.linear.out_features")
+    return {**pool, "head_dropout": _at(vit.head, "dropout.p", 0.0), "representation_size": representation_size}
 
 
-def _pool(pool: Any, prefix_tokens: int, problems: list[str]) -> Options:
-    names = {
-        ClassTokenPool: "cls",
-        ClassTokenAndMeanPool: "cls_and_mean",
-        MeanPool: "mean",
-        MeanAllPool: "mean_all",
-        MaxPool: "max",
-        MeanMaxPool: "mean_max",
-        AttentionPool: "attention",
-    }
-    if type(pool) not in names:
-        problems.append(_foreign("pool", pool))
+def _pool(pool: Any, vit: ViT, problems: list[str]) -> Options:
+    kind = _kind(pool, POOLS, "pool", problems)
+    if kind is None:
         return {}
-    name = names[type(pool)] + ("_all" if getattr(pool, "prefix", False) else "")
-    if not prefix_tokens:  # then over all tokens is over the patches
-        name = name.removesuffix("_all")
-    if type(pool) is not AttentionPool:
-        return {"pool": name}
-    hidden = _child(pool.feed_forward, "contract")
-    return {
-        "pool": name,
-        "pool_hidden": hidden.in_features,
-        "pool_activation": _activation(_child(pool.feed_forward, "activation"), problems),
-        "pool_norm": _norm(pool.norm, "pool_norm", problems),
-    }
+    name = kind + ("_all" if getattr(pool, "prefix", False) else "")
+    options: Options = {"pool": name if vit.prefix_tokens else name.removesuffix("_all")}
+    if kind == "attention":
+        options["pool_hidden"] = pool.feed_forward.contract.in_features
+        options["pool_activation"] = _activation(pool.feed_forward.activation, problems)
+        options["pool_norm"] = _norm(pool.norm, "pool_norm", problems)
+    return options
 
 
 def canonical_state(vit: ViT) -> dict[str, Tensor]:
-    """The weights under the names that a ViT of ``build(describe(vit))`` has."""
+    """Returns the weights under the names that a ViT of ``build(describe(vit))`` has."""
     state = dict(vit.state_dict())
     projection = "patch_embedding.projection"
     if isinstance(vit.patch_embedding.projection, LinearProjection) and f"{projection}.patch_norm.weight" not in state:

@@ -1,122 +1,81 @@
-"""The ViT of the einops tutorial (the user's document 001), with both of its attentions, as written and corrected."""
+"""The ViT of the einops tutorial, with both of its attentions, as written and corrected."""
 
 from __future__ import annotations
 
+from vit_lightning.weights.fields import Field, choice, height, size
 from vit_lightning.weights.options import Options
-from vit_lightning.weights.tables import (
-    Config,
-    Family,
-    Layout,
-    Rename,
-    Shapes,
-    attention_names,
-    feed_forward_names,
-    heads,
-    layer,
-    norm,
-    size,
-    word,
-)
+from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family, Layout, Names, Shapes, Theirs
 
-_VARIANTS = {f"{layers}_{form}": (layers, form) for layers in ("fused", "separate") for form in ("literal", "correct")}
+_ATTENTIONS = {"literal": "divided_after_softmax", "correct": "softmax"}
+_VARIANTS = {f"{layers}_{form}": ours for layers in ("fused", "separate") for form, ours in _ATTENTIONS.items()}
 
 
-def _read_einops_tutorial(config: Config, layout: Layout) -> Options:
-    word("attention_variant", config["attention_variant"], {name: name for name in _VARIANTS})
-    literal = config["attention_variant"].endswith("literal")
-    options = heads(config["emb_size"], config["num_heads"])
+def _read(config: Config, options: Options, layout: Layout) -> Options:
+    literal = options["attention"] == "divided_after_softmax"
     return {
-        **options,
-        "scale": 1.0 if literal else options["scale"],
-        "attention": "divided_after_softmax" if literal else "softmax",
-        "image_size": size(config["img_size"]),
-        "patch_size": size(config["patch_size"]),
-        "in_channels": config["in_channels"],
-        "num_classes": config["num_classes"],
-        "depth": config["depth"],
         "hidden": config["forward_expansion"] * config["emb_size"],
-        "norm": "layernorm_1e-05",
-        "final_norm": "after_pool",
-        "pool": "mean_all",
-        "dropout": config["dropout"],
-        "projection_dropout": config["drop_p"],
-        "feed_forward_dropout": config["forward_drop_p"],
-        "output_dropout": config["drop_p"],
+        "scale": 1.0 if literal else options["scale"],
     }
 
 
-def _write_einops_tutorial(options: Options, layout: Layout) -> Config:
+def _write(options: Options, layout: Layout) -> Config:
     form = "literal" if options["attention"] == "divided_after_softmax" else "correct"
     return {
-        "in_channels": options["in_channels"],
-        "patch_size": options["patch_size"][0],
-        "emb_size": options["emb_size"],
-        "img_size": options["image_size"][0],
-        "depth": options["depth"],
-        "num_classes": options["num_classes"],
-        "num_heads": options["num_heads"],
         "forward_expansion": options["hidden"] // options["emb_size"],
-        "drop_p": options["projection_dropout"],
-        "forward_drop_p": options["feed_forward_dropout"],
-        "dropout": options["dropout"],
         "attention_variant": f"{layout['attention']}_{form}",
     }
 
 
-def _rename_einops_tutorial(options: Options, layout: Layout) -> list[Rename]:
-    names = [
-        *layer("patch_embedding.projection.conv", "0.projection.0"),
-        Rename("patch_embedding.class_token.token", "0.cls_token"),
-        Rename("patch_embedding.positions.table", "0.positions", "1 n e -> n e"),
-        *norm("head.norm", "2.1", options["norm"]),
-        *layer("head.linear", "2.2"),
-    ]
-    sizes = {"qkv": 3, "h": options["num_heads"]}
-    for block in range(options["depth"]):
-        theirs = f"1.{block}"
-        first, attention, _ = attention_names(block)
-        second, feed_forward, _ = feed_forward_names(block, options)
-        ours = {"weight": f"{attention}.qkv.weight", "bias": f"{attention}.qkv.bias"}
-        if layout["attention"] == "separate":
-            parts = [f"{theirs}.0.fn.1.{part}" for part in ("queries", "keys", "values")]
-            names += [Rename(name, tuple(f"{part}.{kind}" for part in parts)) for kind, name in ours.items()]
-        else:  # the tutorial has the three innermost
-            fused = f"{theirs}.0.fn.1.qkv"
-            names.append(Rename(ours["weight"], f"{fused}.weight", "(qkv h d) i -> (h d qkv) i", sizes))
-            names.append(Rename(ours["bias"], f"{fused}.bias", "(qkv h d) -> (h d qkv)", sizes))
-        names += [
-            *norm(first, f"{theirs}.0.fn.0", options["norm"]),
-            *layer(f"{attention}.projection", f"{theirs}.0.fn.1.projection"),
-            *norm(second, f"{theirs}.1.fn.0", options["norm"]),
-            *layer(f"{feed_forward}.expand", f"{theirs}.1.fn.1.0"),
-            *layer(f"{feed_forward}.contract", f"{theirs}.1.fn.1.3"),
-        ]
-    return names
+def _names(options: Options, layout: Layout) -> Names:
+    attention, feed_forward = "1.*.0.fn", "1.*.1.fn"
+    qkv: Names
+    if layout["attention"] == "separate":
+        qkv = {"qkv": Theirs(tuple(f"{attention}.1.{part}" for part in ("queries", "keys", "values")))}
+    else:  # the tutorial has the three innermost
+        sizes = {"qkv": 3, "h": options["num_heads"]}
+        qkv = {
+            "qkv.weight": Theirs(f"{attention}.1.qkv.weight", "(qkv h d) i -> (h d qkv) i", sizes),
+            "qkv.bias": Theirs(f"{attention}.1.qkv.bias", "(qkv h d) -> (h d qkv)", sizes),
+        }
+    return {
+        "patch_embedding.projection.conv": "0.projection.0",
+        "patch_embedding.class_token.token": "0.cls_token",
+        "patch_embedding.positions.table": Theirs("0.positions", "1 n e -> n e"),
+        f"{ATTENTION}.norm": f"{attention}.0",
+        **{f"{ATTENTION}.attention.{ours}": theirs for ours, theirs in qkv.items()},
+        f"{ATTENTION}.attention.projection": f"{attention}.1.projection",
+        f"{FEED_FORWARD}.norm": f"{feed_forward}.0",
+        f"{FEED_FORWARD}.feed_forward.expand": f"{feed_forward}.1.0",
+        f"{FEED_FORWARD}.feed_forward.contract": f"{feed_forward}.1.3",
+        "head.norm": "2.1",
+        "head.linear": "2.2",
+    }
 
 
-def _find_einops_layout(shapes: Shapes, config: Config) -> Layout:
+def _find_layout(shapes: Shapes) -> Layout:
     return {"attention": "separate" if any(name.endswith(".queries.weight") for name in shapes) else "fused"}
 
 
 EINOPS_TUTORIAL = Family(
-    defaults={
-        "in_channels": 3,
-        "patch_size": 16,
-        "emb_size": 768,
-        "img_size": 224,
-        "depth": 12,
-        "num_classes": 1000,
-        "num_heads": 8,
-        "forward_expansion": 4,
-        "drop_p": 0.0,
-        "forward_drop_p": 0.0,
-        "dropout": 0.0,
-        "attention_variant": "fused_literal",
-    },
-    read=_read_einops_tutorial,
-    write=_write_einops_tutorial,
-    rename=_rename_einops_tutorial,
+    name="einops_tutorial",
+    fields=(
+        Field("in_channels", 3, "in_channels"),
+        Field("patch_size", 16, "patch_size", size, height),
+        Field("emb_size", 768, "emb_size"),
+        Field("img_size", 224, "image_size", size, height),
+        Field("depth", 12, "depth"),
+        Field("num_classes", 1000, "num_classes"),
+        Field("num_heads", 8, "num_heads"),
+        Field("forward_expansion", 4),
+        Field("drop_p", 0.0, ("projection_dropout", "output_dropout")),
+        Field("forward_drop_p", 0.0, "feed_forward_dropout"),
+        Field("dropout", 0.0, "dropout"),
+        choice("attention_variant", "fused_literal", "attention", _VARIANTS),
+    ),
+    names=_names,
+    fixed={"norm": "layernorm_1e-05", "final_norm": "after_pool", "pool": "mean_all"},
+    read_rest=_read,
+    write_rest=_write,
     layouts={"attention": ("fused", "separate")},
-    find_layout=_find_einops_layout,
-    layout_for=lambda options: {"attention": "fused"},
+    find_layout=_find_layout,
 )

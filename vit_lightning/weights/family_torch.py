@@ -1,134 +1,64 @@
-"""torchvision's ViT, Hugging Face's, and the one on ``nn.TransformerEncoder`` of the user's document 003."""
+"""torchvision's ViT, Hugging Face's, and one whose encoder is ``nn.TransformerEncoder``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from vit_lightning.weights.fields import Field, choice, height, norm_choice, ratio, side, size
 from vit_lightning.weights.options import Options, norm_text
-from vit_lightning.weights.tables import (
-    Config,
-    Family,
-    Layout,
-    Rename,
-    Shapes,
-    attention_names,
-    feed_forward_names,
-    heads,
-    layer,
-    norm,
-    norm_of_config,
-    norm_to_config,
-    ratio,
-    side,
-    size,
-    word,
-    word_for,
-)
+from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family, Layout, Names, Theirs
 
-_CONV = "patch_embedding.projection.conv"
-_CLASS_TOKEN = "patch_embedding.class_token.token"
-_POSITIONS = "patch_embedding.positions.table"
+_DROPOUTS = ("emb_dropout", "projection_dropout", "feed_forward_dropout", "output_dropout")
 
 
-def _one_dropout(rate: float) -> Options:
-    """The rates of a family that drops the same share after embedding, attention's output and feed-forward part."""
-    names = ("emb_dropout", "projection_dropout", "feed_forward_dropout", "output_dropout")
-    return dict.fromkeys(names, rate)
-
-
-def _read_torchvision(config: Config, layout: Layout) -> Options:
+def _multi_head_attention(theirs: str) -> Names:
+    """Returns the names in torch's ``nn.MultiheadAttention``."""
     return {
-        **heads(config["hidden_dim"], config["num_heads"]),
-        "image_size": size(config["image_size"]),
-        "patch_size": size(config["patch_size"]),
-        "num_classes": config["num_classes"],
-        "depth": config["num_layers"],
-        "hidden": config["mlp_dim"],
-        "norm": norm_of_config("norm_layer", config["norm_layer"], "layernorm_1e-06"),
-        "representation_size": config["representation_size"],
-        **_one_dropout(config["dropout"]),
-        "dropout": config["attention_dropout"],
+        f"{ATTENTION}.attention.qkv.weight": f"{theirs}.in_proj_weight",
+        f"{ATTENTION}.attention.qkv.bias": f"{theirs}.in_proj_bias",
+        f"{ATTENTION}.attention.projection": f"{theirs}.out_proj",
     }
 
 
-def _write_torchvision(options: Options, layout: Layout) -> Config:
+def _torchvision_names(options: Options, layout: Layout) -> Names:
+    block = "encoder.layers.encoder_layer_*"
     return {
-        "image_size": options["image_size"][0],
-        "patch_size": options["patch_size"][0],
-        "num_layers": options["depth"],
-        "num_heads": options["num_heads"],
-        "hidden_dim": options["emb_size"],
-        "mlp_dim": options["hidden"],
-        "dropout": options["emb_dropout"],
-        "attention_dropout": options["dropout"],
-        "num_classes": options["num_classes"],
-        "representation_size": options["representation_size"],
-        "norm_layer": None if options["norm"] == "layernorm_1e-06" else norm_to_config(options["norm"]),
+        "patch_embedding.projection.conv": "conv_proj",
+        "patch_embedding.class_token.token": "class_token",
+        "patch_embedding.positions.table": "encoder.pos_embedding",
+        f"{ATTENTION}.norm": f"{block}.ln_1",
+        **_multi_head_attention(f"{block}.self_attention"),
+        f"{FEED_FORWARD}.norm": f"{block}.ln_2",
+        f"{FEED_FORWARD}.feed_forward.expand": f"{block}.mlp.{layout['mlp'][0]}",
+        f"{FEED_FORWARD}.feed_forward.contract": f"{block}.mlp.{layout['mlp'][1]}",
+        "norm": "encoder.ln",
+        "head.representation.linear": "heads.pre_logits",
+        "head.linear": "heads.head",
     }
-
-
-def _rename_torchvision(options: Options, layout: Layout) -> list[Rename]:
-    names = [
-        *layer(_CONV, "conv_proj"),
-        Rename(_CLASS_TOKEN, "class_token"),
-        Rename(_POSITIONS, "encoder.pos_embedding"),
-        *norm("norm", "encoder.ln", options["norm"]),
-        *layer("head.linear", "heads.head"),
-    ]
-    if options["representation_size"]:
-        names += layer("head.representation.linear", "heads.pre_logits")
-    for block in range(options["depth"]):
-        theirs = f"encoder.layers.encoder_layer_{block}"
-        first, attention, _ = attention_names(block)
-        second, feed_forward, _ = feed_forward_names(block, options)
-        names += [
-            *norm(first, f"{theirs}.ln_1", options["norm"]),
-            *_multi_head_attention(attention, f"{theirs}.self_attention"),
-            *norm(second, f"{theirs}.ln_2", options["norm"]),
-            *layer(f"{feed_forward}.expand", f"{theirs}.mlp.{layout['mlp'][0]}"),
-            *layer(f"{feed_forward}.contract", f"{theirs}.mlp.{layout['mlp'][1]}"),
-        ]
-    return names
-
-
-def _multi_head_attention(ours: str, theirs: str) -> list[Rename]:
-    """The names in torch's ``nn.MultiheadAttention``."""
-    return [
-        Rename(f"{ours}.qkv.weight", f"{theirs}.in_proj_weight"),
-        Rename(f"{ours}.qkv.bias", f"{theirs}.in_proj_bias"),
-        *layer(f"{ours}.projection", f"{theirs}.out_proj"),
-    ]
 
 
 _MLP_NAMES = (["0", "3"], ["linear_1", "linear_2"])  # now, and before torchvision 0.14
 
-
-def _find_torchvision_layout(shapes: Shapes, config: Config) -> Layout:
-    return {"mlp": _MLP_NAMES[any(".mlp.linear_1." in name for name in shapes)]}
-
-
 TORCHVISION = Family(
-    defaults={
-        "image_size": ...,
-        "patch_size": ...,
-        "num_layers": ...,
-        "num_heads": ...,
-        "hidden_dim": ...,
-        "mlp_dim": ...,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "num_classes": 1000,
-        "representation_size": None,
-        "norm_layer": None,
-    },
+    name="torchvision",
+    fields=(
+        Field("image_size", ..., "image_size", size, height),
+        Field("patch_size", ..., "patch_size", size, height),
+        Field("num_layers", ..., "depth"),
+        Field("num_heads", ..., "num_heads"),
+        Field("hidden_dim", ..., "emb_size"),
+        Field("mlp_dim", ..., "hidden"),
+        Field("dropout", 0.0, _DROPOUTS),
+        Field("attention_dropout", 0.0, "dropout"),
+        Field("num_classes", 1000, "num_classes"),
+        Field("representation_size", None, "representation_size"),
+        norm_choice("norm_layer", "norm", unset="layernorm_1e-06"),
+    ),
+    names=_torchvision_names,
     without={"conv_stem_configs": None},
-    read=_read_torchvision,
-    write=_write_torchvision,
-    rename=_rename_torchvision,
     layouts={"mlp": _MLP_NAMES},
-    find_layout=_find_torchvision_layout,
-    layout_for=lambda options: {"mlp": _MLP_NAMES[0]},
+    find_layout=lambda shapes: {"mlp": _MLP_NAMES[any(".mlp.linear_1." in name for name in shapes)]},
 )
 
 _HF_ACTIVATIONS = {
@@ -144,190 +74,100 @@ _HF_ACTIVATIONS = {
 
 
 def _flat_hf(config: Mapping[str, Any]) -> Config:
-    """A config.json has the names of the labels, from which their number follows."""
+    """Returns a config with the number of labels, which in a config.json follows from their names."""
     flat = dict(config)
     if "num_labels" not in flat and flat.get("id2label"):
         flat["num_labels"] = len(flat["id2label"])
     return flat
 
 
-def _read_hf(config: Config, layout: Layout) -> Options:
-    drop = config["hidden_dropout_prob"]
+def _hf_names(options: Options, layout: Layout) -> Names:
+    if layout["names"] == "memory":  # in memory since transformers 5
+        block = "vit.layers.*"
+        qkv = tuple(f"{block}.attention.{part}_proj" for part in "qkv")
+        projection, expand, contract = "attention.o_proj", "mlp.fc1", "mlp.fc2"
+    else:  # on disk, and in memory before
+        block = "vit.encoder.layer.*"
+        qkv = tuple(f"{block}.attention.attention.{part}" for part in ("query", "key", "value"))
+        projection, expand, contract = "attention.output.dense", "intermediate.dense", "output.dense"
     return {
-        **heads(config["hidden_size"], config["num_attention_heads"]),
-        "image_size": size(config["image_size"]),
-        "patch_size": size(config["patch_size"]),
-        "in_channels": config["num_channels"],
-        "num_classes": config["num_labels"],
-        "depth": config["num_hidden_layers"],
-        "hidden": config["intermediate_size"],
-        "activation": word("hidden_act", config["hidden_act"], _HF_ACTIVATIONS),
-        "norm": norm_text("layernorm", float(config["layer_norm_eps"])),
-        "qkv_bias": config["qkv_bias"],
-        "emb_dropout": drop,
-        "projection_dropout": drop,
-        "output_dropout": drop,
-        "dropout": config["attention_probs_dropout_prob"],
+        "patch_embedding.projection.conv": "vit.embeddings.patch_embeddings.projection",
+        "patch_embedding.class_token.token": "vit.embeddings.cls_token",
+        "patch_embedding.positions.table": "vit.embeddings.position_embeddings",
+        f"{ATTENTION}.norm": f"{block}.layernorm_before",
+        f"{ATTENTION}.attention.qkv": Theirs(qkv),
+        f"{ATTENTION}.attention.projection": f"{block}.{projection}",
+        f"{FEED_FORWARD}.norm": f"{block}.layernorm_after",
+        f"{FEED_FORWARD}.feed_forward.expand": f"{block}.{expand}",
+        f"{FEED_FORWARD}.feed_forward.contract": f"{block}.{contract}",
+        "norm": "vit.layernorm",
+        "head.linear": "classifier",
     }
 
 
-def _write_hf(options: Options, layout: Layout) -> Config:
-    return {
-        "hidden_size": options["emb_size"],
-        "num_hidden_layers": options["depth"],
-        "num_attention_heads": options["num_heads"],
-        "intermediate_size": options["hidden"],
-        "hidden_act": word_for(options["activation"], _HF_ACTIVATIONS, "gelu"),
-        "hidden_dropout_prob": options["emb_dropout"],
-        "attention_probs_dropout_prob": options["dropout"],
-        "layer_norm_eps": float(options["norm"].rpartition("_")[2]),
-        "image_size": side(options["image_size"]),
-        "patch_size": side(options["patch_size"]),
-        "num_channels": options["in_channels"],
-        "qkv_bias": options["qkv_bias"],
-        "num_labels": options["num_classes"],
-    }
-
-
-_HF_NAMES = {
-    "memory": {
-        "block": "vit.layers",
-        "qkv": ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
-        "projection": "attention.o_proj",
-        "expand": "mlp.fc1",
-        "contract": "mlp.fc2",
-    },
-    "disk": {
-        "block": "vit.encoder.layer",
-        "qkv": tuple(f"attention.attention.{part}" for part in ("query", "key", "value")),
-        "projection": "attention.output.dense",
-        "expand": "intermediate.dense",
-        "contract": "output.dense",
-    },
-}
-"""In memory since transformers 5; on disk, and in memory before."""
-
-
-def _rename_hf(options: Options, layout: Layout) -> list[Rename]:
-    table = _HF_NAMES[layout["names"]]
-    embeddings = "vit.embeddings"
-    names = [
-        Rename(_CLASS_TOKEN, f"{embeddings}.cls_token"),
-        Rename(_POSITIONS, f"{embeddings}.position_embeddings"),
-        *layer(_CONV, f"{embeddings}.patch_embeddings.projection"),
-        *norm("norm", "vit.layernorm", options["norm"]),
-        *(layer("head.linear", "classifier") if options["num_classes"] else []),
-    ]
-    for block in range(options["depth"]):
-        theirs = f"{table['block']}.{block}"
-        first, attention, _ = attention_names(block)
-        second, feed_forward, _ = feed_forward_names(block, options)
-        for kind in ("weight", "bias") if options["qkv_bias"] else ("weight",):
-            parts = tuple(f"{theirs}.{part}.{kind}" for part in table["qkv"])
-            names.append(Rename(f"{attention}.qkv.{kind}", parts))
-        names += [
-            *norm(first, f"{theirs}.layernorm_before", options["norm"]),
-            *layer(f"{attention}.projection", f"{theirs}.{table['projection']}"),
-            *norm(second, f"{theirs}.layernorm_after", options["norm"]),
-            *layer(f"{feed_forward}.expand", f"{theirs}.{table['expand']}"),
-            *layer(f"{feed_forward}.contract", f"{theirs}.{table['contract']}"),
-        ]
-    return names
-
-
-def _find_hf_layout(shapes: Shapes, config: Config) -> Layout:
-    return {"names": "disk" if any(name.startswith("vit.encoder.") for name in shapes) else "memory"}
+def _eps(norm: str) -> float:
+    return float(norm.rpartition("_")[2])
 
 
 HF = Family(
-    defaults={
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "layer_norm_eps": 1e-12,
-        "image_size": 224,
-        "patch_size": 16,
-        "num_channels": 3,
-        "qkv_bias": True,
-        "num_labels": 2,
-    },
+    name="hf",
+    fields=(
+        Field("hidden_size", 768, "emb_size"),
+        Field("num_hidden_layers", 12, "depth"),
+        Field("num_attention_heads", 12, "num_heads"),
+        Field("intermediate_size", 3072, "hidden"),
+        choice("hidden_act", "gelu", "activation", _HF_ACTIVATIONS),
+        Field("hidden_dropout_prob", 0.0, ("emb_dropout", "projection_dropout", "output_dropout")),
+        Field("attention_probs_dropout_prob", 0.0, "dropout"),
+        Field("layer_norm_eps", 1e-12, "norm", lambda eps: norm_text("layernorm", float(eps)), _eps),
+        Field("image_size", 224, "image_size", size, side),
+        Field("patch_size", 16, "patch_size", size, side),
+        Field("num_channels", 3, "in_channels"),
+        Field("qkv_bias", True, "qkv_bias"),
+        Field("num_labels", 2, "num_classes"),
+    ),
+    names=_hf_names,
     inert=frozenset({"initializer_range", "encoder_stride", "pooler_output_size", "pooler_act", "model_type"})
     | {"architectures", "transformers_version", "dtype", "torch_dtype", "id2label", "label2id"},
     flatten=_flat_hf,
-    read=_read_hf,
-    write=_write_hf,
-    rename=_rename_hf,
     headless=True,
     layouts={"names": ("memory", "disk")},
-    find_layout=_find_hf_layout,
-    layout_for=lambda options: {"names": "memory"},
+    find_layout=lambda shapes: {
+        "names": "disk" if any(name.startswith("vit.encoder.") for name in shapes) else "memory"
+    },
 )
 
 
-def _read_torch_encoder(config: Config, layout: Layout) -> Options:
+def _torch_encoder_names(options: Options, layout: Layout) -> Names:
+    block = "blocks.layers.*"
     return {
-        **heads(config["embed_dim"], config["num_heads"]),
-        "image_size": size(config["img_size"]),
-        "patch_size": size(config["patch_size"]),
-        "num_classes": config["num_classes"],
-        "depth": config["depth"],
-        "hidden": int(config["embed_dim"] * config["mlp_ratio"]),
-        "norm": "layernorm_1e-05",
-        # the document sets one dropout to 0.1, and the others are 0.1 because torch's layer is so by default
-        **_one_dropout(0.1),
-        "dropout": 0.1,
+        "patch_embedding.projection.conv": "patch_embed.proj",
+        "patch_embedding.class_token.token": "cls_token",
+        "patch_embedding.positions.table": "pos_embed",
+        f"{ATTENTION}.norm": f"{block}.norm1",
+        **_multi_head_attention(f"{block}.self_attn"),
+        f"{FEED_FORWARD}.norm": f"{block}.norm2",
+        f"{FEED_FORWARD}.feed_forward.expand": f"{block}.linear1",
+        f"{FEED_FORWARD}.feed_forward.contract": f"{block}.linear2",
+        "norm": "norm",
+        "head.linear": "head",
     }
-
-
-def _write_torch_encoder(options: Options, layout: Layout) -> Config:
-    return {
-        "img_size": options["image_size"][0],
-        "patch_size": options["patch_size"][0],
-        "num_classes": options["num_classes"],
-        "embed_dim": options["emb_size"],
-        "depth": options["depth"],
-        "num_heads": options["num_heads"],
-        "mlp_ratio": ratio(options["hidden"], options["emb_size"]),
-    }
-
-
-def _rename_torch_encoder(options: Options, layout: Layout) -> list[Rename]:
-    names = [
-        *layer(_CONV, "patch_embed.proj"),
-        Rename(_CLASS_TOKEN, "cls_token"),
-        Rename(_POSITIONS, "pos_embed"),
-        *norm("norm", "norm", options["norm"]),
-        *layer("head.linear", "head"),
-    ]
-    for block in range(options["depth"]):
-        theirs = f"blocks.layers.{block}"
-        first, attention, _ = attention_names(block)
-        second, feed_forward, _ = feed_forward_names(block, options)
-        names += [
-            *norm(first, f"{theirs}.norm1", options["norm"]),
-            *_multi_head_attention(attention, f"{theirs}.self_attn"),
-            *norm(second, f"{theirs}.norm2", options["norm"]),
-            *layer(f"{feed_forward}.expand", f"{theirs}.linear1"),
-            *layer(f"{feed_forward}.contract", f"{theirs}.linear2"),
-        ]
-    return names
 
 
 TORCH_ENCODER = Family(
-    defaults={
-        "img_size": 224,
-        "patch_size": 16,
-        "num_classes": 1000,
-        "embed_dim": 768,
-        "depth": 12,
-        "num_heads": 12,
-        "mlp_ratio": 4.0,
-    },
-    read=_read_torch_encoder,
-    write=_write_torch_encoder,
-    rename=_rename_torch_encoder,
+    name="torch_encoder",
+    fields=(
+        Field("img_size", 224, "image_size", size, height),
+        Field("patch_size", 16, "patch_size", size, height),
+        Field("num_classes", 1000, "num_classes"),
+        Field("embed_dim", 768, "emb_size"),
+        Field("depth", 12, "depth"),
+        Field("num_heads", 12, "num_heads"),
+        Field("mlp_ratio", 4.0),
+    ),
+    names=_torch_encoder_names,
+    # it sets one dropout to 0.1, and the others are 0.1 because that is the default of torch's layer
+    fixed={"norm": "layernorm_1e-05", "dropout": 0.1, **dict.fromkeys(_DROPOUTS, 0.1)},
+    read_rest=lambda config, options, layout: {"hidden": int(config["embed_dim"] * config["mlp_ratio"])},
+    write_rest=lambda options, layout: {"mlp_ratio": ratio(options["hidden"], options["emb_size"])},
 )

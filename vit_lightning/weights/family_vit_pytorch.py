@@ -1,256 +1,166 @@
-"""lucidrains' vit-pytorch (ViT now and as in document 002, SimpleViT), and CRATE, which is written after it."""
+"""lucidrains' vit-pytorch (ViT now and in older versions, SimpleViT), and CRATE, whose code follows it."""
 
 from __future__ import annotations
 
+from vit_lightning.weights.fields import Field, side, size, word
 from vit_lightning.weights.options import Options
-from vit_lightning.weights.tables import (
-    Config,
-    Family,
-    Layout,
-    Rename,
-    Shapes,
-    attention_names,
-    feed_forward_names,
-    layer,
-    norm,
-    side,
-    size,
-    word,
-)
+from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family, Layout, Names, Shapes, Theirs
 
 _EPS = "layernorm_1e-05"
-_SIZES = {"image_size": ..., "patch_size": ..., "num_classes": ..., "dim": ..., "depth": ..., "heads": ...}
-_POOLS = {"cls": "cls", "mean": "mean"}
-_PROJECTION = "patch_embedding.projection"
-_SIMPLE_POSITIONS = "sincos2d simple_vit 10000.0"
+_FIXED: Options = {"patch_norm": _EPS, "patch_token_norm": _EPS, "norm": _EPS, "qkv_bias": False}
+_SIZES = (
+    Field("image_size", ..., "image_size", size, side),
+    Field("patch_size", ..., "patch_size", size, side),
+    Field("num_classes", ..., "num_classes"),
+    Field("dim", ..., "emb_size"),
+    Field("depth", ..., "depth"),
+    Field("heads", ..., "num_heads"),
+)
+_HIDDEN = Field("mlp_dim", ..., "hidden")
+_MORE_SIZES = (Field("channels", 3, "in_channels"), Field("dim_head", 64, "dim_head"))
 
 
-def _read_common(config: Config) -> Options:
-    dim_head = config["dim_head"]
+def _read_pool(pool: str) -> str:
+    return word("pool", pool, {"cls": "cls", "mean": "mean"})
+
+
+def _write_pool(pool: str) -> str:
+    return pool.removesuffix("_all")
+
+
+_POOL = Field("pool", "cls", "pool", _read_pool, _write_pool)
+
+
+def _read_projection(config: Config) -> Options:
+    """Returns no projection for one head as wide as the tokens, where the references leave it out."""
+    absent = config["heads"] == 1 and config["dim_head"] == config["dim"]
+    return {"projection": False, "projection_dropout": 0.0} if absent else {}
+
+
+def _patch_names(options: Options) -> Names:
+    """Returns names of norms and matrix over the pixels of a patch; theirs have the channels innermost."""
+    sizes = dict(zip(("p1", "p2"), options["patch_size"], strict=True))
+    ours, theirs, pixels = "patch_embedding.projection", "to_patch_embedding", "(c p1 p2) -> (p1 p2 c)"
     return {
-        "image_size": size(config["image_size"]),
-        "patch_size": size(config["patch_size"]),
-        "in_channels": config["channels"],
-        "num_classes": config["num_classes"],
-        "emb_size": config["dim"],
-        "depth": config["depth"],
-        "num_heads": config["heads"],
-        "patch_norm": _EPS,
-        "patch_token_norm": _EPS,
-        "norm": _EPS,
-        "dim_head": dim_head,
-        "scale": dim_head**-0.5,
-        "qkv_bias": False,
-        "hidden": config.get("mlp_dim", config["dim"]),
+        f"{ours}.patch_norm.weight": Theirs(f"{theirs}.1.weight", pixels, sizes),
+        f"{ours}.patch_norm.bias": Theirs(f"{theirs}.1.bias", pixels, sizes),
+        f"{ours}.linear.weight": Theirs(f"{theirs}.2.weight", "e (c p1 p2) -> e (p1 p2 c)", sizes),
+        f"{ours}.linear.bias": f"{theirs}.2.bias",
+        f"{ours}.norm": f"{theirs}.3",
     }
 
 
-def _write_common(options: Options) -> Config:
+def _block_names(projection: str, contract: str) -> Names:
+    attention, feed_forward = "transformer.layers.*.0", "transformer.layers.*.1.net"
     return {
-        "image_size": side(options["image_size"]),
-        "patch_size": side(options["patch_size"]),
-        "num_classes": options["num_classes"],
-        "dim": options["emb_size"],
-        "depth": options["depth"],
-        "heads": options["num_heads"],
-        "channels": options["in_channels"],
-        "dim_head": options["dim_head"],
+        f"{ATTENTION}.norm": f"{attention}.norm",
+        f"{ATTENTION}.attention.qkv": f"{attention}.to_qkv",
+        f"{ATTENTION}.attention.projection": f"{attention}.{projection}",
+        f"{FEED_FORWARD}.norm": f"{feed_forward}.0",
+        f"{FEED_FORWARD}.feed_forward.expand": f"{feed_forward}.1",
+        f"{FEED_FORWARD}.feed_forward.contract": f"{feed_forward}.{contract}",
+        "norm": "transformer.norm",
     }
 
 
-def _has_projection(config: Config) -> bool:
-    """The references leave the projection out where one head is as wide as the tokens."""
-    return not (config["heads"] == 1 and config["dim_head"] == config["dim"])
-
-
-def _dropouts(config: Config) -> Options:
-    drop = config["dropout"]
-    projection = {"projection": _has_projection(config), "projection_dropout": drop if _has_projection(config) else 0.0}
-    return {**projection, "dropout": drop, "emb_dropout": config["emb_dropout"]}
-
-
-def _rename_patches(options: Options) -> list[Rename]:
-    """Norms and matrix over the pixels of a patch; theirs go through a patch with the channels innermost."""
-    height, width = options["patch_size"]
-    sizes = {"p1": height, "p2": width}
-    pixels = "(c p1 p2) -> (p1 p2 c)"
-    return [
-        Rename(f"{_PROJECTION}.patch_norm.weight", "to_patch_embedding.1.weight", pixels, sizes),
-        Rename(f"{_PROJECTION}.patch_norm.bias", "to_patch_embedding.1.bias", pixels, sizes),
-        Rename(f"{_PROJECTION}.linear.weight", "to_patch_embedding.2.weight", "e (c p1 p2) -> e (p1 p2 c)", sizes),
-        Rename(f"{_PROJECTION}.linear.bias", "to_patch_embedding.2.bias"),
-        *norm(f"{_PROJECTION}.norm", "to_patch_embedding.3", _EPS),
-    ]
-
-
-def _read_vit(config: Config, layout: Layout) -> Options:
-    pool = word("pool", config["pool"], _POOLS)
-    older = layout["version"] == "older"
+def _read_vit(config: Config, options: Options, layout: Layout) -> Options:
+    older, mean = layout["version"] == "older", options["pool"] == "mean"
     return {
-        **_read_common(config),
-        **_dropouts(config),
-        "class_token": older or pool == "cls",
-        "pool": "mean_all" if older and pool == "mean" else pool,
-        "feed_forward_dropout": config["dropout"],
-        "output_dropout": config["dropout"],
+        **_read_projection(config),
+        "class_token": older or not mean,
+        "pool": "mean_all" if older and mean else options["pool"],
     }
 
 
-def _write_vit(options: Options, layout: Layout) -> Config:
+def _vit_names(options: Options, layout: Layout) -> Names:
+    pattern = "" if layout["version"] == "older" else "1 n e -> n e"
     return {
-        **_write_common(options),
-        "mlp_dim": options["hidden"],
-        "pool": options["pool"].removesuffix("_all"),
-        "dropout": options["dropout"],
-        "emb_dropout": options["emb_dropout"],
+        **_patch_names(options),
+        "patch_embedding.class_token.token": Theirs("cls_token", pattern),
+        "patch_embedding.positions.table": Theirs("pos_embedding", pattern),
+        **_block_names("to_out.0", "4"),
+        "head.linear": "mlp_head",
     }
 
 
-def _rename_vit(options: Options, layout: Layout) -> list[Rename]:
-    older = layout["version"] == "older"
-    names = [
-        *_rename_patches(options),
-        Rename("patch_embedding.positions.table", "pos_embedding", "" if older else "1 n e -> n e"),
-        *norm("norm", "transformer.norm", _EPS),
-        *layer("head.linear", "mlp_head"),
-    ]
-    if options["class_token"]:
-        names.append(Rename("patch_embedding.class_token.token", "cls_token", "" if older else "1 n e -> n e"))
-    for block in range(options["depth"]):
-        names += _rename_block(block, options, {"projection": "to_out.0", "contract": "4"}, out_bias=True)
-    return names
-
-
-def _rename_block(block: int, options: Options, theirs: dict[str, str], *, out_bias: bool) -> list[Rename]:
-    first, attention, _ = attention_names(block)
-    second, feed_forward, _ = feed_forward_names(block, options)
-    place = f"transformer.layers.{block}"
-    names = [
-        *norm(first, f"{place}.0.norm", _EPS),
-        *layer(f"{attention}.qkv", f"{place}.0.to_qkv", bias=False),
-        *norm(second, f"{place}.1.net.0", _EPS),
-        *layer(f"{feed_forward}.expand", f"{place}.1.net.1"),
-        *layer(f"{feed_forward}.contract", f"{place}.1.net.{theirs['contract']}"),
-    ]
-    if options["projection"]:
-        names += layer(f"{attention}.projection", f"{place}.0.{theirs['projection']}", bias=out_bias)
-    return names
-
-
-def _find_vit_layout(shapes: Shapes, config: Config) -> Layout:
+def _find_vit_layout(shapes: Shapes) -> Layout:
     return {"version": "older" if len(shapes.get("pos_embedding", ())) == 3 else "current"}
 
 
-def _nothing(options: Options, layout: Layout) -> dict[str, tuple[int, ...]]:
+def _empty_class_token(options: Options, layout: Layout) -> dict[str, tuple[int, ...]]:
     absent = layout["version"] == "current" and not options["class_token"]
     return {"cls_token": (0, options["emb_size"])} if absent else {}
 
 
 VIT_PYTORCH = Family(
-    defaults={
-        **_SIZES,
-        "mlp_dim": ...,
-        "pool": "cls",
-        "channels": 3,
-        "dim_head": 64,
-        "dropout": 0.0,
-        "emb_dropout": 0.0,
-    },
-    read=_read_vit,
-    write=_write_vit,
-    rename=_rename_vit,
+    name="vit_pytorch",
+    fields=(
+        *_SIZES,
+        _HIDDEN,
+        _POOL,
+        *_MORE_SIZES,
+        Field("dropout", 0.0, ("dropout", "projection_dropout", "feed_forward_dropout", "output_dropout")),
+        Field("emb_dropout", 0.0, "emb_dropout"),
+    ),
+    names=_vit_names,
+    fixed=_FIXED,
+    read_rest=_read_vit,
     layouts={"version": ("current", "older")},
     find_layout=_find_vit_layout,
-    layout_for=lambda options: {"version": "current"},
-    extra=_nothing,
+    extra=_empty_class_token,
 )
-
-
-def _read_simple_vit(config: Config, layout: Layout) -> Options:
-    return {
-        **_read_common(config),
-        "class_token": False,
-        "positions": _SIMPLE_POSITIONS,
-        "pool": "mean",
-        "projection_bias": False,
-    }
-
-
-def _write_simple_vit(options: Options, layout: Layout) -> Config:
-    return {**_write_common(options), "mlp_dim": options["hidden"]}
-
-
-def _rename_simple_vit(options: Options, layout: Layout) -> list[Rename]:
-    names = [
-        *_rename_patches(options),
-        *norm("norm", "transformer.norm", _EPS),
-        *layer("head.linear", "linear_head"),
-    ]
-    for block in range(options["depth"]):
-        names += _rename_block(block, options, {"projection": "to_out", "contract": "3"}, out_bias=False)
-    return names
-
 
 SIMPLE_VIT = Family(
-    defaults={**_SIZES, "mlp_dim": ..., "channels": 3, "dim_head": 64},
-    read=_read_simple_vit,
-    write=_write_simple_vit,
-    rename=_rename_simple_vit,
+    name="simple_vit",
+    fields=(*_SIZES, _HIDDEN, *_MORE_SIZES),
+    names=lambda options, layout: {
+        **_patch_names(options),
+        **_block_names("to_out", "3"),
+        "head.linear": "linear_head",
+    },
+    fixed={
+        **_FIXED,
+        "class_token": False,
+        "positions": "sincos2d simple_vit 10000.0",
+        "pool": "mean",
+        "projection_bias": False,
+    },
 )
 
 
-def _read_crate(config: Config, layout: Layout) -> Options:
-    pool = word("pool", config["pool"], _POOLS)
+def _read_crate(config: Config, options: Options, layout: Layout) -> Options:
+    pool = options["pool"]
+    return {**_read_projection(config), "pool": "mean_all" if pool == "mean" else pool, "hidden": config["dim"]}
+
+
+def _crate_names(options: Options, layout: Layout) -> Names:
+    attention, feed_forward = "transformer.layers.*.0", "transformer.layers.*.1"
     return {
-        **_read_common(config),
-        **_dropouts(config),
-        "attention": "mssa",
-        "feed_forward": "ista",
-        "hidden": config["dim"],
-        "step_size": config["ista"],
-        "threshold": 0.1,
-        "pool": "mean_all" if pool == "mean" else pool,
-        "final_norm": "after_pool",
+        **_patch_names(options),
+        "patch_embedding.class_token.token": "cls_token",
+        "patch_embedding.positions.table": "pos_embedding",
+        f"{ATTENTION}.norm": f"{attention}.norm",
+        f"{ATTENTION}.attention.subspaces": f"{attention}.fn.qkv",
+        f"{ATTENTION}.attention.projection": f"{attention}.fn.to_out.0",
+        "encoder.*.feed_forward.norm": f"{feed_forward}.norm",  # ISTA has no residual
+        "encoder.*.feed_forward.feed_forward.dictionary": f"{feed_forward}.fn.weight",
+        "head.norm": "mlp_head.0",
+        "head.linear": "mlp_head.1",
     }
-
-
-def _write_crate(options: Options, layout: Layout) -> Config:
-    return {
-        **_write_common(options),
-        "pool": options["pool"].removesuffix("_all"),
-        "dropout": options["dropout"],
-        "emb_dropout": options["emb_dropout"],
-        "ista": 0.1 if options["step_size"] is None else options["step_size"],
-    }
-
-
-def _rename_crate(options: Options, layout: Layout) -> list[Rename]:
-    names = [
-        *_rename_patches(options),
-        Rename("patch_embedding.positions.table", "pos_embedding"),
-        Rename("patch_embedding.class_token.token", "cls_token"),
-        *norm("head.norm", "mlp_head.0", _EPS),
-        *layer("head.linear", "mlp_head.1"),
-    ]
-    for block in range(options["depth"]):
-        first, attention, _ = attention_names(block)
-        second, feed_forward, _ = feed_forward_names(block, options)
-        place = f"transformer.layers.{block}"
-        names += [
-            *norm(first, f"{place}.0.norm", _EPS),
-            *layer(f"{attention}.subspaces", f"{place}.0.fn.qkv", bias=False),
-            *norm(second, f"{place}.1.norm", _EPS),
-            Rename(f"{feed_forward}.dictionary", f"{place}.1.fn.weight"),
-        ]
-        if options["projection"]:
-            names += layer(f"{attention}.projection", f"{place}.0.fn.to_out.0")
-    return names
 
 
 CRATE = Family(
-    defaults={**_SIZES, "pool": "cls", "channels": 3, "dim_head": 64, "dropout": 0.0, "emb_dropout": 0.0, "ista": 0.1},
+    name="crate",
+    fields=(
+        *_SIZES,
+        _POOL,
+        *_MORE_SIZES,
+        Field("dropout", 0.0, ("dropout", "projection_dropout")),
+        Field("emb_dropout", 0.0, "emb_dropout"),
+        Field("ista", 0.1, "step_size", write=lambda step_size: 0.1 if step_size is None else step_size),
+    ),
+    names=_crate_names,
+    fixed={**_FIXED, "attention": "mssa", "feed_forward": "ista", "threshold": 0.1, "final_norm": "after_pool"},
+    read_rest=_read_crate,
     inert=frozenset({"mlp_dim"}),  # the reference takes it and does not use it
-    read=_read_crate,
-    write=_write_crate,
-    rename=_rename_crate,
 )

@@ -1,7 +1,7 @@
-"""What a ViT is made of, as plain data, and a ViT made from that: the language between ours and other people's models.
+"""The options of a ViT as plain data, which our models and other people's share, and a ViT built from them.
 
-Ways of writing the same function are one here: one layer or three for queries, keys and values, a convolution or a
-matrix over patches.
+Implementations of the same function have the same options: one layer or three for queries, keys and values, a
+convolution or a matrix over patches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from vit_lightning.models.attention import DividedAfterSoftmaxAttention
 from vit_lightning.models.blocks import Block, FeedForwardBlock, LayerNorm, MultiHeadAttention, RMSNorm
 from vit_lightning.models.crate import ISTA, MSSA
 from vit_lightning.models.feed_forward import PackedSwiGLU, SwiGLU
-from vit_lightning.models.heads import AttentionPool, ClassTokenAndMeanPool, MaxPool, MeanAllPool, MeanMaxPool
+from vit_lightning.models.heads import (
+    AttentionPool,
+    ClassTokenAndMeanPool,
+    ClassTokenPool,
+    MaxPool,
+    MeanAllPool,
+    MeanMaxPool,
+    MeanPool,
+)
 from vit_lightning.models.patches import ConvProjection, LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
 from vit_lightning.models.vit import ViT
@@ -72,16 +80,32 @@ OPTIONS: Options = {
     "head_dropout": 0.0,
     "drop_path": 0.0,
 }
-"""All options with their values for ViT-B/16; a norm is its kind and epsilon, such as layernorm_1e-06."""
+"""All options, with the values of ViT-B/16; a norm is its kind and epsilon, such as layernorm_1e-06."""
 
 
-def complete(changes: Options) -> Options:
-    """All options, from those that differ from ViT-B/16."""
-    assert set(changes) <= set(OPTIONS), set(changes) - set(OPTIONS)
-    return {**OPTIONS, **changes}
+Kinds = dict[str, Callable[..., nn.Module]]
 
+NORMS: Kinds = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+POSITIONS: Kinds = {"learned": LearnedPositions, "learned_patches": LearnedPatchPositions}
+ATTENTIONS: Kinds = {"softmax": MultiHeadAttention, "divided_after_softmax": DividedAfterSoftmaxAttention, "mssa": MSSA}
+FEED_FORWARDS: Kinds = {"mlp": FeedForwardBlock, "swiglu": SwiGLU, "swiglu_packed": PackedSwiGLU, "ista": ISTA}
+POOLS: Kinds = {
+    "cls": ClassTokenPool,
+    "cls_and_mean": ClassTokenAndMeanPool,
+    "mean": MeanPool,
+    "mean_all": MeanAllPool,
+    "max": MaxPool,
+    "mean_max": MeanMaxPool,
+    "attention": AttentionPool,
+}
+"""Those that can count tokens before the patches do so as max_all, mean_max_all and attention_all."""
 
-NORMS: dict[str, Callable[..., nn.Module]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+_DROPOUTS = ("dropout", "projection_dropout")
+_ATTENTION_ARGUMENTS = {
+    "softmax": ("dim_head", "projection", "projection_bias", "scale", "qkv_bias", *_DROPOUTS),
+    "divided_after_softmax": ("qkv_bias", *_DROPOUTS),
+    "mssa": ("dim_head", "projection", *_DROPOUTS),
+}
 
 
 def norm_text(kind: str, eps: float) -> str:
@@ -89,7 +113,7 @@ def norm_text(kind: str, eps: float) -> str:
 
 
 def make_norm(text: str) -> Block:
-    """The norm of a text such as layernorm_1e-06."""
+    """Returns the norm of a text such as layernorm_1e-06."""
     kind, _, eps = text.rpartition("_")
     return partial(NORMS[kind], eps=float(eps))
 
@@ -99,10 +123,10 @@ def _maybe_norm(text: str | None) -> Any:
 
 
 def build(options: Options) -> ViT:
-    """A ViT of the options, with freshly drawn weights.
+    """Returns a ViT of these options with newly initialised weights.
 
     Raises:
-        UserError: names what does not fit together.
+        UserError: names options that do not fit together.
     """
     projection_norms = {"bias": options["patch_bias"], "norm": _maybe_norm(options["patch_token_norm"])}
     pixels = _maybe_norm(options["patch_norm"])
@@ -136,22 +160,15 @@ def build(options: Options) -> ViT:
     )
 
 
-_POOLS: dict[str, Callable[..., nn.Module]] = {
-    "mean_all": MeanAllPool,
-    "max": MaxPool,
-    "max_all": partial(MaxPool, prefix=True),
-    "mean_max": MeanMaxPool,
-    "mean_max_all": partial(MeanMaxPool, prefix=True),
-    "cls_and_mean": ClassTokenAndMeanPool,
-}
-
-
 def _make_pool(options: Options) -> Any:
     name = options["pool"]
+    if name in ("cls", "mean"):
+        return name
+    pool = POOLS.get(name) or partial(POOLS[name.removesuffix("_all")], prefix=True)
     if not name.startswith("attention"):
-        return _POOLS.get(name, name)
+        return pool
     return partial(
-        AttentionPool,
+        pool,
         prefix=name == "attention_all",
         expansion=options["pool_hidden"] / options["emb_size"],
         activation=options["pool_activation"],
@@ -160,36 +177,33 @@ def _make_pool(options: Options) -> Any:
 
 
 def _make_positions(name: str) -> Any:
-    if name.startswith("sincos2d"):
-        form: Any
-        _, form, temperature = name.split(" ")
-        return partial(SinCos2dPositions, form=form, temperature=float(temperature))
-    return {"learned": LearnedPositions, "learned_patches": LearnedPatchPositions}.get(name, name)
+    if name == "none":
+        return name
+    if name in POSITIONS:
+        return POSITIONS[name]
+    form: Any
+    _, form, temperature = name.split(" ")
+    return partial(SinCos2dPositions, form=form, temperature=float(temperature))
 
 
 def _make_attention(options: Options) -> Any:
-    drops = {name: options[name] for name in ("dropout", "projection_dropout")}
-    shape = {name: options[name] for name in ("dim_head", "projection")}
-    if options["attention"] == "divided_after_softmax":
-        return partial(DividedAfterSoftmaxAttention, qkv_bias=options["qkv_bias"], **drops)
-    if options["attention"] == "mssa":
-        return partial(MSSA, **shape, **drops)
-    more = {name: options[name] for name in ("scale", "qkv_bias", "projection_bias")}
-    norms = {"qk_norm": _maybe_norm(options["qk_norm"]), "norm": _maybe_norm(options["attention_norm"])}
-    return partial(MultiHeadAttention, **shape, **drops, **more, **norms)
+    kind = options["attention"]
+    arguments = {name: options[name] for name in _ATTENTION_ARGUMENTS[kind]}
+    if kind == "softmax":
+        arguments |= {"qk_norm": _maybe_norm(options["qk_norm"]), "norm": _maybe_norm(options["attention_norm"])}
+    return partial(ATTENTIONS[kind], **arguments)
 
 
 def _make_feed_forward(options: Options) -> Any:
     kind = options["feed_forward"]
     if kind == "ista":
         return partial(ISTA, step_size=options["step_size"], threshold=options["threshold"])
-    common = {
-        "expansion": options["hidden"] / options["emb_size"],
-        "activation": options["activation"],
-        "bias": options["feed_forward_bias"],
-        "norm": _maybe_norm(options["feed_forward_norm"]),
-        "dropout": options["feed_forward_dropout"],
-    }
-    if kind == "mlp":
-        return partial(FeedForwardBlock, **common, output_dropout=options["output_dropout"])
-    return partial({"swiglu": SwiGLU, "swiglu_packed": PackedSwiGLU}[kind], **common)
+    return partial(
+        FEED_FORWARDS[kind],
+        expansion=options["hidden"] / options["emb_size"],
+        activation=options["activation"],
+        bias=options["feed_forward_bias"],
+        norm=_maybe_norm(options["feed_forward_norm"]),
+        dropout=options["feed_forward_dropout"],
+        **({"output_dropout": options["output_dropout"]} if kind == "mlp" else {}),
+    )
