@@ -49,8 +49,7 @@ def from_reference(
     table = _family(family)
     tensors = {name: _tensor(name, value) for name, value in state_dict.items()}
     layout = table.find_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    options = _read(table, config, layout)
-    vit = build(options)
+    options, vit = _build(table, config, layout)
     state = canonical_state(vit)
     names = find_names(state, table.names(options, layout))
     expected = {name: tuple(tensor.shape) for name, tensor in to_theirs(state, names).items()}
@@ -126,23 +125,24 @@ def _floating(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _read(table: Family, config: Mapping[str, Any], layout: Layout) -> Options:
+def _build(table: Family, config: Mapping[str, Any], layout: Layout) -> tuple[Options, ViT]:
+    """Returns the options of a config and a ViT of them."""
     try:
         options = table.read(config, layout)
+        if not options["num_classes"] and not table.headless:
+            raise UserError(f"num_classes=0: {table.name} has no model that gives the pooled features")
+        return options, build(options)
     except UserError:
         raise
     except (TypeError, ValueError, ArithmeticError, IndexError, AttributeError) as fault:
         given = ", ".join(f"{key}={value}" for key, value in config.items())
         raise UserError(f"config of {table.name}: {fault} (one of {given} has a wrong type)") from fault
-    if not options["num_classes"] and not table.headless:
-        raise UserError(f"num_classes=0: {table.name} has no model that gives the pooled features")
-    return options
 
 
 def _read_again(table: Family, config: Config, layout: Layout) -> Options:
     """Returns the options that a config expresses, in the spelling of ``describe``."""
     with torch.device("meta"):
-        return describe(build(_read(table, config, layout)))
+        return describe(_build(table, config, layout)[1])
 
 
 def _check_layout(layout: Layout, table: Family) -> None:
