@@ -3,6 +3,9 @@
 ``__init__.py`` reads this file when it is imported, editors and mypy read it as a stub. A new public name is one line.
 """
 
+from vit_lightning.commands.fit import fit as fit
+from vit_lightning.config.experiment import Experiment as Experiment
+from vit_lightning.config.resolve import resolve as resolve
 from vit_lightning.data.augment import HorizontalFlip as HorizontalFlip
 from vit_lightning.data.augment import RandomAffine as RandomAffine
 from vit_lightning.data.augment import RandomCrop as RandomCrop
@@ -51,6 +54,8 @@ from vit_lightning.models.positions import LearnedPatchPositions as LearnedPatch
 from vit_lightning.models.positions import LearnedPositions as LearnedPositions
 from vit_lightning.models.positions import SinCos2dPositions as SinCos2dPositions
 from vit_lightning.models.vit import ViT as ViT
+from vit_lightning.random_keys import sample_keys as sample_keys
+from vit_lightning.storage.metrics import read_metrics as read_metrics
 from vit_lightning.training.classifier import ViTClassifier as ViTClassifier
 from vit_lightning.training.crate_measures import CrateMeasures as CrateMeasures
 from vit_lightning.training.distillation import Distillation as Distillation

@@ -33,8 +33,7 @@ FOLDER_VERBS = {"sync": "FOLDER", "report": "ABLATION_FOLDER", "dashboard": "ABL
 """Verbs that take a folder and nothing else."""
 
 RESUME = ("never", "auto", "must")
-OPTIONS = ("trust-config", "allow-config-change")
-"""Flags that are no keys of a page: it cannot speak for itself."""
+"""Values of ``resume`` that are no run folder."""
 
 USAGE = """usage: lightning VERB [--config PAGE.yaml ...] [--key=value ...]
 
@@ -125,49 +124,42 @@ def _run_page(verb: str, arguments: list[str]) -> None:
     from vit_lightning.commands.shard import shard
     from vit_lightning.commands.show_batch import show_batch
     from vit_lightning.commands.tune import find_rate, scale_batch
-    from vit_lightning.config.files import read_flags, split_words
-    from vit_lightning.config.resolve import resolve, to_yaml
-    from vit_lightning.errors import UserError
+    from vit_lightning.config.files import read_flags
+    from vit_lightning.config.resolve import resolve
 
-    places: list[str] = []
-    if verb == "predict":
-        given, places = split_words(arguments)
-    else:
-        given = read_flags(_named_folder(arguments) if verb == "shard" else arguments)
-    options = [(key, value) for key, value in given if key in OPTIONS]
-    flags = [(key, value) for key, value in given if key not in OPTIONS]
-    trust, allowed = _options(verb, options)
-    folder = dict(flags).get("resume")
-    if verb == "fit" and {"ablation", "arm"} & {key for key, _ in flags}:
-        from vit_lightning.ablation.sweep_flags import plain_flags
+    if verb == "shard":
+        arguments = _named_folder(arguments)
+    if verb == "fit":
+        flags = read_flags(arguments)
+        if {"ablation", "arm"} & {key for key, _ in flags}:
+            from vit_lightning.ablation.sweep_flags import plain_flags
 
-        flags = plain_flags(flags)
-    words = [f"--{key}={value}" for key, value in flags if key != "resume" or verb != "fit" or value in RESUME]
-    if verb == "fit" and folder is not None and folder not in RESUME:
-        _refuse_page(folder, flags)
-        resume(Path(folder), words, allowed, trust=trust)
-        return
-    config = resolve(words, verb, trust=trust, files=bool(places))
-    if allowed and config.resume == "never":
-        raise UserError(f"allow-config-change={','.join(allowed)} is for a run that goes on: give --resume")
-    if config.print_config:
-        print(to_yaml(config), end="")
+            flags = plain_flags(flags)
+        folder = dict(flags).get("resume", "never")
+        arguments = [f"--{key}={value}" for key, value in flags if key != "resume" or value in RESUME]
+        if folder not in RESUME:
+            _refuse_page(folder, flags)
+            resume(Path(folder), arguments)
+            return
+    experiment = resolve(arguments, verb)
+    if experiment.print_config:
+        print(experiment.to_yaml(), end="")
     elif verb == "fit":
-        fit(config, allowed)
+        fit(experiment)
     elif verb == "check-data":
-        check_data(config)
+        check_data(experiment)
     elif verb == "shard":
-        shard(config)
+        shard(experiment)
     elif verb == "show-batch":
-        show_batch(config)
+        show_batch(experiment)
     elif verb == "lr-find":
-        find_rate(config)
+        find_rate(experiment)
     elif verb == "scale-batch":
-        scale_batch(config)
-    elif places:
-        predict_images(config, [Path(place) for place in places])
+        scale_batch(experiment)
+    elif experiment.images:
+        predict_images(experiment)
     else:
-        evaluate(config, verb)
+        evaluate(experiment, verb)
 
 
 def _named_folder(arguments: list[str]) -> list[str]:
@@ -176,19 +168,6 @@ def _named_folder(arguments: list[str]) -> list[str]:
     if not arguments or arguments[-1].startswith("-") or is_value:
         return arguments
     return [*arguments[:-1], f"--out={arguments[-1]}"]
-
-
-def _options(verb: str, options: Sequence[tuple[str, str]]) -> tuple[bool, list[str]]:
-    """What the flags say that are no keys of a page: whether it is trusted, and which keys may change."""
-    from vit_lightning.errors import UserError
-
-    trust = dict(options).get("trust-config", "false")
-    if trust not in ("true", "false"):
-        raise UserError(f"trust-config={trust} must be true or false")
-    allowed = [key for name, value in options if name == "allow-config-change" for key in value.split(",")]
-    if allowed and verb != "fit":
-        raise UserError(f"allow-config-change={','.join(allowed)} is for a run that goes on, with fit")
-    return trust == "true", allowed
 
 
 def _refuse_page(folder: str, flags: Sequence[tuple[str, str]]) -> None:
@@ -275,7 +254,7 @@ def _explain(verb: str) -> None:
         print(make_ablate_help().format_help())
         return
     import vit_lightning
-    from vit_lightning.config.resolve import make_help
+    from vit_lightning.config.parser import make_help
 
     for name in dir(vit_lightning):  # what is imported is what the lists of known classes hold
         getattr(vit_lightning, name)

@@ -17,6 +17,7 @@ import resource
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -25,10 +26,9 @@ from lightning.pytorch import Callback
 
 from vit_lightning.ablation.ledger import Planned, open_ledger
 from vit_lightning.ablation.plan import read_plan
-from vit_lightning.ablation.trials import Start, Trials, shared_data
+from vit_lightning.ablation.trials import Start, Trials, with_shared_data
 from vit_lightning.ablation.workers import warm_up
 from vit_lightning.commands.console import quiet
-from vit_lightning.config.resolve import make_data
 
 PLAN = """
 program: vit_lightning
@@ -75,9 +75,9 @@ def measure(mode: str, runs: int, page: Path) -> list[tuple[float, float]]:
         os.environ["LOOPS"] = str(folder / "loops.json")
         plan = read_plan(folder / "plan.yaml", trust=True)
         ledger, _ = open_ledger(folder / "out", plan, threads=1)
-        data = shared_data(plan.configs, make_data)
+        plan = replace(plan, experiments=with_shared_data(plan.experiments))
         warm_up(plan, ledger.folder)
-        start = lambda run: Start(plan.config(run.arm, run.seed), plan.words(run.arm, run.seed), data[run.arm])  # noqa: E731
+        start = lambda run: Start(plan.experiment(run.arm, run.seed), plan.words(run.arm, run.seed))  # noqa: E731
         trials = Trials(ledger, start, threads=1, devices=None, patience=600.0)
         costs = []
         for seed in range(runs):

@@ -26,7 +26,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
 from vit_lightning.commands.console import quiet
-from vit_lightning.commands.run import make_data_and_module, prepare
+from vit_lightning.commands.run import make_module, prepare
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.sampling import Batch
@@ -96,19 +96,14 @@ def train(guaranteed: bool, parent: Connection, steps: int, threads: int) -> Non
     torch.set_num_threads(threads)
     quiet()
     flags = ["--trainer.max_epochs=100000", "--trainer.limit_val_batches=0", "--wandb.mode=disabled"]
-    config = resolve(["--config", str(PAGE), *flags, "--trainer.enable_progress_bar=false"])
+    experiment = resolve(["--config", str(PAGE), *flags, "--trainer.enable_progress_bar=false"])
     baton = Baton(parent, steps)
     with tempfile.TemporaryDirectory() as place:
         if guaranteed:
-            from vit_lightning.config.resolve import make_trainer_arguments
-
-            arguments = make_trainer_arguments(config)
-            arguments["callbacks"] = [baton]
-            run = prepare(config, arguments, Path(place))
-            trainer, module, data = run.trainer, run.module, run.data
+            run = prepare(experiment, experiment.make_trainer_arguments({"callbacks": [baton]}), Path(place))
+            trainer, module, data = run.trainer, run.module, experiment.data
         else:
-            data, module = make_data_and_module(config)
-            data = PlainDigits(data)
+            module, data = make_module(experiment), PlainDigits(experiment.data)
             trainer = Trainer(
                 max_epochs=100_000,
                 limit_val_batches=0,
@@ -117,7 +112,7 @@ def train(guaranteed: bool, parent: Connection, steps: int, threads: int) -> Non
                 enable_checkpointing=False,
                 enable_progress_bar=False,
                 enable_model_summary=False,
-                gradient_clip_val=config.trainer.gradient_clip_val,
+                gradient_clip_val=experiment.trainer["gradient_clip_val"],
             )
         trainer.fit(module, datamodule=data)
 

@@ -13,7 +13,7 @@ from vit_lightning.ablation.ablate import read_arguments
 from vit_lightning.ablation.plan import read_plan, slug
 from vit_lightning.ablation.sweep_flags import plain_flags
 from vit_lightning.config.files import read_flags
-from vit_lightning.config.resolve import resolve, to_plain
+from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
 
 SHIPPED = sorted((REPOSITORY / "experiments" / "ablations").glob("*.yaml"))
@@ -59,9 +59,10 @@ def test_a_plan_of_named_arms(in_folder):
     assert (plan.name, plan.page, plan.seeds, plan.baseline) == ("pool", "page.yaml", [3, 4], "cls")
     assert plan.arms["no token"] == {"model.pool": "mean", "model.class_token": False}
     assert plan.factors == {}
-    config = plan.config("no token", 4)
-    assert config.model.init_args.class_token is False
-    assert to_plain(config) == to_plain(resolve(plan.words("no token", 4))), "the printed command is the run"
+    experiment = plan.experiment("no token", 4)
+    assert experiment.config["model"]["init_args"]["class_token"] is False
+    same = resolve(plan.words("no token", 4))
+    assert (experiment.config, experiment.settings) == (same.config, same.settings), "the printed command is the run"
 
 
 def test_a_plan_of_a_grid(in_folder):
@@ -125,10 +126,10 @@ def test_names_of_any_kind_and_length(in_folder):
     _arms(plan)[1:] = [{"name": name, "model.depth": 2 + number} for number, name in enumerate(names)]
     read = read_plan(write(plan))
     for name in names:
-        assert resolve(read.words(name, 3)).wandb.job_type == name
-        assert to_plain(resolve(read.words(name, 3))) == to_plain(read.config(name, 3))
+        assert resolve(read.words(name, 3)).settings.wandb.job_type == name
+        assert resolve(read.words(name, 3)).config == read.experiment(name, 3).config
         assert len(slug(name)) <= 80
-        assert max(map(len, read.config(name, 3).wandb.tags)) <= 64
+        assert max(map(len, read.experiment(name, 3).settings.wandb.tags)) <= 64
     assert len({slug(name) for name in names}) == len(names)
 
 
@@ -231,9 +232,10 @@ def test_a_run_of_w_and_b_s_agent_is_the_same_run(in_folder):
         flags = [*plan["command"][2:-1], *agent_flags(plan, values)]
         words = [f"--{key}={value}" for key, value in plain_flags(read_flags(flags))]
         arm = "cls, patch_size=4" if plan is GRID else "no token"
-        config = resolve(words)
-        assert to_plain(config) == to_plain(read.config(arm, 4))
-        assert (config.wandb.group, config.wandb.job_type, config.wandb.tags) == ("pool", arm, ["pool", arm, "seed4"])
+        experiment = resolve(words)
+        assert experiment.config == read.experiment(arm, 4).config
+        wandb = experiment.settings.wandb
+        assert (wandb.group, wandb.job_type, wandb.tags) == ("pool", arm, ["pool", arm, "seed4"])
 
 
 def test_an_arm_without_an_ablation(in_folder):

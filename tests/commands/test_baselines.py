@@ -13,7 +13,7 @@ from torchvision.models import resnet18
 from vit_lightning import UserError
 from vit_lightning.commands.fit import fit
 from vit_lightning.config.check_network import network_problems
-from vit_lightning.config.resolve import make_network, resolve, to_yaml
+from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.training.flops import forward_flops
 
@@ -32,11 +32,12 @@ def flags(images, model, *more):
 
 @pytest.mark.parametrize("name", ["resnet18", "convnext_tiny", "vit_b_16", "swin_t", "regnet_y_400mf"])
 def test_classes_and_image_size_come_from_the_data(images, name):
-    config = resolve(flags(images, f"torchvision.models.{name}"))
-    assert config.model.init_args.num_classes == 3
-    assert config.model.init_args.get("image_size", 32) == 32
+    experiment = resolve(flags(images, f"torchvision.models.{name}"))
+    arguments = experiment.config["model"]["init_args"]
+    assert arguments["num_classes"] == 3
+    assert arguments.get("image_size", 32) == 32
     with torch.device("meta"):
-        network = make_network(config) if not name.startswith("regnet") else None
+        network = experiment.make_network() if not name.startswith("regnet") else None
     if network is not None:
         assert network.eval()(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 3)
         assert forward_flops(network, (3, 32, 32)) > 1e7
@@ -49,11 +50,11 @@ def test_flops_of_resnet18_are_those_of_its_paper():
 
 
 def test_its_page_resolves_to_itself(images, tmp_path):
-    once = to_yaml(resolve(flags(images, "torchvision.models.swin_t", "--model.dropout=0.1")))
+    once = resolve(flags(images, "torchvision.models.swin_t", "--model.dropout=0.1")).to_yaml()
     (tmp_path / "page.yaml").write_text(once)
     again = resolve(["--config", str(tmp_path / "page.yaml")])
-    assert to_yaml(again).replace("experiment: page", "experiment: run") == once
-    assert again.model.init_args.dropout == 0.1
+    assert again.to_yaml().replace("experiment: page", "experiment: run") == once
+    assert again.config["model"]["init_args"]["dropout"] == 0.1
 
 
 def test_a_small_one_trains_and_goes_through_a_checkpoint(images, in_folder):

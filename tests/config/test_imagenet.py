@@ -13,8 +13,9 @@ from PIL import Image, ImageFilter
 from runs import REPOSITORY
 
 from vit_lightning.cli import main
-from vit_lightning.commands.run import make_data_and_module
-from vit_lightning.config.resolve import make_network, make_settings, resolve
+from vit_lightning.commands.run import make_module
+from vit_lightning.config.experiment import make_network
+from vit_lightning.config.resolve import resolve
 from vit_lightning.training.optim import optimizer_and_schedule
 
 PAGES = {path.stem: path for path in (REPOSITORY / "experiments" / "imagenet").glob("*.yaml")}
@@ -157,7 +158,7 @@ def photographs(tmp_path_factory) -> Path:
 
 
 def classes(items: list[Any]) -> dict[str, dict[str, Any]]:
-    return {item.class_path.rpartition(".")[2]: dict(vars(item.init_args)) for item in items or []}
+    return {item["class_path"].rpartition(".")[2]: item["init_args"] for item in items or []}
 
 
 def test_every_page_has_a_table():
@@ -167,23 +168,23 @@ def test_every_page_has_a_table():
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_a_page_says_what_its_paper_says(name, photographs):
     table = dict(TABLES[name])
-    config = resolve([f"--config={PAGES[name]}", f"--data.root={photographs}"])
-    data, model, settings = config.data.init_args, config.model.init_args, make_settings(config)
-    said = {**vars(data), **vars(model), **vars(settings.optimizer)}
-    said |= {"max_epochs": config.trainer.max_epochs, "clip": config.trainer.gradient_clip_val}
+    experiment = resolve([f"--config={PAGES[name]}", f"--data.root={photographs}"])
+    data, model = (experiment.config[key]["init_args"] for key in ("data", "model"))
+    settings, trainer = experiment.settings, experiment.trainer
+    said = {**data, **model, **vars(settings.optimizer)}
+    said |= {"max_epochs": trainer["max_epochs"], "clip": trainer["gradient_clip_val"]}
     said |= {"smoothing": settings.loss.label_smoothing, "loss": settings.loss.name}
     augment, mixing, parameters = table.pop("augment"), table.pop("mixing"), table.pop("parameters")
     assert {key: said[key] for key in table} == table
-    assert data.image_size == 224
+    assert data["image_size"] == 224
     assert settings.ema.decay is None
-    shown = classes(data.augment)
+    shown = classes(data["augment"])
     assert list(shown) == list(augment)
     for kind, arguments in augment.items():
         assert arguments.items() <= shown[kind].items()
-    assert {kind: arguments["alpha"] for kind, arguments in classes(data.mixing).items()} == mixing
+    assert {kind: arguments["alpha"] for kind, arguments in classes(data["mixing"]).items()} == mixing
     with torch.device("meta"):
-        config.model.init_args.num_classes = 1000
-        network = make_network(config)
+        network = make_network({"model": {**experiment.config["model"], "init_args": {**model, "num_classes": 1000}}})
     assert sum(weight.numel() for weight in network.parameters()) == parameters
 
 
@@ -197,10 +198,10 @@ def test_deit3_is_as_large_as_timm_s():
 def test_the_rates_of_training_follow_the_table(photographs):
     """Peak, warm-up and end in the steps of the whole of ImageNet, where 1 % of its images is validation."""
     steps_per_epoch = math.ceil(0.99 * 1_281_167 / 1024)
-    config = resolve(
+    experiment = resolve(
         [f"--config={PAGES['deit']}", f"--data.root={photographs}", "--model.depth=1", "--model.emb_size=12"]
     )
-    _, module = make_data_and_module(config)
+    module = make_module(experiment)
     optimizer, schedule = optimizer_and_schedule(
         module.network, module.optimizer_config, total_steps=300 * steps_per_epoch, steps_per_epoch=steps_per_epoch
     )
@@ -235,10 +236,10 @@ def test_a_page_trains_at_its_own_size(name, photographs, in_folder, capsys):
 @pytest.mark.parametrize("path", CIFAR, ids=lambda path: path.stem)
 def test_a_page_of_cifar_trains_at_a_small_size(path, photographs, in_folder, capsys):
     """On photographs in the place of CIFAR, which is not here."""
-    config = resolve([f"--config={path}"])
-    preset = config.model.init_args.preset
-    count = sum(weight.numel() for weight in make_network(config).parameters())
-    classes, width = config.model.init_args.num_classes, {"Ti/4": 192, "S/4": 384}[preset]
+    experiment = resolve([f"--config={path}"])
+    arguments = experiment.config["model"]["init_args"]
+    count = sum(weight.numel() for weight in experiment.make_network().parameters())
+    classes, width = arguments["num_classes"], {"Ti/4": 192, "S/4": 384}[arguments["preset"]]
     # 12 blocks, 65 positions, a class token, patches of 4 x 4 x 3, the last norm, the classifier
     blocks = 12 * (12 * width**2 + 13 * width)
     assert count == blocks + 65 * width + width + 48 * width + width + 2 * width + (width + 1) * classes

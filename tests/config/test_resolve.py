@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -8,15 +9,8 @@ from runs import REPOSITORY
 from tensors import write_images, write_parquet
 
 from vit_lightning import Digits, ImageFolder, UserError, ViT
-from vit_lightning.config.resolve import (
-    make_data,
-    make_network,
-    make_settings,
-    make_trainer_arguments,
-    resolve,
-    to_plain,
-    to_yaml,
-)
+from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.resolve import resolve
 from vit_lightning.models.blocks import MultiHeadAttention
 
 PAGES = sorted((REPOSITORY / "experiments").glob("*.yaml"))
@@ -27,6 +21,12 @@ FIT = ["--model.patch_size=4"]
 def page(folder: Path, name: str, text: str) -> str:
     (folder / name).write_text(text)
     return str(folder / name)
+
+
+def arguments(experiment: Experiment) -> dict[str, Any]:
+    """Arguments of the network."""
+    given: dict[str, Any] = experiment.config["model"]["init_args"]
+    return given
 
 
 @pytest.fixture
@@ -47,14 +47,11 @@ def test_every_page_is_valid_and_builds_its_model(path, images):
         tables.mkdir()
         write_parquet(tables / "train.parquet", images / "train")
         source = [f"--data.path={tables}", "--data.image_column=image", f"--data.cache={tables / 'cache'}"]
-    config = resolve(["--config", str(path), *source, "--trainer.max_epochs=3"])
-    network = make_network(config)
-    classes = make_data(config).num_classes
-    assert config.model.init_args.num_classes == getattr(network, "num_classes", classes) == classes
-    assert config.experiment == path.stem
-    assert config.trainer.max_epochs == 3
-    make_settings(config)
-    make_trainer_arguments(config)
+    experiment = resolve(["--config", str(path), *source, "--trainer.max_epochs=3"])
+    network, classes = experiment.make_network(), experiment.data.num_classes
+    assert arguments(experiment)["num_classes"] == getattr(network, "num_classes", classes) == classes
+    assert experiment.name == path.stem
+    assert experiment.trainer["max_epochs"] == experiment.make_trainer_arguments()["max_epochs"] == 3
 
 
 def test_promised_keys_are_flags():
@@ -70,37 +67,38 @@ def test_promised_keys_are_flags():
         "--out=there",
         "--test=false",
     ]
-    config = resolve(["--config", DIGITS, *flags])
-    assert config.seed_everything == 3
-    arguments = config.model.init_args
-    assert (arguments.depth, arguments.pool, arguments.attention.init_args.dropout) == (2, "mean", 0.1)
-    assert (config.optimizer.lr, config.data.init_args.batch_size, config.data.init_args.split_seed) == (0.5, 7, 4)
-    assert (config.trainer.max_epochs, str(config.out), config.test) == (9, "there", False)
+    experiment = resolve(["--config", DIGITS, *flags])
+    assert experiment.seed == 3
+    model = arguments(experiment)
+    assert (model["depth"], model["pool"], model["attention"]["init_args"]["dropout"]) == (2, "mean", 0.1)
+    data = experiment.data
+    assert (experiment.settings.optimizer.lr, data.batch_size, data.split_seed) == (0.5, 7, 4)
+    assert (experiment.trainer["max_epochs"], str(experiment.out), experiment.test) == (9, "there", False)
 
 
 def test_keys_mean_the_same_in_a_page(tmp_path):
     text = "model: {depth: 2, attention: {qkv_bias: false}}\ndata: {batch_size: 7}\noptimizer: {lr: 1e-2}\n"
     by_page = resolve(["--config", DIGITS, "--config", page(tmp_path, "digits.yaml", text)])
     flags = ["--model.depth=2", "--model.attention.qkv_bias=false", "--data.batch_size=7", "--optimizer.lr=1e-2"]
-    assert to_yaml(by_page) == to_yaml(resolve(["--config", DIGITS, *flags]))
+    assert by_page.to_yaml() == resolve(["--config", DIGITS, *flags]).to_yaml()
 
 
 def test_later_pages_and_flags_win(tmp_path):
     first = page(tmp_path, "a.yaml", "model: {depth: 2, patch_size: 4}\nseed_everything: 1\n")
     second = page(tmp_path, "b.yaml", "model: {depth: 3}\nseed_everything: 2\n")
-    config = resolve(["--config", first, "--config", second, "--seed_everything=5"])
-    assert (config.model.init_args.depth, config.model.init_args.patch_size, config.seed_everything) == (3, 4, 5)
-    assert config.experiment == "b"
+    experiment = resolve(["--config", first, "--config", second, "--seed_everything=5"])
+    assert (arguments(experiment)["depth"], arguments(experiment)["patch_size"], experiment.seed) == (3, 4, 5)
+    assert experiment.name == "b"
 
 
 def test_what_the_model_needs_to_know_flows_from_the_data(images):
-    arguments = resolve(FIT).model.init_args
-    assert (arguments.image_size, arguments.in_channels, arguments.num_classes) == (8, 1, 10)
+    model = arguments(resolve(FIT))
+    assert (model["image_size"], model["in_channels"], model["num_classes"]) == (8, 1, 10)
     flags = ["--data=ImageFolder", f"--data.root={images}", "--data.image_size=[16, 24]", "--model.patch_size=8"]
-    config = resolve(flags)
-    network = make_network(config)
+    experiment = resolve(flags)
+    network = experiment.make_network()
     assert (network.image_size, network.in_channels, network.num_classes) == ((16, 24), 3, 3)
-    assert isinstance(make_data(config), ImageFolder)
+    assert isinstance(experiment.data, ImageFolder)
 
 
 def test_what_the_page_says_of_the_data_must_agree():
@@ -114,16 +112,16 @@ def test_what_the_page_says_of_the_data_must_agree():
 
 
 def test_a_resolved_configuration_is_a_page_that_resolves_to_itself(tmp_path):
-    once = to_yaml(resolve(["--config", DIGITS, "--model.positions=sincos2d", "--trainer.max_epochs=4"]))
+    once = resolve(["--config", DIGITS, "--model.positions=sincos2d", "--trainer.max_epochs=4"]).to_yaml()
     again = resolve(["--config", page(tmp_path, "config.yaml", once)])
-    assert to_yaml(again) == once
-    assert to_plain(again) == yaml.safe_load(once)
-    assert again.experiment == "digits"
+    assert again.to_yaml() == once
+    assert again.config == yaml.safe_load(once)
+    assert again.name == "digits"
 
 
 def test_blocks_are_chosen_by_class_path():
     flags = ["--model.attention.class_path=vit_lightning.MultiHeadAttention", "--model.attention.dim_head=5"]
-    network = make_network(resolve([*FIT, *flags, "--model.depth=1", "--model.emb_size=12", "--model.num_heads=2"]))
+    network = resolve([*FIT, *flags, "--model.depth=1", "--model.emb_size=12", "--model.num_heads=2"]).make_network()
     attention = network.encoder[0].attention.fn.attention
     assert isinstance(attention, MultiHeadAttention)
     assert attention.qkv.out_features == 3 * 2 * 5
@@ -137,15 +135,15 @@ def test_another_network_is_chosen_by_class_path(tmp_path, monkeypatch):
         "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(in_channels * 64, width))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    config = resolve(["--model.class_path=mine.Net", "--model.width=10"], trust=True)
-    assert make_network(config)[1].weight.shape == (10, 64)
+    experiment = resolve(["--model.class_path=mine.Net", "--model.width=10", "--trust-config"])
+    assert experiment.make_network()[1].weight.shape == (10, 64)
 
 
 def test_nothing_given_is_digits_and_vit():
-    config = resolve(FIT)
-    assert isinstance(make_data(config), Digits)
-    assert isinstance(make_network(config), ViT)
-    assert config.experiment == "run"
+    experiment = resolve(FIT)
+    assert isinstance(experiment.data, Digits)
+    assert isinstance(experiment.make_network(), ViT)
+    assert experiment.name == "run"
 
 
 @pytest.mark.parametrize(
@@ -164,14 +162,14 @@ def test_nothing_given_is_digits_and_vit():
 )
 def test_bad_values_are_user_errors(flags, parts):
     with pytest.raises(UserError) as caught:
-        make_settings(resolve([*FIT, *flags]))
+        resolve([*FIT, *flags])
     assert all(part in str(caught.value) for part in parts)
 
 
 def test_groups_with_nothing_under_them_say_nothing(tmp_path):
     text = "model:\ntrainer:\ndata:\noptimizer:\n"
-    config = resolve(["--config", DIGITS, "--config", page(tmp_path, "digits.yaml", text)])
-    assert to_yaml(config) == to_yaml(resolve(["--config", DIGITS]))
+    experiment = resolve(["--config", DIGITS, "--config", page(tmp_path, "digits.yaml", text)])
+    assert experiment.to_yaml() == resolve(["--config", DIGITS]).to_yaml()
 
 
 @pytest.mark.parametrize(

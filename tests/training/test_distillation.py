@@ -147,10 +147,10 @@ def test_a_student_learns_from_a_run_of_ours(in_folder):
 
 
 def make(flags):
-    from vit_lightning.commands.run import make_data_and_module
+    from vit_lightning.commands.run import make_module
 
     torch.manual_seed(0)
-    return make_data_and_module(resolve(flags))[1]
+    return make_module(resolve(flags))
 
 
 def test_a_run_does_not_go_on_with_another_teacher():

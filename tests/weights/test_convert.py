@@ -12,7 +12,8 @@ from references import CONFIGS, fresh
 from runs import REPOSITORY
 
 from vit_lightning import UserError, ViT
-from vit_lightning.config.resolve import make_network, resolve
+from vit_lightning.config.experiment import make_network
+from vit_lightning.config.resolve import resolve
 from vit_lightning.models.attention import SeparateAttention
 from vit_lightning.models.heads import AttentionPool
 from vit_lightning.models.patches import LinearProjection
@@ -446,11 +447,12 @@ PAGES = {
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "experiments" / "families").glob("*.yaml")), ids=lambda p: p.stem)
 def test_a_page_of_a_family_is_that_family(path):
-    config = resolve([f"--config={path}"])
-    assert config.experiment == path.stem
-    assert config.trainer.max_epochs == 30
-    config.model.init_args.in_channels = 3  # some families take no others
-    vit = make_network(config)
+    experiment = resolve([f"--config={path}"])
+    assert experiment.name == path.stem
+    assert experiment.trainer["max_epochs"] == 30
+    model = experiment.config["model"]
+    colour = {**model, "init_args": {**model["init_args"], "in_channels": 3}}  # some families take no others
+    vit = make_network({"model": colour})
     family = PAGES[path.stem]
     if family is None:
         with pytest.raises(UserError, match=r"rotary=temperature 100\.0"):

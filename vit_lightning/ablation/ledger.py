@@ -31,7 +31,6 @@ import vit_lightning
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner, read_json
 from vit_lightning.ablation.plan import Plan, slug
 from vit_lightning.config.changes import changes
-from vit_lightning.config.resolve import to_plain
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.report.study import Run, Study
@@ -305,7 +304,7 @@ _PER_RUN = ("seed_everything", "wandb")
 
 def _facts(plan: Plan, threads: int) -> dict[str, Any]:
     """What the ledger keeps of a plan, as plain data."""
-    pages = {arm: to_plain(config) for arm, config in plan.configs.items()}
+    pages = {arm: experiment.config for arm, experiment in plan.experiments.items()}
     facts = {
         **{key: getattr(plan, key) for key in ("name", "file", "page", "flags", "metric", "report", "baseline")},
         **{key: getattr(plan, key) for key in ("smallest_effect", "alpha", "arms", "factors", "seeds")},

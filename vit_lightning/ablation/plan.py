@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace
-
+from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import parse_yaml, read_flags, read_page, word
-from vit_lightning.config.resolve import make_data, resolve, to_plain
+from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import metric_names
 
@@ -62,8 +61,8 @@ class Plan:
     seeds: list[int]
     trusted: bool
     """Whether pages may name classes of any package."""
-    configs: dict[str, Namespace]
-    """The resolved configuration of each arm, with the first seed."""
+    experiments: dict[str, Experiment]
+    """The experiment of each arm, with the first seed."""
 
     def words(self, arm: str, seed: int) -> list[str]:
         """The keys of one run, as flags."""
@@ -74,12 +73,9 @@ class Plan:
         """Arguments of ``lightning fit`` for one run."""
         return [*self.words(arm, seed), *(["--trust-config"] if self.trusted else [])]
 
-    def config(self, arm: str, seed: int) -> Namespace:
-        """The resolved configuration of one run: what ``words`` would give."""
-        config = self.configs[arm].clone()
-        config.seed_everything = seed
-        config.wandb.tags = _tags(self.name, arm, seed)
-        return config
+    def experiment(self, arm: str, seed: int) -> Experiment:
+        """Returns the experiment of one run: what ``arguments`` resolve to."""
+        return self.experiments[arm].with_seed(seed, _tags(self.name, arm, seed))
 
     def command(self, arm: str, seed: int) -> str:
         """What repeats one run alone."""
@@ -132,7 +128,7 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
         factors={} if "arm" in factors else factors,
         seeds=seeds or [0],
         trusted=trust,
-        configs={},
+        experiments={},
     )
     if plan.page:  # its keys are looked at although something else is wrong, so that all is said at once
         problems += _resolve_arms(plan, str(metric.get("goal")))
@@ -284,13 +280,13 @@ def _resolve_arms(plan: Plan, goal: str) -> list[str]:
     found: dict[str, list[str]] = {}
     for arm in plan.arms:
         try:
-            plan.configs[arm] = resolve(plan.words(arm, plan.seeds[0]), trust=plan.trusted)
-            problems = _metric_problems(plan, plan.configs[arm], goal)
+            plan.experiments[arm] = resolve(plan.arguments(arm, plan.seeds[0]))
+            problems = _metric_problems(plan, plan.experiments[arm], goal)
         except UserError as error:
             problems = error.problems
         for text in problems:
             found.setdefault(text, []).append(arm)
-    pages = {} if found else {arm: _without_tags(config) for arm, config in plan.configs.items()}
+    pages = {} if found else {arm: _without_tags(item) for arm, item in plan.experiments.items()}
     for one, other in itertools.combinations(pages, 2):
         if pages[one] == pages[other]:
             found[f"{one} and {other} come to the same page: there is nothing to compare"] = list(plan.arms)
@@ -298,15 +294,15 @@ def _resolve_arms(plan: Plan, goal: str) -> list[str]:
     return [text if len(arms) == everywhere else f"arm {arms[0]}: {text}" for text, arms in found.items()]
 
 
-def _without_tags(config: Namespace) -> dict[str, Any]:
-    return {key: value for key, value in to_plain(config).items() if key != "wandb"}
+def _without_tags(experiment: Experiment) -> dict[str, Any]:
+    return {key: value for key, value in experiment.config.items() if key != "wandb"}
 
 
-def _metric_problems(plan: Plan, config: Namespace, goal: str) -> list[str]:
+def _metric_problems(plan: Plan, experiment: Experiment, goal: str) -> list[str]:
     """What is wrong with what chooses and with what is reported."""
-    classes = make_data(config).num_classes
+    classes = experiment.data.num_classes
     chosen, reported = metric_names("val", classes=classes), metric_names("test", classes=classes)
-    monitor, mode = config.checkpoint.monitor, config.checkpoint.mode
+    monitor, mode = experiment.settings.checkpoint.monitor, experiment.settings.checkpoint.mode
     problems = []
     if plan.metric not in chosen:
         problems.append(f"metric.name={plan.metric} is no metric of validation (choose {', '.join(chosen)})")
@@ -320,10 +316,10 @@ def _metric_problems(plan: Plan, config: Namespace, goal: str) -> list[str]:
         problems.append(f"metric.goal={goal}, but the page has checkpoint.mode={mode} (make them agree)")
     if plan.report not in reported:
         problems.append(f"ablation.report={plan.report} is no metric of test (choose {', '.join(reported)})")
-    if not config.test or config.trainer.limit_test_batches == 0:
+    if not experiment.test or experiment.trainer["limit_test_batches"] == 0:
         problems.append("test=false or trainer.limit_test_batches=0: without a test there is nothing to report")
-    if config.trainer.fast_dev_run:
-        problems.append(f"trainer.fast_dev_run={config.trainer.fast_dev_run} leaves no results")
+    if runs := experiment.trainer["fast_dev_run"]:
+        problems.append(f"trainer.fast_dev_run={runs} leaves no results")
     return problems
 
 

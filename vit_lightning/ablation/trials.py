@@ -15,18 +15,17 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
 
 import torch
-from jsonargparse import Namespace
 
 from vit_lightning.ablation.claims import Claim, read_json
 from vit_lightning.ablation.ledger import Kind, Ledger, Planned
 from vit_lightning.commands.fit import fit
+from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import CannotResume, Diverged, UserError
 from vit_lightning.signals import obey_parent
@@ -59,11 +58,9 @@ class Trial:
 class Start:
     """What one run needs, made before it is forked."""
 
-    config: Namespace
+    experiment: Experiment
     words: list[str]
     """Arguments of the command that it stands for."""
-    data: ImageData | None
-    """With its images read; None where the run has to make it itself."""
 
 
 class Trials:
@@ -206,10 +203,10 @@ def _work(start: Start, folder: Path, claim: Path, threads: int, visible: str | 
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     torch.set_num_threads(threads)
     sys.argv = [sys.argv[0], "fit", *start.words, f"--out={folder}", "--resume=auto"]
-    start.config.out, start.config.resume = folder, "auto"
+    experiment = replace(start.experiment, out=folder, resume="auto", allowed_changes=("wandb",))
     try:
         _wait_for(folder)
-        fit(start.config, allowed=("wandb",), data=start.data)
+        fit(experiment)
     except BaseException as fault:
         code = _said(fault, claim.with_suffix(".fault"))
         sys.exit(code)
@@ -263,33 +260,29 @@ def _kind(fault: BaseException) -> Kind:
     return "error"
 
 
-def shared_data(configs: dict[str, Namespace], make: Callable[[Namespace], ImageData]) -> dict[str, ImageData | None]:
-    """The data of each arm, with its images read; arms of the same data share it. None where it cannot be read.
+def with_shared_data(experiments: Mapping[str, Experiment]) -> dict[str, Experiment]:
+    """Returns the experiment of each arm with its images read; arms of the same data share one data module.
+
+    Where the data cannot be read, the arm keeps its own data module.
 
     Raises:
-        UserError: no arm's can.
+        UserError: no arm's data can be read.
     """
-    made: dict[str, ImageData | None] = {}
-    shared: dict[str, ImageData | None] = {}
+    read: dict[str, ImageData | None] = {}
+    shared: dict[str, Experiment] = {}
     faults: list[str] = []
-    for arm, config in configs.items():
-        key = repr(sorted(_flat(config.data)))
-        if key not in made:
+    for arm, experiment in experiments.items():
+        key = repr(experiment.config["data"])
+        if key not in read:
+            read[key] = data = experiment.data
             try:
-                made[key] = data = make(config)
                 data.setup("fit")
                 data.setup("test")
                 data.fingerprint()
             except Exception as fault:  # its runs will say why, and the other arms go on
-                made[key] = None
+                read[key] = None
                 faults.append(f"arm {arm}: {' '.join(str(fault).split())[:500] or type(fault).__name__}")
-        shared[arm] = made[key]
-    if faults and not any(made.values()):
+        shared[arm] = replace(experiment, data=read[key] or experiment.data)
+    if faults and not any(read.values()):
         raise UserError(faults)
     return shared
-
-
-def _flat(config: Any, path: str = "") -> list[tuple[str, str]]:
-    if isinstance(config, Namespace):
-        return [pair for key, value in vars(config).items() for pair in _flat(value, f"{path}.{key}")]
-    return [(path, repr(config))]

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,8 +18,7 @@ from tqdm import tqdm
 
 from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
-from vit_lightning.ablation.trials import Start, Trials, shared_data
-from vit_lightning.config.resolve import make_data
+from vit_lightning.ablation.trials import Start, Trials, with_shared_data
 from vit_lightning.errors import UserError
 from vit_lightning.signals import STOP, handled
 from vit_lightning.storage.wandb_mirror import import_wandb
@@ -30,8 +29,8 @@ SIGN_OF_LIFE = 5.0
 
 def devices_of(plan: Plan) -> list[str] | None:
     """Ids of the GPUs that the runs are spread over; None where they take the CPU, or several devices each."""
-    trainer = next(iter(plan.configs.values())).trainer
-    if trainer.accelerator not in ("auto", "gpu", "cuda") or trainer.devices not in ("auto", 1, "1"):
+    trainer = next(iter(plan.experiments.values())).trainer
+    if trainer["accelerator"] not in ("auto", "gpu", "cuda") or trainer["devices"] not in ("auto", 1, "1"):
         return None
     said = os.environ.get("CUDA_VISIBLE_DEVICES")
     if said is not None:
@@ -82,11 +81,12 @@ def run_all(plan: Plan, ledger: Ledger, how: How, signals: Sequence[int] = STOP)
         print(f"all {len(runs)} runs were over already: nothing is trained", flush=True)
         return
     missing = {run.arm for run in runs if not ledger.is_over(run)}
-    data = shared_data({arm: config for arm, config in plan.configs.items() if arm in missing}, make_data)
+    shared = with_shared_data({arm: item for arm, item in plan.experiments.items() if arm in missing})
+    plan = replace(plan, experiments={**plan.experiments, **shared})
     scratch = warm_up(plan, ledger.folder)
 
     def start(run: Planned) -> Start:
-        return Start(plan.config(run.arm, run.seed), plan.arguments(run.arm, run.seed), data.get(run.arm))
+        return Start(plan.experiment(run.arm, run.seed), plan.arguments(run.arm, run.seed))
 
     trials = Trials(ledger, start, threads=threads, devices=devices, patience=how.patience * 60)
     asked: list[int] = []
@@ -108,7 +108,7 @@ def warm_up(plan: Plan, folder: Path) -> Path | None:
     import matplotlib.backends.backend_agg
     import matplotlib.pyplot  # noqa: F401
 
-    modes = {config.wandb.mode for config in plan.configs.values()}
+    modes = {experiment.settings.wandb.mode for experiment in plan.experiments.values()}
     if modes == {"disabled"} or (modes == {None} and os.environ.get("WANDB_MODE") == "disabled"):
         return None
     for left in folder.glob(f".wandb-{platform.node()}-*"):  # of processes that were killed

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
 from tqdm import tqdm
 
 from vit_lightning.commands.console import quiet, say
 from vit_lightning.commands.figures import image_grid
-from vit_lightning.config.resolve import make_data
+from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.sampling import Request
 from vit_lightning.data.splits import Split
@@ -47,23 +46,23 @@ class Found(NamedTuple):
     squares: tuple[int, ...] = ()
 
 
-def check_data(config: Namespace) -> Report:
+def check_data(experiment: Experiment) -> Report:
     """Reads all images of all splits; leaves ``data.json``, ``index.html`` and ``samples.png`` in a folder.
 
     Raises:
         UserError: images are damaged and ``data.on_bad_image`` is error; after the report is written.
     """
     quiet()
-    seed_everything(config.seed_everything, verbose=False)
-    data = make_data(config)
+    seed_everything(experiment.seed, verbose=False)
+    data = experiment.data
     data.in_memory = False  # each is read once, and the first that is damaged must not be the last
     data.prepare_data()
     found = list(read_all_images(data))
     report = summarise(found, data.class_names)
-    with new_folder(config.out, Path("runs") / "check-data", config.experiment) as folder:
+    with new_folder(experiment.out, Path("runs") / "check-data", experiment.name) as folder:
         write_whole(folder / "data.json", json.dumps(report, indent=2) + "\n")
         _draw_samples(data, found, folder / "samples.png")
-        write_whole(folder / "index.html", page(report, config.experiment))
+        write_whole(folder / "index.html", page(report, experiment.name))
     say(table(report))
     say(f"report      {folder / 'index.html'}")
     damaged = [line for split in SPLITS for line in report["splits"][split]["damaged"]]

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import Namespace
 from lightning.pytorch import Trainer, seed_everything
 
 from vit_lightning.commands.console import quiet, say
-from vit_lightning.commands.run import Results, logged, make_data_and_module, make_trainer
+from vit_lightning.commands.run import Results, logged, make_module, make_trainer
 from vit_lightning.commands.test_report import interval, report_test, write_rows
-from vit_lightning.config.resolve import make_trainer_arguments
+from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.options import TrainedOptions
 from vit_lightning.data.base import ImageData
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint, run_folder_of
 from vit_lightning.storage.folder import is_first, new_folder, write_whole
@@ -21,17 +21,17 @@ from vit_lightning.training.callbacks import TestPredictions, gather
 from vit_lightning.training.classifier import ViTClassifier
 
 
-def evaluate(config: Namespace, verb: str) -> Results:
-    """``validate``, ``test`` or ``predict`` with the weights of ``config.ckpt``; leaves a folder with what came out."""
+def evaluate(experiment: Experiment, verb: str) -> Results:
+    """``validate``, ``test`` or ``predict`` with the weights of ``ckpt``; leaves a folder with what came out."""
     quiet()
-    seed_everything(config.seed_everything, verbose=False)
-    config.trainer.logger = False
-    arguments = make_trainer_arguments(config)
-    data, module = make_data_and_module(config)
-    path = find_checkpoint(config.ckpt)
+    assert isinstance(experiment.options, TrainedOptions)
+    seed_everything(experiment.seed, verbose=False)
+    arguments = experiment.make_trainer_arguments({"logger": False})
+    data, module = experiment.data, make_module(experiment)
+    path = find_checkpoint(experiment.options.ckpt)
     load_network(module.network, read_checkpoint(path), path)
     run = run_folder_of(path)
-    with new_folder(config.out, (Path("runs") / path.stem if run is None else run) / verb, "") as folder:
+    with new_folder(experiment.out, (Path("runs") / path.stem if run is None else run) / verb, "") as folder:
         predictions = TestPredictions()
         trainer = make_trainer(arguments, folder, [predictions], [])
         if verb == "predict":

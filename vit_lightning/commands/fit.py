@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
 
 from vit_lightning.commands.console import print_summary, quiet, say
@@ -24,14 +24,14 @@ from vit_lightning.commands.run import (
     Results,
     Run,
     logged,
-    make_data_and_module,
+    make_module,
     make_trainer,
     prepare,
     train_and_test,
 )
 from vit_lightning.config.changes import changes
-from vit_lightning.config.resolve import make_trainer_arguments, resolve, to_plain, to_yaml
-from vit_lightning.data.base import ImageData
+from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import CannotResume, UserError
 from vit_lightning.storage.checkpoint_files import BEST, LAST, network_weights, newest_checkpoint, read_checkpoint
 from vit_lightning.storage.environment import describe_environment
@@ -40,24 +40,24 @@ from vit_lightning.storage.metrics import read_metrics, read_results
 from vit_lightning.training.callbacks import StepSeeds
 
 
-def fit(config: Namespace, allowed: Sequence[str] = (), data: ImageData | None = None) -> Results:
+def fit(experiment: Experiment) -> Results:
     """Trains, tests the best checkpoint, and writes both to a run folder; returns the contents of ``results.json``.
 
-    Args:
-        config: the complete config; ``resume`` decides whether an unfinished run of this config is resumed.
-        allowed: options that may differ from those of the resumed run.
-        data: the data module of the config, if it exists already and holds its images in memory.
+    ``experiment.resume`` decides whether an unfinished run of this config is resumed.
     """
     quiet()
-    if config.trainer.fast_dev_run:
-        return _fast_dev_run(config)
+    if experiment.allowed_changes and experiment.resume == "never":
+        named = ",".join(experiment.allowed_changes)
+        raise UserError(f"allow-config-change={named} is for a run that is resumed: give --resume")
+    if experiment.trainer["fast_dev_run"]:
+        return _fast_dev_run(experiment)
     with contextlib.ExitStack() as held:
-        if config.resume != "never" and (folder := _find_run(config, allowed, held)) is not None:
-            return _continue(folder, config, allowed, data)
-    arguments = make_trainer_arguments(config)
-    with new_folder(config.out, _parent(config), f"seed{config.seed_everything}") as folder:
-        run = prepare(config, arguments, folder, data=data)
-        write_whole(folder / "config.yaml", to_yaml(config))
+        if experiment.resume != "never" and (folder := _find_run(experiment, held)) is not None:
+            return _continue(folder, experiment)
+    arguments = experiment.make_trainer_arguments()
+    with new_folder(experiment.out, _parent(experiment), f"seed{experiment.seed}") as folder:
+        run = prepare(experiment, arguments, folder)
+        write_whole(folder / "config.yaml", experiment.to_yaml())
         _write_environment(run)
         return train_and_test(run)
 
@@ -66,20 +66,21 @@ RESUMED = "VIT_LIGHTNING_RESUMED"
 """Environment variable in which the first process tells the other ranks which run is resumed."""
 
 
-def _find_run(config: Namespace, allowed: Sequence[str], held: contextlib.ExitStack) -> Path | None:
+def _find_run(experiment: Experiment, held: contextlib.ExitStack) -> Path | None:
     """Returns the run to resume, if there is one, locked for this process."""
     if not is_first():
         found = os.environ.get(RESUMED, "")
         return Path(found) if found else None
     folder: Path | None = None
-    if config.out is not None and (config.out / "config.yaml").is_file():
-        folder = config.out
-        held.enter_context(hold(config.out, "out"))
-    elif config.out is None and (unfinished := unfinished_run(_parent(config), to_plain(config), allowed)) is not None:
+    out, parent = experiment.out, _parent(experiment)
+    if out is not None and (out / "config.yaml").is_file():
+        folder = out
+        held.enter_context(hold(out, "out"))
+    elif out is None and (unfinished := unfinished_run(parent, experiment.config, experiment.allowed_changes)):
         folder = unfinished[0]
         held.callback(release, *unfinished)
-    if folder is None and config.resume == "must":
-        searched = _parent(config) if config.out is None else config.out
+    if folder is None and experiment.resume == "must":
+        searched = parent if out is None else out
         raise CannotResume(f"resume=must: {searched} holds no unfinished run of this config that is not in use")
     os.environ[RESUMED] = "" if folder is None else str(folder)
     return folder
@@ -92,18 +93,16 @@ def _write_environment(run: Run) -> None:
         write_whole(path, json.dumps(environment, indent=2) + "\n")
 
 
-def _parent(config: Namespace) -> Path:
-    return Path("runs") / str(config.experiment)
+def _parent(experiment: Experiment) -> Path:
+    return Path("runs") / experiment.name
 
 
-def resume(folder: Path, flags: Sequence[str] = (), allowed: Sequence[str] = (), trust: bool = False) -> Results:
+def resume(folder: Path, flags: Sequence[str] = ()) -> Results:
     """Resumes a run in its folder, with its own config, from its newest checkpoint.
 
     Args:
         folder: the run folder.
-        flags: options to change, as ``--key=value``.
-        allowed: options that may change.
-        trust: whether the config may name classes of any package.
+        flags: options to change, as ``--key=value``, and ``--allow-config-change`` and ``--trust-config``.
     """
     quiet()
     if not (folder / "config.yaml").is_file():
@@ -112,15 +111,15 @@ def resume(folder: Path, flags: Sequence[str] = (), allowed: Sequence[str] = (),
         )
     # the initial weights may be gone by now; they are needed only if the run has no checkpoint yet
     arguments = ["--config", str(folder / "config.yaml"), *flags, "--init_from=null"]
-    config = resolve(arguments, trust=trust)
-    config.init_from = read_run_config(folder).get("init_from")
+    experiment = resolve(arguments)
+    began = {"init_from": read_run_config(folder).get("init_from")}
     with hold(folder, "resume"):
-        return _continue(folder, config, allowed)
+        return _continue(folder, replace(experiment, config={**experiment.config, **began}))
 
 
-def _continue(folder: Path, config: Namespace, allowed: Sequence[str], data: ImageData | None = None) -> Results:
+def _continue(folder: Path, experiment: Experiment) -> Results:
     """Trains from the newest readable checkpoint; a trained run is only tested, a finished one left alone."""
-    written, given = read_run_config(folder), to_plain(config)
+    written, given = read_run_config(folder), experiment.config
     results = read_results(folder)
     if results is not None:
         return _finished(folder, results, changes(written, given))
@@ -129,21 +128,21 @@ def _continue(folder: Path, config: Namespace, allowed: Sequence[str], data: Ima
     new = changes(written, given)
     # a change that config.yaml notes was allowed then, even if the run was killed before its next checkpoint
     noted = {key for key in changed if key not in new and key in noted_changes(folder / "config.yaml")}
-    refuse_changes(changed, [*allowed, *noted], folder)
+    refuse_changes(changed, [*experiment.allowed_changes, *noted], folder)
     if newest is not None and newest.checkpoint["finished"] and new:
         return _finished(folder, {}, new)
     if newest is None:
-        _check_start(folder, config)
+        _check_start(folder, experiment)
     elif (folder / BEST).is_file():
         read_checkpoint(folder / BEST)  # finds damage now, not after the training
-    run = prepare(config, make_trainer_arguments(config), folder, begins=newest is None, data=data)
+    run = prepare(experiment, experiment.make_trainer_arguments(), folder, begins=newest is None)
     if newest is not None:
         network_weights(run.module.network, newest.checkpoint, newest.path)
     remove_partial_files(folder)
     _write_environment(run)
     if new:
         step = 0 if newest is None else newest.checkpoint["global_step"]
-        write_whole(folder / "config.yaml", note_changes(to_yaml(config), folder / "config.yaml", new, step))
+        write_whole(folder / "config.yaml", note_changes(experiment.to_yaml(), folder / "config.yaml", new, step))
     return train_and_test(run, newest)
 
 
@@ -156,23 +155,23 @@ def _finished(folder: Path, results: Results, changed: Mapping[str, object]) -> 
     return results
 
 
-def _check_start(folder: Path, config: Namespace) -> None:
+def _check_start(folder: Path, experiment: Experiment) -> None:
     """Says that a run without a checkpoint starts again.
 
     Raises:
         CannotResume: the run has lost its checkpoints, or ``resume=must``.
     """
     had = (folder / "metrics.jsonl").is_file() and any("train/acc" in row for row in read_metrics(folder))
-    if had or config.resume == "must":
+    if had or experiment.resume == "must":
         why = f"{folder / LAST} and its other checkpoints are gone" if had else "it has no checkpoint yet"
         raise CannotResume(f"{folder} cannot be resumed: {why}; nothing was changed (leave out resume for a new run)")
     say(f"{folder} was stopped before its first checkpoint and starts again at step 0")
 
 
-def _fast_dev_run(config: Namespace) -> Results:
-    seed_everything(config.seed_everything, verbose=False)
-    data, module = make_data_and_module(config)
-    trainer = make_trainer(make_trainer_arguments(config), Path("runs"), [StepSeeds(config.seed_everything)], [])
+def _fast_dev_run(experiment: Experiment) -> Results:
+    seed_everything(experiment.seed, verbose=False)
+    data, module = experiment.data, make_module(experiment)
+    trainer = make_trainer(experiment.make_trainer_arguments(), Path("runs"), [StepSeeds(experiment.seed)], [])
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data, verbose=False)
     say("fast_dev_run: training, validation and test work; nothing was written")

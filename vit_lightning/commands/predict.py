@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
 from torch import Tensor
 
 from vit_lightning.commands.console import quiet, say
 from vit_lightning.commands.figures import image_grid
-from vit_lightning.commands.run import make_data_and_module, make_trainer
+from vit_lightning.commands.run import make_module, make_trainer
 from vit_lightning.commands.test_report import write_rows
-from vit_lightning.config.resolve import make_trainer_arguments
+from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.options import PredictOptions
 from vit_lightning.data.base import BAD_IMAGES
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
 from vit_lightning.data.sampling import Request
@@ -34,7 +34,7 @@ Said = tuple[str, list[str], list[float]]
 """A file, its likeliest classes, and their probabilities."""
 
 
-def predict_images(config: Namespace, places: Sequence[Path]) -> None:
+def predict_images(experiment: Experiment) -> None:
     """Writes the likeliest classes of each image, and a sheet of the first ones, to a folder.
 
     Images look as the test images of the run; the data of the run need not be there. Those that are damaged are named
@@ -44,43 +44,42 @@ def predict_images(config: Namespace, places: Sequence[Path]) -> None:
         UserError: a place is not there; or, when all is written and unless ``data.on_bad_image`` is skip, the images
             that were damaged.
     """
-    files = find_images(places)
-    quiet()
-    seed_everything(config.seed_everything, verbose=False)
-    config.trainer.logger, config.trainer.callbacks = False, None
-    _use_one_device(config)
-    arguments = make_trainer_arguments(config)
-    data, module = make_data_and_module(config)
+    data, options = experiment.data, experiment.options
     assert isinstance(data, ImageFiles)
-    data.files = files
-    path = find_checkpoint(config.ckpt)
+    assert isinstance(options, PredictOptions)
+    data.files = files = find_images(experiment.images)
+    quiet()
+    seed_everything(experiment.seed, verbose=False)
+    arguments = experiment.make_trainer_arguments(
+        {"logger": False, "callbacks": None, **_one_device(experiment.trainer["devices"])}
+    )
+    module = make_module(experiment)
+    path = find_checkpoint(options.ckpt)
     load_network(module.network, read_checkpoint(path), path)
     run = run_folder_of(path)
-    with new_folder(config.out, (Path("runs") / path.stem if run is None else run) / "predict", "") as folder:
+    with new_folder(experiment.out, (Path("runs") / path.stem if run is None else run) / "predict", "") as folder:
         trainer = make_trainer(arguments, folder, [], [])
         batches: list[Any] = trainer.predict(module, datamodule=data) or []
         labels = torch.cat([batch["labels"] for batch in batches]).cpu()
         probabilities = torch.cat([batch["probabilities"] for batch in batches]).cpu()
         good = (labels != DAMAGED).nonzero()[:, 0].tolist()
-        said = [_likeliest(files[row], probabilities[row], data.class_names, config.top_k) for row in good]
-        written = _write(folder, said, config.format) if said else None
+        said = [_likeliest(files[row], probabilities[row], data.class_names, options.top_k) for row in good]
+        written = _write(folder, said, options.format) if said else None
         if said:
             _draw(folder / "predictions.png", data, good[:SHOWN_IMAGES], said[:SHOWN_IMAGES])
     _tell(said, written)
     problems = sorted(data.bad_images["test"])
-    if problems and config.data.init_args.on_bad_image == "error":
+    if problems and data.on_bad_image == "error":
         left = f", those of the {len(said)} others are written" if said else ""
         raise UserError([f"{len(problems)} of {len(files)} images have no prediction{left}", *problems])
     for problem in problems:
         say(f"left out: {problem} (all are in {folder / BAD_IMAGES})")
 
 
-def _use_one_device(config: Namespace) -> None:
-    """A run may have been trained on more devices than a few images need."""
-    chosen = config.trainer.devices
-    config.trainer.devices = chosen if isinstance(chosen, list) and len(chosen) == 1 else 1
-    config.trainer.strategy, config.trainer.num_nodes = "auto", 1
-    config.trainer.limit_predict_batches = None
+def _one_device(devices: Any) -> dict[str, Any]:
+    """Returns arguments of the Trainer: a run may have been trained on more devices than a few images need."""
+    one = devices if isinstance(devices, list) and len(devices) == 1 else 1
+    return {"devices": one, "strategy": "auto", "num_nodes": 1, "limit_predict_batches": None}
 
 
 def _likeliest(file: Path, probabilities: Tensor, names: Sequence[str], count: int) -> Said:

@@ -8,13 +8,13 @@ import secrets
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jsonargparse import Namespace
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
@@ -23,7 +23,7 @@ from lightning.pytorch.loggers import Logger
 from vit_lightning.commands.console import print_summary, say
 from vit_lightning.commands.figures import curves
 from vit_lightning.commands.test_report import FIGURES, interval, report_test
-from vit_lightning.config.resolve import make_data, make_network, make_settings, to_plain
+from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.teachers import load_teacher
 from vit_lightning.data.base import BAD_IMAGES, ImageData
 from vit_lightning.errors import UserError
@@ -55,9 +55,8 @@ Results = dict[str, Any]
 class Run:
     """The parts of one run."""
 
-    config: Namespace
+    experiment: Experiment
     folder: Path
-    data: ImageData
     module: ViTClassifier
     trainer: Trainer
     stopwatch: Stopwatch
@@ -66,24 +65,20 @@ class Run:
     mirror: WandbMirror
 
 
-def prepare(
-    config: Namespace, arguments: dict[str, Any], folder: Path, *, begins: bool = True, data: ImageData | None = None
-) -> Run:
+def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, *, begins: bool = True) -> Run:
     """Seeds everything and makes all parts of a run.
 
     Args:
-        config: the complete config.
         arguments: arguments of the Trainer.
         folder: the run folder.
         begins: whether the run starts at step 0, and so with the weights of ``init_from``.
-        data: the data module of the config, if it exists already and holds its images in memory.
     """
-    seed_everything(config.seed_everything, verbose=False)
-    data, module = make_data_and_module(config, data)
-    if begins and config.init_from is not None:
-        path = find_checkpoint(config.init_from, "init_from")
+    seed_everything(experiment.seed, verbose=False)
+    data, module = experiment.data, make_module(experiment)
+    if begins and experiment.init_from is not None:
+        path = find_checkpoint(experiment.init_from, "init_from")
         load_network(module.network, read_checkpoint(path), path)
-    settings, page = make_settings(config), to_plain(config)
+    settings, page = experiment.settings, dict(experiment.config)
     stopwatch, predictions, metrics = Stopwatch(), TestPredictions(), MetricsFile(folder)
     guard = FiniteGuard(folder)
     checkpoints = Checkpoints(folder, settings.checkpoint, page, guard)
@@ -93,15 +88,15 @@ def prepare(
     shape = (data.in_channels, *data.image_size)
     facts = {"parameters": count_parameters(module), "flops": forward_flops(module.network, shape)}
     mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**page, **facts})
-    own = [StepSeeds(config.seed_everything), guard, LearningRate(), stopwatch, checkpoints, StopOnSignal(checkpoints)]
+    own = [StepSeeds(experiment.seed), guard, LearningRate(), stopwatch, checkpoints, StopOnSignal(checkpoints)]
     trainer = make_trainer(arguments, folder, own, [metrics, mirror])
-    return Run(config, folder, data, module, trainer, stopwatch, predictions, metrics, mirror)
+    return Run(experiment, folder, module, trainer, stopwatch, predictions, metrics, mirror)
 
 
 def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     """Trains from step 0 or from a checkpoint, unless training has finished; then tests the best checkpoint."""
     started = time.time()
-    say(f"{run.config.experiment}: {_describe(run.module, run.data)}")
+    say(f"{run.experiment.name}: {_describe(run.module, run.experiment.data)}")
     run.mirror.start()
     try:
         with log_warnings(run.folder):
@@ -118,7 +113,7 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
         _draw_and_mirror(run, results)
     write_results(run.folder, results)
     print_summary(run.folder, results)
-    if left_out := sum(map(len, run.data.bad_images.values())):
+    if left_out := sum(map(len, run.experiment.data.bad_images.values())):
         say(f"{'skipped':<11} {left_out} damaged images: {run.folder / BAD_IMAGES}")
     say(run.mirror.hint())
     return results
@@ -137,7 +132,7 @@ def _train(run: Run, newest: Restored | None) -> None:
         say(f"resumes after {done} steps")
     if run.trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()
-    run.trainer.fit(run.module, datamodule=run.data, ckpt_path=path, weights_only=True)
+    run.trainer.fit(run.module, datamodule=run.experiment.data, ckpt_path=path, weights_only=True)
 
 
 def _draw_and_mirror(run: Run, results: Results) -> None:
@@ -145,7 +140,7 @@ def _draw_and_mirror(run: Run, results: Results) -> None:
     curves(read_metrics(run.folder), run.folder.name).savefig(run.folder / "curves.png", dpi=100)
     if run.predictions.table:
         assert run.module.confusion_matrix is not None
-        say(report_test(run.folder, run.predictions.table, run.data, run.module.confusion_matrix))
+        say(report_test(run.folder, run.predictions.table, run.experiment.data, run.module.confusion_matrix))
     mirror_results(run.mirror, results)
     run.mirror.finish()
 
@@ -177,7 +172,7 @@ def _test_best(run: Run) -> Results:
     checkpoint = read_checkpoint(best)
     watch, epoch_metrics = last["callbacks"]["Stopwatch"], metric_names("train", "val")
     results: Results = {
-        "seed": run.config.seed_everything,
+        "seed": run.experiment.seed,
         "parameters": count_parameters(run.module),
         "flops": run.mirror.page["flops"],
         "epochs": last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"],
@@ -187,37 +182,34 @@ def _test_best(run: Run) -> Results:
         "images_per_second": round(watch["images"] / watch["seconds"], 1) if watch["seconds"] else 0.0,
         **{name: json_number(value) for name, value in checkpoint["metrics"].items() if name in epoch_metrics},
     }
-    if run.config.test:
+    if run.experiment.test:
         load_network(run.module.network, checkpoint, best)
         run.trainer.callbacks.append(run.predictions)  # type: ignore[attr-defined]
         # metrics.jsonl has the test at the last step, also if a resumed run had nothing left to train
         run.trainer.fit_loop.epoch_progress.current.completed = results["epochs"]
         run.trainer.fit_loop.epoch_loop._batches_that_stepped = results["steps"]
-        run.trainer.test(run.module, datamodule=run.data, verbose=False)
+        run.trainer.test(run.module, datamodule=run.experiment.data, verbose=False)
         results |= logged(run.trainer, "test/") | interval(run.predictions.table)
         if is_first() and run.predictions.table:
             np.savez_compressed(run.folder / "test_predictions.npz", **run.predictions.table)  # type: ignore[arg-type]
     return results
 
 
-def make_data_and_module(
-    config: Namespace, data: ImageData | None = None, kind: type[ViTClassifier] = ViTClassifier
-) -> tuple[ImageData, ViTClassifier]:
-    data = make_data(config) if data is None else data
-    settings, network = make_settings(config), make_network(config)
+def make_module(experiment: Experiment, kind: type[ViTClassifier] = ViTClassifier) -> ViTClassifier:
+    """Returns the LightningModule of an experiment, with new random weights."""
+    settings, data = experiment.settings, experiment.data
     chosen = settings.distillation
-    module = kind(
-        network,
+    return kind(
+        experiment.make_network(),
         num_classes=data.num_classes,
         optimizer=settings.optimizer,
         loss=settings.loss,
         ema=settings.ema,
         distillation=Distillation(chosen, load_teacher(chosen.teacher, data)) if chosen.teacher else None,
     )
-    return data, module
 
 
-def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:
+def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:
     """Returns Lightning's Trainer with the config's arguments; its callbacks and loggers are added to ours.
 
     Args:
@@ -229,14 +221,14 @@ def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], o
     Raises:
         UserError: the arguments do not fit together, or do not fit this machine.
     """
-    callbacks = _as_list(arguments.pop("callbacks"))
-    loggers = [logger for logger in _as_list(arguments.pop("logger")) if not isinstance(logger, bool)]
+    callbacks = _as_list(arguments["callbacks"])
+    loggers = [logger for logger in _as_list(arguments["logger"]) if not isinstance(logger, bool)]
     wants_bar = arguments["enable_progress_bar"] is not False
     if wants_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
         own = [*own, TrainingBar()]
     if not own_loggers:
         callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
-    plugins = _as_list(arguments.pop("plugins"))
+    plugins = _as_list(arguments["plugins"])
     if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         raise UserError(
             "trainer.plugins: a CheckpointIO cannot be given, since our own writes checksums (leave it out)"
@@ -244,13 +236,15 @@ def make_trainer(arguments: dict[str, Any], folder: Path, own: list[Callback], o
     plugins = [*plugins, AtomicCheckpointIO()]
     try:
         trainer = Trainer(
-            **arguments,
-            plugins=plugins,
-            enable_checkpointing=bool(own_loggers),
-            callbacks=[*own, *callbacks],
-            logger=[*own_loggers, *loggers] or False,
-            default_root_dir=folder,
-            use_distributed_sampler=False,  # our loaders split the images among ranks without repeating any
+            **{
+                **arguments,
+                "plugins": plugins,
+                "enable_checkpointing": bool(own_loggers),
+                "callbacks": [*own, *callbacks],
+                "logger": [*own_loggers, *loggers] or False,
+                "default_root_dir": folder,
+                "use_distributed_sampler": False,  # our loaders split the images among ranks without repeating any
+            }
         )
         # with max_steps, Lightning would end an epoch twice if a run resumes from a checkpoint at its end
         trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace
 from tqdm import tqdm
 
 from vit_lightning.commands.console import quiet, say
-from vit_lightning.config.resolve import make_data
+from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import BAD_IMAGES, ImageData
 from vit_lightning.data.decoded import DecodedImages
 from vit_lightning.data.sharded import CONTENTS, need_litdata
@@ -28,8 +27,8 @@ MAX_SHARD_BYTES = 2**32 - 2**20
 """LitData counts them in 32 bits."""
 
 
-def shard(config: Namespace, images_in_shard: int = IMAGES_IN_SHARD) -> Path:
-    """Writes all splits of the page's images, as they lie in their files, to ``config.out``; returns it.
+def shard(experiment: Experiment, images_in_shard: int = IMAGES_IN_SHARD) -> Path:
+    """Writes all splits of the page's images, as they lie in their files, to ``experiment.out``; returns it.
 
     Each image is decoded once: what is damaged is an error or left out, as ``data.on_bad_image`` says. A shard is a
     file of its own with a checksum beside it, put in its place when it is complete; one that is there is not written
@@ -40,12 +39,12 @@ def shard(config: Namespace, images_in_shard: int = IMAGES_IN_SHARD) -> Path:
     """
     quiet()
     need_litdata()
-    if config.out is None:
+    if experiment.out is None:
         raise UserError("out is missing: lightning shard --config PAGE.yaml OUT")
-    data = make_data(config)
+    data = experiment.data
     data.in_memory = False
     data.prepare_data()
-    out = Path(config.out)
+    out = Path(experiment.out)
     out.mkdir(parents=True, exist_ok=True)
     with hold(out, "out"):
         _refuse_other(out, data, images_in_shard)

@@ -7,11 +7,11 @@ import functools
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.tuner import lr_finder
@@ -23,12 +23,14 @@ from tqdm import tqdm
 
 from vit_lightning.commands.console import quiet, say
 from vit_lightning.commands.figures import rate_search
-from vit_lightning.commands.run import make_data_and_module, make_trainer
-from vit_lightning.config.resolve import make_trainer_arguments
+from vit_lightning.commands.run import make_module, make_trainer
+from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.options import BatchSizeSearchOptions, LearningRateSearchOptions
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.storage.folder import is_first, new_folder, write_whole
 from vit_lightning.training.classifier import ViTClassifier
+from vit_lightning.training.ema import EMAConfig
 
 SMOOTHED = 1 / 40
 """Width of the bell (its deviation) that smooths the losses, as a share of the steps."""
@@ -93,7 +95,7 @@ class BatchSearch(ViTClassifier):
         self.done.append(self.trainer.datamodule.batch_size)  # type: ignore[attr-defined]
 
 
-def find_rate(config: Namespace) -> dict[str, Any]:
+def find_rate(experiment: Experiment) -> dict[str, Any]:
     """Draws the loss over a rate that grows from step to step, and suggests a rate (Smith 2017).
 
     The callbacks and loggers of the page are left out.
@@ -101,19 +103,21 @@ def find_rate(config: Namespace) -> dict[str, Any]:
     Raises:
         UserError: of a page on which this cannot work, or of losses that never fall.
     """
-    if config.optimizer.lr <= 0.0:
-        raise UserError(f"optimizer.lr={config.optimizer.lr} must be above 0: the rate of each group is a share of it")
-    with new_folder(config.out, Path("runs") / "lr-find", config.experiment) as folder:
+    options, lr = experiment.options, experiment.settings.optimizer.lr
+    assert isinstance(options, LearningRateSearchOptions)
+    if lr <= 0.0:
+        raise UserError(f"optimizer.lr={lr} must be above 0: the rate of each group is a share of it")
+    with new_folder(experiment.out, Path("runs") / "lr-find", experiment.name) as folder:
         # as our bars: nothing without a terminal
         lr_finder.tqdm = functools.partial(tqdm, disable=None, leave=False)  # type: ignore[attr-defined,assignment]
-        data, module, trainer = _make(config, RateSearch, folder, steps=config.steps)
+        data, module, trainer = _make(experiment, RateSearch, folder, steps=options.steps)
         _tune(
             lambda: Tuner(trainer).lr_find(
                 module,
                 datamodule=data,
-                min_lr=config.min_lr,
-                max_lr=config.max_lr,
-                num_training=config.steps,
+                min_lr=options.min_lr,
+                max_lr=options.max_lr,
+                num_training=options.steps,
                 update_attr=False,
             )
         )
@@ -123,7 +127,7 @@ def find_rate(config: Namespace) -> dict[str, Any]:
         suggestion = suggest(rates, smoothed)
         results = {
             "suggestion": suggestion,
-            "page": config.optimizer.lr,
+            "page": lr,
             "batch_size": data.batch_size * trainer.accumulate_grad_batches * trainer.world_size,
             "rates": rates,
             "losses": [_number(loss) for loss in losses],
@@ -133,15 +137,15 @@ def find_rate(config: Namespace) -> dict[str, Any]:
         }
         write_whole(folder / "rates.json", json.dumps(results, indent=2) + "\n")
         if is_first():
-            drawn = rate_search(rates, losses, smoothed, suggestion, config.optimizer.lr)
+            drawn = rate_search(rates, losses, smoothed, suggestion, lr)
             drawn.savefig(folder / "rates.png", dpi=100)
     say(f"loss over rate: {folder / 'rates.png'}")
     if suggestion is None:
         raise UserError(
-            f"the loss never falls between min_lr={config.min_lr} and max_lr={config.max_lr} in {len(rates)} steps: "
+            f"the loss never falls between min_lr={options.min_lr} and max_lr={options.max_lr} in {len(rates)} steps: "
             "no rate is suggested (give others, or more steps)"
         )
-    say(f"where the loss falls fastest: --optimizer.lr={suggestion:.2g}    (the page has {config.optimizer.lr:g})")
+    say(f"where the loss falls fastest: --optimizer.lr={suggestion:.2g}    (the page has {lr:g})")
     return results
 
 
@@ -172,15 +176,17 @@ def smooth(losses: Sequence[float]) -> list[float]:
     return smoothed
 
 
-def scale_batch(config: Namespace) -> dict[str, Any]:
+def scale_batch(experiment: Experiment) -> dict[str, Any]:
     """Doubles the batch size of a page until the memory, or the data, ends; says the largest that trained.
 
     Raises:
         UserError: of a page on which this cannot work, or if not even one image fits.
     """
-    with new_folder(config.out, Path("runs") / "scale-batch", config.experiment) as folder:
-        data, module, trainer = _make(config, BatchSearch, folder, steps=config.steps)
-        first, limit = data.batch_size, config.max_batch_size
+    options = experiment.options
+    assert isinstance(options, BatchSizeSearchOptions)
+    with new_folder(experiment.out, Path("runs") / "scale-batch", experiment.name) as folder:
+        data, module, trainer = _make(experiment, BatchSearch, folder, steps=options.steps)
+        first, limit = data.batch_size, options.max_batch_size
         if first > limit:
             raise UserError(f"max_batch_size={limit} must not be below data.batch_size={first}, which is tried first")
         with contextlib.suppress(ZeroDivisionError):  # when one image is too many, a batch of none is tried
@@ -188,7 +194,7 @@ def scale_batch(config: Namespace) -> dict[str, Any]:
                 lambda: Tuner(trainer).scale_batch_size(
                     module,
                     datamodule=data,
-                    steps_per_trial=config.steps,
+                    steps_per_trial=options.steps,
                     init_val=first,
                     # Lightning does not try the last size that it allows
                     max_val=limit + 1,
@@ -217,13 +223,13 @@ def scale_batch(config: Namespace) -> dict[str, Any]:
     return results
 
 
-def _make(config: Namespace, kind: type[Any], folder: Path, *, steps: int) -> tuple[ImageData, Any, Trainer]:
+def _make(experiment: Experiment, kind: type[Any], folder: Path, *, steps: int) -> tuple[ImageData, Any, Trainer]:
     """Data, module and trainer of a page for a search of so many steps, in which nothing is validated or logged."""
-    if config.trainer.fast_dev_run:
+    if experiment.trainer["fast_dev_run"]:
         raise UserError("trainer.fast_dev_run: there is nothing to find in a trial run (leave it out)")
     quiet()
-    seed_everything(config.seed_everything, verbose=False)
-    arguments = make_trainer_arguments(config) | {
+    seed_everything(experiment.seed, verbose=False)
+    replaced = {
         "callbacks": None,
         "logger": False,
         "max_epochs": -1,
@@ -237,9 +243,10 @@ def _make(config: Namespace, kind: type[Any], folder: Path, *, steps: int) -> tu
         "log_every_n_steps": 10**9,
         "enable_progress_bar": False,
     }
-    config.ema.decay = None  # begins in a hook that the Tuner does not wait for; a rate is found without it
-    data, module = make_data_and_module(config, kind=kind)
-    return data, module, make_trainer(arguments, folder, [], [])
+    arguments = experiment.make_trainer_arguments(replaced)
+    # the average begins in a hook that the Tuner does not wait for; a learning rate is found without it
+    without = replace(experiment, settings=experiment.settings._replace(ema=EMAConfig()))
+    return experiment.data, make_module(without, kind), make_trainer(arguments, folder, [], [])
 
 
 def _tune(search: Callable[[], Any]) -> Any:

@@ -1,16 +1,15 @@
-"""From pages and flags to one resolved configuration, and from there to objects."""
+"""Config files and flags to one checked experiment."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, get_type_hints
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
-from lightning.fabric.utilities.exceptions import MisconfigurationException
+from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import Trainer
 from torch import nn
 
@@ -29,8 +28,10 @@ from vit_lightning.config.check_network import (
     leave_out_defaults_of_others,
     network_problems,
 )
-from vit_lightning.config.command_options import VERB_KEYS, WORDS, verb_key_problems
-from vit_lightning.config.files import Page, flatten, merge, page_of_flag, read_flags, read_page, unflatten
+from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.files import Page, flatten, merge, page_of_flag, read_page, split_words, unflatten
+from vit_lightning.config.options import COMMAND_OPTIONS, TRAINED, ConfigOptions, RunOptions, Settings
+from vit_lightning.config.parser import DEFAULT_CLASSES, OWN_TRAINER_ARGUMENTS, instantiate, make_parser
 from vit_lightning.config.trust import restrict_imports
 from vit_lightning.data.base import Digits, ImageData
 from vit_lightning.data.image_files import data_of_files
@@ -39,142 +40,60 @@ from vit_lightning.metric_facts import STEP_METRICS, metric_names
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair
 from vit_lightning.storage.checkpoint_files import find_checkpoint, network_weights, read_checkpoint
-from vit_lightning.storage.wandb_mirror import WandbConfig
-from vit_lightning.training.checkpoints import CheckpointConfig
-from vit_lightning.training.distillation import DistillationConfig
-from vit_lightning.training.ema import EMAConfig
-from vit_lightning.training.losses import LossConfig
 from vit_lightning.training.optim import OptimizerConfig, group_problems
 
-OWN_TRAINER_ARGUMENTS: set[str | int] = {
-    "default_root_dir",
-    "use_distributed_sampler",
-    "enable_checkpointing",
-    "barebones",
-}
-"""Arguments of Lightning's Trainer that are ours to set: run folder, checkpoints, and how ranks share images."""
-
-
-Resume = Literal["never", "auto", "must"]
-
-
-class Settings(NamedTuple):
-    """The groups of a page that are plain settings."""
-
-    optimizer: OptimizerConfig = OptimizerConfig()
-    loss: LossConfig = LossConfig()
-    ema: EMAConfig = EMAConfig()
-    distillation: DistillationConfig = DistillationConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    wandb: WandbConfig = WandbConfig()
-
-
 KEYS = {
-    "experiment": Key(str | None),
-    "seed_everything": Key(int),
     "model": Key(nn.Module, ViT, supplied=("image_size", "in_channels", "num_classes")),
     "data": Key(ImageData, Digits),
     **{name: Key(type(settings), type(settings)) for name, settings in Settings()._asdict().items()},
     "trainer": Key(Trainer, Trainer, hidden={str(name) for name in OWN_TRAINER_ARGUMENTS}),
-    "init_from": Key(str | None),
-    "test": Key(bool),
-    "resume": Key(Resume),
-    "out": Key(Path | None),
-    "ckpt": Key(str | None),
-    "print_config": Key(bool),
 }
-"""Keys of a page, which are also the flags."""
+"""Keys of a config that hold the arguments of a class."""
 
-CLASS_DEFAULTS = {"model": "vit_lightning.ViT", "data": "vit_lightning.Digits"}
 GROUPS = ("model", "data", "trainer", *Settings._fields)
 """Keys that hold keys; with nothing under them they say nothing."""
-TRAINED = ("validate", "test", "predict")
-"""Verbs that use a trained model, whose page lies in its checkpoint."""
-NOT_IN_PAGE = ("resume", "out", "ckpt", "print_config", *(name for keys in VERB_KEYS.values() for name in keys))
-"""What a run's own page leaves out: where it went, and what it was asked besides."""
 
 
-def make_help(verb: str) -> ArgumentParser:
-    """The keys once more, for reading: with the arguments of the classes that need not be named."""
-    usage = f"lightning {verb} {WORDS.get(verb, '')}[--config PAGE.yaml ...] [--key=value ...]"
-    parser = ArgumentParser(prog=f"lightning {verb}", usage=usage, description=HELP)
-    parser.add_argument("--config", type=str, help="a page; several are merged in order, flags come after them")
-    allow = "key that may differ from that of the run that goes on; may come several times"
-    if verb == "fit":
-        parser.add_argument("--allow-config-change", type=str, metavar="KEY", help=allow)
-    parser.add_argument("--trust-config", type=bool, default=False, help="pages may name classes of any package")
-    _add_plain_keys(parser, verb)
-    for name, default in (("model", ViT), ("data", Digits), *((n, type(s)) for n, s in Settings()._asdict().items())):
-        parser.add_class_arguments(default, name)
-    parser.add_class_arguments(Trainer, "trainer", skip=OWN_TRAINER_ARGUMENTS)
-    return parser
+def resolve(arguments: Sequence[str], command: str = "fit") -> Experiment:
+    """Returns the experiment of a command line: config files, flags, defaults, and what the model gets from the data.
 
-
-def _add_plain_keys(parser: ArgumentParser, verb: str) -> None:
-    places = ", file, or https://...#sha256=CHECKSUM"
-    parser.add_argument("--print_config", type=bool, default=False, help="print the resolved configuration and exit")
-    parser.add_argument("--out", type=Path | None, default=None, help="folder for what the command leaves; must be new")
-    if verb in TRAINED:
-        parser.add_argument("--ckpt", type=str | None, default=None, help=f"run folder (its best checkpoint){places}")
-    for name, key in VERB_KEYS.get(verb, {}).items():
-        parser.add_argument(f"--{name}", type=key.kind, default=key.default, help=key.text)
-    parser.add_argument("--experiment", type=str | None, default=None, help="name of the page; the file's by default")
-    parser.add_argument("--seed_everything", type=int, default=0, help="seed of weights, order, augmentation, dropout")
-    parser.add_argument("--init_from", type=str | None, default=None, help=f"first weights: run folder{places}")
-    continues = "continues the newest run of this page that is not over and not in use"
-    parser.add_argument(
-        "--resume",
-        type=Resume,
-        default="never",
-        help=f"auto {continues}, if there is one; must ends with exit code 3 if there is none; a run folder as a flag",
-    )
-    parser.add_argument("--test", type=bool, default=True, help="whether fit tests the best checkpoint at its end")
-
-
-HELP = """Keys are written the same in a page and as flags. model.class_path and data.class_path name other classes
-(data: CIFAR10, CIFAR100, Digits, HuggingFaceSet, ImageFolder, ShardedSet, TorchvisionSet), whose arguments stand in
-their place; blocks such as model.attention have arguments of their own (--model.attention.dropout=0.1)."""
-
-
-@lru_cache
-def make_parser(verb: str = "fit") -> ArgumentParser:
-    """The keys with their types and help."""
-    parser = ArgumentParser(prog=f"lightning {verb}", exit_on_error=False, allow_abbrev=False)
-    _add_plain_keys(parser, verb)
-    for name, kind, text in (("model", nn.Module, "the network"), ("data", ImageData, "the images")):
-        default = {"class_path": CLASS_DEFAULTS[name]}
-        parser.add_argument(f"--{name}", type=kind, default=default, help=f"{text}; {CLASS_DEFAULTS[name]} by default")
-    for name, settings in Settings()._asdict().items():
-        parser.add_argument(f"--{name}", type=type(settings), default=settings)
-    parser.add_class_arguments(Trainer, "trainer", instantiate=False, skip=OWN_TRAINER_ARGUMENTS)
-    parser.set_defaults({"trainer.enable_model_summary": False})
-    return parser
-
-
-def resolve(arguments: Sequence[str], verb: str = "fit", *, trust: bool = False, files: bool = False) -> Namespace:
-    """The complete configuration of a command: pages, flags, defaults, and what the model gets from the data.
-
-    A verb that uses a trained model starts from the page in its checkpoint. Only with ``trust`` may a page name classes
-    of any package. With ``files``, image files come in the place of the page's data, which need not be there.
+    A command that uses a trained model starts from the config in its checkpoint. Where ``predict`` is given image
+    files, they replace the data of that config, which need not be there.
 
     Raises:
-        UserError: all that is wrong, each with key, value and choices.
+        UserError: all problems, each with option, value and choices.
     """
-    flags = read_flags(arguments)
-    page, unreadable = read_all(flags, verb, files=files)
+    flags, words = split_words(arguments)
+    if words and command != "predict":
+        raise UserError(f"{words[0]}: what is this? (options are given as --key=value)")
+    trust, allowed = _permissions(flags, command)
+    flags = [(key, value) for key, value in flags if key not in PERMISSIONS]
+    page, unreadable = read_all(flags, command, files=bool(words))
     restrict_imports(page, trust=trust)
     if unreadable:  # values cannot be judged without the rest of the page, but what the flags call keys can
-        raise UserError([*unreadable, *(found.text for found in _key_problems(page, verb) if not found.missing)])
+        raise UserError([*unreadable, *(found.text for found in _key_problems(page, command) if not found.missing)])
     if secrets := secret_problems(page):
         raise UserError(secrets)
+    given = {"allowed_changes": allowed, "images": tuple(Path(word) for word in words)}
     try:
-        config, facts = _parse(page, verb)
-        problems = _range_problems(config, facts, verb)
+        return _build(page, command, given)
     except (ArgumentError, UserError) as fault:
-        problems = _all_problems(page, verb, fault)
-    if problems:
-        raise UserError(problems)
-    return config
+        raise UserError(_all_problems(page, command, fault)) from fault
+
+
+PERMISSIONS = ("trust-config", "allow-config-change")
+"""Flags that no config can hold, because it cannot vouch for itself."""
+
+
+def _permissions(flags: Sequence[tuple[str, str]], command: str) -> tuple[bool, tuple[str, ...]]:
+    """Returns whether configs are trusted, and which options may differ from those of a resumed run."""
+    trust = dict(flags).get("trust-config", "false")
+    if trust not in ("true", "false"):
+        raise UserError(f"trust-config={trust} must be true or false")
+    allowed = tuple(key for name, value in flags if name == "allow-config-change" for key in value.split(","))
+    if allowed and command != "fit":
+        raise UserError(f"allow-config-change={','.join(allowed)} is for a run that is resumed, with fit")
+    return trust == "true", allowed
 
 
 def read_all(flags: Sequence[tuple[str, str]], verb: str, *, files: bool = False) -> tuple[Page, list[str]]:
@@ -192,12 +111,12 @@ def read_all(flags: Sequence[tuple[str, str]], verb: str, *, files: bool = False
         pages.insert(0, _page_of_checkpoint(flags, files=files))
     for said in pages:
         said = {key: value for key, value in said.items() if value is not None or key not in GROUPS}
-        page = merge(page, said, CLASS_DEFAULTS)
+        page = merge(page, said, DEFAULT_CLASSES)
     if places and "experiment" not in page:
         page["experiment"] = places[-1].stem
     for key, value in flags:
         if key != "config":
-            page = merge(page, page_of_flag(key, value, list(CLASS_DEFAULTS)), CLASS_DEFAULTS)
+            page = merge(page, page_of_flag(key, value, list(DEFAULT_CLASSES)), DEFAULT_CLASSES)
     if verb in TRAINED:
         _refuse_another_split(pages[0], page)
     return page, unreadable
@@ -229,21 +148,21 @@ def _page_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool) -> Pag
     return {**page, "init_from": None}  # the weights are the checkpoint's own
 
 
-def _parse(page: Page, verb: str) -> tuple[Namespace, dict[str, Any]]:
-    """The typed configuration with all defaults, and what the data says that the model has to know."""
-    parser = make_parser(verb)
-    data = parser.parse_object(unflatten({"data": page["data"]} if "data" in page else {}))
-    made = make_data(data)
+def _build(page: Page, command: str, given: Mapping[str, Any]) -> Experiment:
+    """Makes and checks all parts of an experiment, each once."""
+    parser = make_parser(command)
+    images = unflatten({key: page[key] for key in ("data",) if key in page})
+    data: ImageData = instantiate(make_parser().parse_object(images), "data")
     try:
-        made.check()
-        facts = data_facts(made)
+        data.check()
+        facts = data_facts(data)
     except UserError as error:
         raise UserError([f"data.{problem}" for problem in error.problems]) from error
     model = page.get("model", {})
     model = {"class_path": model} if isinstance(model, str) else model or {}
     if not isinstance(model, dict):
         raise UserError(f"model={model} must be a class path or its arguments")
-    class_path = model.get("class_path", CLASS_DEFAULTS["model"])
+    class_path = model.get("class_path", DEFAULT_CLASSES["model"])
     complete = {**page, "model": {"class_path": class_path, **accepted(facts, class_path), **model}}
     config = parser.parse_object(unflatten(complete))
     for name, fact in facts.items():  # an argument that a function hands on shows only now
@@ -252,7 +171,45 @@ def _parse(page: Page, verb: str) -> tuple[Namespace, dict[str, Any]]:
     leave_out_defaults_of_others(config.model, {**model, **facts})
     if config.experiment is None:
         config.experiment = "run"
-    return config, facts
+    problems: list[str] = []
+    kind = COMMAND_OPTIONS.get(command)
+    options = None if kind is None else _made(kind, config, problems)
+    _made(ConfigOptions, config, problems)
+    run = _made(RunOptions, config, problems)
+    named = config.model.get("init_args", Namespace())
+    for name, fact in facts.items():
+        same = pair if name == "image_size" else int
+        if name in named and same(named[name]) != same(fact):
+            problems.append(f"model.{name}={named[name]} does not fit the data, which has {fact} (leave it out)")
+    settings = {}
+    for key in Settings._fields:
+        try:
+            settings[key] = instantiate(config, key)
+        except UserError as error:
+            problems += error.problems
+    if not any(problem.startswith("model.") for problem in problems):
+        problems += _model_problems(config, facts, settings.get("optimizer"))
+    problems += [*trainer_problems(config.trainer), *average_problems(config)]
+    monitored = [*metric_names("val", "train", classes=facts["num_classes"]), *STEP_METRICS]
+    problems += monitor_problems(config, monitored)
+    if problems:
+        raise _Unfit(problems)
+    return Experiment(
+        config=to_plain(config), data=data, settings=Settings(**settings), options=options, **vars(run), **given
+    )
+
+
+class _Unfit(UserError):
+    """Values of the right types that do not fit, alone or together; nothing else is wrong."""
+
+
+def _made(kind: type[Any], config: Namespace, problems: list[str]) -> Any:
+    """Returns the options of a class, with their values in a parsed config."""
+    try:
+        return kind(**{field.name: config[field.name] for field in fields(kind)})
+    except UserError as error:
+        problems += error.problems
+        return None
 
 
 def data_facts(data: ImageData) -> dict[str, Any]:
@@ -262,51 +219,12 @@ def data_facts(data: ImageData) -> dict[str, Any]:
     return {"image_size": size, "in_channels": data.in_channels, "num_classes": data.num_classes}
 
 
-def make_data(config: Namespace) -> ImageData:
-    """The data module of a configuration; reads no images."""
-    data: ImageData = _instantiate(config, "data")
-    return data
-
-
-def make_network(config: Namespace) -> nn.Module:
-    """The network of a configuration, with freshly drawn weights."""
-    network: nn.Module = _instantiate(config, "model")
-    return network
-
-
-def make_trainer_arguments(config: Namespace) -> dict[str, Any]:
-    """Arguments of Lightning's Trainer, with callbacks, loggers, profiler and strategy made."""
-    return dict(vars(_instantiate(config, "trainer")))
-
-
-def make_settings(config: Namespace) -> Settings:
-    """The plain settings of a configuration, checked."""
-    return Settings(*(_instantiate(config, key) for key in Settings._fields))
-
-
-def _instantiate(config: Namespace, key: str) -> Any:
-    try:
-        return make_parser().instantiate(Namespace({key: config[key]}))[key]
-    except NotImplementedError:  # of a network that cannot be built without memory
-        raise
-    except (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as fault:
-        cause: BaseException | None = fault
-        while cause is not None and not isinstance(cause, UserError):
-            cause = cause.__context__  # jsonargparse puts its own around those of classes in lists
-        problems = [f": {' '.join(str(fault).split())}"] if cause is None else [f".{text}" for text in cause.problems]
-        raise UserError([f"{key}{problem}" for problem in problems]) from fault
-
-
-def to_yaml(config: Namespace) -> str:
-    """A page that repeats the run: everything that was resolved, nothing of where it came from or went to."""
-    return str(yaml.safe_dump(to_plain(config), sort_keys=False))
-
-
 def to_plain(config: Namespace) -> dict[str, Any]:
-    """The same as plain data, for a checkpoint."""
+    """Returns the config as plain data, without the options of one call of a command."""
     page = config.clone()
-    for key in NOT_IN_PAGE:
-        page.pop(key, None)
+    for options in (RunOptions, *COMMAND_OPTIONS.values()):
+        for field in fields(options):
+            page.pop(field.name, None)
     plain: dict[str, Any] = _plain(yaml.safe_load(make_parser().dump(page, skip_unset=False)))
     return plain
 
@@ -320,21 +238,27 @@ def _plain(value: Any) -> Any:
     return {key: _plain(item) for key, item in value.items() if not str(item).startswith("Unable to serialize")}
 
 
-def _key_problems(page: Page, verb: str) -> list[Problem]:
-    keys = {name: key for name, key in KEYS.items() if verb in TRAINED or name != "ckpt"}
-    return find_problems(page, keys | {name: Key(key.kind) for name, key in VERB_KEYS.get(verb, {}).items()})
+def _key_problems(page: Page, command: str) -> list[Problem]:
+    options = (ConfigOptions, RunOptions, *([COMMAND_OPTIONS[command]] if command in COMMAND_OPTIONS else []))
+    plain = {name: Key(kind) for group in options for name, kind in get_type_hints(group).items()}
+    return find_problems(page, plain | KEYS)
 
 
-def _all_problems(page: Page, verb: str, fault: Exception) -> list[str]:
-    """Everything that is wrong with a page that was refused: keys and types first, then the values of the others."""
-    found = _key_problems(page, verb)
+def _all_problems(page: Page, command: str, fault: Exception) -> list[str]:
+    """Returns everything that is wrong with a refused config: keys and types first, then the values of the others."""
+    if isinstance(fault, _Unfit):
+        return fault.problems
+    found = _key_problems(page, command)
     problems = [problem.text for problem in found]
     for problem in found:
         _remove(page, problem.path)
-    for _ in range(3):  # what only shows when the data's own problems are out of the way
+    for _ in range(3):  # some only show when the data's own problems are out of the way
         try:
-            config, facts = _parse(page, verb)
-            return [*problems, *_range_problems(config, facts, verb)]
+            _build(page, command, {})
+            break
+        except _Unfit as error:
+            problems += error.problems
+            break
         except UserError as error:
             problems += error.problems
             if not all(_remove(page, tuple(text.split("=")[0].split("."))) for text in error.problems):
@@ -356,39 +280,16 @@ def _remove(page: Page, path: tuple[str, ...]) -> bool:
     return True
 
 
-def _range_problems(config: Namespace, facts: dict[str, Any], verb: str) -> list[str]:
-    """What no single type can tell: values that do not fit, alone or together."""
-    problems = verb_key_problems(verb, {name: config[name] for name in VERB_KEYS.get(verb, {})})
-    if not 0 <= config.seed_everything < 2**32:
-        problems.append(f"seed_everything={config.seed_everything} must be at least 0 and below 2**32")
-    if Path(config.experiment).name != config.experiment:
-        problems.append(f"experiment={config.experiment} must be a plain name, without slashes")
-    given = config.model.get("init_args", Namespace())
-    for name, fact in facts.items():
-        same = pair if name == "image_size" else int
-        if name in given and same(given[name]) != same(fact):
-            problems.append(f"model.{name}={given[name]} does not fit the data, which has {fact} (leave it out)")
-    if not any(problem.startswith("model.") for problem in problems):
-        problems += _model_problems(config, facts)
-    for key in Settings._fields:
-        try:
-            _instantiate(config, key)
-        except UserError as error:
-            problems += error.problems
-    problems += [*trainer_problems(config.trainer), *average_problems(config)]
-    monitored = [*metric_names("val", "train", classes=facts["num_classes"]), *STEP_METRICS]
-    return [*problems, *monitor_problems(config, monitored)]
-
-
-def _model_problems(config: Namespace, facts: dict[str, Any]) -> list[str]:
-    """What the network says against its arguments, the data, the optimizer, and the weights it is to start from."""
+def _model_problems(config: Namespace, facts: dict[str, Any], optimizer: OptimizerConfig | None) -> list[str]:
+    """Returns what does not fit: network and its arguments, data, optimizer, and the weights it is to start from."""
     try:
-        network = empty_network(lambda: make_network(config))
+        network = empty_network(lambda: instantiate(config, "model"))
     except UserError as error:
         return error.problems
     problems = network_problems(network, (facts["in_channels"], *pair(facts["image_size"])), facts["num_classes"])
-    with contextlib.suppress(UserError):  # its own problems are told elsewhere
-        problems += [f"optimizer.{text}" for text in group_problems(network, _instantiate(config, "optimizer"))]
+    if optimizer is not None:
+        with contextlib.suppress(UserError):  # its own problems are told elsewhere
+            problems += [f"optimizer.{text}" for text in group_problems(network, optimizer)]
     try:
         for key in ("init_from", "ckpt"):
             if config.get(key) is not None:

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentError
 from torch import nn
 
 from vit_lightning.config.check_keys import find_class
-from vit_lightning.config.resolve import make_data, make_network, make_parser
+from vit_lightning.config.experiment import make_data, make_network
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
@@ -55,10 +55,9 @@ def _make(page: dict[str, Any]) -> tuple[ImageData, nn.Module]:
     if find_class(path) is None:
         raise UserError(f"its model {path} is of a package that may not be imported, or is not there any more")
     try:
-        config = make_parser().parse_object({key: page[key] for key in ("data", "model")})
+        return make_data(page), make_network(page)
     except ArgumentError as fault:
         raise UserError(" ".join(str(fault).split())) from fault
-    return make_data(config), make_network(config)
 
 
 def _from_torchvision(name: str) -> tuple[nn.Module, Statistics]:

@@ -1,0 +1,102 @@
+"""One checked experiment: what every command gets in place of config files and flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import nn
+
+from vit_lightning.config.check_network import leave_out_defaults_of_others
+from vit_lightning.config.options import CommandOptions, Resume, Settings
+from vit_lightning.config.parser import instantiate, make_parser
+from vit_lightning.data.base import ImageData
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One checked experiment. Nobody writes to it: commands derive changed copies by ``dataclasses.replace``."""
+
+    config: Mapping[str, Any]
+    """The complete config as plain data: what ``config.yaml`` and checkpoints hold."""
+    data: ImageData
+    """The data module; it has read no images yet."""
+    settings: Settings
+    resume: Resume = "never"
+    out: Path | None = None
+    print_config: bool = False
+    allowed_changes: tuple[str, ...] = ()
+    """Options that may differ from those of a resumed run."""
+    options: CommandOptions | None = None
+    """Options that only this command has."""
+    images: tuple[Path, ...] = ()
+    """Image files and folders that ``predict`` was given."""
+
+    @property
+    def name(self) -> str:
+        return str(self.config["experiment"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed_everything"])
+
+    @property
+    def init_from(self) -> str | None:
+        """Run folder or file with the initial weights."""
+        path: str | None = self.config["init_from"]
+        return path
+
+    @property
+    def test(self) -> bool:
+        """Whether ``fit`` tests the best checkpoint."""
+        return bool(self.config["test"])
+
+    @property
+    def trainer(self) -> Mapping[str, Any]:
+        """Arguments of Lightning's Trainer as plain data."""
+        arguments: Mapping[str, Any] = self.config["trainer"]
+        return arguments
+
+    def make_network(self) -> nn.Module:
+        """Returns the network with new random weights."""
+        return make_network(self.config)
+
+    def make_trainer_arguments(self, replaced: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Returns arguments of Lightning's Trainer with new callbacks, loggers, profiler and strategy.
+
+        Args:
+            replaced: arguments to use in place of those of the config, of which nothing is made.
+        """
+        given = {key: value for key, value in self.trainer.items() if key not in (replaced or {})}
+        parsed = make_parser().parse_object({"trainer": given})
+        return {**vars(instantiate(parsed, "trainer")), **(replaced or {})}
+
+    def to_yaml(self) -> str:
+        """Returns a config file that repeats the run."""
+        return str(yaml.safe_dump(self.config, sort_keys=False))
+
+    def with_seed(self, seed: int, tags: Sequence[str]) -> Experiment:
+        """Returns the experiment with another seed and other W&B tags."""
+        wandb = {**self.config["wandb"], "tags": list(tags)}
+        return replace(
+            self,
+            config={**self.config, "seed_everything": seed, "wandb": wandb},
+            settings=self.settings._replace(wandb=replace(self.settings.wandb, tags=list(tags))),
+        )
+
+
+def make_data(config: Mapping[str, Any]) -> ImageData:
+    """Returns the data module of a config in plain data; reads no images."""
+    data: ImageData = instantiate(make_parser().parse_object({"data": config["data"]}), "data")
+    return data
+
+
+def make_network(config: Mapping[str, Any]) -> nn.Module:
+    """Returns the network of a complete config in plain data, with new random weights."""
+    parsed = make_parser().parse_object({"model": config["model"]})
+    leave_out_defaults_of_others(parsed.model, config["model"].get("init_args", {}))
+    network: nn.Module = instantiate(parsed, "model")
+    return network

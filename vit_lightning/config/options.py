@@ -1,0 +1,166 @@
+"""Options of a config and of the command line, each declared once: a field with its type, default and help.
+
+From these classes come the parser, the help and the checks. ``model``, ``data`` and ``trainer`` are not here: their
+options are the arguments of the classes that they name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from vit_lightning.errors import UserError
+from vit_lightning.storage.wandb_mirror import WandbConfig
+from vit_lightning.training.checkpoints import CheckpointConfig
+from vit_lightning.training.distillation import DistillationConfig
+from vit_lightning.training.ema import EMAConfig
+from vit_lightning.training.losses import LossConfig
+from vit_lightning.training.optim import OptimizerConfig
+
+TRAINED = ("validate", "test", "predict")
+"""Commands that use a trained model, whose config lies in its checkpoint."""
+
+Resume = Literal["never", "auto", "must"]
+
+
+class Settings(NamedTuple):
+    """Groups of a config that are plain settings."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    loss: LossConfig = LossConfig()
+    ema: EMAConfig = EMAConfig()
+    distillation: DistillationConfig = DistillationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    wandb: WandbConfig = WandbConfig()
+
+
+@dataclass(frozen=True)
+class ConfigOptions:
+    """Options of an experiment beside its groups.
+
+    Args:
+        experiment: name of the experiment; by default that of the last config file.
+        seed_everything: seed of the initial weights, the order of images, augmentation and dropout.
+        init_from: run folder (its best checkpoint), checkpoint file, or https://...#sha256=CHECKSUM with the initial
+            weights.
+        test: whether fit tests the best checkpoint after training.
+    """
+
+    experiment: str | None = None
+    seed_everything: int = 0
+    init_from: str | None = None
+    test: bool = True
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 0 <= self.seed_everything < 2**32:
+            problems.append(f"seed_everything={self.seed_everything} must be at least 0 and below 2**32")
+        if self.experiment is not None and Path(self.experiment).name != self.experiment:
+            problems.append(f"experiment={self.experiment} must be a plain name, without slashes")
+        if problems:
+            raise UserError(problems)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of one call of a command, which a run's config.yaml leaves out.
+
+    Args:
+        print_config: print the complete config and exit.
+        out: new folder for the results.
+        resume: auto resumes the newest run of this config that is neither finished nor in use, and starts a new one if
+            there is none; must exits with code 3 if there is none. As a flag also a run folder.
+    """
+
+    print_config: bool = False
+    out: Path | None = None
+    resume: Resume = "never"
+
+
+@dataclass(frozen=True)
+class TrainedOptions:
+    """Options of commands that use a trained model.
+
+    Args:
+        ckpt: run folder (its best checkpoint), checkpoint file, or https://...#sha256=CHECKSUM.
+    """
+
+    ckpt: str
+
+
+@dataclass(frozen=True)
+class PredictOptions(TrainedOptions):
+    """Options of ``lightning predict``.
+
+    Args:
+        ckpt: run folder (its best checkpoint), checkpoint file, or https://...#sha256=CHECKSUM.
+        top_k: number of top classes per image.
+        format: format of the predictions of image files.
+    """
+
+    top_k: int = 5
+    format: Literal["csv", "json"] = "csv"
+
+    def __post_init__(self) -> None:
+        if problems := _too_small(self, top_k=1):
+            raise UserError(problems)
+
+
+@dataclass(frozen=True)
+class LearningRateSearchOptions:
+    """Options of ``lightning lr-find``.
+
+    Args:
+        min_lr: learning rate of the first step.
+        max_lr: learning rate of the last step.
+        steps: number of optimizer steps.
+    """
+
+    min_lr: float = 1e-7
+    max_lr: float = 1.0
+    steps: int = 100
+
+    def __post_init__(self) -> None:
+        problems = _too_small(self, steps=20)
+        if not 0.0 < self.min_lr < self.max_lr < float("inf"):
+            problems.append(f"min_lr={self.min_lr}, max_lr={self.max_lr} must be above 0, the first below the second")
+        if problems:
+            raise UserError(problems)
+
+
+@dataclass(frozen=True)
+class BatchSizeSearchOptions:
+    """Options of ``lightning scale-batch``.
+
+    Args:
+        max_batch_size: largest batch size that is tried.
+        steps: optimizer steps with each batch size.
+    """
+
+    max_batch_size: int = 8192
+    steps: int = 3
+
+    def __post_init__(self) -> None:
+        if problems := _too_small(self, max_batch_size=1, steps=1):
+            raise UserError(problems)
+
+
+CommandOptions = TrainedOptions | LearningRateSearchOptions | BatchSizeSearchOptions
+
+COMMAND_OPTIONS: dict[str, type[CommandOptions]] = {
+    "validate": TrainedOptions,
+    "test": TrainedOptions,
+    "predict": PredictOptions,
+    "lr-find": LearningRateSearchOptions,
+    "scale-batch": BatchSizeSearchOptions,
+}
+"""Options that only some commands have."""
+
+
+def _too_small(options: Any, **least: int) -> list[str]:
+    return [
+        f"{name}={getattr(options, name)} must be at least {low}"
+        for name, low in least.items()
+        if getattr(options, name) < low
+    ]
