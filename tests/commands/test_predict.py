@@ -114,7 +114,7 @@ def test_what_cannot_be_is_answered_at_once(digits_run, in_folder, capsys):
 
 def test_what_a_checkpoint_says_of_its_images_names_no_class():
     checkpoint = {"test_view": {**Digits().test_view(), "class_path": "torch.nn.Linear"}}
-    assert data_of_files("run", checkpoint)["class_path"] == "vit_lightning.data.image_files.ImageFiles"
+    assert data_of_files("run", checkpoint)["class_path"] == "vit_lightning.ImageFiles"
 
 
 def test_words_are_told_from_flags_and_their_values():
