@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from runs import SMALL
 from torchvision import models
 
@@ -46,9 +47,8 @@ def test_loss_by_hand(kind, token):
     config = DistillationConfig("there", kind, 0.3, 2.0 if kind == "soft" else 3.0)
     distillation = Distillation(config, Teacher(copy.deepcopy(teacher)))
     module = ViTClassifier(student, loss=LossConfig(label_smoothing=0.1), distillation=distillation)
-    module.log = lambda *_, **__: None
     images, labels = torch.randn(6, 1, 8, 8), torch.arange(6)
-    loss, _ = module.shared_step((images, labels), "train")
+    loss = module.step((images, labels), "train").loss
     given = student(images) if token else (student(images),)
     heads = [logits.detach().double().numpy() for logits in given]
     wanted = teacher.eval()(images).detach().double().numpy()
@@ -60,7 +60,7 @@ def test_loss_by_hand(kind, token):
         p = log_softmax(wanted / 2.0)
         of_teacher = 4.0 * (np.exp(p) * (p - log_softmax(heads[-1] / 2.0))).sum(1).mean()
     assert float(loss.detach()) == pytest.approx(0.7 * of_labels + 0.3 * of_teacher, rel=1e-5)
-    validated, _ = module.eval().shared_step((images, labels), "val")
+    validated = module.eval().step((images, labels), "val").loss
     plain = torch.nn.functional.cross_entropy(student.eval()(images), labels)
     assert torch.equal(validated, plain)
 
@@ -155,11 +155,13 @@ def make(flags):
 
 def test_a_run_does_not_go_on_with_another_teacher():
     first, second = (Distillation(DistillationConfig("there"), Teacher(network(seed))) for seed in (1, 2))
-    checkpoint = {}
-    first.save(checkpoint)
-    Distillation(DistillationConfig("there"), Teacher(network(1))).load(checkpoint)
+    trainer, module, checkpoint = Trainer(**QUIET), ViTClassifier(network(1)), {}
+    trainer.state.fn = TrainerFn.FITTING
+    first.on_save_checkpoint(trainer, module, checkpoint)
+    same = Distillation(DistillationConfig("there"), Teacher(network(1)))
+    same.on_load_checkpoint(trainer, module, checkpoint)
     with pytest.raises(UserError, match=r"distillation.teacher=there has other weights than when the run began"):
-        second.load(checkpoint)
+        second.on_load_checkpoint(trainer, module, checkpoint)
 
 
 class Pictures(Digits):

@@ -10,9 +10,12 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
+from vit_lightning.training.losses import HeadsLoss
 
 Statistics = tuple[Sequence[float], Sequence[float]]
 """Mean and deviation of each channel by which images were normalised."""
@@ -99,8 +102,8 @@ def _plain(statistics: Statistics) -> list[list[float]]:
     return [[float(number) for number in numbers] for numbers in statistics]
 
 
-class Distillation:
-    """The loss of a student that has a teacher: (1 - alpha) times that of the labels and alpha times the teacher's.
+class Distillation(Callback):
+    """The loss of a student with a teacher: (1 - alpha) times that of the labels and alpha times the teacher's.
 
     The soft one is T^2 KL(teacher || student) of softmax(logits / T), a mean over images as in the paper; DeiT's code
     divides it by the number of classes besides.
@@ -127,11 +130,22 @@ class Distillation:
             of_teacher = heat**2 * F.kl_div(student, wanted, reduction="batchmean", log_target=True)
         return (1.0 - self.config.alpha) * of_labels + self.config.alpha * of_teacher
 
-    def save(self, checkpoint: dict[str, Any]) -> None:
-        """Tells which teacher it was."""
+    def heads_loss(self, criterion: nn.Module) -> HeadsLoss:
+        """Returns the loss by which the first head learns from the labels and the last one from the teacher."""
+
+        def loss(heads: tuple[Tensor, ...], targets: Tensor, images: Tensor) -> Tensor:
+            return self.loss(criterion(heads[0], targets), heads[-1], images)
+
+        return loss
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self.teacher.to(trainer.strategy.root_device)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["teacher"] = self._digest
 
-    def load(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses to go on with another teacher."""
-        if checkpoint.get("teacher", self._digest) != self._digest:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Refuses to resume with another teacher."""
+        if trainer.state.fn == TrainerFn.FITTING and checkpoint.get("teacher", self._digest) != self._digest:
             raise UserError(f"distillation.teacher={self.config.teacher} has other weights than when the run began")

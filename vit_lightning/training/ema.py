@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
@@ -39,11 +41,11 @@ class EMAConfig:
         return min(decay, (1 + step) / (10 + step)) if self.warmup else decay
 
 
-class WeightAverage:
-    """The average of a network's weights and buffers; those that are whole numbers are taken as they are.
+class WeightAverage(Callback):
+    """Moving average of the weights and buffers of ``module.network``; integer buffers are copied.
 
-    No module, so that it is in no state_dict and moves to no other place by itself. Half precision, in which small
-    steps of the average would be lost, is averaged in float32.
+    Validation, test and prediction during a fit use the average, checkpoints hold it, and after the fit the network
+    keeps it. Half precision, in which small steps of the average would be lost, is averaged in float32.
     """
 
     def __init__(self, config: EMAConfig) -> None:
@@ -52,6 +54,35 @@ class WeightAverage:
         self._average: dict[str, Tensor] = {}
         self._trained: dict[str, Tensor] | None = None  # while the network shows the average
         self._loaded: dict[str, Any] | None = None
+        self._global_step = 0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.start(pl_module.get_submodule("network"))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._global_step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
+        if trainer.global_step > self._global_step:  # else gradients are still accumulated
+            self._global_step = trainer.global_step
+            self.update(pl_module.get_submodule("network"))
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.show(pl_module.get_submodule("network"))
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.hide(pl_module.get_submodule("network"))
+
+    # after an interrupted fit, too
+    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.end(pl_module.get_submodule("network"))
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.load(checkpoint)
 
     def start(self, network: nn.Module) -> None:
         """The average begins with the network's weights, or goes on from the checkpoint that was loaded."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
+
+HeadsLoss = Callable[[tuple[Tensor, ...], Tensor, Tensor], Tensor]
+"""Loss of the logits of each head, (b, num_classes), against targets and the images that they are for."""
 
 
 @dataclass
@@ -50,3 +55,12 @@ def make_loss(config: LossConfig) -> nn.Module:
     if config.name == "bce":
         return BinaryCrossEntropy(config.label_smoothing)
     return nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
+
+
+def mean_over_heads(criterion: nn.Module) -> HeadsLoss:
+    """Returns the loss by which each head learns from the labels."""
+
+    def loss(heads: tuple[Tensor, ...], targets: Tensor, images: Tensor) -> Tensor:
+        return torch.stack([criterion(logits, targets) for logits in heads]).mean(dim=0)
+
+    return loss

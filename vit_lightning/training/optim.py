@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -225,6 +226,27 @@ def optimizer_and_schedule(
         )
 
     return optimizer, LambdaLR(optimizer, factor)
+
+
+class ConfiguredRates(Callback):
+    """Re-applies learning rates and weight decay from the config after a checkpoint has restored older ones."""
+
+    def __init__(self) -> None:
+        self._configured: list[tuple[LambdaLR, list[dict[str, Any]]]] = []
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self._configured = [
+            (schedule, [{k: v for k, v in group.items() if k != "params"} for group in schedule.optimizer.param_groups])
+            for schedule in schedules
+            if isinstance(schedule, LambdaLR)
+        ]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for schedule, groups in self._configured:
+            schedule.base_lrs = [group["initial_lr"] for group in groups]
+            for group, own, factor in zip(schedule.optimizer.param_groups, groups, schedule.lr_lambdas, strict=True):
+                group.update(own, lr=own["initial_lr"] * factor(schedule.last_epoch))
 
 
 def _share(rate: float, lr: float) -> float:
