@@ -31,3 +31,8 @@ class Diverged(UserError):
     """Loss, gradients or weights are no longer finite. Exit code 4."""
 
     exit_code = 4
+
+
+def first_line(fault: BaseException) -> str:
+    """Returns the first line of a foreign error, at most 200 letters, or its type if it has no text."""
+    return (str(fault).splitlines() or [type(fault).__name__])[0][:200]

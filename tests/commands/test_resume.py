@@ -117,7 +117,7 @@ def test_what_may_change_is_only_for_runs_that_go_on(in_folder, capsys):
 
 def test_a_checkpoint_holds_the_page_that_made_it(in_folder):
     start("--out=out", "--resume=auto")
-    page = read_checkpoint(Path("out/checkpoints/last.ckpt"))["page"]
+    page = read_checkpoint(Path("out/checkpoints/last.ckpt"))["config"]
     assert "resume" not in page
     assert json.dumps(page), "plain data"
 

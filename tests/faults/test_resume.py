@@ -290,7 +290,7 @@ def test_row_17_a_change_that_is_allowed_holds(tmp_path, killed):
     assert "# optimizer.lr was 0.001 until step 13" in (tmp_path / "run/config.yaml").read_text()
     last = read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")
     assert last["optimizer_states"][0]["param_groups"][0]["weight_decay"] == 0.7
-    assert last["page"]["optimizer"]["lr"] == 0.5
+    assert last["config"]["optimizer"]["lr"] == 0.5
 
 
 def test_row_19_rows_outlive_kills(tmp_path):

@@ -208,13 +208,13 @@ FOREIGN_PAGES = {
 @pytest.mark.parametrize("where", FOREIGN_PAGES)
 def test_row_23_a_page_of_tensors_only_imports_nothing(foreign, tmp_path, trained, where):
     contents = read_checkpoint(trained / "checkpoints/best.ckpt")
-    sealed_file({**contents, "page": {**contents["page"], **FOREIGN_PAGES[where]}}, tmp_path / "evil.ckpt")
+    sealed_file({**contents, "config": {**contents["config"], **FOREIGN_PAGES[where]}}, tmp_path / "evil.ckpt")
     assert "--trust-config" in refused(tmp_path, "test", "--ckpt=evil.ckpt")
 
 
 def test_row_23_with_trust_such_a_page_would_run(foreign, tmp_path, trained, marker):
     contents = read_checkpoint(trained / "checkpoints/best.ckpt")
-    sealed_file({**contents, "page": {**contents["page"], **FOREIGN_PAGES["callbacks"]}}, tmp_path / "evil.ckpt")
+    sealed_file({**contents, "config": {**contents["config"], **FOREIGN_PAGES["callbacks"]}}, tmp_path / "evil.ckpt")
     words = "test", "--ckpt=evil.ckpt", "--model.patch_size=3", "--trust-config"
     harness.command(tmp_path, *words, WANDB_MODE="disabled")
     assert marker.exists()

@@ -54,7 +54,7 @@ def test_best_is_the_first_best_and_last_the_end(tmp_path, mode, best_step):
 def test_a_checkpoint_holds_page_and_metrics_as_plain_data(tmp_path):
     fit(tmp_path, max_epochs=1)
     checkpoint = read_checkpoint(tmp_path / "checkpoints/last.ckpt")
-    assert checkpoint["page"] == {"seed_everything": 3}
+    assert checkpoint["config"] == {"seed_everything": 3}
     assert {"val/acc", "val/loss", "train/acc", "train/loss"} <= set(checkpoint["metrics"])
 
 

@@ -124,7 +124,7 @@ def _continue(folder: Path, experiment: Experiment) -> Results:
     if results is not None:
         return _finished(folder, results, changes(written, given))
     newest = newest_checkpoint(folder)
-    changed = changes(written if newest is None else newest.checkpoint["page"], given)
+    changed = changes(written if newest is None else newest.checkpoint["config"], given)
     new = changes(written, given)
     # a change that config.yaml notes was allowed then, even if the run was killed before its next checkpoint
     noted = {key for key in changed if key not in new and key in noted_changes(folder / "config.yaml")}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +15,7 @@ from torch import Tensor
 from vit_lightning.commands.figures import confusion, image_grid, reliability
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.sampling import Request
-from vit_lightning.storage.folder import write_whole
+from vit_lightning.storage.folder import to_csv, write_whole
 
 Array = np.ndarray[Any, Any]
 Table = dict[str, Array]
@@ -111,11 +109,8 @@ def report_test(folder: Path, table: Table, data: ImageData, matrix: Tensor) -> 
 
 def write_rows(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Writes a CSV file; floats get six decimals."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows([f"{item:.6f}" if isinstance(item, float) else item for item in row] for row in rows)
-    write_whole(path, text.getvalue())
+    shown = ([f"{item:.6f}" if isinstance(item, float) else item for item in row] for row in rows)
+    write_whole(path, to_csv(head, shown))
 
 
 def _class_lines(rows: Sequence[tuple[str, int, int, float, float, float]]) -> str:

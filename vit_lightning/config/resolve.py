@@ -139,7 +139,7 @@ def _page_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool) -> Pag
     if not places:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
     checkpoint = read_checkpoint(find_checkpoint(places[-1]))
-    page = flatten(checkpoint.get("page") or {})
+    page = flatten(checkpoint.get("config") or {})
     if not isinstance(page, dict):
         raise UserError(f"ckpt={places[-1]} holds no page")
     if files:

@@ -39,10 +39,10 @@ def load_teacher(place: str, data: ImageData) -> Teacher:
 def _from_run(place: str) -> tuple[nn.Module, Statistics]:
     path = find_checkpoint(place, KEY)
     checkpoint = read_checkpoint(path)
-    if not isinstance(checkpoint.get("page"), dict):
+    if not isinstance(checkpoint.get("config"), dict):
         raise UserError(f"{KEY}={place} holds no page, so that its model is not known")
     try:
-        data, network = _make(checkpoint["page"])
+        data, network = _make(checkpoint["config"])
     except UserError as error:
         raise UserError([f"{KEY}={place}: {problem}" for problem in error.problems]) from error
     load_network(network, checkpoint, path)

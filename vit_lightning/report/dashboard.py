@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, first_line
 from vit_lightning.report.report import Report
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import markdown
@@ -71,7 +71,7 @@ def _bounded(call: Callable[[], list[str]]) -> tuple[list[str], str]:
         try:
             found.extend(call())
         except BaseException as fault:  # also SystemExit: the specs are written instead
-            why[0] = (str(fault).splitlines() or [type(fault).__name__])[0][:200]
+            why[0] = first_line(fault)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +15,7 @@ from vit_lightning.report.checks import Check, ConfigDifference
 from vit_lightning.report.statistics import LEAST_PAIRS
 from vit_lightning.report.study import Study
 from vit_lightning.report.wording import MINUS, NONE, PLUS_MINUS, show_fraction, show_level, show_p, show_r, unit_of
+from vit_lightning.storage.folder import to_csv
 
 COSTS = ("train_seconds", "seconds", "images_per_second", "peak_memory_mb")
 """Keys of ``results.json`` that training does not determine."""
@@ -88,14 +87,6 @@ def _latex(text: str) -> str:
     }
     escaped = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"[": "{[}"}  # behind \\ it would be an argument
     return "".join({**plain, **signs, **escaped}.get(letter, letter) for letter in text)
-
-
-def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def tabulate(

@@ -21,7 +21,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor, nn
 
-from vit_lightning.errors import CannotResume, UserError
+from vit_lightning.errors import CannotResume, UserError, first_line
 
 LAST, PREVIOUS, BEST = (Path(f"checkpoints/{name}.ckpt") for name in ("last", "previous", "best"))
 DOWNLOADS = Path("data/checkpoints")
@@ -75,7 +75,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             except OSError:
                 raise
             except Exception as fault:  # pickle has many ways to say that it cannot
-                raise UserError(f"a checkpoint of this run cannot be written: {_first_line(fault)}") from fault
+                raise UserError(f"a checkpoint of this run cannot be written: {first_line(fault)}") from fault
             seal(file)
             file.flush()
             os.fsync(file.fileno())
@@ -174,12 +174,14 @@ def read_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read: it holds more than tensors and plain data") from fault
     except Exception as fault:  # torch raises a dozen types for damaged files
         raise UserError(
-            f"{path} cannot be read as a checkpoint of tensors and plain data ({_first_line(fault)})"
+            f"{path} cannot be read as a checkpoint of tensors and plain data ({first_line(fault)})"
         ) from fault
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise UserError(f"{path} is no Lightning checkpoint: it has no state_dict")
-    if "page" in checkpoint and not has_checksum:
+    if not has_checksum and ("page" in checkpoint or {"config", "between_steps"} <= checkpoint.keys()):
         raise UserError(f"{path} is damaged: it has no checksum (or a version of long ago wrote it)")
+    if "page" in checkpoint:  # its name in earlier runs
+        checkpoint["config"] = checkpoint.pop("page")
     return checkpoint
 
 
@@ -258,7 +260,7 @@ def download(address: str, key: str = "ckpt") -> Path:
     try:
         torch.hub.download_url_to_file(url, str(path), hash_prefix=digest)
     except Exception as fault:  # of urllib, of sockets, and RuntimeError for another checksum
-        raise UserError(f"{key}={address} cannot be had: {_first_line(fault)}") from fault
+        raise UserError(f"{key}={address} cannot be had: {first_line(fault)}") from fault
     return path
 
 
@@ -302,7 +304,3 @@ def load_network(network: nn.Module, checkpoint: dict[str, Any], path: Path) -> 
 
 def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "one number"
-
-
-def _first_line(fault: Exception) -> str:
-    return (str(fault).splitlines() or [type(fault).__name__])[0][:200]

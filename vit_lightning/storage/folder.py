@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import fcntl
+import io
 import logging
 import os
 import platform
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -134,6 +136,15 @@ def write_whole(path: Path, text: str) -> None:
         part = path.with_name(f".{path.name}.part")
         part.write_text(text, encoding="utf-8", errors="surrogateescape")  # as names of files may be
         os.replace(part, path)
+
+
+def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Returns a table as the text of a CSV file."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 @contextlib.contextmanager

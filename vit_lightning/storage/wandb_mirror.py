@@ -19,6 +19,7 @@ from typing import Any, Literal
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from vit_lightning.errors import first_line
 from vit_lightning.storage.metrics import read_metrics
 
 START_SECONDS = 6.0
@@ -101,7 +102,7 @@ class WandbMirror(Logger):
                 wanted, self.reason = "offline", "no API key"
             self._start_in(["online", *otherwise] if wanted == "online" else otherwise)
         except Exception as fault:  # W&B must never be the reason that training does not start
-            self.reason = _first_line(fault)
+            self.reason = first_line(fault)
 
     def _start_in(self, modes: Sequence[str]) -> None:
         for mode in modes:
@@ -122,7 +123,7 @@ class WandbMirror(Logger):
                     settings=self._settings(),
                 )
             except Exception as fault:
-                self.reason = _first_line(fault)
+                self.reason = first_line(fault)
                 self._bounded(lambda: self._wandb.teardown(1), 1.5)  # else: "run ID is in use"
                 self._setup()
             else:
@@ -228,7 +229,7 @@ class WandbMirror(Logger):
         try:
             call()
         except Exception as fault:  # W&B's own process is gone: nothing more can be mirrored
-            self.reason, self._run = _first_line(fault), None
+            self.reason, self._run = first_line(fault), None
 
     def _bounded(self, call: Callable[[], object], seconds: float) -> bool:
         """Runs ``call`` in a thread; if it does not return in time, ends W&B's own process, which frees it.
@@ -302,7 +303,3 @@ def has_key(wandb: Any) -> bool:
         return bool(wbauth.authenticate_session(host=host, source="", prompt=False, update_session=False))
     except Exception:  # a key that is none
         return False
-
-
-def _first_line(fault: Exception) -> str:
-    return (str(fault).splitlines() or [type(fault).__name__])[0][:200]

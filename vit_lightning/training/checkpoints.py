@@ -6,6 +6,7 @@ import math
 import shutil
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -54,14 +55,14 @@ class Checkpoints(Checkpoint):
 
     Args:
         folder: the run folder; the files go to ``checkpoints`` in it.
-        config: when they are written.
-        page: the run's configuration as plain data; goes into each file, so that it can be used without the folder.
-        guard: asked before each file, so that none holds numbers that are not finite.
+        settings: when they are written.
+        config: the run's config as plain data, stored in each file, so that it can be used without the folder.
+        guard: checks the state before each file, so that none holds numbers that are not finite.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, page: dict[str, Any], guard: FiniteGuard) -> None:
+    def __init__(self, folder: Path, settings: CheckpointConfig, config: Mapping[str, Any], guard: FiniteGuard) -> None:
         self.last, self.best = folder / LAST, folder / BEST
-        self.config, self.page, self.guard = config, page, guard
+        self.settings, self.config, self.guard = settings, config, guard
         self.best_score: float | None = None
         self.best_step = 0
         self._saved_step = -1
@@ -83,7 +84,7 @@ class Checkpoints(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        every_minutes, every_n_steps = self.config.every_minutes, self.config.every_n_steps
+        every_minutes, every_n_steps = self.settings.every_minutes, self.settings.every_n_steps
         if every_minutes is not None:
             minutes = (time.monotonic() - self._saved_time) / 60.0
             self._due |= trainer.strategy.broadcast(minutes >= every_minutes)
@@ -123,10 +124,10 @@ class Checkpoints(Checkpoint):
         self._write(trainer, self.last)
 
     def _save_best(self, trainer: Trainer) -> None:
-        if self.config.monitor not in trainer.callback_metrics:
+        if self.settings.monitor not in trainer.callback_metrics:
             return
-        score = float(trainer.callback_metrics[self.config.monitor])
-        sign = 1.0 if self.config.mode == "max" else -1.0
+        score = float(trainer.callback_metrics[self.settings.monitor])
+        sign = 1.0 if self.settings.mode == "max" else -1.0
         if math.isnan(score) or (self.best_score is not None and sign * score <= sign * self.best_score):
             return
         before = self.best_score, self.best_step
@@ -142,7 +143,7 @@ class Checkpoints(Checkpoint):
         return bool(trainer.strategy.broadcast(written))  # only the first rank writes
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["page"] = self.page
+        checkpoint["config"] = self.config
         # an early stop is not repeated by those who asked for it
         checkpoint["finished"] = self._finished or (trainer.should_stop and trainer.fit_loop._can_stop_early)
         checkpoint["between_steps"] = not trainer.fit_loop._should_accumulate()
