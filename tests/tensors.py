@@ -3,9 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor, nn
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    """Returns normal numbers, drawn in float64."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    """Returns numbers from 0 to 1, such as pixels, drawn in float64."""
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def randomise(module: Module, *, scale: float = 0.5, seed: int = 0) -> Module:
+    """Draws all parameters from a normal distribution, in float64, and leaves them in their own type."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(scale * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    return module
 
 
 def write_images(folder: Path, count: int, *, size: tuple[int, int] = (20, 14), seed: int = 0) -> None:

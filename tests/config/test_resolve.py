@@ -11,7 +11,7 @@ from tensors import write_images, write_parquet
 from vit_lightning import Digits, ImageFolder, UserError, ViT
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.resolve import resolve
-from vit_lightning.models.blocks import MultiHeadAttention
+from vit_lightning.models.attention import MultiHeadAttention
 
 PAGES = sorted((REPOSITORY / "experiments").glob("*.yaml"))
 DIGITS = str(REPOSITORY / "experiments" / "digits.yaml")

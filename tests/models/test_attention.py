@@ -1,24 +1,18 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from tensors import randn, randomise
 
 from vit_lightning import ViT
 from vit_lightning.errors import UserError
-from vit_lightning.models.attention import DividedAfterSoftmaxAttention, RotaryAttention, SeparateAttention
-from vit_lightning.models.blocks import LayerNorm, MultiHeadAttention, RMSNorm
+from vit_lightning.models.attention import (
+    DividedAfterSoftmaxAttention,
+    MultiHeadAttention,
+    RotaryAttention,
+    SeparateAttention,
+)
+from vit_lightning.models.blocks import LayerNorm, RMSNorm
 from vit_lightning.models.positions import RotaryPositions
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def randomise(module, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.copy_(0.5 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
-    return module.double()
 
 
 def split(layer, tokens, heads):
@@ -29,7 +23,7 @@ def split(layer, tokens, heads):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_separate_layers_equal_the_fused_one(bias):
-    fused = randomise(MultiHeadAttention(12, 3, qkv_bias=bias))
+    fused = randomise(MultiHeadAttention(12, 3, qkv_bias=bias)).double()
     separate = SeparateAttention(12, 3, qkv_bias=bias).double()
     state = fused.state_dict()
     for kind in ("weight", "bias") if bias else ("weight",):
@@ -41,7 +35,7 @@ def test_separate_layers_equal_the_fused_one(bias):
 
 
 def test_the_tutorial_s_fault_is_kept_as_written():
-    attention = randomise(DividedAfterSoftmaxAttention(12, 3))
+    attention = randomise(DividedAfterSoftmaxAttention(12, 3)).double()
     tokens = randn(2, 7, 12)
     queries, keys, values = split(attention.qkv, tokens, 3)
     weights = (queries @ keys.transpose(-1, -2)).softmax(dim=-1) / 12**0.5
@@ -50,7 +44,7 @@ def test_the_tutorial_s_fault_is_kept_as_written():
 
 
 def test_the_tutorial_s_fault_drops_weights_in_training_only():
-    attention = randomise(DividedAfterSoftmaxAttention(12, 3, dropout=0.5))
+    attention = randomise(DividedAfterSoftmaxAttention(12, 3, dropout=0.5)).double()
     tokens = randn(2, 7, 12)
     assert not torch.equal(attention(tokens), attention(tokens))
     attention.eval()
@@ -59,7 +53,7 @@ def test_the_tutorial_s_fault_drops_weights_in_training_only():
 
 @pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
 def test_qk_norm_acts_on_each_head_and_not_on_values(norm):
-    attention = randomise(MultiHeadAttention(12, 3, qk_norm=norm))
+    attention = randomise(MultiHeadAttention(12, 3, qk_norm=norm)).double()
     tokens = randn(2, 7, 12)
     queries, keys, values = split(attention.qkv, tokens, 3)
     scores = attention.query_norm(queries) @ attention.key_norm(keys).transpose(-1, -2) * 4**-0.5
@@ -70,7 +64,7 @@ def test_qk_norm_acts_on_each_head_and_not_on_values(norm):
 
 def test_a_norm_may_stand_before_the_projection_and_the_projection_may_be_absent():
     tokens = randn(2, 7, 12)
-    plain = randomise(MultiHeadAttention(12, 1, projection=False))
+    plain = randomise(MultiHeadAttention(12, 1, projection=False)).double()
     queries, keys, values = split(plain.qkv, tokens, 1)
     heads = ((queries @ keys.transpose(-1, -2) * 12**-0.5).softmax(dim=-1) @ values).transpose(1, 2).flatten(2)
     torch.testing.assert_close(plain(tokens), heads, rtol=0, atol=1e-12)
@@ -94,7 +88,7 @@ def test_rotary_attention_equals_timm_s(options):
     ours = RotaryAttention(16, 2, **options)
     ours.place((2, 3), 1)
     theirs = layers.AttentionRope(16, 2, qkv_bias=True, num_prefix_tokens=1)
-    randomise(ours)
+    randomise(ours).double()
     names = {"qkv": "qkv", "projection": "proj"}
     state = ours.state_dict()
     theirs.double().load_state_dict({f"{names[n.split('.')[0]]}.{n.split('.')[1]}": t for n, t in state.items()})
@@ -139,17 +133,17 @@ def test_vit_tells_rotary_attention_its_grid_and_the_tokens_before():
     for block in network.encoder:
         positions = block.attention.fn.attention.positions
         assert positions.prefix_tokens == 3
-        assert positions.angles.shape == (6, 4)
+        assert positions.table.shape == (6, 4)
     assert not any("positions" in name for name in network.state_dict())
     batch = randn(2, 3, 8, 12)
-    network = randomise(network).eval()
+    network = randomise(network).double().eval()
     assert not torch.allclose(network(batch), network(batch.roll(4, dims=-1)), atol=1e-4)
 
 
 def test_rotary_angles_are_exact_in_float64_and_kept_in_bfloat16():
     network = vit().bfloat16().double()
     positions = network.encoder[0].attention.fn.attention.positions
-    assert torch.equal(positions.angles, RotaryPositions((2, 3), 8).double().angles)
+    assert torch.equal(positions.table, RotaryPositions((2, 3), 8).double().table)
     half = RotaryPositions((40, 40), 8).bfloat16()
     heads = randn(1, 1, 1600, 8)
     exact = RotaryPositions((40, 40), 8).double()(heads)

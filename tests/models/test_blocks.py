@@ -1,34 +1,21 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from tensors import randn, randomise
 from torch import nn
 
 from vit_lightning.errors import UserError
+from vit_lightning.models.attention import MultiHeadAttention, attend, attention_weights
 from vit_lightning.models.blocks import (
     DropPath,
-    FeedForwardBlock,
     LayerNorm,
     LayerScale,
-    MultiHeadAttention,
     NamedSequential,
     ResidualAdd,
     TransformerEncoderBlock,
-    attend,
-    attention_weights,
 )
+from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.sizes import pair
-
-
-def randn(*shape, dtype=torch.float64, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def randomise(module, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.copy_(0.5 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
-    return module
 
 
 def boolean_mask(*shape, seed=0):

@@ -5,7 +5,7 @@ from lightning.pytorch import Trainer
 
 from vit_lightning import Digits, UserError, ViT, ViTClassifier
 from vit_lightning.models.blocks import LayerNorm, ResidualAdd
-from vit_lightning.models.crate import ISTA, MSSA, SIZES, coding_rate
+from vit_lightning.models.crate import ISTA, MSSA, SIZES, CrateBlock, coding_rate
 from vit_lightning.training.crate_measures import CrateMeasures
 from vit_lightning.weights.convert import from_reference, to_reference
 
@@ -129,6 +129,7 @@ def crate_vit(size, **options):
         num_heads=num_heads,
         patch_projection=partial(LinearProjection, patch_norm=norm, norm=norm),
         norm=norm,
+        block=CrateBlock,
         attention=MSSA,
         feed_forward=ISTA,
         final_norm="after_pool",
@@ -192,6 +193,7 @@ def test_the_callback_logs_what_each_layer_optimises(in_folder):
         emb_size=16,
         depth=2,
         num_heads=2,
+        block=CrateBlock,
         attention=MSSA,
         feed_forward=ISTA,
     )

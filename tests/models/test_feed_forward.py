@@ -1,28 +1,17 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from tensors import randn, randomise
 
 from vit_lightning.errors import UserError
-from vit_lightning.models.blocks import FeedForwardBlock, LayerNorm
-from vit_lightning.models.feed_forward import PackedSwiGLU, SwiGLU
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def randomise(module, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.copy_(0.5 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
-    return module.double()
+from vit_lightning.models.blocks import LayerNorm
+from vit_lightning.models.feed_forward import FeedForwardBlock, PackedSwiGLU, SwiGLU
 
 
 @pytest.mark.parametrize(("activation", "function"), [("silu", F.silu), ("gelu", F.gelu)])
 @pytest.mark.parametrize("norm", [None, LayerNorm])
 def test_swiglu_is_the_gate_times_the_hidden_layer(norm, activation, function):
-    part = randomise(SwiGLU(6, expansion=2.5, activation=activation, norm=norm))
+    part = randomise(SwiGLU(6, expansion=2.5, activation=activation, norm=norm)).double()
     tokens = randn(2, 5, 6)
     hidden = function(tokens @ part.gate.weight.T + part.gate.bias) * (tokens @ part.expand.weight.T + part.expand.bias)
     hidden = hidden if norm is None else part.norm(hidden)
@@ -31,7 +20,7 @@ def test_swiglu_is_the_gate_times_the_hidden_layer(norm, activation, function):
 
 
 def test_packed_swiglu_has_the_gate_first():
-    split = randomise(SwiGLU(6, expansion=2.0))
+    split = randomise(SwiGLU(6, expansion=2.0)).double()
     packed = PackedSwiGLU(6, expansion=2.0).double()
     state = split.state_dict()
     for kind in ("weight", "bias"):
@@ -50,7 +39,7 @@ def test_packed_swiglu_has_the_gate_first():
     ],
 )
 def test_activations_are_what_they_are_called(activation, function):
-    part = randomise(FeedForwardBlock(6, activation=activation))
+    part = randomise(FeedForwardBlock(6, activation=activation)).double()
     expected = part.contract(function(part.expand(randn(2, 5, 6))))
     torch.testing.assert_close(part(randn(2, 5, 6)), expected, rtol=0, atol=1e-12)
 

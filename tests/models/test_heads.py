@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from tensors import randn, randomise
 from torch import nn
 
 from vit_lightning import ViT, ViTClassifier
@@ -20,18 +21,6 @@ from vit_lightning.models.heads import (
 SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 1, "num_heads": 2, "num_classes": 5}
 
 
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def randomise(module, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.copy_(0.5 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
-    return module.double()
-
-
 def test_pools_count_the_tokens_that_they_say():
     tokens = randn(2, 6, 4)
     patches = tokens[:, 2:]
@@ -49,7 +38,7 @@ def test_pools_count_the_tokens_that_they_say():
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_attention_pool_is_torchs_attention_of_the_probe_and_a_feed_forward_part(prefix):
-    pool = randomise(AttentionPool(12, 3, 2, prefix=prefix, expansion=2.0))
+    pool = randomise(AttentionPool(12, 3, 2, prefix=prefix, expansion=2.0)).double()
     theirs = nn.MultiheadAttention(12, 3, batch_first=True).double()
     query, kv = pool.query, pool.kv
     theirs.load_state_dict(
@@ -77,7 +66,7 @@ def test_a_pool_of_another_width_widens_what_is_behind_it():
 
 @pytest.mark.parametrize("place", ["before_pool", "after_pool", "none"])
 def test_the_last_norm_stands_where_it_is_asked(place):
-    vit = randomise(ViT(**SMALL, pool="mean", final_norm=place)).eval()
+    vit = randomise(ViT(**SMALL, pool="mean", final_norm=place)).double().eval()
     batch = randn(2, 3, 8, 8)
     tokens = vit.encoder(vit.patch_embedding(batch))
     norm = {"before_pool": vit[2], "after_pool": getattr(vit.head, "norm", None)}.get(place)
@@ -97,7 +86,7 @@ def test_head_dropout_drops_pooled_channels_in_training():
 
 
 def test_distilled_head_gives_a_pair_in_training_and_its_mean_in_evaluation():
-    head = randomise(DistilledHead(emb_size=4, num_classes=3))
+    head = randomise(DistilledHead(emb_size=4, num_classes=3)).double()
     tokens = randn(2, 6, 4)
     pair = head(tokens)
     assert isinstance(pair, tuple)
@@ -108,7 +97,7 @@ def test_distilled_head_gives_a_pair_in_training_and_its_mean_in_evaluation():
 
 def test_a_classifier_learns_from_both_heads():
     torch.manual_seed(0)
-    vit = randomise(ViT(**SMALL, distillation_token=True))
+    vit = randomise(ViT(**SMALL, distillation_token=True)).double()
     model = ViTClassifier(vit)
     batch = (randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3]))
     loss, logits, _ = model.step(batch, "train")
@@ -136,7 +125,7 @@ def test_what_does_not_go_with_a_distillation_token_is_refused(options, message)
 
 def test_class_token_pool_takes_token_zero():
     tokens = randn(2, 5, 4)
-    assert torch.equal(ClassTokenPool()(tokens), tokens[:, 0])
+    assert torch.equal(ClassTokenPool(4, 1, 1)(tokens), tokens[:, 0])
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 2])
@@ -144,18 +133,18 @@ def test_mean_pool_leaves_the_tokens_before_the_patches_out(prefix):
     tokens = randn(2, 5, 4)
     tokens[:, :prefix] = 1e6
     expected = sum(tokens[:, i] for i in range(prefix, 5)) / (5 - prefix)
-    torch.testing.assert_close(MeanPool(prefix)(tokens), expected)
+    torch.testing.assert_close(MeanPool(4, 1, prefix)(tokens), expected)
 
 
 def test_classification_head_without_classes_gives_the_pooled_features():
-    head = ClassificationHead(pool=ClassTokenPool(), emb_size=4, num_classes=0)
+    head = ClassificationHead(pool=ClassTokenPool(4, 1, 1), emb_size=4, num_classes=0)
     tokens = randn(2, 5, 4)
     assert list(dict(head.named_children())) == ["pool"]
     assert torch.equal(head(tokens), tokens[:, 0])
 
 
 def test_classification_head_with_representation_is_linear_tanh_linear():
-    head = ClassificationHead(pool=ClassTokenPool(), emb_size=4, num_classes=3, representation_size=6)
+    head = ClassificationHead(pool=ClassTokenPool(4, 1, 1), emb_size=4, num_classes=3, representation_size=6)
     head = randomise(head.double())
     tokens = randn(2, 5, 4)
     hidden = F.linear(tokens[:, 0], head.representation.linear.weight, head.representation.linear.bias).tanh()

@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from tensors import randn, randomise
 from torch import nn
 
 from vit_lightning import UserError, ViT
@@ -20,20 +21,8 @@ SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 1, "num_head
 PATCHES = [(4, 4), (2, 6), (6, 2), (1, 1)]
 
 
-def randn(*shape, dtype=torch.float64, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def randomise(module, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.copy_(0.5 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
-    return module.double()
-
-
 def test_norms_stand_before_and_after_the_matrix():
-    projection = randomise(LinearProjection(3, (2, 4), 8, patch_norm=LayerNorm, norm=RMSNorm))
+    projection = randomise(LinearProjection(3, (2, 4), 8, patch_norm=LayerNorm, norm=RMSNorm)).double()
     batch = randn(2, 3, 4, 8)
     pixels = F.unfold(batch, (2, 4), stride=(2, 4)).transpose(1, 2)
     normed = F.layer_norm(pixels, (24,), projection.patch_norm.weight, projection.patch_norm.bias, eps=1e-6)
@@ -43,7 +32,7 @@ def test_norms_stand_before_and_after_the_matrix():
 
 
 def test_a_convolution_may_lack_its_bias_and_have_a_norm():
-    projection = randomise(ConvProjection(3, (2, 2), 8, bias=False, norm=LayerNorm))
+    projection = randomise(ConvProjection(3, (2, 2), 8, bias=False, norm=LayerNorm)).double()
     assert [name for name, _ in projection.named_parameters()] == ["conv.weight", "norm.weight", "norm.bias"]
     out = projection(randn(2, 3, 4, 4))
     torch.testing.assert_close(out, projection.norm(projection.tokens(projection.conv(randn(2, 3, 4, 4)))))
@@ -51,7 +40,7 @@ def test_a_convolution_may_lack_its_bias_and_have_a_norm():
 
 def test_tokens_stand_in_the_order_class_distillation_registers_patches():
     vit = ViT(**SMALL, distillation_token=True, register_tokens=2, positions="none").eval()
-    embedding = randomise(vit.patch_embedding)
+    embedding = randomise(vit.patch_embedding).double()
     tokens = embedding(randn(2, 3, 8, 8))
     assert tokens.shape == (2, 1 + 1 + 2 + 4, 16)
     parts = [embedding.class_token, embedding.distillation_token, embedding.register_tokens]
@@ -78,7 +67,7 @@ def test_learned_tokens_take_no_decay():
 
 
 def test_a_norm_may_stand_between_embedding_and_encoder():
-    vit = randomise(ViT(**SMALL, embedding_norm=LayerNorm)).eval()
+    vit = randomise(ViT(**SMALL, embedding_norm=LayerNorm)).double().eval()
     tokens = vit.patch_embedding(randn(2, 3, 8, 8))
     plain = vit.patch_embedding[:-1](randn(2, 3, 8, 8))
     assert [name for name, _ in vit.patch_embedding.named_children()][-1] == "norm"
@@ -126,7 +115,7 @@ def test_patches_come_row_by_row(make):
 
 
 def test_class_token_goes_first_in_every_image_and_takes_the_type_of_the_tokens():
-    class_token = randomise(ClassToken(4))
+    class_token = randomise(ClassToken(4)).double()
     tokens = randn(3, 5, 4, dtype=torch.bfloat16)
     out = class_token(tokens)
     assert out.dtype is torch.bfloat16
@@ -140,7 +129,7 @@ def test_patch_embedding_adds_positions_to_the_class_token_too():
             return tokens + 1.0
 
     embedding = PatchEmbedding(
-        projection=ConvProjection(3, (2, 2), 4), class_token=ClassToken(4), positions=AddOne(), dropout=0.0
+        projection=ConvProjection(3, (2, 2), 4), class_token=ClassToken(4), positions=AddOne(), dropout=nn.Dropout(0.0)
     )
     out = embedding(randn(2, 3, 4, 4, dtype=torch.float32))
     assert list(dict(embedding.named_children())) == ["projection", "class_token", "positions", "dropout"]
@@ -148,7 +137,7 @@ def test_patch_embedding_adds_positions_to_the_class_token_too():
 
 
 def test_patch_embedding_drops_embedded_tokens_in_training_only():
-    embedding = PatchEmbedding(projection=nn.Identity(), class_token=None, positions=None, dropout=0.5)
+    embedding = PatchEmbedding(projection=nn.Identity(), class_token=None, positions=None, dropout=nn.Dropout(0.5))
     ones = torch.ones(1, 100, 100)
     torch.manual_seed(0)
     assert set(embedding(ones).unique().tolist()) == {0.0, 2.0}

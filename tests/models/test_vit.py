@@ -3,11 +3,14 @@ from functools import partial
 
 import pytest
 import torch
+from tensors import rand, randomise
 from torch import nn
 from torchvision.models.vision_transformer import VisionTransformer
 
 from vit_lightning.errors import UserError
-from vit_lightning.models.blocks import DropPath, FeedForwardBlock, LayerNorm, LayerScale, MultiHeadAttention
+from vit_lightning.models.attention import MultiHeadAttention
+from vit_lightning.models.blocks import DropPath, LayerNorm, LayerScale
+from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.patches import ClassToken, ConvProjection, LinearProjection
 from vit_lightning.models.positions import LearnedPositions, SinCos2dPositions
 from vit_lightning.models.vit import ViT
@@ -44,18 +47,6 @@ def on_meta(*args, **options):
 
 def count(network):
     return sum(weight.numel() for weight in network.parameters())
-
-
-def randomise(network, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in network.parameters():
-            weight.copy_(0.3 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
-    return network
-
-
-def images(*shape, dtype=torch.float64, seed=0):
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def torchvision_names(depth, representation):
@@ -118,7 +109,7 @@ def test_logits_and_gradients_equal_torchvisions(patch_size, num_heads, represen
         num_classes=5,
         representation_size=representation_size,
     )
-    theirs = randomise(theirs.double())
+    theirs = randomise(theirs.double(), scale=0.3)
     ours = ViT(
         image_size=8,
         patch_size=patch_size,
@@ -133,10 +124,10 @@ def test_logits_and_gradients_equal_torchvisions(patch_size, num_heads, represen
     ours.load_state_dict({name: state[theirs_for(name, names)] for name in ours.state_dict()})
     assert count(ours) == count(theirs)
 
-    inputs = [images(2, 3, 8, 8).requires_grad_() for _ in range(2)]
+    inputs = [rand(2, 3, 8, 8).requires_grad_() for _ in range(2)]
     logits, expected = ours(inputs[0]), theirs(inputs[1])
     torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
-    direction = images(2, 5, seed=1)
+    direction = rand(2, 5, seed=1)
     logits.backward(direction)
     expected.backward(direction)
     torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=1e-9, atol=1e-9)
@@ -149,29 +140,29 @@ def test_logits_and_gradients_equal_torchvisions(patch_size, num_heads, represen
 @pytest.mark.parametrize(("class_token", "pool"), [(True, "cls"), (True, "mean"), (False, "mean")])
 def test_class_token_and_pool_set_the_number_of_tokens_and_not_of_logits(class_token, pool, positions):
     network = small(class_token=class_token, pool=pool, positions=positions)
-    batch = images(2, 3, 16, 16, dtype=torch.float32)
+    batch = rand(2, 3, 16, 16, dtype=torch.float32)
     assert network.forward_features(batch).shape == (2, 16 + class_token, 32)
     assert network(batch).shape == (2, 10)
 
 
 @pytest.mark.parametrize(("class_token", "pool"), [(True, "cls"), (True, "mean"), (False, "mean")])
 def test_features_are_the_pooled_tokens_after_the_last_norm(class_token, pool):
-    network = randomise(small(class_token=class_token, pool=pool, num_classes=0).double())
-    tokens = network.forward_features(images(2, 3, 16, 16))
+    network = randomise(small(class_token=class_token, pool=pool, num_classes=0).double(), scale=0.3)
+    tokens = network.forward_features(rand(2, 3, 16, 16))
     expected = tokens[:, 0] if pool == "cls" else tokens[:, -16:].mean(dim=1)
-    torch.testing.assert_close(network(images(2, 3, 16, 16)), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(network(rand(2, 3, 16, 16)), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_tokens_after_the_last_norm_are_normalised():
     network = small(num_classes=0)
-    tokens = network.forward_features(images(2, 3, 16, 16, dtype=torch.float32))
+    tokens = network.forward_features(rand(2, 3, 16, 16, dtype=torch.float32))
     torch.testing.assert_close(tokens.mean(-1), torch.zeros(2, 17), rtol=0, atol=1e-5)
     torch.testing.assert_close(tokens.var(-1, correction=0), torch.ones(2, 17), rtol=1e-2, atol=0)
 
 
 def test_mean_pool_gives_the_class_token_no_gradient_without_attention():
-    network = randomise(small(pool="mean", attention=lambda emb_size, num_heads: nn.Identity()))
-    network(images(2, 3, 16, 16, dtype=torch.float32)).sum().backward()
+    network = randomise(small(pool="mean", attention=lambda emb_size, num_heads: nn.Identity()), scale=0.3)
+    network(rand(2, 3, 16, 16, dtype=torch.float32)).sum().backward()
     assert network.patch_embedding.class_token.token.grad.count_nonzero() == 0
     assert network.patch_embedding.positions.table.grad[:, 1:].count_nonzero() > 0
 
@@ -182,21 +173,21 @@ def test_rectangular_images_and_patches(positions, patch_projection):
     network = small(
         image_size=(8, 24), patch_size=(4, 6), in_channels=1, positions=positions, patch_projection=patch_projection
     )
-    batch = images(2, 1, 8, 24, dtype=torch.float32)
+    batch = rand(2, 1, 8, 24, dtype=torch.float32)
     assert network.forward_features(batch).shape == (2, 1 + 2 * 4, 32)
     assert network(batch).shape == (2, 10)
     assert (network.image_size, network.patch_size, network.in_channels) == ((8, 24), (4, 6), 1)
 
 
 def test_conv_and_linear_patch_projection_give_equal_logits_for_equal_weights():
-    conv = randomise(small().double())
+    conv = randomise(small().double(), scale=0.3)
     linear = small(patch_projection="linear").double()
     state = conv.state_dict()
     for kind in ("weight", "bias"):
         weight = state.pop(f"patch_embedding.projection.conv.{kind}")
         state[f"patch_embedding.projection.linear.{kind}"] = weight.flatten(1) if kind == "weight" else weight
     linear.load_state_dict(state)
-    batch = images(2, 3, 16, 16)
+    batch = rand(2, 3, 16, 16)
     torch.testing.assert_close(conv(batch), linear(batch), rtol=1e-10, atol=1e-10)
 
 
@@ -207,8 +198,8 @@ def test_representation_size_adds_its_layer_and_changes_the_head(d, r, c):
 
 
 def test_features_of_a_network_with_representation_are_its_tanh():
-    network = randomise(small(num_classes=0, representation_size=7))
-    features = network(images(2, 3, 16, 16, dtype=torch.float32))
+    network = randomise(small(num_classes=0, representation_size=7), scale=0.3)
+    features = network(rand(2, 3, 16, 16, dtype=torch.float32))
     assert features.shape == (2, 7)
     assert features.abs().max() <= 1
 
@@ -230,8 +221,8 @@ def test_embedding_dropout_reaches_the_patch_embedding():
 
 
 def test_dropout_and_drop_path_change_training_and_not_evaluation():
-    network = randomise(small(emb_dropout=0.1, drop_path=0.5))
-    batch = images(4, 3, 16, 16, dtype=torch.float32)
+    network = randomise(small(emb_dropout=0.1, drop_path=0.5), scale=0.3)
+    batch = rand(4, 3, 16, 16, dtype=torch.float32)
     torch.manual_seed(0)
     assert not torch.equal(network(batch), network(batch))
     network.eval()
@@ -480,7 +471,7 @@ def test_blocks_are_made_by_the_given_callables_from_the_sizes():
     assert {module.eps for module in network.modules() if isinstance(module, nn.LayerNorm)} == {1e-3}
     assert network.patch_embedding.positions.temperature == 100.0
     assert isinstance(network.patch_embedding.projection, LinearProjection)
-    assert network(images(2, 5, 16, 24, dtype=torch.float32)).shape == (2, 10)
+    assert network(rand(2, 5, 16, 24, dtype=torch.float32)).shape == (2, 10)
 
 
 def test_positions_callable_is_told_when_there_is_no_class_token():
@@ -491,8 +482,8 @@ def test_positions_callable_is_told_when_there_is_no_class_token():
 
 def test_foreign_blocks_slot_into_the_encoder():
     network = small(attention=lambda emb_size, num_heads: nn.Tanh(), feed_forward=lambda emb_size: nn.Sigmoid())
-    randomise(network.double())
-    tokens = images(2, 17, 32)
+    randomise(network.double(), scale=0.3)
+    tokens = rand(2, 17, 32)
     first = network.encoder[0]
     expected = tokens + first.attention.fn.norm(tokens).tanh()
     expected = expected + first.feed_forward.fn.norm(expected).sigmoid()
@@ -567,8 +558,8 @@ def test_training_lowers_the_loss_on_a_fixed_batch(options):
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_every_parameter_gets_a_gradient(pool):
-    network = randomise(small(pool=pool, layer_scale=0.1, representation_size=16))
-    network(images(4, 3, 16, 16, dtype=torch.float32)).square().sum().backward()
+    network = randomise(small(pool=pool, layer_scale=0.1, representation_size=16), scale=0.3)
+    network(rand(4, 3, 16, 16, dtype=torch.float32)).square().sum().backward()
     assert [name for name, weight in network.named_parameters() if weight.grad.count_nonzero() == 0] == []
 
 
@@ -576,7 +567,7 @@ def test_every_parameter_gets_a_gradient(pool):
 def test_bfloat16_network_gives_bfloat16_near_float64(positions):
     torch.manual_seed(0)
     network = small(positions=positions, num_classes=0).bfloat16().eval()
-    batch = images(4, 3, 16, 16, dtype=torch.bfloat16)
+    batch = rand(4, 3, 16, 16, dtype=torch.bfloat16)
     out = network(batch)
     assert out.dtype is torch.bfloat16
     torch.testing.assert_close(out.double(), network.double()(batch.double()), rtol=0, atol=0.1)

@@ -1,18 +1,138 @@
-"""Other attentions in the place of ``MultiHeadAttention``: chosen in the page as ``model.attention``."""
+"""Multi-head self-attention and its variants, chosen in a config by ``model.attention.class_path``.
+
+Shape letters: b images, n tokens, e emb_size, h heads, d head dimension; q queries, k keys.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.models.blocks import Block, MultiHeadAttention, attention_weights
+from vit_lightning.models import checks
+from vit_lightning.models.blocks import Layer
 from vit_lightning.models.positions import RotaryPositions
+
+Attention = Callable[[int, int], nn.Module]
+"""Makes an attention block from emb_size and num_heads."""
+
+
+def attention_weights(queries: Tensor, keys: Tensor, *, scale: float, mask: Tensor | None = None) -> Tensor:
+    """Returns softmax(scale q k^T) of (b, h, n, d) queries and keys: (b, h, n, n), rows sum to 1.
+
+    ``mask`` is boolean, True where a query may attend to a key; a query that may attend to no key gets zeros.
+    """
+    energy = torch.einsum("bhqd,bhkd->bhqk", queries, keys) * scale
+    if mask is None:
+        return energy.softmax(dim=-1)
+    weights = energy.masked_fill(~mask, torch.finfo(energy.dtype).min).softmax(dim=-1)
+    return weights.masked_fill(~mask, 0.0)
+
+
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, mask: Tensor | None, dropout: float
+) -> Tensor:
+    """Returns ``attention_weights`` times the values, (b, h, n, d), computed in the fastest way."""
+    if queries.device.type == "cpu" and queries.dtype is torch.bfloat16:
+        # torch's fused attention is 5-15 times slower than the plain products in the bfloat16 backward pass on CPU
+        weights = F.dropout(attention_weights(queries, keys, scale=scale, mask=mask), dropout)
+        return torch.einsum("bhqk,bhkd->bhqd", weights, values)
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale)
+
+
+class MultiHeadAttention(nn.Module):
+    """Self-attention (Dosovitskiy et al. 2021, appendix A): (b, n, e) -> (b, n, e).
+
+    Args:
+        emb_size: width of the tokens.
+        num_heads: number of heads.
+        dim_head: width of one head; emb_size / num_heads when not given.
+        qkv_bias: whether the projection to queries, keys and values has a bias.
+        scale: factor on the scores before the softmax; dim_head ** -0.5 when not given.
+        qk_norm: norm of each head's queries and keys (Dehghani et al. 2023); none when not given.
+        norm: norm of the heads' outputs before the projection; none when not given.
+        projection: whether the heads' outputs are projected; if not, all heads together must be emb_size wide.
+        projection_bias: whether that projection has a bias.
+        dropout: probability of dropping an attention weight in training.
+        projection_dropout: probability of dropping an output in training.
+    """
+
+    def __init__(
+        self,
+        emb_size: int = 768,
+        num_heads: int = 12,
+        *,
+        dim_head: int | None = None,
+        qkv_bias: bool = True,
+        scale: float | None = None,
+        qk_norm: Layer | None = None,
+        norm: Layer | None = None,
+        projection: bool = True,
+        projection_bias: bool = True,
+        dropout: float = 0.0,
+        projection_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        problems = checks.probabilities(dropout=dropout, projection_dropout=projection_dropout)
+        if num_heads < 1 or (dim_head is not None and dim_head < 1):
+            problems.append(f"num_heads={num_heads} and dim_head={dim_head} must be at least 1")
+        elif dim_head is None and emb_size % num_heads:
+            divisors = [n for n in range(1, emb_size + 1) if emb_size % n == 0]
+            problems.append(
+                f"num_heads={num_heads} does not divide emb_size={emb_size} "
+                f"(choose one of {', '.join(map(str, divisors))}, or give attention.dim_head)"
+            )
+        checks.refuse(problems)
+        self.num_heads = num_heads
+        self.dim_head = emb_size // num_heads if dim_head is None else dim_head
+        inner = num_heads * self.dim_head
+        if not projection and inner != emb_size:
+            raise UserError(f"projection=False: the heads are {inner} wide together, and not emb_size={emb_size}")
+        self.scale = self.dim_head**-0.5 if scale is None else scale
+        self.dropout = dropout
+        self.make_projections(emb_size, inner, qkv_bias)
+        self.query_norm = None if qk_norm is None else qk_norm(self.dim_head)
+        self.key_norm = None if qk_norm is None else qk_norm(self.dim_head)
+        self.norm = None if norm is None else norm(inner)
+        self.projection = nn.Linear(inner, emb_size, bias=projection_bias) if projection else None
+        self.projection_dropout = nn.Dropout(projection_dropout)
+
+    def make_projections(self, emb_size: int, inner: int, bias: bool) -> None:
+        """Makes the layers that give queries, keys and values; a variant overrides it together with ``heads``."""
+        self.qkv = nn.Linear(emb_size, 3 * inner, bias=bias)
+
+    def heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns queries, keys and values of each head, (b, h, n, d)."""
+        queries, keys, values = rearrange(self.qkv(tokens), "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
+        return queries, keys, values
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns each head's values as its queries weigh them, (b, h, n, d)."""
+        dropout = self.dropout if self.training else 0.0
+        return attend(queries, keys, values, scale=self.scale, mask=mask, dropout=dropout)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attends where ``mask``, boolean and broadcast to (b, h, n, n), is True for query (row) and key (column)."""
+        queries, keys, values = self.heads(tokens)
+        queries = queries if self.query_norm is None else self.query_norm(queries)
+        keys = keys if self.key_norm is None else self.key_norm(keys)
+        out = rearrange(self.attend(queries, keys, values, mask), "b h n d -> b n (h d)")
+        out = out if self.norm is None else self.norm(out)
+        if self.projection is None:
+            return out
+        projected: Tensor = self.projection_dropout(self.projection(out))
+        return projected
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, dim_head={self.dim_head}, scale={self.scale:g}, dropout={self.dropout:g}"
 
 
 class SeparateAttention(MultiHeadAttention):
-    """MultiHeadAttention with a layer each for queries, keys and values, as in the tutorial's first form and in JAX."""
+    """MultiHeadAttention with three layers for queries, keys, values, as in JAX and the tutorial's first form."""
 
     def make_projections(self, emb_size: int, inner: int, bias: bool) -> None:
         self.queries = nn.Linear(emb_size, inner, bias=bias)
@@ -28,9 +148,9 @@ class SeparateAttention(MultiHeadAttention):
 
 
 class DividedAfterSoftmaxAttention(MultiHeadAttention):
-    """The einops tutorial's attention as written, a fault that is kept to be measured: softmax(q k^T) v / sqrt(e).
+    """The einops tutorial's attention as written, a bug kept for comparison: softmax(q k^T) v / sqrt(e).
 
-    The scores are not scaled, and the rows of weights sum to 1 / sqrt(emb_size) in place of 1.
+    The scores are not scaled, and the rows of weights sum to 1 / sqrt(emb_size) instead of 1.
     """
 
     def __init__(
@@ -43,12 +163,7 @@ class DividedAfterSoftmaxAttention(MultiHeadAttention):
         projection_dropout: float = 0.0,
     ) -> None:
         super().__init__(
-            emb_size,
-            num_heads,
-            qkv_bias=qkv_bias,
-            scale=1.0,
-            dropout=dropout,
-            projection_dropout=projection_dropout,
+            emb_size, num_heads, qkv_bias=qkv_bias, scale=1.0, dropout=dropout, projection_dropout=projection_dropout
         )
         self.divisor = emb_size**0.5
 
@@ -58,10 +173,10 @@ class DividedAfterSoftmaxAttention(MultiHeadAttention):
 
 
 class RotaryAttention(MultiHeadAttention):
-    """MultiHeadAttention whose queries and keys are turned by their place (Su et al. 2021; axial, as in EVA-02).
+    """MultiHeadAttention with rotary positions (Su et al. 2021; axial, as in EVA-02).
 
-    ViT tells it the grid; tokens before the patches are not turned. The arguments are those of ``RotaryPositions`` and
-    the usual ones.
+    ViT sets the grid; tokens before the patches are not rotated. ``temperature``, ``max_resolution`` and
+    ``reference_grid`` are those of ``RotaryPositions``.
     """
 
     def __init__(
@@ -73,7 +188,7 @@ class RotaryAttention(MultiHeadAttention):
         max_resolution: float | None = None,
         reference_grid: tuple[int, int] | None = None,
         qkv_bias: bool = True,
-        qk_norm: Block | None = None,
+        qk_norm: Layer | None = None,
         dropout: float = 0.0,
         projection_dropout: float = 0.0,
     ) -> None:
@@ -93,7 +208,7 @@ class RotaryAttention(MultiHeadAttention):
         self.positions: RotaryPositions | None = None
 
     def place(self, grid: tuple[int, int], prefix_tokens: int) -> None:
-        """Says where the tokens are: rows and columns of patches, and the number of tokens before them."""
+        """Sets the positions of the tokens: rows and columns of patches, and the number of tokens before them."""
         self.positions = RotaryPositions(
             grid,
             self.dim_head,
@@ -104,5 +219,5 @@ class RotaryAttention(MultiHeadAttention):
         )
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        assert self.positions is not None, "place() comes first; ViT calls it"
+        assert self.positions is not None, "ViT calls place() first"
         return super().attend(self.positions(queries), self.positions(keys), values, mask)

@@ -1,6 +1,6 @@
 """The encoder of a Vision Transformer, as in the einops tutorial: Sequentials whose named children are the figure.
 
-Shape letters: b images, c channels, n tokens, e emb_size, h heads, d head dimension.
+Shape letters: b images, n tokens, e emb_size.
 """
 
 from __future__ import annotations
@@ -8,23 +8,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vit_lightning.errors import UserError
+from vit_lightning.models import checks
 
-Block = Callable[[int], nn.Module]
-"""Makes a block from emb_size."""
-
-
-def share_problems(shares: dict[str, float]) -> list[str]:
-    """What is wrong with shares that are dropped."""
-    return [f"{name}={share} must be at least 0 and below 1" for name, share in shares.items() if not 0.0 <= share < 1]
+Layer = Callable[[int], nn.Module]
+"""Makes a norm or a feed-forward part from the width of the tokens."""
 
 
 class NamedSequential(nn.Sequential):
@@ -33,11 +25,11 @@ class NamedSequential(nn.Sequential):
     def __init__(self, **children: nn.Module | None) -> None:
         super().__init__(OrderedDict((name, child) for name, child in children.items() if child is not None))
 
-    def __getitem__(self, place: int | slice) -> nn.Module:  # type: ignore[override]
-        """A child, or for a slice a plain Sequential of several (torch would call our constructor, which differs)."""
-        if isinstance(place, slice):
-            return nn.Sequential(OrderedDict(list(self._modules.items())[place]))
-        child: nn.Module = super().__getitem__(place)
+    def __getitem__(self, index: int | slice) -> nn.Module:  # type: ignore[override]
+        """Returns a child, or for a slice a plain Sequential (torch would call our constructor, which differs)."""
+        if isinstance(index, slice):
+            return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
+        child: nn.Module = super().__getitem__(index)
         return child
 
 
@@ -49,178 +41,10 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """Division by the root mean square over the last dimension (Zhang and Sennrich 2019); it has no bias."""
+    """Division by the root mean square over the last dimension (Zhang and Sennrich 2019), without a bias."""
 
     def __init__(self, emb_size: int, *, eps: float = 1e-6) -> None:
         super().__init__(emb_size, eps=eps)
-
-
-def attention_weights(queries: Tensor, keys: Tensor, *, scale: float, mask: Tensor | None = None) -> Tensor:
-    """softmax(scale q k^T) of (b, h, n, d) queries and keys: (b, h, n, n), rows sum to 1.
-
-    ``mask`` is boolean, True where a query may attend to a key; a query that may attend to nothing gets zeros.
-    """
-    energy = torch.einsum("bhqd,bhkd->bhqk", queries, keys) * scale
-    if mask is None:
-        return energy.softmax(dim=-1)
-    weights = energy.masked_fill(~mask, torch.finfo(energy.dtype).min).softmax(dim=-1)
-    return weights.masked_fill(~mask, 0.0)
-
-
-def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, mask: Tensor | None, dropout: float
-) -> Tensor:
-    """Weighted sum of the values, (b, h, n, d); the same numbers as ``attention_weights`` gives, in the fastest way."""
-    if queries.device.type == "cpu" and queries.dtype is torch.bfloat16:
-        # torch's fused attention is 5-15 times slower than the plain products in the bfloat16 backward pass on CPU
-        weights = F.dropout(attention_weights(queries, keys, scale=scale, mask=mask), dropout)
-        return torch.einsum("bhqk,bhkd->bhqd", weights, values)
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale)
-
-
-class MultiHeadAttention(nn.Module):
-    """Self-attention (Dosovitskiy et al. 2021, appendix A): (b, n, e) -> (b, n, e).
-
-    Args:
-        emb_size: width of the tokens.
-        num_heads: number of heads.
-        dim_head: width of one head; emb_size / num_heads when not given.
-        qkv_bias: whether the projection to queries, keys and values has a bias.
-        scale: factor on the scores before the softmax; dim_head ** -0.5 when not given.
-        qk_norm: normalisation of each head's queries and keys (Dehghani et al. 2023); none when not given.
-        norm: normalisation of the heads' outputs before the projection; none when not given.
-        projection: whether the heads' outputs are projected; without, they have to be emb_size wide together.
-        projection_bias: whether that projection has a bias.
-        dropout: share of attention weights dropped in training.
-        projection_dropout: share of outputs dropped in training.
-    """
-
-    def __init__(
-        self,
-        emb_size: int = 768,
-        num_heads: int = 12,
-        *,
-        dim_head: int | None = None,
-        qkv_bias: bool = True,
-        scale: float | None = None,
-        qk_norm: Block | None = None,
-        norm: Block | None = None,
-        projection: bool = True,
-        projection_bias: bool = True,
-        dropout: float = 0.0,
-        projection_dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        problems = share_problems({"dropout": dropout, "projection_dropout": projection_dropout})
-        if num_heads < 1 or (dim_head is not None and dim_head < 1):
-            problems.append(f"num_heads={num_heads} and dim_head={dim_head} must be at least 1")
-        elif dim_head is None and emb_size % num_heads:
-            divisors = [n for n in range(1, emb_size + 1) if emb_size % n == 0]
-            problems.append(
-                f"num_heads={num_heads} does not divide emb_size={emb_size} "
-                f"(choose one of {', '.join(map(str, divisors))}, or give attention.dim_head)"
-            )
-        if problems:
-            raise UserError(problems)
-        self.num_heads = num_heads
-        self.dim_head = emb_size // num_heads if dim_head is None else dim_head
-        inner = num_heads * self.dim_head
-        if not projection and inner != emb_size:
-            raise UserError(f"projection=False: the heads are {inner} wide together, and not emb_size={emb_size}")
-        self.scale = self.dim_head**-0.5 if scale is None else scale
-        self.dropout = dropout
-        self.make_projections(emb_size, inner, qkv_bias)
-        self.query_norm = None if qk_norm is None else qk_norm(self.dim_head)
-        self.key_norm = None if qk_norm is None else qk_norm(self.dim_head)
-        self.norm = None if norm is None else norm(inner)
-        self.projection = nn.Linear(inner, emb_size, bias=projection_bias) if projection else None
-        self.projection_dropout = nn.Dropout(projection_dropout)
-
-    def make_projections(self, emb_size: int, inner: int, bias: bool) -> None:
-        """Makes what leads from tokens to queries, keys and values."""
-        self.qkv = nn.Linear(emb_size, 3 * inner, bias=bias)
-
-    def heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of each head, (b, h, n, d)."""
-        queries, keys, values = rearrange(self.qkv(tokens), "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
-        return queries, keys, values
-
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """The values of each head as its queries weigh them, (b, h, n, d)."""
-        dropout = self.dropout if self.training else 0.0
-        return attend(queries, keys, values, scale=self.scale, mask=mask, dropout=dropout)
-
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``mask``: boolean, broadcast to (b, h, n, n), True where a query (row) may attend to a key (column)."""
-        queries, keys, values = self.heads(tokens)
-        queries = queries if self.query_norm is None else self.query_norm(queries)
-        keys = keys if self.key_norm is None else self.key_norm(keys)
-        out = rearrange(self.attend(queries, keys, values, mask), "b h n d -> b n (h d)")
-        out = out if self.norm is None else self.norm(out)
-        if self.projection is None:
-            return out
-        projected: Tensor = self.projection_dropout(self.projection(out))
-        return projected
-
-    def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, dim_head={self.dim_head}, scale={self.scale:g}, dropout={self.dropout:g}"
-
-
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
-
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "gelu": nn.GELU,
-    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-}
-
-
-def hidden_problems(hidden: int, expansion: float, activation: str) -> list[str]:
-    """What is wrong with the hidden layer of a feed-forward part."""
-    problems = [] if hidden > 0 else [f"expansion={expansion} leaves no hidden layer"]
-    if activation not in ACTIVATIONS:
-        problems.append(f"activation={activation} must be one of {', '.join(ACTIVATIONS)}")
-    return problems
-
-
-class FeedForwardBlock(NamedSequential):
-    """The transformer's MLP, token by token: (b, n, e) -> (b, n, e).
-
-    Args:
-        emb_size: width of the tokens.
-        expansion: width of the hidden layer over emb_size.
-        activation: gelu is exact, gelu_tanh its approximation by tanh, which is the default in JAX.
-        bias: whether both layers have a bias.
-        norm: normalisation of the hidden layer after its activation; none when not given.
-        dropout: share dropped in training after the activation and after the output.
-        output_dropout: share dropped after the output, where it is another one.
-    """
-
-    def __init__(
-        self,
-        emb_size: int = 768,
-        *,
-        expansion: float = 4.0,
-        activation: Activation = "gelu",
-        bias: bool = True,
-        norm: Block | None = None,
-        dropout: float = 0.0,
-        output_dropout: float | None = None,
-    ) -> None:
-        hidden = round(expansion * emb_size)
-        problems = [*share_problems({"dropout": dropout}), *hidden_problems(hidden, expansion, activation)]
-        problems += [] if output_dropout is None else share_problems({"output_dropout": output_dropout})
-        if problems:
-            raise UserError(problems)
-        super().__init__(
-            expand=nn.Linear(emb_size, hidden, bias=bias),
-            activation=ACTIVATIONS[activation](),
-            dropout=nn.Dropout(dropout),
-            norm=None if norm is None else norm(hidden),
-            contract=nn.Linear(hidden, emb_size, bias=bias),
-            output_dropout=nn.Dropout(dropout if output_dropout is None else output_dropout),
-        )
 
 
 class LayerScale(nn.Module):
@@ -236,16 +60,14 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (Huang et al. 2016): in training, leaves out the whole branch of an image with probability p.
+    """Stochastic depth (Huang et al. 2016): in training, drops the whole branch of an image with probability p.
 
     The branches that stay are scaled by 1 / (1 - p), so that the expected output does not change.
     """
 
     def __init__(self, p: float = 0.0) -> None:
         super().__init__()
-        problems = share_problems({"p": p})
-        if problems:
-            raise UserError(problems)
+        checks.refuse(checks.probabilities(p=p))
         self.p = p
 
     def forward(self, branch: Tensor) -> Tensor:
@@ -270,47 +92,64 @@ class ResidualAdd(nn.Module):
         return out
 
 
-class TransformerEncoderBlock(NamedSequential):
-    """Pre-norm block: attention, then feed-forward, each as a residual. (b, n, e) -> (b, n, e).
+class Branch(NamedSequential):
+    """The inside of a residual: norm, part, LayerScale, DropPath. (b, n, e) -> (b, n, e).
 
-    A part that says ``residual = False``, as CRATE's ISTA does, gives the new tokens themselves: nothing is added to
-    what it gives, and none of it is scaled or left out.
+    Args:
+        name: name of the part among the children, and so in checkpoints.
+        part: attention or feed-forward part.
+        emb_size: width of the tokens.
+        norm: makes the norm before the part.
+        layer_scale: initial value of LayerScale; none when not given.
+        drop_path: probability of dropping the branch in training.
+    """
+
+    def __init__(
+        self, name: str, part: nn.Module, *, emb_size: int, norm: Layer, layer_scale: float | None, drop_path: float
+    ) -> None:
+        super().__init__(
+            norm=norm(emb_size),
+            **{name: part},
+            layer_scale=None if layer_scale is None else LayerScale(emb_size, layer_scale),
+            drop_path=DropPath(drop_path) if drop_path > 0.0 else None,
+        )
+
+
+class TransformerEncoderBlock(NamedSequential):
+    """Pre-norm block: (b, n, e) -> (b, n, e).
+
+    x = x + attention(norm(x))
+    x = x + feed_forward(norm(x))
+
+    A block of your own has the same six arguments in the same order (``model.block.class_path`` in a config).
 
     Args:
         emb_size: width of the tokens.
         attention: the attention, (b, n, e) -> (b, n, e).
         feed_forward: the feed-forward part, (b, n, e) -> (b, n, e).
-        norm: makes a normalisation from emb_size.
+        norm: makes a norm from emb_size.
         layer_scale: initial value of LayerScale on both branches; none when not given.
-        drop_path: probability of leaving out a branch in training.
+        drop_path: probability of dropping a branch in training.
     """
 
     def __init__(
         self,
-        emb_size: int = 768,
-        *,
+        emb_size: int,
         attention: nn.Module,
         feed_forward: nn.Module,
-        norm: Block = LayerNorm,
+        norm: Layer = LayerNorm,
         layer_scale: float | None = None,
         drop_path: float = 0.0,
     ) -> None:
-        def half(name: str, part: nn.Module) -> nn.Module:
-            if not getattr(part, "residual", True):
-                return NamedSequential(norm=norm(emb_size), **{name: part})
-            return ResidualAdd(
-                NamedSequential(
-                    norm=norm(emb_size),
-                    **{name: part},
-                    layer_scale=None if layer_scale is None else LayerScale(emb_size, layer_scale),
-                    drop_path=DropPath(drop_path) if drop_path > 0.0 else None,
-                )
-            )
-
+        branch = partial(Branch, emb_size=emb_size, norm=norm, layer_scale=layer_scale, drop_path=drop_path)
         super().__init__(
-            attention=half("attention", attention),
-            feed_forward=half("feed_forward", feed_forward),
+            attention=ResidualAdd(branch("attention", attention)),
+            feed_forward=ResidualAdd(branch("feed_forward", feed_forward)),
         )
+
+
+EncoderBlock = Callable[[int, nn.Module, nn.Module, Layer, float | None, float], nn.Module]
+"""Makes a block from emb_size, attention, feed-forward part, norm, layer_scale and drop_path."""
 
 
 class TransformerEncoder(nn.Sequential):
@@ -329,3 +168,10 @@ class TransformerEncoder(nn.Sequential):
         for block in self:
             tokens = checkpoint(block, tokens, use_reentrant=False)
         return tokens
+
+
+def drop_path_rates(last: float, depth: int, schedule: str = "linear") -> list[float]:
+    """Returns each block's probability of dropping a branch: growing from 0 to ``last``, or constant."""
+    first = 0.0 if schedule == "linear" else last
+    rates: list[float] = torch.linspace(first, last, depth, device="cpu", dtype=torch.float32).tolist()
+    return rates

@@ -1,6 +1,6 @@
-"""CRATE's two parts (Yu et al. 2023, "White-box transformers via sparse rate reduction"), for the same encoder.
+"""CRATE's block and its two parts (Yu et al. 2023, "White-box transformers via sparse rate reduction").
 
-A layer compresses the tokens, then makes them sparse. MSSA is an approximate gradient step on the coding rate R^c of
+A block compresses the tokens, then makes them sparse. MSSA is an approximate gradient step on the coding rate R^c of
 the tokens in K subspaces, one for each head (equations 8 to 12): tokens that are alike in a subspace move together.
 ISTA is a proximal gradient step on lambda |z|_1 + |x - D z|^2 over z >= 0, with a learned dictionary D (16 and 17).
 Source: Ma-Lab-Berkeley/CRATE, ``model/crate.py``.
@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
-from vit_lightning.models.blocks import MultiHeadAttention
+from vit_lightning.models import checks
+from vit_lightning.models.attention import MultiHeadAttention
+from vit_lightning.models.blocks import Branch, Layer, LayerNorm, NamedSequential, ResidualAdd
 
 SIZES = {"T": (384, 12, 6), "S": (576, 12, 12), "B": (768, 12, 12), "L": (1024, 24, 16)}
 """emb_size, depth and num_heads of CRATE-T, S, B and L, with patches of 16 pixels (the repository's constructors)."""
@@ -28,8 +29,8 @@ class MSSA(MultiHeadAttention):
         num_heads: number of subspaces.
         dim_head: width of a subspace; emb_size / num_heads when not given.
         projection: whether the subspaces' outputs are projected; the reference leaves it out for one full subspace.
-        dropout: share of attention weights dropped in training.
-        projection_dropout: share of outputs dropped in training.
+        dropout: probability of dropping an attention weight in training.
+        projection_dropout: probability of dropping an output in training.
     """
 
     def __init__(
@@ -62,22 +63,15 @@ class MSSA(MultiHeadAttention):
 class ISTA(nn.Module):
     """One step of iterative shrinkage-thresholding (equation 17): relu(x + s D^T (x - D x) - s lambda), same shape.
 
-    It has no residual of its own: the block gives its output on as the new tokens.
-
     Args:
         emb_size: width of the tokens.
         step_size: s.
         threshold: lambda, the weight of sparsity.
     """
 
-    residual = False
-
     def __init__(self, emb_size: int = 384, *, step_size: float = 0.1, threshold: float = 0.1) -> None:
         super().__init__()
-        rates = {"step_size": step_size, "threshold": threshold}
-        problems = [f"{name}={value} must be at least 0" for name, value in rates.items() if not value >= 0.0]
-        if problems:
-            raise UserError(problems)
+        checks.refuse(checks.at_least(0, step_size=step_size, threshold=threshold))
         self.step_size, self.threshold = step_size, threshold
         self.dictionary = nn.Parameter(nn.init.kaiming_uniform_(torch.empty(emb_size, emb_size)))
 
@@ -90,8 +84,36 @@ class ISTA(nn.Module):
         return f"step_size={self.step_size:g}, threshold={self.threshold:g}"
 
 
+class CrateBlock(NamedSequential):
+    """CRATE's block, whose second half is no residual: (b, n, e) -> (b, n, e).
+
+    x = x + attention(norm(x))
+    x = feed_forward(norm(x))
+
+    The arguments are those of ``TransformerEncoderBlock``, with MSSA as attention and ISTA as feed-forward part;
+    layer_scale and drop_path act on the first half alone.
+    """
+
+    def __init__(
+        self,
+        emb_size: int,
+        attention: nn.Module,
+        feed_forward: nn.Module,
+        norm: Layer = LayerNorm,
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
+    ) -> None:
+        compress = Branch(
+            "attention", attention, emb_size=emb_size, norm=norm, layer_scale=layer_scale, drop_path=drop_path
+        )
+        super().__init__(
+            attention=ResidualAdd(compress),
+            feed_forward=NamedSequential(norm=norm(emb_size), feed_forward=feed_forward),
+        )
+
+
 def coding_rate(tokens: Tensor, subspaces: Tensor, *, precision: float = 0.5) -> Tensor:
-    """R^c of tokens (b, n, e) in subspaces (h, d, e), a number for each image (b,) (the paper's equation 8).
+    """Returns R^c of tokens (b, n, e) in subspaces (h, d, e), (b,): the paper's equation 8.
 
     Half the sum over subspaces U_k of logdet(I + d / (n precision^2) (U_k z)(U_k z)^T).
     """

@@ -1,12 +1,74 @@
-"""Gated feed-forward parts, in place of ``FeedForwardBlock``."""
+"""The feed-forward part of a block and its gated variants, chosen in a config by ``model.feed_forward.class_path``."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
-from vit_lightning.models.blocks import ACTIVATIONS, Activation, Block, hidden_problems, share_problems
+from vit_lightning.models import checks
+from vit_lightning.models.blocks import Layer, NamedSequential
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+}
+
+
+def _hidden_size(
+    emb_size: int, expansion: float, activation: str, *, dropout: float, output_dropout: float | None = None
+) -> int:
+    """Returns the width of the hidden layer, or raises all problems of a feed-forward part's arguments."""
+    hidden = round(expansion * emb_size)
+    checks.refuse(
+        checks.probabilities(dropout=dropout),
+        [] if hidden > 0 else [f"expansion={expansion} leaves no hidden layer"],
+        checks.choice("activation", activation, ACTIVATIONS),
+        checks.probabilities(output_dropout=output_dropout),
+    )
+    return hidden
+
+
+class FeedForwardBlock(NamedSequential):
+    """The transformer's MLP, token by token: (b, n, e) -> (b, n, e).
+
+    Args:
+        emb_size: width of the tokens.
+        expansion: width of the hidden layer over emb_size.
+        activation: gelu is exact, gelu_tanh its approximation by tanh, the default in JAX.
+        bias: whether both layers have a bias.
+        norm: norm of the hidden layer after its activation; none when not given.
+        dropout: dropout probability after the activation and after the output layer.
+        output_dropout: dropout probability after the output layer; ``dropout`` when not given.
+    """
+
+    def __init__(
+        self,
+        emb_size: int = 768,
+        *,
+        expansion: float = 4.0,
+        activation: Activation = "gelu",
+        bias: bool = True,
+        norm: Layer | None = None,
+        dropout: float = 0.0,
+        output_dropout: float | None = None,
+    ) -> None:
+        hidden = _hidden_size(emb_size, expansion, activation, dropout=dropout, output_dropout=output_dropout)
+        super().__init__(
+            expand=nn.Linear(emb_size, hidden, bias=bias),
+            activation=ACTIVATIONS[activation](),
+            dropout=nn.Dropout(dropout),
+            norm=None if norm is None else norm(hidden),
+            contract=nn.Linear(hidden, emb_size, bias=bias),
+            output_dropout=nn.Dropout(dropout if output_dropout is None else output_dropout),
+        )
 
 
 class SwiGLU(nn.Module):
@@ -15,10 +77,10 @@ class SwiGLU(nn.Module):
     Args:
         emb_size: width of the tokens.
         expansion: width of the hidden layer over emb_size.
-        activation: of the gate; silu makes it SwiGLU, gelu GEGLU.
+        activation: activation of the gate; silu makes it SwiGLU, gelu GEGLU.
         bias: whether the layers have a bias.
-        norm: normalisation of the gated hidden layer; none when not given.
-        dropout: share dropped in training after the gate and after the output.
+        norm: norm of the gated hidden layer; none when not given.
+        dropout: dropout probability after the gate and after the output layer.
     """
 
     def __init__(
@@ -28,14 +90,11 @@ class SwiGLU(nn.Module):
         expansion: float = 4.0,
         activation: Activation = "silu",
         bias: bool = True,
-        norm: Block | None = None,
+        norm: Layer | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        hidden = round(expansion * emb_size)
-        problems = [*share_problems({"dropout": dropout}), *hidden_problems(hidden, expansion, activation)]
-        if problems:
-            raise UserError(problems)
+        hidden = _hidden_size(emb_size, expansion, activation, dropout=dropout)
         self.make_expansion(emb_size, hidden, bias)
         self.activation = ACTIVATIONS[activation]()
         self.dropout = nn.Dropout(dropout)
@@ -44,12 +103,12 @@ class SwiGLU(nn.Module):
         self.output_dropout = nn.Dropout(dropout)
 
     def make_expansion(self, emb_size: int, hidden: int, bias: bool) -> None:
-        """Makes what leads from tokens to gate and hidden layer."""
+        """Makes the layers that give the gate and the hidden layer."""
         self.gate = nn.Linear(emb_size, hidden, bias=bias)
         self.expand = nn.Linear(emb_size, hidden, bias=bias)
 
     def gate_and_hidden(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Gate and hidden layer, (b, n, hidden) each."""
+        """Returns gate and hidden layer, (b, n, hidden) each."""
         return self.gate(tokens), self.expand(tokens)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -61,7 +120,7 @@ class SwiGLU(nn.Module):
 
 
 class PackedSwiGLU(SwiGLU):
-    """SwiGLU with gate and hidden layer as one matrix, the gate first."""
+    """SwiGLU with one matrix for gate and hidden layer, the gate first."""
 
     def make_expansion(self, emb_size: int, hidden: int, bias: bool) -> None:
         self.gate_expand = nn.Linear(emb_size, 2 * hidden, bias=bias)

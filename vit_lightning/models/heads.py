@@ -1,4 +1,4 @@
-"""From tokens to logits: pools, and the heads behind them.
+"""From tokens to logits: pools, chosen in a config by ``model.pool``, and heads.
 
 Shape letters: b images, p tokens before the patches, n patches, e emb_size.
 """
@@ -6,96 +6,99 @@ Shape letters: b images, p tokens before the patches, n patches, e emb_size.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
-from einops import rearrange, reduce, repeat
+from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.models.blocks import Activation, Block, FeedForwardBlock, LayerNorm, NamedSequential, attend
+from vit_lightning.models.attention import attend
+from vit_lightning.models.blocks import Layer, LayerNorm, NamedSequential
+from vit_lightning.models.feed_forward import Activation, FeedForwardBlock
 
-PoolBlock = Callable[[int, int, int], nn.Module]
+Pool = Callable[[int, int, int], nn.Module]
 """Makes a pool from emb_size, num_heads and the number of tokens before the patches."""
 
 
-class ClassTokenPool(nn.Module):
-    """The class token, which is token 0: (b, 1 + n, e) -> (b, e)."""
+class TokenPool(nn.Module):
+    """A pool over the patches, or with ``prefix`` over all tokens: (b, p + n, e) -> (b, e).
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return tokens[:, 0]
-
-
-class MeanPool(nn.Module):
-    """Mean over the patches; ``prefix_tokens`` before them (a class token) do not count: (b, p + n, e) -> (b, e)."""
-
-    def __init__(self, prefix_tokens: int = 0) -> None:
-        super().__init__()
-        self.prefix_tokens = prefix_tokens
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return tokens[:, self.prefix_tokens :].mean(dim=1)
-
-    def extra_repr(self) -> str:
-        return f"prefix_tokens={self.prefix_tokens}"
-
-
-class _ChosenPool(nn.Module):
-    """A pool that is chosen as a block: over the patches, or with ``prefix`` over all tokens."""
+    Args:
+        emb_size: width of the tokens.
+        num_heads: number of heads.
+        prefix_tokens: number of tokens before the patches.
+        prefix: whether the tokens before the patches count too.
+    """
 
     def __init__(self, emb_size: int, num_heads: int, prefix_tokens: int, *, prefix: bool = False) -> None:
         super().__init__()
         self.prefix = prefix
         self.prefix_tokens = 0 if prefix else prefix_tokens
 
+    def reduce(self, tokens: Tensor) -> Tensor:
+        """Reduces the tokens that count, (b, n, e) -> (b, e)."""
+        raise NotImplementedError
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.reduce(tokens[:, self.prefix_tokens :])
+
     def extra_repr(self) -> str:
         return f"prefix_tokens={self.prefix_tokens}"
 
 
-class MeanAllPool(nn.Module):
+class ClassTokenPool(TokenPool):
+    """The class token, which is token 0: (b, 1 + n, e) -> (b, e)."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens[:, 0]
+
+
+class MeanPool(TokenPool):
+    """Mean over the patches, without the tokens before them."""
+
+    def reduce(self, tokens: Tensor) -> Tensor:
+        return tokens.mean(dim=1)
+
+
+class MeanAllPool(MeanPool):
     """Mean over all tokens, those before the patches too, as in the einops tutorial and in CRATE."""
 
     def __init__(self, emb_size: int, num_heads: int, prefix_tokens: int) -> None:
-        super().__init__()
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return reduce(tokens, "b n e -> b e", "mean")
+        super().__init__(emb_size, num_heads, prefix_tokens=0)
 
 
-class MaxPool(_ChosenPool):
-    """Largest value of each channel over the patches, or with ``prefix`` over all tokens: (b, p + n, e) -> (b, e)."""
+class MaxPool(TokenPool):
+    """Largest value of each channel over the patches, or with ``prefix`` over all tokens."""
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return tokens[:, self.prefix_tokens :].amax(dim=1)
-
-
-class MeanMaxPool(_ChosenPool):
-    """Half the mean and half the maximum over the patches, or with ``prefix`` over all tokens (timm's avgmax)."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        counted = tokens[:, self.prefix_tokens :]
-        return 0.5 * (counted.amax(dim=1) + counted.mean(dim=1))
+    def reduce(self, tokens: Tensor) -> Tensor:
+        return tokens.amax(dim=1)
 
 
-class ClassTokenAndMeanPool(nn.Module):
+class MeanMaxPool(TokenPool):
+    """Half the mean plus half the maximum over the patches, or with ``prefix`` over all tokens (timm's avgmax)."""
+
+    def reduce(self, tokens: Tensor) -> Tensor:
+        return 0.5 * (tokens.amax(dim=1) + tokens.mean(dim=1))
+
+
+class ClassTokenAndMeanPool(MeanPool):
     """Class token and mean over the patches side by side (Oquab et al. 2023, DINOv2's classifier): -> (b, 2 e)."""
 
     def __init__(self, emb_size: int, num_heads: int, prefix_tokens: int) -> None:
-        super().__init__()
         if prefix_tokens < 1:
             raise UserError("pool=ClassTokenAndMeanPool needs class_token=true")
-        self.prefix_tokens = prefix_tokens
+        super().__init__(emb_size, num_heads, prefix_tokens)
         self.features = 2 * emb_size
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return torch.cat([tokens[:, 0], tokens[:, self.prefix_tokens :].mean(dim=1)], dim=-1)
+        return torch.cat([tokens[:, 0], super().forward(tokens)], dim=-1)
 
 
-class AttentionPool(nn.Module):
+class AttentionPool(TokenPool):
     """Multi-head attention pooling, MAP (Zhai et al. 2022, "Scaling vision transformers"): (b, p + n, e) -> (b, e).
 
-    One learned query, the probe, attends to the tokens; a feed-forward part with residual follows. Source: big_vision,
-    ``models/vit.py: MAPHead``, and timm's AttentionPoolLatent, which are the same.
+    One learned query, the probe, attends to the tokens; a feed-forward part with residual follows. Sources, which are
+    the same: big_vision, ``models/vit.py: MAPHead``, and timm's AttentionPoolLatent.
 
     Args:
         emb_size: width of the tokens.
@@ -104,7 +107,7 @@ class AttentionPool(nn.Module):
         prefix: whether the probe attends to them too.
         expansion: width of the hidden layer over emb_size.
         activation: activation of the hidden layer.
-        norm: normalisation before the feed-forward part.
+        norm: norm before the feed-forward part.
     """
 
     def __init__(
@@ -116,14 +119,12 @@ class AttentionPool(nn.Module):
         prefix: bool = True,
         expansion: float = 4.0,
         activation: Activation = "gelu",
-        norm: Block = LayerNorm,
+        norm: Layer = LayerNorm,
     ) -> None:
-        super().__init__()
+        super().__init__(emb_size, num_heads, prefix_tokens, prefix=prefix)
         if emb_size % num_heads:
             raise UserError(f"num_heads={num_heads} does not divide emb_size={emb_size}")
         self.num_heads = num_heads
-        self.prefix = prefix
-        self.prefix_tokens = 0 if prefix else prefix_tokens
         self.probe = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, 1, emb_size)))
         self.query = nn.Linear(emb_size, emb_size)
         self.kv = nn.Linear(emb_size, 2 * emb_size)
@@ -131,8 +132,7 @@ class AttentionPool(nn.Module):
         self.norm = norm(emb_size)
         self.feed_forward = FeedForwardBlock(emb_size, expansion=expansion, activation=activation)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        tokens = tokens[:, self.prefix_tokens :]
+    def reduce(self, tokens: Tensor) -> Tensor:
         probe = repeat(self.query(self.probe.to(tokens.dtype)), "1 1 e -> b 1 e", b=len(tokens))
         query = rearrange(probe, "b q (h d) -> b h q d", h=self.num_heads)
         keys, values = rearrange(self.kv(tokens), "b n (kv h d) -> kv b h n d", kv=2, h=self.num_heads)
@@ -142,18 +142,18 @@ class AttentionPool(nn.Module):
         return result
 
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, prefix_tokens={self.prefix_tokens}"
+        return f"num_heads={self.num_heads}, {super().extra_repr()}"
 
 
 class ClassificationHead(NamedSequential):
-    """Tokens to logits: pool, normalisation, dropout, representation, a linear layer. (b, n, e) -> (b, classes).
+    """Tokens to logits: pool, norm, dropout, representation, linear layer. (b, n, e) -> (b, classes).
 
     Args:
-        pool: tokens to one vector, (b, n, e) -> (b, e); one that gives another width has it as ``features``.
+        pool: tokens to one vector, (b, n, e) -> (b, e); a pool of another width names it in ``features``.
         emb_size: width of the tokens.
-        num_classes: number of classes; 0 leaves the linear layer out, so that features come out.
-        norm: normalisation of the pooled vector; none when not given.
-        dropout: share of the pooled vector that is dropped in training.
+        num_classes: number of classes; 0 leaves the linear layer out and returns the features.
+        norm: norm of the pooled vector; none when not given.
+        dropout: dropout probability on the pooled vector.
         representation_size: width of a layer with tanh before the classifier ("pre-logits"); none when not given.
     """
 
@@ -163,7 +163,7 @@ class ClassificationHead(NamedSequential):
         pool: nn.Module,
         emb_size: int,
         num_classes: int,
-        norm: Block | None = None,
+        norm: Layer | None = None,
         dropout: float = 0.0,
         representation_size: int | None = None,
     ) -> None:
@@ -182,9 +182,9 @@ class ClassificationHead(NamedSequential):
 
 
 class DistilledHead(nn.Module):
-    """Two linear heads, of the class token and of the distillation token (Touvron et al. 2021, DeiT, section 4).
+    """Two linear heads, on the class token and on the distillation token (Touvron et al. 2021, DeiT, section 4).
 
-    (b, 2 + n, e) -> (b, classes), the mean of both; in training the pair. With num_classes=0 the tokens themselves.
+    (b, 2 + n, e) -> (b, classes), the mean of both; in training the pair. With num_classes=0 the two tokens.
     """
 
     def __init__(self, *, emb_size: int, num_classes: int, dropout: float = 0.0) -> None:
@@ -199,4 +199,4 @@ class DistilledHead(nn.Module):
         return (of_class, of_teacher) if self.training else (of_class + of_teacher) / 2
 
 
-Pool = Literal["cls", "mean"]
+POOLS: dict[str, Pool] = {"cls": ClassTokenPool, "mean": MeanPool}

@@ -1,30 +1,32 @@
-"""From images to tokens: projections of patches, learned tokens before them, and the embedding put together.
+"""From images to tokens: projections of patches, learned tokens before them, and the whole embedding.
 
 Shape letters: b images, c channels, n patches, e emb_size, p1 and p2 height and width of a patch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from einops import repeat
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
-from vit_lightning.models.blocks import Block, NamedSequential
+from vit_lightning.models import checks
+from vit_lightning.models.blocks import Layer, NamedSequential
 from vit_lightning.sizes import Size
 
 
 class ConvProjection(NamedSequential):
-    """Patches to tokens as a strided convolution: (b, c, H, W) -> (b, n, e).
+    """Patches to tokens by a strided convolution: (b, c, H, W) -> (b, n, e).
 
     Args:
         bias: whether the convolution has a bias.
-        norm: normalisation of the tokens; none when not given.
+        norm: norm of the tokens; none when not given.
     """
 
     def __init__(
-        self, in_channels: int, patch_size: Size, emb_size: int, *, bias: bool = True, norm: Block | None = None
+        self, in_channels: int, patch_size: Size, emb_size: int, *, bias: bool = True, norm: Layer | None = None
     ) -> None:
         super().__init__(
             conv=nn.Conv2d(in_channels, emb_size, kernel_size=patch_size, stride=patch_size, bias=bias),
@@ -34,14 +36,14 @@ class ConvProjection(NamedSequential):
 
 
 class LinearProjection(NamedSequential):
-    """Patches to tokens as one matrix: (b, c, H, W) -> (b, n, e).
+    """Patches to tokens by a linear layer: (b, c, H, W) -> (b, n, e).
 
-    A patch is flattened as (c p1 p2), so the matrix is ConvProjection's kernel with its last three axes flattened.
+    A patch is flattened as (c p1 p2), so the weight is ConvProjection's kernel with its last three axes flattened.
 
     Args:
         bias: whether the linear layer has a bias.
-        patch_norm: normalisation of the pixels of a patch before the linear layer; none when not given.
-        norm: normalisation of the tokens; none when not given.
+        patch_norm: norm of the pixels of a patch before the linear layer; none when not given.
+        norm: norm of the tokens; none when not given.
     """
 
     def __init__(
@@ -51,8 +53,8 @@ class LinearProjection(NamedSequential):
         emb_size: int,
         *,
         bias: bool = True,
-        patch_norm: Block | None = None,
-        norm: Block | None = None,
+        patch_norm: Layer | None = None,
+        norm: Layer | None = None,
     ) -> None:
         p1, p2 = patch_size
         pixels = in_channels * p1 * p2
@@ -64,13 +66,18 @@ class LinearProjection(NamedSequential):
         )
 
 
+PatchProjection = Callable[[int, Size, int], nn.Module]
+"""Makes a projection from in_channels, patch_size and emb_size."""
+
+PROJECTIONS: dict[str, PatchProjection] = {"conv": ConvProjection, "linear": LinearProjection}
+
+
 class LearnedTokens(nn.Module):
-    """Puts ``count`` learned tokens before the others: (b, n, e) -> (b, count + n, e)."""
+    """Learned tokens put before the others: (b, n, e) -> (b, count + n, e)."""
 
     def __init__(self, emb_size: int, count: int = 1) -> None:
         super().__init__()
-        if count < 1:
-            raise UserError(f"count={count} must be at least 1")
+        checks.refuse(checks.at_least(1, count=count))
         self.token = nn.Parameter(torch.zeros(1, count, emb_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -79,28 +86,26 @@ class LearnedTokens(nn.Module):
 
 
 class ClassToken(LearnedTokens):
-    """The token that a classifier may read (Dosovitskiy et al. 2021, equation 1): (b, n, e) -> (b, 1 + n, e)."""
+    """The class token (Dosovitskiy et al. 2021, equation 1): (b, n, e) -> (b, 1 + n, e)."""
 
 
 class DistillationToken(LearnedTokens):
-    """A second such token, whose head learns from a teacher (Touvron et al. 2021, DeiT): (b, n, e) -> (b, 1 + n, e)."""
+    """A token whose head learns from a teacher (Touvron et al. 2021, DeiT): (b, n, e) -> (b, 1 + n, e)."""
 
 
 class RegisterTokens(LearnedTokens):
-    """Tokens that nobody reads, room for the network itself (Darcet et al. 2024, "Vision transformers need registers").
-
-    (b, n, e) -> (b, count + n, e).
-    """
+    """Tokens that no head reads (Darcet et al. 2024, "Vision transformers need registers"): -> (b, count + n, e)."""
 
 
 class PatchDropout(nn.Module):
-    """In training, leaves out a share p of an image's patches, others for each image (Li et al. 2023, FLIP).
+    """Drops a fraction p of the patches in training, drawn for each image (Li et al. 2023, FLIP).
 
-    The ``prefix_tokens`` before them stay: (b, p + n, e) -> (b, p + k, e) with k = max(1, floor(n (1 - p))).
+    The tokens before the patches stay: (b, prefix_tokens + n, e) -> (b, prefix_tokens + max(1, floor(n (1 - p))), e).
     """
 
     def __init__(self, p: float, prefix_tokens: int) -> None:
         super().__init__()
+        checks.refuse(checks.probabilities(p=p))
         self.p, self.prefix_tokens = p, prefix_tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -118,30 +123,7 @@ class PatchDropout(nn.Module):
 
 
 class PatchEmbedding(NamedSequential):
-    """Image to tokens: projection of patches, tokens before them, positions, dropouts, normalisation.
+    """Image to tokens: projection of patches, tokens before them, positions, dropouts, norm.
 
     (b, c, H, W) -> (b, p + n, e); the p tokens before the patches are class token, distillation token, registers.
     """
-
-    def __init__(
-        self,
-        *,
-        projection: nn.Module,
-        class_token: nn.Module | None,
-        positions: nn.Module | None,
-        dropout: float = 0.0,
-        distillation_token: nn.Module | None = None,
-        register_tokens: nn.Module | None = None,
-        patch_dropout: nn.Module | None = None,
-        norm: nn.Module | None = None,
-    ) -> None:
-        super().__init__(
-            projection=projection,
-            register_tokens=register_tokens,
-            distillation_token=distillation_token,
-            class_token=class_token,
-            positions=positions,
-            dropout=nn.Dropout(dropout),
-            patch_dropout=patch_dropout,
-            norm=norm,
-        )

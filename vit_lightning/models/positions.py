@@ -1,10 +1,13 @@
-"""Where a patch is: tables that are added to the tokens, angles that turn queries and keys, and resizing of tables."""
+"""Positions of patches: tables added to the tokens, rotations of queries and keys, and resizing of tables.
+
+Shape letters: b images, p tokens before the patches, n patches, e emb_size, h heads, d head dimension.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +15,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
+from vit_lightning.models import checks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,12 +23,9 @@ if TYPE_CHECKING:
 Grid = tuple[int, int]
 """Rows and columns of patches."""
 
-Positions = Callable[[Grid, int, int], nn.Module]
-"""Makes positions from the grid of patches, emb_size and the number of tokens before the patches."""
-
 
 class LearnedPositions(nn.Module):
-    """A learned vector for each token, the ones before the patches included (Dosovitskiy et al. 2021, equation 1)."""
+    """A learned vector for each token, those before the patches included (Dosovitskiy et al. 2021, equation 1)."""
 
     def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0) -> None:
         super().__init__()
@@ -48,20 +49,19 @@ class LearnedPatchPositions(nn.Module):
 
 
 SinCosForm = Literal["big_vision", "simple_vit", "timm", "timm_interleaved"]
-_FORMS = ("big_vision", "simple_vit", "timm", "timm_interleaved")
 
 
 def sincos2d(grid: Grid, emb_size: int, temperature: float = 10_000.0, *, form: SinCosForm = "big_vision") -> Tensor:
-    """Fixed 2-D sine and cosine table, (rows * columns, e) in float64.
+    """Returns the fixed 2-D sine and cosine table, (rows * columns, e) in float64.
 
     Args:
         grid: rows and columns of patches.
         emb_size: width of the table, a multiple of 4.
         temperature: ratio of the longest to the shortest wavelength.
-        form: what the quarters of a row hold. big_vision: sin x, cos x, sin y, cos y (its ``models/vit.py:
-            posemb_sincos_2d``; Beyer et al. 2022). simple_vit: the same in float32 arithmetic, as vit-pytorch's
-            SimpleViT has it. timm: sin y, sin x, cos y, cos x (its ``build_sincos2d_pos_embed``), timm_interleaved
-            sin y, cos y, sin x, cos x; the last wavelength of both is one step short of the temperature.
+        form: order of the four quarters of a row. big_vision: sin x, cos x, sin y, cos y (its ``models/vit.py:
+            posemb_sincos_2d``; Beyer et al. 2022). simple_vit: the same in float32 arithmetic, as in vit-pytorch's
+            SimpleViT. timm: sin y, sin x, cos y, cos x (its ``build_sincos2d_pos_embed``). timm_interleaved:
+            sin y, cos y, sin x, cos x. The last wavelength of timm's two is one step short of the temperature.
     """
     quarter = emb_size // 4
     dtype = torch.float32 if form == "simple_vit" else torch.float64
@@ -77,8 +77,26 @@ def sincos2d(grid: Grid, emb_size: int, temperature: float = 10_000.0, *, form: 
     return torch.cat(quarters.get(form, (x.sin(), x.cos(), y.sin(), y.cos())), dim=1).double()
 
 
-class SinCos2dPositions(nn.Module):
-    """The fixed table of ``sincos2d``; tokens before the patches get none.
+class ExactTable(nn.Module):
+    """A constant table in the model's type and device, always cast from float64 and no part of checkpoints."""
+
+    table: Tensor
+
+    def __init__(self, exact: Tensor) -> None:
+        super().__init__()
+        self.exact = exact
+        table = exact.to(torch.get_default_device(), torch.get_default_dtype())
+        self.register_buffer("table", table, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExactTable:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # cast again: after .float().double() the table would be a rounded one
+        self.table = self.exact.to(self.table)
+        return self
+
+
+class SinCos2dPositions(ExactTable):
+    """The fixed table of ``sincos2d``, added to the patches and not to the tokens before them.
 
     Args:
         grid: rows and columns of patches.
@@ -87,8 +105,6 @@ class SinCos2dPositions(nn.Module):
         temperature: ratio of the longest to the shortest wavelength.
         form: order of sines and cosines, as in ``sincos2d``.
     """
-
-    table: Tensor
 
     def __init__(
         self,
@@ -99,29 +115,11 @@ class SinCos2dPositions(nn.Module):
         temperature: float = 10_000.0,
         form: SinCosForm = "big_vision",
     ) -> None:
-        super().__init__()
-        problems = []
-        if emb_size % 4:
-            problems.append(f"emb_size={emb_size} must be a multiple of 4 for 2-D sine and cosine positions")
-        if form not in _FORMS:
-            problems.append(f"form={form} must be one of {', '.join(_FORMS)}")
-        if problems:
-            raise UserError(problems)
-        self.grid, self.emb_size, self.prefix_tokens, self.temperature = grid, emb_size, prefix_tokens, temperature
+        must_be = f"emb_size={emb_size} must be a multiple of 4 for 2-D sine and cosine positions"
+        checks.refuse([must_be] if emb_size % 4 else [], checks.choice("form", form, get_args(SinCosForm)))
+        super().__init__(F.pad(sincos2d(grid, emb_size, temperature, form=form), (0, 0, prefix_tokens, 0)))
+        self.temperature = temperature
         self.form: SinCosForm = form
-        self.register_buffer(
-            "table", self._exact_table().to(torch.get_default_device(), torch.get_default_dtype()), persistent=False
-        )
-
-    def _exact_table(self) -> Tensor:
-        prefix = torch.zeros(self.prefix_tokens, self.emb_size, dtype=torch.float64, device="cpu")
-        return torch.cat([prefix, sincos2d(self.grid, self.emb_size, self.temperature, form=self.form)])
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SinCos2dPositions:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # made anew, so that a model turned to float64 has a float64 table and not a rounded one
-        self.table = self._exact_table().to(self.table)
-        return self
 
     def forward(self, tokens: Tensor) -> Tensor:
         return tokens + self.table.to(tokens.dtype)
@@ -130,49 +128,33 @@ class SinCos2dPositions(nn.Module):
         return f"form={self.form}, temperature={self.temperature:g}"
 
 
-def rotary_angles(
-    grid: Grid,
-    dim_head: int,
-    *,
-    temperature: float = 10_000.0,
-    max_resolution: float | None = None,
-    reference_grid: Grid | None = None,
-) -> Tensor:
-    """Angles by which pairs of channels are turned, (rows * columns, dim_head / 2) in float64.
+Positions = Callable[[Grid, int, int], nn.Module]
+"""Makes positions from the grid of patches, emb_size and the number of tokens before the patches."""
 
-    The first half of the pairs is turned by the row, the second by the column, with dim_head / 4 frequencies each:
-    temperature ** -(i / (dim_head / 4)), or with ``max_resolution`` from pi to pi * max_resolution / 2 on coordinates
-    from -1 to 1. Source: timm, ``RotaryEmbeddingCat``, whose two modes these are.
-    """
-    count = dim_head // 4
-    steps = torch.arange(count, dtype=torch.float64, device="cpu")
-    if max_resolution is None:
-        axes = [torch.arange(size, dtype=torch.float64, device="cpu") for size in grid]
-        frequencies = temperature ** -(steps / count)
-    else:
-        axes = [torch.linspace(-1.0, 1.0, size, dtype=torch.float64, device="cpu") for size in grid]
-        frequencies = math.pi * 2.0 ** (steps / max(1, count - 1) * (math.log2(max_resolution) - 1.0))
-    if reference_grid is not None:  # another resolution is laid over the grid of pre-training
-        axes = [axis / size * old for axis, size, old in zip(axes, grid, reference_grid, strict=True)]
-    y, x = torch.meshgrid(*axes, indexing="ij")
-    return torch.cat([y.reshape(-1, 1) * frequencies, x.reshape(-1, 1) * frequencies], dim=1)
+POSITIONS: dict[str, Callable[[Grid, int, int], nn.Module | None]] = {
+    "learned": LearnedPositions,
+    "sincos2d": SinCos2dPositions,
+    "none": lambda grid, emb_size, prefix_tokens: None,
+}
 
 
-class RotaryPositions(nn.Module):
-    """Turns pairs of channels of queries or keys by the place of their patch: (b, h, p + n, d), same shape.
+class RotaryPositions(ExactTable):
+    """Rotation of pairs of channels of queries or keys by the position of their patch: (b, h, p + n, d), same shape.
 
-    Axial rotary positions (Su et al. 2021 in two dimensions, as EVA-02); tokens before the patches are not turned.
+    Axial rotary positions (Su et al. 2021 in two dimensions, as EVA-02); tokens before the patches are not rotated.
+    The table holds the angles, (rows * columns, dim_head / 2): the first half of the pairs is rotated by the row, the
+    second by the column, with dim_head / 4 frequencies each, temperature ** -(i / (dim_head / 4)), or with
+    ``max_resolution`` from pi to pi * max_resolution / 2 on coordinates from -1 to 1. Source: the two modes of timm's
+    ``RotaryEmbeddingCat``.
 
     Args:
         grid: rows and columns of patches.
         dim_head: width of a head, a multiple of 4.
         prefix_tokens: number of tokens before the patches.
         temperature: ratio of the longest to the shortest wavelength.
-        max_resolution: frequencies of pixels in place of a temperature; none when not given.
-        reference_grid: grid of pre-training, over which this one is laid; none when not given.
+        max_resolution: frequencies of pixels instead of a temperature; none when not given.
+        reference_grid: grid of pre-training, to which this one is rescaled; none when not given.
     """
-
-    angles: Tensor
 
     def __init__(
         self,
@@ -184,29 +166,30 @@ class RotaryPositions(nn.Module):
         max_resolution: float | None = None,
         reference_grid: Grid | None = None,
     ) -> None:
-        super().__init__()
         if dim_head % 4:
             raise UserError(f"dim_head={dim_head} must be a multiple of 4 for rotary positions in two dimensions")
+        count = dim_head // 4
+        steps = torch.arange(count, dtype=torch.float64, device="cpu")
+        if max_resolution is None:
+            axes = [torch.arange(size, dtype=torch.float64, device="cpu") for size in grid]
+            frequencies = temperature ** -(steps / count)
+        else:
+            axes = [torch.linspace(-1.0, 1.0, size, dtype=torch.float64, device="cpu") for size in grid]
+            frequencies = math.pi * 2.0 ** (steps / max(1, count - 1) * (math.log2(max_resolution) - 1.0))
+        if reference_grid is not None:  # another resolution is rescaled to the grid of pre-training
+            axes = [axis / size * old for axis, size, old in zip(axes, grid, reference_grid, strict=True)]
+        y, x = torch.meshgrid(*axes, indexing="ij")
+        super().__init__(torch.cat([y.reshape(-1, 1) * frequencies, x.reshape(-1, 1) * frequencies], dim=1))
         self.prefix_tokens = prefix_tokens
-        self._exact = rotary_angles(
-            grid, dim_head, temperature=temperature, max_resolution=max_resolution, reference_grid=reference_grid
-        )
-        self.register_buffer(
-            "angles", self._exact.to(torch.get_default_device(), torch.get_default_dtype()), persistent=False
-        )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryPositions:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.angles = self._exact.to(self.angles)
-        return self
 
     def forward(self, heads: Tensor) -> Tensor:
         # sine and cosine of angles in bfloat16 would be far off
-        angles = self.angles if self.angles.dtype.itemsize >= 4 else self._exact.to(self.angles.device, torch.float32)
+        angles = self.table if self.table.dtype.itemsize >= 4 else self.exact.to(self.table.device, torch.float32)
         sine, cosine = angles.sin().to(heads.dtype), angles.cos().to(heads.dtype)
         first, second = rearrange(heads[:, :, self.prefix_tokens :], "b h n (pairs two) -> two b h n pairs", two=2)
-        turned = torch.stack([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
-        return torch.cat([heads[:, :, : self.prefix_tokens], rearrange(turned, "b h n d two -> b h n (d two)")], dim=2)
+        rotated = torch.stack([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+        rotated = rearrange(rotated, "b h n d two -> b h n (d two)")
+        return torch.cat([heads[:, :, : self.prefix_tokens], rotated], dim=2)
 
 
 RESIZE_METHODS: dict[str, dict[str, object]] = {
@@ -217,41 +200,38 @@ RESIZE_METHODS: dict[str, dict[str, object]] = {
     "torchvision_bicubic": {"mode": "bicubic", "align_corners": True},
     "hf_bicubic": {"mode": "bicubic", "antialias": False},
     "bilinear_align_corners": {"mode": "bilinear", "align_corners": True},
-    # scipy.ndimage.zoom with order=1 lays corner on corner, as this does
+    # scipy.ndimage.zoom with order=1 aligns the corners too
     "big_vision_zoom_grid": {"mode": "bilinear", "align_corners": True},
     "vit_jax_zoom": {"mode": "bilinear", "align_corners": True},
 }
-"""How each reference resizes its table, by names that say which; the numbers differ."""
+"""Arguments of ``F.interpolate`` with which each reference resizes its table; the results differ."""
 
 
 def resize(
     table: Tensor | np.ndarray[Any, Any], old_grid: Grid, new_grid: Grid, prefix_tokens: int, method: str
 ) -> Tensor:
-    """A table of positions (1, p + n, e) for another grid; the rows of tokens before the patches stay as they are.
+    """Resizes a table of positions (1, p + n, e) to another grid; the rows of tokens before the patches do not change.
 
-    ``big_vision_zoom_grid`` gives the rows of the grid alone, since big_vision has no others.
+    ``big_vision_zoom_grid`` returns the rows of the grid alone, since big_vision has no others.
 
     Args:
         table: positions, row by row of the grid.
-        old_grid: its rows and columns.
-        new_grid: rows and columns to come.
-        prefix_tokens: number of rows before those of the grid.
+        old_grid: rows and columns of the table's grid.
+        new_grid: rows and columns of the result's grid.
+        prefix_tokens: number of rows of the table before those of the grid.
         method: one of ``RESIZE_METHODS``.
 
     Raises:
-        UserError: for an unknown method, and a table that is not of the old grid.
+        UserError: the method is unknown, or the table does not fit the old grid.
     """
     table = torch.as_tensor(table)
-    problems = []
-    if method not in RESIZE_METHODS:
-        problems.append(f"method={method} must be one of {', '.join(RESIZE_METHODS)}")
+    problems = checks.choice("method", method, RESIZE_METHODS)
     rows = prefix_tokens + old_grid[0] * old_grid[1]
     if table.ndim != 3 or table.shape[:2] != (1, rows):
-        problems.append(f"table has shape {tuple(table.shape)} and not (1, {rows}, e), as old_grid={old_grid} asks")
+        problems.append(f"table has shape {tuple(table.shape)} and not (1, {rows}, e), as old_grid={old_grid} requires")
     if min(new_grid) < 1:
         problems.append(f"new_grid={new_grid} must be at least 1")
-    if problems:
-        raise UserError(problems)
+    checks.refuse(problems)
     prefix, patches = table[:, :prefix_tokens], table[:, prefix_tokens:]
     if method == "big_vision_zoom_grid":
         prefix = prefix[:, :0]

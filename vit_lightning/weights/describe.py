@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
 from vit_lightning.models.attention import RotaryAttention, SeparateAttention
-from vit_lightning.models.blocks import ACTIVATIONS
-from vit_lightning.models.crate import ISTA
+from vit_lightning.models.blocks import TransformerEncoderBlock, drop_path_rates
+from vit_lightning.models.crate import ISTA, CrateBlock
+from vit_lightning.models.feed_forward import ACTIVATIONS
 from vit_lightning.models.heads import DistilledHead
 from vit_lightning.models.patches import ConvProjection, LinearProjection
 from vit_lightning.models.positions import SinCos2dPositions
-from vit_lightning.models.vit import ViT, drop_path_rates
+from vit_lightning.models.vit import ViT
 from vit_lightning.weights.options import (
     ATTENTIONS,
     FEED_FORWARDS,
@@ -34,6 +35,8 @@ def describe(vit: ViT) -> Options:
     Raises:
         UserError: names blocks that are not ours, and blocks that differ from one another.
     """
+    if foreign := [_foreign("block", block) for block in vit.encoder if not _is_ours(block)]:
+        raise UserError(dict.fromkeys(foreign))
     problems: list[str] = []
     sizes = ("image_size", "patch_size", "in_channels", "num_classes", "emb_size", "depth", "num_heads")
     options = {
@@ -120,6 +123,11 @@ def _positions(positions: nn.Module | None, prefix_tokens: int, problems: list[s
         return f"sincos2d {positions.form} {float(positions.temperature)!r}"
     kind = _kind(positions, POSITIONS, "positions", problems)
     return kind if prefix_tokens or kind is None else "learned"  # without such tokens both are the same
+
+
+def _is_ours(block: nn.Module) -> bool:
+    has_ista = any(isinstance(part, ISTA) for part in block.modules())
+    return type(block) is (CrateBlock if has_ista else TransformerEncoderBlock)
 
 
 def _block(block: nn.Module, problems: list[str]) -> Options:

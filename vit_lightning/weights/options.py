@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from vit_lightning.models.attention import DividedAfterSoftmaxAttention
-from vit_lightning.models.blocks import Block, FeedForwardBlock, LayerNorm, MultiHeadAttention, RMSNorm
-from vit_lightning.models.crate import ISTA, MSSA
-from vit_lightning.models.feed_forward import PackedSwiGLU, SwiGLU
+from vit_lightning.models.attention import DividedAfterSoftmaxAttention, MultiHeadAttention
+from vit_lightning.models.blocks import Layer, LayerNorm, RMSNorm, TransformerEncoderBlock
+from vit_lightning.models.crate import ISTA, MSSA, CrateBlock
+from vit_lightning.models.feed_forward import FeedForwardBlock, PackedSwiGLU, SwiGLU
 from vit_lightning.models.heads import (
     AttentionPool,
     ClassTokenAndMeanPool,
@@ -112,7 +112,7 @@ def norm_text(kind: str, eps: float) -> str:
     return f"{kind}_{eps!r}"
 
 
-def make_norm(text: str) -> Block:
+def make_norm(text: str) -> Layer:
     """Returns the norm of a text such as layernorm_1e-06."""
     kind, _, eps = text.rpartition("_")
     return partial(NORMS[kind], eps=float(eps))
@@ -149,6 +149,7 @@ def build(options: Options) -> ViT:
         norm=make_norm(options["norm"]),
         embedding_norm=_maybe_norm(options["embedding_norm"]),
         final_norm=options["final_norm"],
+        block=CrateBlock if options["feed_forward"] == "ista" else TransformerEncoderBlock,
         attention=_make_attention(options),
         feed_forward=_make_feed_forward(options),
         emb_dropout=options["emb_dropout"],
