@@ -30,6 +30,7 @@ from vit_lightning.config.check_network import (
 )
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Page, flatten, merge, page_of_flag, read_page, split_words, unflatten
+from vit_lightning.config.old_configs import with_block
 from vit_lightning.config.options import COMMAND_OPTIONS, TRAINED, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.parser import DEFAULT_CLASSES, OWN_TRAINER_ARGUMENTS, instantiate, make_parser
 from vit_lightning.config.trust import restrict_imports
@@ -163,7 +164,7 @@ def _build(page: Page, command: str, given: Mapping[str, Any]) -> Experiment:
     if not isinstance(model, dict):
         raise UserError(f"model={model} must be a class path or its arguments")
     class_path = model.get("class_path", DEFAULT_CLASSES["model"])
-    complete = {**page, "model": {"class_path": class_path, **accepted(facts, class_path), **model}}
+    complete = with_block({**page, "model": {"class_path": class_path, **accepted(facts, class_path), **model}})
     config = parser.parse_object(unflatten(complete))
     for name, fact in facts.items():  # an argument that a function hands on shows only now
         if name in config.model.init_args and name not in model:
