@@ -59,7 +59,8 @@ def test_a_config_names_a_block_of_the_user_s_own(tmp_path, monkeypatch):
     arguments = ["--config", str(DIGITS), "--config", str(config)]
     with pytest.raises(UserError, match=r"model\.block"):
         resolve(arguments)
-    resolved = resolve(arguments, trust=True)
+    arguments.append("--trust-config=true")
+    resolved = resolve(arguments)
     names = {name for name, _ in resolved.make_network().encoder[0].named_children()}
     assert names == {"attention", "attention_norm", "feed_forward"}
     assert yaml.safe_load(resolved.to_yaml())["model"]["init_args"]["block"] == {
@@ -67,7 +68,7 @@ def test_a_config_names_a_block_of_the_user_s_own(tmp_path, monkeypatch):
         "init_args": {"last_norm": False},
     }
     with pytest.raises(UserError) as caught:
-        resolve([*arguments, "--model.block.lastnorm=true", "--model.depth=two"], trust=True)
+        resolve([*arguments, "--model.block.lastnorm=true", "--model.depth=two"])
     assert {problem.split("=")[0] for problem in caught.value.problems} == {"model.block.lastnorm", "model.depth"}
 
 

@@ -14,6 +14,8 @@ from torch import nn
 
 from vit_lightning.config.check_keys import find_class
 from vit_lightning.config.experiment import make_data, make_network
+from vit_lightning.config.files import flatten, unflatten
+from vit_lightning.config.old_configs import with_block
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
@@ -55,7 +57,7 @@ def _make(page: dict[str, Any]) -> tuple[ImageData, nn.Module]:
     if find_class(path) is None:
         raise UserError(f"its model {path} is of a package that may not be imported, or is not there any more")
     try:
-        return make_data(page), make_network(page)
+        return make_data(page), make_network(unflatten(with_block(flatten(page))))
     except ArgumentError as fault:
         raise UserError(" ".join(str(fault).split())) from fault
 
