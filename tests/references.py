@@ -1,4 +1,4 @@
-"""Small models of every family of ``vit_lightning.weights``, with weights drawn from a seed."""
+"""Small models of every family in ``vit_lightning.weights``, with random weights from a seed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ CONFIGS = {
 
 
 def fresh(family, layout=None, **more):
-    """A ViT of a family with random weights, as its tensors and config."""
+    """Returns a ViT with random weights, and its tensors and config in the family's form."""
     table = FAMILIES[family]
     config = {**CONFIGS[family], **more}
     vit = build(table.read(config, {**table.layout_for(OPTIONS), **(layout or {})}))

@@ -10,7 +10,7 @@ from timm.optim import param_groups_layer_decay
 
 from vit_lightning import OptimizerConfig, from_reference, to_reference
 from vit_lightning.training.optim import optimizer_and_schedule
-from vit_lightning.weights.convert import FAMILIES
+from vit_lightning.weights import FAMILIES
 
 TIMM_BLOCK = "attn.qkv.weight attn.proj.weight mlp.fc1.weight mlp.fc2.weight"
 TIMM_VECTORS = "norm1.weight norm1.bias attn.qkv.bias attn.proj.bias norm2.weight norm2.bias mlp.fc1.bias mlp.fc2.bias"

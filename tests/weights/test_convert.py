@@ -1,4 +1,4 @@
-"""What the tables of names promise beyond the reference files: strictness, layouts, other configurations."""
+"""Weights and configs of all families: round trips, layouts, strict checks, and errors that name what is wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vit_lightning.models.attention import SeparateAttention
 from vit_lightning.models.heads import AttentionPool
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions
-from vit_lightning.weights.convert import FAMILIES, from_reference, to_reference
+from vit_lightning.weights import FAMILIES, from_reference, to_reference
 from vit_lightning.weights.describe import describe
 
 MORE = [
@@ -42,7 +42,7 @@ def images(*shape, seed=0):
 
 
 @pytest.mark.parametrize(("family", "more"), [*((family, {}) for family in CONFIGS), *MORE], ids=str)
-def test_there_and_back_is_the_same_model(family, more):
+def test_export_and_import_give_the_same_model(family, more):
     layout = {"attention": "separate"} if "separate_literal" in more.values() else None
     vit, state, config = fresh(family, layout, **more)
     again = from_reference(state, family=family, config=config).eval()
@@ -74,7 +74,7 @@ def test_there_and_back_is_the_same_model(family, more):
     ],
     ids=str,
 )
-def test_a_model_goes_back_in_the_layout_in_which_it_came(family, layout, name):
+def test_a_model_is_exported_in_the_layout_that_it_was_imported_from(family, layout, name):
     more = {"attention_variant": "separate_correct"} if family == "einops_tutorial" else {}
     vit, state, config = fresh(family, layout, **more)
     assert name in state
@@ -114,7 +114,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(family):
     assert f"{misshapen} has shape" in text
 
 
-def test_what_stands_beside_the_weights_of_a_file_is_named_alone():
+def test_of_a_file_with_more_than_weights_only_the_rest_is_named():
     _, state, config = fresh("big_vision", {"prefix": "opt/target/"})
     with pytest.raises(UserError) as caught:
         from_reference({**state, "opt/state/step": torch.zeros(1)}, family="big_vision", config=config)
@@ -149,6 +149,23 @@ def test_options_that_we_do_not_have_are_named(family, change, message):
         from_reference(state, family=family, config={**config, **change})
 
 
+def test_all_wrong_words_are_named_at_once():
+    _, state, config = fresh("timm")
+    with pytest.raises(UserError) as caught:
+        from_reference(state, family="timm", config={**config, "global_pool": "prr", "act_layer": "mish"})
+    assert {problem.split(":")[0] for problem in caught.value.problems} == {
+        "config.global_pool=prr",
+        "config.act_layer=mish",
+    }
+
+
+@pytest.mark.parametrize("depth", [None, "two", 2.0])
+def test_required_sizes_must_be_whole_numbers(depth):
+    _, state, config = fresh("vit_pytorch")
+    with pytest.raises(UserError, match=f"config.depth={depth} must be a whole number"):
+        from_reference(state, family="vit_pytorch", config={**config, "depth": depth})
+
+
 def test_all_missing_arguments_are_named_at_once():
     with pytest.raises(UserError) as caught:
         from_reference({}, family="vit_pytorch", config={"image_size": 8})
@@ -156,7 +173,7 @@ def test_all_missing_arguments_are_named_at_once():
     assert missing == [f"config.{name}" for name in ("patch_size", "num_classes", "dim", "depth", "heads", "mlp_dim")]
 
 
-def test_families_and_layouts_that_are_not_there_are_named():
+def test_unknown_families_and_layouts_are_named():
     vit = ViT(image_size=8, patch_size=4, emb_size=16, depth=1, num_heads=2)
     for call in (lambda: to_reference(vit, family="tim"), lambda: from_reference({}, family="tim", config={})):
         with pytest.raises(UserError, match="family=tim must be one of timm, torchvision, hf"):
@@ -167,7 +184,7 @@ def test_families_and_layouts_that_are_not_there_are_named():
         to_reference(vit, family="hf", layout={"names": "cloud"})
 
 
-def test_two_ways_of_writing_the_same_go_out_as_one():
+def test_two_implementations_of_one_function_are_exported_alike():
     torch.manual_seed(0)
     sizes = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
     vit = ViT(**sizes, attention=SeparateAttention, patch_projection=LinearProjection)
@@ -197,13 +214,13 @@ def flax_norm(x, weights, name):
 
 
 def flax_attention(queries, tokens, weights, name):
-    """flax's MultiHeadDotProductAttention: kernels with an axis for the heads."""
+    """Computes flax's MultiHeadDotProductAttention, whose kernels have an axis for the heads."""
     q, k, v = (
         torch.einsum("nld,dhk->nlhk", x, weights[f"{name}/{part}/kernel"]) + weights[f"{name}/{part}/bias"]
         for part, x in {"query": queries, "key": tokens, "value": tokens}.items()
     )
-    shares = (torch.einsum("nqhk,nlhk->nhql", q, k) / q.shape[-1] ** 0.5).softmax(dim=-1)
-    out = torch.einsum("nhql,nlhk->nqhk", shares, v)
+    weights_of_values = (torch.einsum("nqhk,nlhk->nhql", q, k) / q.shape[-1] ** 0.5).softmax(dim=-1)
+    out = torch.einsum("nhql,nlhk->nqhk", weights_of_values, v)
     return torch.einsum("nqhk,hkd->nqd", out, weights[f"{name}/out/kernel"]) + weights[f"{name}/out/bias"]
 
 
@@ -213,7 +230,7 @@ def flax_mlp(x, weights, name):
 
 
 def flax_vit(batch, weights, *, google):
-    """Google's two ViTs from their weights, patch by patch; what the config says is told from the names."""
+    """Computes Google's two ViTs from their weights, patch by patch; the names of the weights decide which parts."""
     kernel = weights["embedding/kernel"]
     size = kernel.shape[0]
     patches = batch.permute(0, 2, 3, 1).unfold(1, size, size).unfold(2, size, size)  # n, rows, columns, c, p1, p2
@@ -293,7 +310,7 @@ def test_older_vit_pytorch_keeps_its_class_token_in_the_mean():
 
 
 def tutorial_attention(tokens, state, variant):
-    """The tutorial's two attentions, with its names of weights."""
+    """Computes the tutorial's two attentions from weights under its names."""
     if variant.startswith("fused"):
         packed = F.linear(tokens, state["1.0.0.fn.1.qkv.weight"], state["1.0.0.fn.1.qkv.bias"])
         queries, keys, values = packed.unflatten(-1, (2, 8, 3)).permute(4, 0, 2, 1, 3)
@@ -320,7 +337,7 @@ def test_the_tutorial_s_four_attentions(variant):
     torch.testing.assert_close(got, tutorial_attention(tokens, state, variant), rtol=0, atol=1e-5)
 
 
-def test_a_changed_head_gives_another_config_and_not_the_one_in_which_it_came():
+def test_a_model_with_a_new_head_is_exported_with_a_new_config():
     _, state, config = fresh("timm")
     vit = from_reference(state, family="timm", config=config)
     vit.head.linear, vit.num_classes = torch.nn.Linear(16, 3), 3
@@ -329,7 +346,7 @@ def test_a_changed_head_gives_another_config_and_not_the_one_in_which_it_came():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-def test_arrays_come_in_and_keep_their_type(dtype):
+def test_arrays_are_imported_and_keep_their_dtype(dtype):
     _, state, config = fresh("google")
     arrays = {name: tensor.numpy().astype(dtype) for name, tensor in state.items()}
     vit = from_reference(arrays, family="google", config=config)
@@ -357,13 +374,13 @@ def test_hugging_face_s_number_of_labels_follows_from_their_names():
 
 
 @pytest.mark.parametrize("family", ["torchvision", "vit_pytorch", "simple_vit", "crate", "torch_encoder"])
-def test_families_without_featuring_models_say_so(family):
+def test_families_without_models_that_return_features_are_an_error(family):
     _, state, config = fresh(family)
     with pytest.raises(UserError, match=f"num_classes=0: {family} has no model"):
         from_reference(state, family=family, config={**config, "num_classes": 0})
 
 
-def test_our_features_go_out_only_where_such_models_are():
+def test_models_without_a_classifier_are_exported_only_to_families_that_have_such():
     vit = ViT(image_size=8, patch_size=4, emb_size=16, depth=2, num_heads=2, num_classes=0)
     state, config = to_reference(vit, family="timm")
     assert config["num_classes"] == 0
@@ -372,7 +389,7 @@ def test_our_features_go_out_only_where_such_models_are():
         to_reference(vit, family="torchvision")
 
 
-def test_parts_that_were_exchanged_are_named():
+def test_parts_that_were_replaced_are_named():
     sizes = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2}
     vit = ViT(**sizes)
     vit.encoder[0].feed_forward.fn.feed_forward.activation = torch.nn.Mish()
@@ -385,7 +402,7 @@ def test_parts_that_were_exchanged_are_named():
         assert part in text
 
 
-def test_google_s_nested_config_says_the_same():
+def test_google_s_nested_config_gives_the_same_model():
     _, state, config = fresh("google", dropout_rate=0.0)
     inner = {name: config[name] for name in ("num_layers", "mlp_dim", "num_heads", "dropout_rate")}
     nested = {**{n: v for n, v in config.items() if n not in inner}, "patches": {"size": (4, 4)}, "transformer": inner}
@@ -425,7 +442,7 @@ def test_other_models_of_timm_have_their_number_of_parameters(preset, options, p
     to_reference(vit, family="timm")
 
 
-PAGES = {
+FAMILY_OF_CONFIG = {
     "einops_tutorial": "einops_tutorial",
     "einops_tutorial_as_written": "einops_tutorial",
     "timm": "timm",
@@ -446,14 +463,14 @@ PAGES = {
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "experiments" / "families").glob("*.yaml")), ids=lambda p: p.stem)
-def test_a_page_of_a_family_is_that_family(path):
+def test_a_config_of_a_family_is_that_family(path):
     experiment = resolve([f"--config={path}"])
     assert experiment.name == path.stem
     assert experiment.trainer["max_epochs"] == 30
     model = experiment.config["model"]
     colour = {**model, "init_args": {**model["init_args"], "in_channels": 3}}  # some families take no others
     vit = make_network({"model": colour})
-    family = PAGES[path.stem]
+    family = FAMILY_OF_CONFIG[path.stem]
     if family is None:
         with pytest.raises(UserError, match=r"rotary=temperature 100\.0"):
             to_reference(vit, family="timm")
@@ -466,18 +483,19 @@ def test_a_page_of_a_family_is_that_family(path):
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"qkv_bias": "False"}, "qkv_bias=False must be true or false"),
         ({"num_heads": 5}, "num_heads=5 must be at least 1 and divide"),
         ({"mlp_ratio": float("nan")}, "mlp_ratio=nan must be a number"),
         ({"embed_dim": None}, "embed_dim"),
         ({"img_size": "x"}, "img_size"),
+        ({"init_values": "x"}, "init_values=x has a wrong type"),
     ],
 )
-def test_an_option_of_the_wrong_kind_is_an_error_that_names_it(config, said):
+def test_a_value_of_the_wrong_type_is_an_error_that_names_it(config, message):
     given = {"img_size": 8, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 3, **config}
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         from_reference({}, family="timm", config=given)
 
 
@@ -497,7 +515,7 @@ def test_the_default_dtype_does_not_change_what_a_model_is():
     assert config["drop_path_rate"] == 0.1
 
 
-def test_another_layout_than_the_one_it_came_in_has_a_config_of_its_own():
+def test_a_model_exported_in_another_layout_gets_a_config_of_that_layout():
     _, state, config = fresh("einops_tutorial", None, attention_variant="fused_correct")
     vit = from_reference(state, family="einops_tutorial", config=config)
     tensors, written = to_reference(vit, family="einops_tutorial", layout={"attention": "separate"})

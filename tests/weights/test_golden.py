@@ -14,7 +14,7 @@ from torch import nn
 
 from vit_lightning.models.heads import DistilledHead
 from vit_lightning.models.positions import resize
-from vit_lightning.weights.convert import from_reference, to_reference
+from vit_lightning.weights import from_reference, to_reference
 
 GOLDEN = SHARED / "golden"
 FAMILY_OF_FOLDER = {

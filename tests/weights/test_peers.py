@@ -11,7 +11,7 @@ from torch import nn
 
 from vit_lightning import UserError, ViT
 from vit_lightning.models.blocks import LayerNorm
-from vit_lightning.weights.convert import from_reference, to_reference
+from vit_lightning.weights import from_reference, to_reference
 
 timm = pytest.importorskip("timm")
 

@@ -54,7 +54,7 @@ def from_reference(
     names = find_names(state, table.names(options, layout))
     expected = {name: tuple(tensor.shape) for name, tensor in to_theirs(state, names).items()}
     given = table.unpack(tensors, layout)
-    _check(given, {**expected, **table.extra(options, layout)}, family)
+    _check_tensors(given, {**expected, **table.extra(options, layout)}, family)
     state = to_ours(given, names)
     dtypes = {tensor.dtype for tensor in state.values()}
     if len(dtypes) == 1:
@@ -113,7 +113,7 @@ def _tensor(name: str, value: Tensor | np.ndarray[Any, Any]) -> Tensor:
     if isinstance(value, Tensor):
         return _floating(name, value.detach())
     try:
-        tensor = torch.from_numpy(np.array(value))  # a copy, also of what may not be written to
+        tensor = torch.from_numpy(np.array(value))  # a copy: torch cannot share read-only arrays
     except (TypeError, ValueError) as fault:
         raise UserError(f"{name}: {fault}") from fault
     return _floating(name, tensor)
@@ -121,7 +121,9 @@ def _tensor(name: str, value: Tensor | np.ndarray[Any, Any]) -> Tensor:
 
 def _floating(name: str, tensor: Tensor) -> Tensor:
     if not tensor.is_floating_point():
-        raise UserError(f"{name} holds {str(tensor.dtype).removeprefix('torch.')}, and weights are floating numbers")
+        raise UserError(
+            f"{name} holds {str(tensor.dtype).removeprefix('torch.')}, but weights must be floating-point numbers"
+        )
     return tensor
 
 
@@ -130,7 +132,7 @@ def _build(table: Family, config: Mapping[str, Any], layout: Layout) -> tuple[Op
     try:
         options = table.read(config, layout)
         if not options["num_classes"] and not table.headless:
-            raise UserError(f"num_classes=0: {table.name} has no model that gives the pooled features")
+            raise UserError(f"num_classes=0: {table.name} has no model that returns the pooled features")
         return options, build(options)
     except UserError:
         raise
@@ -157,11 +159,11 @@ def _check_layout(layout: Layout, table: Family) -> None:
         raise UserError(problems)
 
 
-def _check(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], family: str) -> None:
+def _check_tensors(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], family: str) -> None:
     problems = [f"{name} is missing in the weights of {family}" for name in expected if name not in tensors]
     problems += [f"{name} is unexpected in the weights of {family}" for name in tensors if name not in expected]
     problems += [
-        f"{name} has shape {tuple(tensor.shape)} and not {expected[name]}, as the config says"
+        f"{name} has shape {tuple(tensor.shape)}, but the config gives {expected[name]}"
         for name, tensor in tensors.items()
         if name in expected and tuple(tensor.shape) != tuple(expected[name])
     ]

@@ -84,7 +84,7 @@ def _norm(module: nn.Module | None, name: str, problems: list[str]) -> str | Non
 
 
 def _foreign(name: str, module: object) -> str:
-    return f"{name}: {type(module).__name__} is no block of ours, and so nothing that another family could have"
+    return f"{name}: {type(module).__name__} is no block of ours, so no other family has it"
 
 
 def _kind(module: nn.Module, kinds: Kinds, name: str, problems: list[str]) -> str | None:
@@ -145,9 +145,9 @@ def _block(block: nn.Module, problems: list[str]) -> Options:
 
 
 def _attention(attention: Any, problems: list[str]) -> Options:
-    rotary = type(attention) is RotaryAttention
-    same = rotary or type(attention) is SeparateAttention
-    kind = "softmax" if same else _kind(attention, ATTENTIONS, "attention", problems)
+    rotary = isinstance(attention, RotaryAttention)
+    softmax = type(attention) in (SeparateAttention, RotaryAttention)
+    kind = "softmax" if softmax else _kind(attention, ATTENTIONS, "attention", problems)
     if kind is None:
         return {}
     layer = next(iter(attention.children()))

@@ -10,7 +10,7 @@ import torch
 
 from vit_lightning.errors import UserError
 from vit_lightning.weights.fields import Field, choice, size, word
-from vit_lightning.weights.options import Options
+from vit_lightning.weights.options import DROPOUTS, Options
 from vit_lightning.weights.tables import (
     ATTENTION,
     FEED_FORWARD,
@@ -25,7 +25,6 @@ from vit_lightning.weights.tables import (
 
 _NORM = "layernorm_1e-06"
 _PREFIXES = ("", "params/", "opt/target/")
-_DROPOUTS = ("emb_dropout", "projection_dropout", "feed_forward_dropout", "output_dropout")
 
 
 def _dense(ours: str, theirs: str, pattern: str = "o i -> i o") -> Names:
@@ -120,7 +119,7 @@ GOOGLE = Family(
         Field("image_size", ..., "image_size", size, list),
         choice("classifier", "token", "pool", {"token": "cls", "gap": "mean"}),
         Field("representation_size", None, "representation_size"),
-        Field("dropout_rate", 0.1, _DROPOUTS),
+        Field("dropout_rate", 0.1, DROPOUTS),
         Field("attention_dropout_rate", 0.1, "dropout"),
     ),
     names=lambda options, layout: _names(
@@ -220,7 +219,7 @@ BIG_VISION = Family(
             lambda ours: "sincos2d" if ours.startswith("sincos2d") else "learn",
         ),
         Field("rep_size", False, "representation_size", write=lambda width: width or False),
-        Field("dropout", 0.0, _DROPOUTS),
+        Field("dropout", 0.0, DROPOUTS),
         choice("pool_type", "gap", "pool", {"gap": "mean", "tok": "cls", "map": "attention"}),
         Field("image_size", ..., "image_size", size, list),
     ),

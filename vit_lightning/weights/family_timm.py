@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vit_lightning.weights.fields import Field, choice, norm_choice, ratio, side, size, word_for
-from vit_lightning.weights.options import Options
+from vit_lightning.weights.options import DROPOUTS, Options
 from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family, Layout, Names
 
 _NORM = "layernorm_1e-06"
@@ -182,7 +182,7 @@ TIMM_LEGACY = Family(
         Field("qk_scale", None, "scale"),
         Field("representation_size", None, "representation_size"),
         Field("distilled", False, "distillation_token"),
-        Field("drop_ratio", 0.0, ("emb_dropout", "projection_dropout", "feed_forward_dropout", "output_dropout")),
+        Field("drop_ratio", 0.0, DROPOUTS),
         Field("attn_drop_ratio", 0.0, "dropout"),
         Field("drop_path_ratio", 0.0, "drop_path"),
     ),

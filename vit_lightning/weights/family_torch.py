@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_lightning.weights.fields import Field, choice, height, norm_choice, ratio, side, size
-from vit_lightning.weights.options import Options, norm_text
+from vit_lightning.weights.options import DROPOUTS, Options, norm_text
 from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family, Layout, Names, Theirs
-
-_DROPOUTS = ("emb_dropout", "projection_dropout", "feed_forward_dropout", "output_dropout")
 
 
 def _multi_head_attention(theirs: str) -> Names:
@@ -49,7 +47,7 @@ TORCHVISION = Family(
         Field("num_heads", ..., "num_heads"),
         Field("hidden_dim", ..., "emb_size"),
         Field("mlp_dim", ..., "hidden"),
-        Field("dropout", 0.0, _DROPOUTS),
+        Field("dropout", 0.0, DROPOUTS),
         Field("attention_dropout", 0.0, "dropout"),
         Field("num_classes", 1000, "num_classes"),
         Field("representation_size", None, "representation_size"),
@@ -167,7 +165,7 @@ TORCH_ENCODER = Family(
     ),
     names=_torch_encoder_names,
     # it sets one dropout to 0.1, and the others are 0.1 because that is the default of torch's layer
-    fixed={"norm": "layernorm_1e-05", "dropout": 0.1, **dict.fromkeys(_DROPOUTS, 0.1)},
+    fixed={"norm": "layernorm_1e-05", "dropout": 0.1, **dict.fromkeys(DROPOUTS, 0.1)},
     read_rest=lambda config, options, layout: {"hidden": int(config["embed_dim"] * config["mlp_ratio"])},
     write_rest=lambda options, layout: {"mlp_ratio": ratio(options["hidden"], options["emb_size"])},
 )

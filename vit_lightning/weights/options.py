@@ -82,7 +82,6 @@ OPTIONS: Options = {
 }
 """All options, with the values of ViT-B/16; a norm is its kind and epsilon, such as layernorm_1e-06."""
 
-
 Kinds = dict[str, Callable[..., nn.Module]]
 
 NORMS: Kinds = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
@@ -98,13 +97,15 @@ POOLS: Kinds = {
     "mean_max": MeanMaxPool,
     "attention": AttentionPool,
 }
-"""Those that can count tokens before the patches do so as max_all, mean_max_all and attention_all."""
+"""max_all, mean_max_all and attention_all are those that pool the tokens before the patches too."""
 
-_DROPOUTS = ("dropout", "projection_dropout")
+DROPOUTS = ("emb_dropout", "projection_dropout", "feed_forward_dropout", "output_dropout")
+"""Dropouts that most families set to one value: of the embedded patches, inside the MLP, and of both branches."""
+
 _ATTENTION_ARGUMENTS = {
-    "softmax": ("dim_head", "projection", "projection_bias", "scale", "qkv_bias", *_DROPOUTS),
-    "divided_after_softmax": ("qkv_bias", *_DROPOUTS),
-    "mssa": ("dim_head", "projection", *_DROPOUTS),
+    "softmax": ("dim_head", "projection", "projection_bias", "scale", "qkv_bias", "dropout", "projection_dropout"),
+    "divided_after_softmax": ("qkv_bias", "dropout", "projection_dropout"),
+    "mssa": ("dim_head", "projection", "dropout", "projection_dropout"),
 }
 
 

@@ -97,9 +97,9 @@ class Family:
     """A family of reference models.
 
     Args:
-        name: how it is called in ``from_reference(family=...)``.
+        name: its name in ``from_reference(family=...)``.
         fields: arguments of its constructor.
-        names: its names of our tensors.
+        names: its names of our tensors, for given options and layout.
         fixed: options that all its models share where those differ from ViT-B/16.
         read_rest: options that follow from several arguments or the layout: from a complete config, the options of the
             fields and the layout.
@@ -109,10 +109,10 @@ class Family:
         flatten: turns the reference's nested form of a config into its flat one.
         headless: whether the family has models without a classifier, which return the pooled features.
         layouts: what may differ between its files, each with its values, the current one first.
-        layout_options: what of that is an option of ours.
+        layout_options: keys of the layout that set an option of ours.
         find_layout: layout of given tensors.
-        unpack: tensors of a file as ``names`` has them.
-        pack: the other way round.
+        unpack: turns the tensors of a file into those in ``names``.
+        pack: turns the tensors in ``names`` into those of a file.
         extra: shapes of tensors that hold nothing, such as a class token that is absent.
     """
 
@@ -150,8 +150,14 @@ class Family:
         """
         given = self._complete(self.flatten(config))
         options = {**OPTIONS, **self.fixed, "dim_head": None, "scale": None}
+        problems: list[str] = []
         for argument in self.fields:
-            options |= dict.fromkeys(argument.options, argument.read(given[argument.theirs]) if argument.ours else None)
+            try:
+                options |= {name: argument.read(given[argument.theirs]) for name in argument.options}
+            except UserError as error:
+                problems += error.problems
+        if problems:
+            raise UserError(problems)
         options |= {ours: layout[key] for key, ours in self.layout_options.items()}
         if options["dim_head"] is None:  # heads share the width of the tokens
             emb_size, num_heads = options["emb_size"], options["num_heads"]
@@ -160,11 +166,11 @@ class Family:
             options["dim_head"] = emb_size // num_heads
         options["scale"] = options["scale"] or options["dim_head"] ** -0.5
         options |= self.read_rest(given, options, layout)
-        assert set(options) == set(OPTIONS), set(options) - set(OPTIONS)
+        assert set(options) == set(OPTIONS), f"{self.name}: no such options: {set(options) - set(OPTIONS)}"
         return options
 
     def write(self, options: Options, layout: Layout) -> Config:
-        """Returns a complete config; what it cannot express it has otherwise, which the caller finds by reading it."""
+        """Returns a complete config; options that it cannot express come out different when it is read again."""
         config = {field.theirs: field.write(options[field.options[0]]) for field in self.fields if field.ours}
         return config | self.write_rest(options, layout)
 
