@@ -9,16 +9,16 @@ import sys
 import pytest
 from runs import SMALL
 
-from vit_lightning.cli import VERBS, main
+from vit_lightning.cli import COMMANDS, main
 
 
 @pytest.mark.parametrize("program", ["lightning", "vit-lightning", "python"])
 def test_three_names_are_one_program(lightning, program):
     result = lightning("--help", program=program)
     assert result.returncode == 0
-    for verb, text in VERBS.items():
-        assert f"{verb} " in result.stdout
-        assert text in result.stdout
+    for name, command in COMMANDS.items():
+        assert f"{name} " in result.stdout
+        assert command.summary in result.stdout
 
 
 def test_the_version_is_the_package_s(capsys):
@@ -32,7 +32,7 @@ def test_a_pipe_that_breaks_is_told_from_a_reader_that_has_gone(monkeypatch, tmp
     def fail(folder):
         raise BrokenPipeError("a worker is gone")
 
-    monkeypatch.setattr("vit_lightning.commands.sync.sync", fail)
+    monkeypatch.setattr("vit_lightning.ablation.publish.sync", fail)
     with pytest.raises(BrokenPipeError):
         main(["sync", str(tmp_path)])
     command = [sys.executable, "-m", "vit_lightning", "fit", *SMALL, "--print_config"]
@@ -42,12 +42,12 @@ def test_a_pipe_that_breaks_is_told_from_a_reader_that_has_gone(monkeypatch, tmp
         assert process.wait() == 141
 
 
-def test_an_unknown_verb_names_the_nearest(capsys):
+def test_an_unknown_command_names_the_nearest(capsys):
     assert main(["tets"]) == 2
     assert "did you mean test?" in capsys.readouterr().err
 
 
-def test_a_verb_explains_its_keys(lightning):
+def test_a_command_explains_its_options(lightning):
     result = lightning("fit", "--help")
     assert result.returncode == 0
     for key in ("--config", "--resume", "--model.depth", "--model.pool", "--data.batch_size", "--optimizer.lr"):

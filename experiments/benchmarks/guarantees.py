@@ -26,7 +26,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
 from vit_lightning.commands.console import quiet
-from vit_lightning.commands.run import make_module, prepare
+from vit_lightning.commands.run import prepare
+from vit_lightning.commands.session import make_module
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.sampling import Batch
@@ -100,7 +101,8 @@ def train(guaranteed: bool, parent: Connection, steps: int, threads: int) -> Non
     baton = Baton(parent, steps)
     with tempfile.TemporaryDirectory() as place:
         if guaranteed:
-            run = prepare(experiment, experiment.make_trainer_arguments({"callbacks": [baton]}), Path(place))
+            run = prepare(experiment, Path(place))
+            run.trainer.callbacks.append(baton)
             trainer, module, data = run.trainer, run.module, experiment.data
         else:
             module, data = make_module(experiment), PlainDigits(experiment.data)

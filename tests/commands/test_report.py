@@ -77,7 +77,7 @@ def test_accuracies_by_class_count_each_image_once():
 
 def test_the_worst_errors_are_errors_of_the_highest_loss(tmp_path):
     data, table = Digits(), made_up_table(90)
-    said = report_test(tmp_path, table, data, torch.zeros(10, 10, dtype=torch.long))
+    said = report_test(tmp_path, table, data)
     rows = read(tmp_path / "errors.csv")
     assert [int(row["index"]) for row in rows] == list(range(87, 87 - 60, -3))
     assert all(row["label"] != row["prediction"] for row in rows)
@@ -85,7 +85,7 @@ def test_the_worst_errors_are_errors_of_the_highest_loss(tmp_path):
     assert len(read(tmp_path / "classes.csv")) == 10
     table["prediction"] = table["label"]  # without errors there is no sheet of them
     (tmp_path / "perfect").mkdir()
-    report_test(tmp_path / "perfect", table, data, torch.zeros(10, 10, dtype=torch.long))
+    report_test(tmp_path / "perfect", table, data)
     assert read(tmp_path / "perfect" / "errors.csv") == []
     assert not (tmp_path / "perfect" / "worst_errors.png").exists()
 

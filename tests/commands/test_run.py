@@ -17,8 +17,10 @@ from tensors import write_images
 
 from vit_lightning import UserError
 from vit_lightning.cli import main
+from vit_lightning.commands.arguments import read_run
 from vit_lightning.commands.evaluate import evaluate
-from vit_lightning.commands.fit import fit, resume
+from vit_lightning.commands.fit import fit
+from vit_lightning.commands.predict import predict
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.folder import new_folder
@@ -117,7 +119,7 @@ def test_testing_again_needs_no_page_and_gives_the_same_numbers(in_folder, place
 
 def test_predictions_are_written_for_each_test_image(in_folder):
     results = run()
-    evaluate(resolve(["--ckpt=out", "--out=said"], "predict"), "predict")
+    predict(resolve(["--ckpt=out", "--out=said"], "predict"))
     rows = list(csv.DictReader(Path("said/predictions.csv").read_text().splitlines()))
     assert len(rows) == 360
     assert sum(row["label"] == row["prediction"] for row in rows) / 360 == pytest.approx(results["test/acc"])
@@ -251,7 +253,7 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(in_folder,
     reference = run(*flags, out="reference")
     killed("run", *flags, before_step=before_step)
     assert not Path("run/results.json").exists()
-    assert numbers(resume(Path("run"))) == numbers(reference)
+    assert numbers(fit(read_run(Path("run")))) == numbers(reference)
     assert all(torch.equal(weight, weights("run")[name]) for name, weight in weights("reference").items())
     rows = [
         [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(Path(f))] for f in ("reference", "run")
@@ -263,7 +265,7 @@ def test_resuming_tests_a_run_that_was_trained(in_folder):
     results = run()
     Path("out/results.json").unlink()
     last = Path("out/checkpoints/last.ckpt").read_bytes()
-    assert numbers(resume(Path("out"))) == numbers(results)
+    assert numbers(fit(read_run(Path("out")))) == numbers(results)
     assert Path("out/checkpoints/last.ckpt").read_bytes() == last
 
 
@@ -271,7 +273,7 @@ def test_resuming_what_is_done_does_nothing(in_folder):
     results = run()
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
     assert main(["fit", "--resume", "out"]) == 0
-    assert resume(Path("out")) == results
+    assert fit(read_run(Path("out"))) == results
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
 
 
@@ -332,7 +334,7 @@ def test_a_run_from_first_weights_outlives_them(in_folder):
     shutil.rmtree("first")
     assert evaluate(resolve(["--ckpt=second"], "test"), "test")["test/acc"] == results["test/acc"]
     Path("second/results.json").unlink()
-    assert numbers(resume(Path("second"))) == numbers(results)
+    assert numbers(fit(read_run(Path("second")))) == numbers(results)
 
 
 def test_a_checkpoint_is_found_from_within_its_folder(in_folder, monkeypatch):
@@ -374,7 +376,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_starts_again(in_fold
     reference = run(*flags, out="reference")
     killed("run", *flags, before_step=17)
     assert len(read_metrics(Path("run"))) == 3
-    assert numbers(resume(Path("run"))) == numbers(reference)
+    assert numbers(fit(read_run(Path("run")))) == numbers(reference)
     rows = [
         [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(Path(f))] for f in ("reference", "run")
     ]

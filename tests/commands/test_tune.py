@@ -12,7 +12,7 @@ from runs import REPOSITORY, SMALL
 
 from vit_lightning import UserError, ViTClassifier
 from vit_lightning.cli import main
-from vit_lightning.commands.tune import find_rate, scale_batch, smooth, suggest
+from vit_lightning.commands.tune import find_learning_rate, scale_batch, smooth, suggest
 from vit_lightning.config.resolve import resolve
 
 
@@ -58,7 +58,7 @@ def test_the_rate_of_each_group_really_varies_and_nothing_else_is_left(in_folder
 def test_groups_keep_their_shares_of_the_rate(in_folder):
     flags = ["--steps=30", "--min_lr=1e-5", "--trainer.accumulate_grad_batches=2", "--model.depth=2"]
     flags += ["--optimizer.layer_decay=0.5", "--optimizer.name=muon", "--ema.decay=0.9"]
-    results = find_rate(resolve([*SMALL, *flags], "lr-find"))
+    results = find_learning_rate(resolve([*SMALL, *flags], "lr-find"))
     shares = results["group_shares"]
     assert {round(share, 6) for share in shares} == {1.0, 0.5, 0.25, 0.125}  # head, two blocks, embedding
     rates = np.array(results["group_rates"])
@@ -137,4 +137,4 @@ def test_the_batch_is_the_largest_that_the_memory_holds(in_folder, monkeypatch, 
 
 def test_a_page_of_the_project_is_searched(in_folder):
     config = resolve([f"--config={REPOSITORY / 'experiments' / 'digits.yaml'}", "--trainer.accelerator=cpu"], "lr-find")
-    assert 3e-4 < find_rate(config)["suggestion"] < 1e-2
+    assert 3e-4 < find_learning_rate(config)["suggestion"] < 1e-2

@@ -16,7 +16,8 @@ from runs import SMALL
 from tensors import write_images
 
 from vit_lightning import ImageFolder, ShardedSet, UserError
-from vit_lightning.cli import _named_folder, main
+from vit_lightning.cli import main
+from vit_lightning.commands.arguments import read_experiment
 from vit_lightning.commands.shard import shard
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.sampling import Request
@@ -114,17 +115,13 @@ def test_damage_is_an_error_or_left_out(in_folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "read"),
-    [
-        (["--config", "a.yaml", "out"], ["--config", "a.yaml", "--out=out"]),
-        (["--config=a.yaml", "out"], ["--config=a.yaml", "--out=out"]),
-        (["--config", "a.yaml"], ["--config", "a.yaml"]),
-        (["out"], ["--out=out"]),
-        ([], []),
-    ],
+    "given", [["--config", "a.yaml", "out"], ["--config=a.yaml", "out"], ["out", "--config=a.yaml"]]
 )
-def test_the_folder_may_stand_last(given, read):
-    assert _named_folder(given) == read
+def test_the_folder_may_be_given_without_its_option(in_folder, given):
+    Path("a.yaml").write_text("data: {class_path: Digits}\n")
+    assert read_experiment("shard", given).out == Path("out")
+    with pytest.raises(UserError, match="two: what is this"):
+        read_experiment("shard", [*given, "two"])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("litdata") is not None, reason="litdata is installed")

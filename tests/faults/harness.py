@@ -21,7 +21,7 @@ import torch
 HERE = Path(__file__).parent
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["vit_lightning.cli", "vit_lightning.ablation.ablate", "vit_lightning.commands.evaluate", "matplotlib.pyplot"]
+    ["vit_lightning.cli", "vit_lightning.ablation.ablate", "vit_lightning.commands.fit", "matplotlib.pyplot"]
 )
 
 FLAGS = (

@@ -147,7 +147,7 @@ def test_a_student_learns_from_a_run_of_ours(in_folder):
 
 
 def make(flags):
-    from vit_lightning.commands.run import make_module
+    from vit_lightning.commands.session import make_module
 
     torch.manual_seed(0)
     return make_module(resolve(flags))

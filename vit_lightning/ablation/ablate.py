@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,6 +111,16 @@ class SomeFailed(UserError):
     """Runs of an ablation have failed; the others are done. Exit code 5."""
 
     exit_code = 5
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs ``lightning ablate`` with the arguments of the command line."""
+    if {"-h", "--help"} & {*arguments}:
+        print(make_ablate_help().format_help())
+        return
+    if sys.stderr.isatty():
+        print("reading the plan, its config and data ...", file=sys.stderr, flush=True)  # takes seconds
+    ablate(read_arguments(arguments))
 
 
 def ablate(config: AblateConfig) -> None:

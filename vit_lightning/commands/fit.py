@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 from lightning.pytorch import seed_everything
@@ -20,18 +19,10 @@ from vit_lightning.commands.resume import (
     remove_partial_files,
     unfinished_run,
 )
-from vit_lightning.commands.run import (
-    Results,
-    Run,
-    logged,
-    make_module,
-    make_trainer,
-    prepare,
-    train_and_test,
-)
+from vit_lightning.commands.run import Run, prepare, train_and_test
+from vit_lightning.commands.session import Results, logged, make_module, make_trainer
 from vit_lightning.config.changes import changes
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import CannotResume, UserError
 from vit_lightning.storage.checkpoint_files import BEST, LAST, network_weights, newest_checkpoint, read_checkpoint
 from vit_lightning.storage.environment import describe_environment
@@ -54,9 +45,8 @@ def fit(experiment: Experiment) -> Results:
     with contextlib.ExitStack() as held:
         if experiment.resume != "never" and (folder := _find_run(experiment, held)) is not None:
             return _continue(folder, experiment)
-    arguments = experiment.make_trainer_arguments()
     with new_folder(experiment.out, _parent(experiment), f"seed{experiment.seed}") as folder:
-        run = prepare(experiment, arguments, folder)
+        run = prepare(experiment, folder)
         write_whole(folder / "config.yaml", experiment.to_yaml())
         _write_environment(run)
         return train_and_test(run)
@@ -68,14 +58,14 @@ RESUMED = "VIT_LIGHTNING_RESUMED"
 
 def _find_run(experiment: Experiment, held: contextlib.ExitStack) -> Path | None:
     """Returns the run to resume, if there is one, locked for this process."""
-    if not is_first():
-        found = os.environ.get(RESUMED, "")
-        return Path(found) if found else None
-    folder: Path | None = None
     out, parent = experiment.out, _parent(experiment)
-    if out is not None and (out / "config.yaml").is_file():
-        folder = out
-        held.enter_context(hold(out, "out"))
+    given = out if out is not None and (out / "config.yaml").is_file() else None
+    if not is_first():
+        found = os.environ.get(RESUMED, given or "")  # a cluster may start all ranks without this variable
+        return Path(found) if found else None
+    folder = given
+    if given is not None:
+        held.enter_context(hold(given, "resume"))
     elif out is None and (unfinished := unfinished_run(parent, experiment.config, experiment.allowed_changes)):
         folder = unfinished[0]
         held.callback(release, *unfinished)
@@ -97,26 +87,6 @@ def _parent(experiment: Experiment) -> Path:
     return Path("runs") / experiment.name
 
 
-def resume(folder: Path, flags: Sequence[str] = ()) -> Results:
-    """Resumes a run in its folder, with its own config, from its newest checkpoint.
-
-    Args:
-        folder: the run folder.
-        flags: options to change, as ``--key=value``, and ``--allow-config-change`` and ``--trust-config``.
-    """
-    quiet()
-    if not (folder / "config.yaml").is_file():
-        raise UserError(
-            f"resume={folder} is not a run folder: it has no config.yaml (choose one, or auto, must, never)"
-        )
-    # the initial weights may be gone by now; they are needed only if the run has no checkpoint yet
-    arguments = ["--config", str(folder / "config.yaml"), *flags, "--init_from=null"]
-    experiment = resolve(arguments)
-    began = {"init_from": read_run_config(folder).get("init_from")}
-    with hold(folder, "resume"):
-        return _continue(folder, replace(experiment, config={**experiment.config, **began}))
-
-
 def _continue(folder: Path, experiment: Experiment) -> Results:
     """Trains from the newest readable checkpoint; a trained run is only tested, a finished one left alone."""
     written, given = read_run_config(folder), experiment.config
@@ -135,7 +105,7 @@ def _continue(folder: Path, experiment: Experiment) -> Results:
         _check_start(folder, experiment)
     elif (folder / BEST).is_file():
         read_checkpoint(folder / BEST)  # finds damage now, not after the training
-    run = prepare(experiment, experiment.make_trainer_arguments(), folder, begins=newest is None)
+    run = prepare(experiment, folder, begins=newest is None)
     if newest is not None:
         network_weights(run.module.network, newest.checkpoint, newest.path)
     remove_partial_files(folder)

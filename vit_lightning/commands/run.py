@@ -8,28 +8,22 @@ import secrets
 import sys
 import time
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric.plugins import CheckpointIO
-from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch import Trainer, seed_everything
 
 from vit_lightning.commands.console import print_summary, say
 from vit_lightning.commands.figures import curves
+from vit_lightning.commands.session import Results, logged, make_module, make_trainer
 from vit_lightning.commands.test_report import FIGURES, interval, report_test
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.teachers import load_teacher
 from vit_lightning.data.base import BAD_IMAGES, ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import metric_names
 from vit_lightning.storage.checkpoint_files import (
-    AtomicCheckpointIO,
     Restored,
     find_checkpoint,
     load_network,
@@ -39,16 +33,13 @@ from vit_lightning.storage.checkpoint_files import (
 from vit_lightning.storage.folder import is_first, log_warnings
 from vit_lightning.storage.metrics import MetricsFile, json_number, read_metrics, write_results
 from vit_lightning.storage.wandb_mirror import WandbMirror
-from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions, TrainingBar
+from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions
 from vit_lightning.training.checkpoints import Checkpoints, space_problem
 from vit_lightning.training.classifier import ViTClassifier
-from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.flops import forward_flops
 from vit_lightning.training.memory import keep_freed_memory
 from vit_lightning.training.stop_on_signal import StopOnSignal
-
-Results = dict[str, Any]
 
 
 @dataclass
@@ -65,14 +56,15 @@ class Run:
     mirror: WandbMirror
 
 
-def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, *, begins: bool = True) -> Run:
+def prepare(experiment: Experiment, folder: Path, *, begins: bool = True) -> Run:
     """Seeds everything and makes all parts of a run.
 
     Args:
-        arguments: arguments of the Trainer.
+        experiment: the experiment to run.
         folder: the run folder.
         begins: whether the run starts at step 0, and so with the weights of ``init_from``.
     """
+    arguments = experiment.make_trainer_arguments()
     seed_everything(experiment.seed, verbose=False)
     data, module = experiment.data, make_module(experiment)
     if begins and experiment.init_from is not None:
@@ -139,8 +131,7 @@ def _draw_and_mirror(run: Run, results: Results) -> None:
     """Draws the figures of a run and sends them with its results to W&B."""
     curves(read_metrics(run.folder), run.folder.name).savefig(run.folder / "curves.png", dpi=100)
     if run.predictions.table:
-        assert run.module.confusion_matrix is not None
-        say(report_test(run.folder, run.predictions.table, run.experiment.data, run.module.confusion_matrix))
+        say(report_test(run.folder, run.predictions.table, run.experiment.data))
     mirror_results(run.mirror, results)
     run.mirror.finish()
 
@@ -193,74 +184,6 @@ def _test_best(run: Run) -> Results:
         if is_first() and run.predictions.table:
             np.savez_compressed(run.folder / "test_predictions.npz", **run.predictions.table)  # type: ignore[arg-type]
     return results
-
-
-def make_module(experiment: Experiment, kind: type[ViTClassifier] = ViTClassifier) -> ViTClassifier:
-    """Returns the LightningModule of an experiment, with new random weights."""
-    settings, data = experiment.settings, experiment.data
-    chosen = settings.distillation
-    return kind(
-        experiment.make_network(),
-        num_classes=data.num_classes,
-        optimizer=settings.optimizer,
-        loss=settings.loss,
-        ema=settings.ema,
-        distillation=Distillation(chosen, load_teacher(chosen.teacher, data)) if chosen.teacher else None,
-    )
-
-
-def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:
-    """Returns Lightning's Trainer with the config's arguments; its callbacks and loggers are added to ours.
-
-    Args:
-        arguments: arguments of the Trainer, from the config.
-        folder: the run folder.
-        own: our callbacks.
-        own_loggers: our loggers; without any, nothing is trained and no checkpoints are written.
-
-    Raises:
-        UserError: the arguments do not fit together, or do not fit this machine.
-    """
-    callbacks = _as_list(arguments["callbacks"])
-    loggers = [logger for logger in _as_list(arguments["logger"]) if not isinstance(logger, bool)]
-    wants_bar = arguments["enable_progress_bar"] is not False
-    if wants_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
-        own = [*own, TrainingBar()]
-    if not own_loggers:
-        callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
-    plugins = _as_list(arguments["plugins"])
-    if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
-        raise UserError(
-            "trainer.plugins: a CheckpointIO cannot be given, since our own writes checksums (leave it out)"
-        )
-    plugins = [*plugins, AtomicCheckpointIO()]
-    try:
-        trainer = Trainer(
-            **{
-                **arguments,
-                "plugins": plugins,
-                "enable_checkpointing": bool(own_loggers),
-                "callbacks": [*own, *callbacks],
-                "logger": [*own_loggers, *loggers] or False,
-                "default_root_dir": folder,
-                "use_distributed_sampler": False,  # our loaders split the images among ranks without repeating any
-            }
-        )
-        # with max_steps, Lightning would end an epoch twice if a run resumes from a checkpoint at its end
-        trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
-        return trainer
-    except Exception as fault:  # Lightning raises a dozen types
-        named = ("accelerator", "devices", "strategy", "precision")
-        given = ", ".join(f"{name}={arguments[name]}" for name in named if arguments[name] is not None)
-        raise UserError(f"trainer: {' '.join(str(fault).split())[:400]} (given: {given})") from fault
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def logged(trainer: Trainer, prefix: str) -> Results:
-    return {name: json_number(value) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
 
 
 def count_parameters(module: ViTClassifier) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import binomtest
-from torch import Tensor
 
 from vit_lightning.commands.figures import confusion, image_grid, reliability
 from vit_lightning.data.base import ImageData
@@ -77,21 +76,20 @@ def calibration_error(confidence: Array, correct: Array) -> float:
     return float(np.nansum(counts * np.abs(confidences - accuracies)) / counts.sum())
 
 
-def report_test(folder: Path, table: Table, data: ImageData, matrix: Tensor) -> str:
+def report_test(folder: Path, table: Table, data: ImageData) -> str:
     """Writes tables and figures of a test to a folder; returns the lines to print.
 
     Args:
         folder: for ``classes.csv``, ``errors.csv`` and the figures of ``FIGURES``.
         table: see ``Table``.
         data: the data module of the test images.
-        matrix: confusion matrix (true, predicted) of counts.
     """
     names = data.class_names
     correct = table["prediction"] == table["label"]
     worst = np.flatnonzero(~correct)
     worst = worst[np.argsort(-table["loss"][worst], kind="stable")][:WORST]
     drawn = {
-        "confusion": confusion(matrix.cpu().numpy(), names),
+        "confusion": confusion(_confusion_matrix(table, len(names)), names),
         "test_images": _sheet(data, table, np.arange(min(32, len(correct)))),
         "calibration": reliability(
             *calibration_bins(table["confidence"], correct), calibration_error(table["confidence"], correct)
@@ -105,6 +103,12 @@ def report_test(folder: Path, table: Table, data: ImageData, matrix: Tensor) -> 
     write_rows(folder / "classes.csv", ("class", "images", "correct", "accuracy", "low", "high"), rows)
     _write_errors(folder / "errors.csv", data, table, worst)
     return _class_lines(rows) if len(names) <= SHOWN_CLASSES else ""
+
+
+def _confusion_matrix(table: Table, classes: int) -> Array:
+    """Returns the counts (true, predicted) of a test."""
+    cells = table["label"].astype(np.int64) * classes + table["prediction"]
+    return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
 
 
 def write_rows(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

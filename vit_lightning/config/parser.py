@@ -25,9 +25,6 @@ OWN_TRAINER_ARGUMENTS: set[str | int] = {
 
 DEFAULT_CLASSES = {"model": "vit_lightning.ViT", "data": "vit_lightning.Digits"}
 
-WORDS = {"predict": "[IMAGES_OR_FOLDER ...] "}
-"""Positional arguments of a command, for its usage line."""
-
 HELP = """Options are written the same in a config and as flags. model.class_path and data.class_path choose other
 classes (data: CIFAR10, CIFAR100, Digits, HuggingFaceSet, ImageFolder, ShardedSet, TorchvisionSet), whose arguments
 then replace those below; blocks such as model.attention have arguments too (--model.attention.dropout=0.1)."""
@@ -47,9 +44,10 @@ def make_parser(command: str = "fit") -> ArgumentParser:
     return parser
 
 
-def make_help(command: str) -> ArgumentParser:
+def make_help(command: str, positional: str = "") -> ArgumentParser:
     """Returns a parser for ``--help``, which lists the arguments of the default classes too."""
-    usage = f"lightning {command} {WORDS.get(command, '')}[--config CONFIG.yaml ...] [--option=value ...]"
+    words = ("lightning", command, positional, "[--config CONFIG.yaml ...] [--OPTION=VALUE ...]")
+    usage = " ".join(filter(None, words))
     parser = ArgumentParser(prog=f"lightning {command}", usage=usage, description=HELP)
     parser.add_argument("--config", type=str, help="config file; several are merged in order, and flags come last")
     if command == "fit":

@@ -1,0 +1,126 @@
+"""Parts that commands share: a seeded session with a folder for its results, the LightningModule, the Trainer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.loggers import Logger
+
+from vit_lightning.commands.console import quiet
+from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.options import TrainedOptions
+from vit_lightning.config.teachers import load_teacher
+from vit_lightning.errors import UserError
+from vit_lightning.storage.checkpoint_files import (
+    AtomicCheckpointIO,
+    find_checkpoint,
+    load_network,
+    read_checkpoint,
+    run_folder_of,
+)
+from vit_lightning.storage.folder import new_folder
+from vit_lightning.storage.metrics import json_number
+from vit_lightning.training.callbacks import TrainingBar
+from vit_lightning.training.classifier import ViTClassifier
+from vit_lightning.training.distillation import Distillation
+
+Results = dict[str, Any]
+
+
+@contextlib.contextmanager
+def session(experiment: Experiment, command: str) -> Iterator[Path]:
+    """Seeds everything and gives a new folder for the results of a command; an empty one is removed at the end.
+
+    It is ``out``, or a folder named after the time: RUN/COMMAND/TIME with a trained model, else runs/COMMAND/TIME-NAME.
+    """
+    quiet()
+    seed_everything(experiment.seed, verbose=False)
+    parent, suffix = Path("runs") / command, experiment.name
+    if isinstance(experiment.options, TrainedOptions):
+        path = find_checkpoint(experiment.options.ckpt)
+        parent, suffix = (run_folder_of(path) or Path("runs") / path.stem) / command, ""
+    with new_folder(experiment.out, parent, suffix) as folder:
+        yield folder
+
+
+def make_module(experiment: Experiment, kind: type[ViTClassifier] = ViTClassifier) -> ViTClassifier:
+    """Returns the LightningModule of an experiment, with new random weights."""
+    settings, data = experiment.settings, experiment.data
+    chosen = settings.distillation
+    return kind(
+        experiment.make_network(),
+        num_classes=data.num_classes,
+        optimizer=settings.optimizer,
+        loss=settings.loss,
+        ema=settings.ema,
+        distillation=Distillation(chosen, load_teacher(chosen.teacher, data)) if chosen.teacher else None,
+    )
+
+
+def load_trained(experiment: Experiment) -> tuple[ViTClassifier, Path]:
+    """Returns the LightningModule with the weights of ``ckpt``, and the checkpoint file that they come from."""
+    assert isinstance(experiment.options, TrainedOptions)
+    path = find_checkpoint(experiment.options.ckpt)
+    module = make_module(experiment)
+    load_network(module.network, read_checkpoint(path), path)
+    return module, path
+
+
+def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:
+    """Returns Lightning's Trainer with the config's arguments; its callbacks and loggers are added to ours.
+
+    Args:
+        arguments: arguments of the Trainer, from the config.
+        folder: the run folder.
+        own: our callbacks.
+        own_loggers: our loggers; without any, nothing is trained and no checkpoints are written.
+
+    Raises:
+        UserError: the arguments do not fit together, or do not fit this machine.
+    """
+    callbacks = _as_list(arguments["callbacks"])
+    loggers = [logger for logger in _as_list(arguments["logger"]) if not isinstance(logger, bool)]
+    wants_bar = arguments["enable_progress_bar"] is not False
+    if wants_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
+        own = [*own, TrainingBar()]
+    if not own_loggers:
+        callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
+    plugins = _as_list(arguments["plugins"])
+    if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        raise UserError(
+            "trainer.plugins: a CheckpointIO cannot be given, since our own writes checksums (leave it out)"
+        )
+    plugins = [*plugins, AtomicCheckpointIO()]
+    try:
+        trainer = Trainer(
+            **{
+                **arguments,
+                "plugins": plugins,
+                "enable_checkpointing": bool(own_loggers),
+                "callbacks": [*own, *callbacks],
+                "logger": [*own_loggers, *loggers] or False,
+                "default_root_dir": folder,
+                "use_distributed_sampler": False,  # our loaders split the images among ranks without repeating any
+            }
+        )
+        # with max_steps, Lightning would end an epoch twice if a run resumes from a checkpoint at its end
+        trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
+        return trainer
+    except Exception as fault:  # Lightning raises a dozen types
+        named = ("accelerator", "devices", "strategy", "precision")
+        given = ", ".join(f"{name}={arguments[name]}" for name in named if arguments[name] is not None)
+        raise UserError(f"trainer: {' '.join(str(fault).split())[:400]} (given: {given})") from fault
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def logged(trainer: Trainer, prefix: str) -> Results:
+    return {name: json_number(value) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
