@@ -86,7 +86,7 @@ def test_the_suggestion_is_where_the_loss_falls_fastest():
         ("lr-find", ["--optimizer.lr=0"], "optimizer.lr=0.0 must be above 0"),
         ("lr-find", ["--steps=5"], "steps=5 must be at least 20"),
         ("lr-find", ["--min_lr=1", "--max_lr=0.1"], "the first below the second"),
-        ("lr-find", ["--min_lr=1e-12", "--max_lr=1e-10", "--steps=20"], "no rate is suggested"),
+        ("lr-find", ["--min_lr=1e-12", "--max_lr=1e-10", "--steps=20"], "no learning rate is suggested"),
         ("scale-batch", ["--trainer.fast_dev_run=true"], "trainer.fast_dev_run"),
         ("scale-batch", ["--max_batch_size=32"], "max_batch_size=32 must not be below data.batch_size=64"),
         ("scale-batch", ["--trainer.devices=2", "--trainer.strategy=ddp"], "distributed"),
@@ -128,7 +128,7 @@ def test_the_batch_is_the_largest_that_the_memory_holds(in_folder, monkeypatch, 
     monkeypatch.setattr(ViTClassifier, "training_step", small_memory)
     config = resolve([*SMALL, f"--data.batch_size={first}"], "scale-batch")
     if best is None:
-        with pytest.raises(UserError, match="the memory does not hold a batch of 1"):
+        with pytest.raises(UserError, match="a batch of 1 does not fit in memory"):
             scale_batch(config)
         return
     results = scale_batch(config)
