@@ -30,7 +30,7 @@ from typing import Any, Literal
 import vit_lightning
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner, read_json
 from vit_lightning.ablation.plan import Plan, slug
-from vit_lightning.config.changes import changes
+from vit_lightning.config.changes import changes_since
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.report.study import Run, Study
@@ -335,7 +335,7 @@ def _changes(began: dict[str, Any], now: dict[str, Any]) -> tuple[list[str], lis
     plan += [f"arm {arm} is new" for arm in now["arms"] if arm not in began["arms"]]
     plan += [f"arm {arm} is gone" for arm in began["arms"] if arm not in now["arms"]]
     for arm, page in now["pages"].items():
-        for key, (before, after) in changes(began["pages"].get(arm, page), page).items():
+        for key, (before, after) in changes_since(began["pages"].get(arm, page), page).items():
             plan.append(f"arm {arm}: {key} was {before}, is {after}")
     code = began["code"]
     return plan, [

@@ -21,7 +21,7 @@ from vit_lightning.commands.resume import (
 )
 from vit_lightning.commands.run import Run, prepare, train_and_test
 from vit_lightning.commands.session import Results, logged, make_module, make_trainer
-from vit_lightning.config.changes import changes
+from vit_lightning.config.changes import changes_since
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.errors import CannotResume, UserError
 from vit_lightning.storage.checkpoint_files import BEST, LAST, network_weights, newest_checkpoint, read_checkpoint
@@ -92,10 +92,10 @@ def _continue(folder: Path, experiment: Experiment) -> Results:
     written, given = read_run_config(folder), experiment.config
     results = read_results(folder)
     if results is not None:
-        return _finished(folder, results, changes(written, given))
+        return _finished(folder, results, changes_since(written, given))
     newest = newest_checkpoint(folder)
-    changed = changes(written if newest is None else newest.checkpoint["config"], given)
-    new = changes(written, given)
+    changed = changes_since(written if newest is None else newest.checkpoint["config"], given)
+    new = changes_since(written, given)
     # a change that config.yaml notes was allowed then, even if the run was killed before its next checkpoint
     noted = {key for key in changed if key not in new and key in noted_changes(folder / "config.yaml")}
     refuse_changes(changed, [*experiment.allowed_changes, *noted], folder)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from vit_lightning.commands.console import say
-from vit_lightning.config.changes import changes
+from vit_lightning.config.changes import changes_since
 from vit_lightning.errors import UserError
 from vit_lightning.storage.folder import release, try_hold
 from vit_lightning.storage.metrics import read_results
@@ -80,7 +80,7 @@ def unfinished_run(parent: Path, config: Mapping[str, Any], allowed: Sequence[st
     passed_over: list[str] = []
     for folder in _newest_first(parent):
         try:
-            changed = changes(read_run_config(folder), config)
+            changed = changes_since(read_run_config(folder), config)
         except UserError:  # its config is damaged, so that it cannot be the same one
             continue
         if any(key in NEVER or not _is_allowed(key, allowed) for key in changed):

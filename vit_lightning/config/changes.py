@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vit_lightning.config.files import flatten
+from jsonargparse import ArgumentError
+
+from vit_lightning.config.files import flatten, unflatten
 from vit_lightning.config.old_configs import with_block
+from vit_lightning.config.parser import make_parser
+from vit_lightning.config.resolve import to_plain
 
 ALWAYS = ("data.num_workers",)
 """Keys that may change by themselves: order and augmentation do not depend on them."""
@@ -17,6 +21,35 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tu
     old, new = (_by_key(with_block(flatten(dict(config)))) for config in (before, after))
     found = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
     return {key: pair for key, pair in found.items() if pair[0] != pair[1] and key not in ALWAYS}
+
+
+def changes_since(began: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Returns ``changes`` since a run began; an option that its version did not have yet had its default.
+
+    Args:
+        began: the config in the run folder or checkpoint; nothing that it names is imported.
+        now: a resolved config.
+    """
+    found, known = changes(began, now), _by_key(with_block(flatten(dict(began))))
+    replaced = tuple(key.removesuffix("class_path") for key in found if key.endswith(".class_path"))
+    lacking = [key for key in found if key not in known and not key.startswith(replaced)]
+    if not lacking:
+        return found
+    older = with_block(flatten(dict(now)))
+    for key in lacking:
+        _remove(older, key.split("."))
+    try:
+        defaults = _by_key(flatten(to_plain(make_parser().parse_object(unflatten(older)))))
+    except (ArgumentError, TypeError, ValueError):  # an option without a default
+        return found
+    found |= {key: (defaults.get(key), found[key][1]) for key in lacking}
+    return {key: (before, after) for key, (before, after) in found.items() if before != after}
+
+
+def _remove(node: Any, path: list[str]) -> None:
+    for key in path[:-1]:
+        node = node[key]
+    del node[path[-1]]
 
 
 def _by_key(node: Any, path: str = "") -> dict[str, Any]:
