@@ -36,7 +36,7 @@ COMMANDS = {
     "scale-batch": Command("find the largest batch size that fits in memory", "commands.tune:scale_batch"),
     "check-data": Command("read all images: damage, duplicates, sizes, mean, std", "commands.check_data:check_data"),
     "show-batch": Command("draw training images as the model gets them", "commands.show_batch:show_batch"),
-    "shard": Command("write the images of a config to large files, for ShardedSet", "commands.shard:shard", "OUT"),
+    "shard": Command("write the images of a config to Parquet files", "commands.shard:shard", "OUT"),
     "ablate": Command("run an ablation: arms x seeds, then a report", "ablation.ablate:main", "PLAN", "arguments"),
     "report": Command("write the report of an ablation again", "ablation.publish:report", "ABLATION_FOLDER", "folder"),
     "dashboard": Command(

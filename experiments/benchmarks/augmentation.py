@@ -34,7 +34,7 @@ from vit_lightning import (
     TrivialAugment,
 )
 from vit_lightning.data.augment import Augmentation
-from vit_lightning.data.base import CACHED_BYTES
+from vit_lightning.data.batch_transform import CACHED_BYTES
 from vit_lightning.random_keys import sample_keys
 
 

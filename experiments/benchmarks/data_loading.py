@@ -39,7 +39,7 @@ from torchvision.transforms import v2
 from vit_lightning import HorizontalFlip, ImageFolder, RandomCrop
 from vit_lightning.data.decoded import random_resized_box
 from vit_lightning.data.decoding import decode
-from vit_lightning.data.image_folder import IMAGENET_MEAN, IMAGENET_STD
+from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD
 from vit_lightning.data.sampling import train_requests
 from vit_lightning.random_keys import one_key
 
@@ -93,7 +93,7 @@ def ours(data: ImageFolder) -> Source:
                 dataset, batch_sampler=list(requests(completed=completed)), collate_fn=lambda batch: batch
             )
             for batch in loader:
-                yield len(data.as_the_model_gets_it(batch, completed).images)
+                yield len(data.model_input(batch, completed).images)
 
 
 def of_loader(loader: DataLoader) -> Source:

@@ -30,7 +30,7 @@ from vit_lightning.commands.run import prepare
 from vit_lightning.commands.session import make_module
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.sampling import Batch
+from vit_lightning.data.batches import Batch
 from vit_lightning.training.callbacks import LearningRate, Stopwatch
 
 PAGE = Path(__file__).parents[1] / "digits.yaml"

@@ -19,13 +19,13 @@ def test_a_figure_is_written(in_folder, capsys):
 def test_images_are_shown_with_the_pixels_that_they_have():
     data = Digits()
     images = data.dataset("train").images[:50]
-    assert torch.equal(visible(data, data.normalise(images)), images)
+    assert torch.equal(visible(data, data.transform.normalise(images)), images)
 
 
 def test_mixed_labels_show_their_shares():
     for mixing in (MixUp(), CutMix()):
         data = Digits(mixing=[mixing])
-        batch = data.as_the_model_gets_it(next(iter(data.train_dataloader())), completed=0)
+        batch = data.model_input(next(iter(data.train_dataloader())), completed=0)
         texts = label_texts(batch, data.class_names)
         assert len(texts) == 64
         assert any(", " in text for text in texts)

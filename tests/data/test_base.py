@@ -55,7 +55,7 @@ def test_digits_keep_scikit_learn_s_pixels():
 
 def test_normalised_training_images_have_mean_0_and_deviation_1():
     data = Digits()
-    images = data.normalise(data.dataset("train").images)
+    images = data.transform.normalise(data.dataset("train").images)
     assert images.dtype == torch.float32
     assert abs(float(images.mean())) < 1e-3
     assert abs(float(images.std()) - 1) < 1e-3
@@ -151,7 +151,7 @@ def test_images_that_are_measured_are_not_augmented():
             shown.append(batch.images)
 
     run.predict(Watch(), data)
-    assert torch.equal(torch.cat(shown), data.normalise(data.dataset("test").images))
+    assert torch.equal(torch.cat(shown), data.transform.normalise(data.dataset("test").images))
 
 
 def test_limit_train_batches_ends_the_epoch_early_with_an_order_of_its_own():
@@ -206,7 +206,7 @@ STRONG = [RandomResizedCrop((0.3, 1.0)), RandAugment(), ThreeAugment(max_sigma=1
 def prepared(data: Digits, requests) -> dict[int, torch.Tensor]:
     images = {}
     for request in requests:
-        batch = data.as_the_model_gets_it(data.dataset("train").__getitems__(request), completed=0)
+        batch = data.model_input(data.dataset("train").__getitems__(request), completed=0)
         images |= dict(zip(batch.keys.tolist(), batch.images, strict=True))
     return images
 
@@ -233,6 +233,6 @@ def test_images_do_not_depend_on_workers(workers):
     def epoch(num_workers: int) -> list[torch.Tensor]:
         data = Digits(batch_size=400, num_workers=num_workers, augment=STRONG, mixing=[MixUp(), CutMix()])
         batches = enumerate(data.train_dataloader())
-        return [data.as_the_model_gets_it(batch, completed).images for completed, batch in batches]
+        return [data.model_input(batch, completed).images for completed, batch in batches]
 
     assert all(torch.equal(a, b) for a, b in zip(epoch(0), epoch(workers), strict=True))

@@ -12,7 +12,7 @@ from runs import SHARED
 from tensors import write_images, write_parquet
 
 from vit_lightning import HuggingFaceSet, ImageFolder, UserError
-from vit_lightning.data.sampling import Request
+from vit_lightning.data.batches import Request
 
 installed = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs the extra datasets")
 

@@ -11,8 +11,9 @@ from PIL import Image
 from tensors import write_images
 
 from vit_lightning import ImageFolder, UserError, ViT, ViTClassifier
+from vit_lightning.data.batches import Request
 from vit_lightning.data.decoded import centre_box, random_resized_box
-from vit_lightning.data.sampling import Images, Request
+from vit_lightning.data.images import Images
 
 CLASSES = ("cat", "dog", "owl")
 
@@ -25,7 +26,7 @@ def make_folder(root: Path, *splits: str, count: int = 10) -> Path:
 
 
 def files(data: ImageFolder, split: str) -> list[Path]:
-    return data._splits[split][0]
+    return data._splits[split].images
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_images_become_batches_of_one_size(tmp_path):
     batch = data.dataset("train").__getitems__(Request([0, 5], [11, 12]))
     assert batch.images.shape == (2, 3, 8, 12)
     assert batch.images.dtype == torch.uint8
-    assert batch.labels.tolist() == [data._splits["train"][1][0], data._splits["train"][1][5]]
+    assert batch.labels.tolist() == [data._splits["train"].labels[0], data._splits["train"].labels[5]]
 
 
 def test_a_key_draws_the_same_crop_again(tmp_path):
@@ -93,8 +94,8 @@ def test_random_boxes_lie_inside_and_keep_area_and_ratio():
 
 
 def test_centre_box_has_the_target_s_ratio_and_share():
-    assert centre_box(500, 375, target=(224, 224), share=1.0) == (62.5, 0.0, 437.5, 375.0)
-    assert centre_box(100, 100, target=(10, 10), share=0.5) == (25.0, 25.0, 75.0, 75.0)
+    assert centre_box(500, 375, target=(224, 224), fraction=1.0) == (62.5, 0.0, 437.5, 375.0)
+    assert centre_box(100, 100, target=(10, 10), fraction=0.5) == (25.0, 25.0, 75.0, 75.0)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_two_folders_for_one_split_or_one_for_two_are_refused(tmp_path):
     (root / "test").symlink_to(root / "train")
     with pytest.raises(UserError) as caught:
         ImageFolder(root=root).check()
-    assert ["both there" in problem for problem in caught.value.problems] == [True, False]
+    assert ["both exist" in problem for problem in caught.value.problems] == [True, False]
     assert "the same folder" in caught.value.problems[1]
 
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from vit_lightning.data.batches import Loader, Request
+from vit_lightning.data.images import Images
 from vit_lightning.data.sampling import (
-    Images,
-    Loader,
-    Request,
     epoch_order,
     evaluation_requests,
     nested_subset,

@@ -15,20 +15,24 @@ import torch
 from runs import SMALL
 from tensors import write_images
 
-from vit_lightning import ImageFolder, ShardedSet, UserError
+from vit_lightning import HuggingFaceSet, ImageFolder, UserError
 from vit_lightning.cli import main
 from vit_lightning.commands.arguments import read_experiment
 from vit_lightning.commands.shard import shard
 from vit_lightning.config.resolve import resolve
-from vit_lightning.data.sampling import Request
+from vit_lightning.data.batches import Request
 
-installed = pytest.mark.skipif(importlib.util.find_spec("litdata") is None, reason="needs the extra shards")
+installed = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs the extra datasets")
 
 
 def images(root: Path, count: int = 30) -> Path:
     for number, (split, name) in enumerate((s, n) for s in ("train", "val", "test") for n in ("cat", "dog")):
         write_images(root / split / name, count, seed=number)
     return root
+
+
+def shards(folder: str = "shards", **arguments: object) -> HuggingFaceSet:
+    return HuggingFaceSet(path=folder, image_size=8, cache=Path("cache"), **{"num_workers": 0, **arguments})
 
 
 def page(root: Path, *more: str) -> list[str]:
@@ -39,24 +43,24 @@ def page(root: Path, *more: str) -> list[str]:
 def test_shards_hold_the_images_of_the_folder(in_folder):
     folder = ImageFolder(root=images(in_folder / "images"), image_size=8, num_workers=0)
     assert main(page(folder.root, "shards")) == 0
-    data = ShardedSet(root=Path("shards"), image_size=8, num_workers=0)
+    data = shards()
     assert data.class_names == folder.class_names
-    assert (data.mean, data.std) == (folder.mean, folder.std)
     for split in ("train", "val", "test"):
         for keys in (None, [4, 5, 6]):
             ours, theirs = (d.dataset(split).__getitems__(Request([0, 59, 31], keys)) for d in (data, folder))
             assert torch.equal(ours.images, theirs.images)
             assert torch.equal(ours.labels, theirs.labels)
+    assert not Path("cache").exists(), "a second copy of the images"
 
 
 @installed
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_goes_on_at_the_right_image(in_folder, workers):
     assert main(page(images(in_folder / "images"), "shards")) == 0
-    data = ShardedSet(root=Path("shards"), image_size=8, num_workers=workers, batch_size=7)
+    data = shards(num_workers=workers, batch_size=7)
     whole = list(data.train_dataloader())
     assert len(whole) == 9
-    rest = ShardedSet(root=Path("shards"), image_size=8, num_workers=2 - workers, batch_size=7)
+    rest = shards(num_workers=2 - workers, batch_size=7)
     rest._train_requests = lambda: rest._requests_after(4, 9)
     for one, other in zip(whole[4:], rest.train_dataloader(), strict=True):
         assert one.indices.tolist() == other.indices.tolist()
@@ -76,7 +80,7 @@ from pathlib import Path
 from vit_lightning.config.resolve import resolve
 from vit_lightning.commands.shard import shard
 print("ready", flush=True)
-shard(resolve(sys.argv[2:], "shard"), images_in_shard=5)
+shard(resolve(sys.argv[2:], "shard"), images_in_file=5)
 """
     arguments = page(root)[1:]
 
@@ -92,8 +96,10 @@ shard(resolve(sys.argv[2:], "shard"), images_in_shard=5)
         time.sleep(draw.uniform(0.0, 0.5))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    (tmp_path / "killed" / "train").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "killed" / "train" / "chunk-0-1.bin").write_bytes(b"half of it")  # what a power cut may leave
+    (tmp_path / "killed").mkdir(exist_ok=True)
+    whole = (tmp_path / "once" / "train-00001-of-00024.parquet").read_bytes()
+    (tmp_path / "killed" / "train-00001-of-00024.parquet").write_bytes(whole[:-100])
+    (tmp_path / "killed" / ".val-00000-of-00024.parquet.part").write_bytes(b"half of it")  # what a kill may leave
     assert start(tmp_path / "killed").wait() == 0
     assert files(tmp_path / "killed") == files(tmp_path / "once")
 
@@ -104,37 +110,37 @@ def test_damage_is_an_error_or_left_out(in_folder, capsys):
     (root / "train" / "cat" / "004.jpg").write_bytes(b"no image")
     assert main(page(root, "shards")) == 2
     assert "004.jpg" in capsys.readouterr().err
-    with pytest.raises(UserError, match="not all of them"):
-        ShardedSet(root=Path("shards"))
+    with pytest.raises(UserError, match="path=shards is not finished"):
+        shards().check()
     assert main(page(root, "shards")) == 2
     assert main(page(root, "--data.on_bad_image=skip", "others")) == 0
-    assert len(ShardedSet(root=Path("others"), image_size=8).dataset("train")) == 59
+    assert len(shards("others").dataset("train")) == 59
     assert main(page(root, "--data.on_bad_image=skip", "shards")) == 0
     assert main(page(root, "shards")) == 2
-    assert "shards of other images" in capsys.readouterr().err
+    assert "files of other images" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "given", [["--config", "a.yaml", "out"], ["--config=a.yaml", "out"], ["out", "--config=a.yaml"]]
 )
 def test_the_folder_may_be_given_without_its_option(in_folder, given):
-    Path("a.yaml").write_text("data: {class_path: Digits}\n")
+    Path("a.yaml").write_text("data: {class_path: Digits}\nmodel: {patch_size: 4}\n")
     assert read_experiment("shard", given).out == Path("out")
     with pytest.raises(UserError, match="two: what is this"):
         read_experiment("shard", [*given, "two"])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("litdata") is not None, reason="litdata is installed")
+@pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="datasets is installed")
 def test_without_the_library_the_way_out_is_named(in_folder, capsys):
     assert main(page(images(in_folder / "images", 5), "shards")) == 2
-    assert "vit-lightning[shards]" in capsys.readouterr().err
+    assert "vit-lightning[datasets]" in capsys.readouterr().err
 
 
 @installed
 def test_threads_get_the_images_that_they_ask_for(in_folder):
     root = images(in_folder / "images", 150)
-    shard(resolve([*page(root)[1:], "--out=shards"], "shard"), images_in_shard=5)
-    source = ShardedSet(root=Path("shards"), image_size=8).dataset("train").source
+    shard(resolve([*page(root)[1:], "--out=shards"], "shard"), images_in_file=5)
+    source = shards().dataset("train").source
     expected = [path.read_bytes() for path in sorted((root / "train").rglob("*.jpg"))]
     order = random.Random(0).choices(range(300), k=3000)
     with ThreadPoolExecutor(4) as pool:
@@ -143,17 +149,43 @@ def test_threads_get_the_images_that_they_ask_for(in_folder):
 
 @installed
 def test_shards_that_are_not_as_written_are_refused(in_folder):
-    assert main(page(images(in_folder / "images", 5), "shards")) == 0
-    index = Path("shards/train/index.json")
-    written = index.read_text()
-    index.write_text(written.replace('"bytes"', '"pickle"'))
-    part = next(Path("shards/val").glob("*.bin"))
+    root = images(in_folder / "images", 5)
+    shard(resolve([*page(root)[1:], "--out=shards"], "shard"), images_in_file=5)
+    part = Path("shards/val-00001-of-00002.parquet")
     part.write_bytes(part.read_bytes()[:-1])
-    Path("shards/test/index.json").unlink()
-    with pytest.raises(UserError) as caught:
-        ShardedSet(root=Path("shards"), image_size=8).check()
-    for problem, split in zip(caught.value.problems, ("train", "val", "test"), strict=True):
-        assert f"shards/{split}" in problem
+    with pytest.raises(UserError, match="damaged Parquet"):
+        shards().check()
+    part.unlink()
+    with pytest.raises(UserError, match=r"shards/val-00001-of-00002\.parquet is missing"):
+        shards().check()
+
+
+@installed
+def test_large_row_groups_are_unpacked_once(in_folder, monkeypatch):
+    """A row group is read for one image: what is too large for that goes through the cache of ``datasets``."""
+    folder = ImageFolder(root=images(in_folder / "images"), image_size=8, num_workers=0)
+    assert main(page(folder.root, "shards")) == 0
+    monkeypatch.setattr("vit_lightning.data.hugging_face.MAX_GROUP_BYTES", 100)
+    ours, theirs = (d.dataset("test").__getitems__(Request([0, 59, 31], None)) for d in (shards(), folder))
+    assert torch.equal(ours.images, theirs.images)
+    assert list(Path("cache").rglob("*.arrow"))
+
+
+@installed
+def test_the_flags_that_read_the_shards_are_printed(in_folder, capsys):
+    root = images(in_folder / "images", 10)
+    assert main(page(root, "--data.mean=[0.5,0.5,0.25]", "shards")) == 0
+    flags = capsys.readouterr().out.splitlines()[-1].split()[2:]
+    data = resolve(flags, "fit").data
+    assert isinstance(data, HuggingFaceSet)
+    assert (data.mean, data.std) == ((0.5, 0.5, 0.25), (0.229, 0.224, 0.225))
+    assert len(data.dataset("train")) == 20
+
+
+def test_a_config_of_litdata_s_shards_is_told_what_to_use(in_folder, capsys):
+    for name in ("ShardedSet", "vit_lightning.ShardedSet"):
+        assert main(["fit", f"--data.class_path={name}", "--data.root=shards", *SMALL]) == 2
+        assert "lightning shard writes Parquet now: use HuggingFaceSet" in capsys.readouterr().err
 
 
 @installed

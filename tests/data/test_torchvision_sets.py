@@ -81,7 +81,7 @@ def test_cifar_goes_through_torchvision(tmp_path, monkeypatch, ours, classes):
 
 
 def test_a_set_that_is_not_there_says_where_it_was_looked_for(tmp_path):
-    with pytest.raises(UserError, match="CIFAR10 cannot be had in root="):
+    with pytest.raises(UserError, match="CIFAR10 cannot be loaded from root="):
         CIFAR10(root=tmp_path).dataset("test")
 
 

@@ -21,14 +21,14 @@ def write_splits(root: Path, *, train: int = 60, other: int = 10) -> Path:
     return root
 
 
-@pytest.mark.skipif(importlib.util.find_spec("litdata") is None, reason="needs the extra shards")
+@pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs the extra datasets")
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0)], ids=["none, then two", "two, then none"])
-def test_a_streamed_run_that_is_killed_in_mid_epoch_goes_on_at_the_right_image(tmp_path, workers):
+def test_a_run_on_shards_that_is_killed_in_mid_epoch_goes_on_at_the_right_image(tmp_path, workers):
     images = write_splits(tmp_path / "images")
     folder = ["--data.class_path=ImageFolder", f"--data.root={images}", "--data.image_size=8"]
     shards = tmp_path / "shards"
     assert harness.command(tmp_path, "shard", *folder, *MODEL, f"--out={shards}") == 0, harness.log(tmp_path)
-    data = ["--data.class_path=ShardedSet", f"--data.root={shards}", "--data.image_size=8", "--data.batch_size=20"]
+    data = ["--data.class_path=HuggingFaceSet", f"--data.path={shards}", "--data.image_size=8", "--data.batch_size=20"]
     flags = [*data, '--data.augment=[{"class_path": "HorizontalFlip"}]', f"--data.num_workers={workers[0]}", *MODEL]
     reference, killed = tmp_path / "reference", tmp_path / "killed"
     assert harness.command(reference, "fit", *flags) == 0, harness.log(reference)

@@ -33,7 +33,7 @@ def test_figures_of_an_epoch_are_those_of_all_its_images():
     module, data = ViTClassifier(small()), Digits(batch_size=100)
     torch.nn.init.normal_(module.network.head.linear.weight)
     (results,) = trainer().test(module, data, verbose=False)
-    images, labels = data.normalise(data.dataset("test").images), data.dataset("test").labels
+    images, labels = data.transform.normalise(data.dataset("test").images), data.dataset("test").labels
     with torch.no_grad():
         logits = module.eval()(images)
     assert results["test/loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
@@ -143,7 +143,7 @@ def test_losses_are_means_over_images_whatever_the_batches():
     run = trainer(limit_train_batches=2)
     module.optimizer_config = OptimizerConfig(lr=0.0)
     run.fit(module, data)
-    images, labels = data.normalise(data.dataset("train").images), data.dataset("train").labels
+    images, labels = data.transform.normalise(data.dataset("train").images), data.dataset("train").labels
     with torch.no_grad():
         loss = torch.nn.functional.cross_entropy(module(images), labels)
     assert float(run.callback_metrics["train/loss"]) == pytest.approx(float(loss), rel=1e-5)
@@ -156,7 +156,7 @@ def test_the_calibration_error_is_that_of_probabilities():
         torch.nn.init.uniform_(module.network.head.linear.weight, 0.0, scale)
         (results,) = trainer().test(module, data, verbose=False)
         with torch.no_grad():
-            probabilities = module(data.normalise(data.dataset("test").images)).softmax(1)
+            probabilities = module(data.transform.normalise(data.dataset("test").images)).softmax(1)
         confidence, prediction = probabilities.max(1)
         right = (prediction == data.dataset("test").labels).double()
         bins = (confidence * 15).ceil().clamp(1, 15)

@@ -8,7 +8,7 @@ from timm.loss import BinaryCrossEntropy as TimmBinaryCrossEntropy
 from timm.loss import SoftTargetCrossEntropy
 
 from vit_lightning import CutMix, Digits, LossConfig, MixUp, UserError, ViT, ViTClassifier
-from vit_lightning.data.sampling import Batch
+from vit_lightning.data.batches import Batch
 from vit_lightning.training.losses import make_loss
 
 
@@ -53,7 +53,7 @@ def test_a_training_step_takes_mixed_images_whatever_the_loss_and_the_heads(name
     module = ViTClassifier(network, loss=LossConfig(name, 0.1))
     images, labels = torch.randint(0, 256, (6, 1, 8, 8), dtype=torch.uint8), torch.arange(6)
     batch = Batch(images, labels, indices=torch.arange(6), keys=torch.arange(6))
-    batch = Digits(mixing=mixing).as_the_model_gets_it(batch, completed=3)
+    batch = Digits(mixing=mixing).model_input(batch, completed=3)
     loss = module.step(batch, "train").loss
     heads = network(batch.images)
     shares = F.one_hot(labels, 10).float() if not mixing else batch.targets

@@ -21,7 +21,7 @@ from vit_lightning.commands.console import quiet, say
 from vit_lightning.commands.figures import image_grid
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.sampling import Request
+from vit_lightning.data.batches import Request
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 from vit_lightning.storage.folder import new_folder, write_whole

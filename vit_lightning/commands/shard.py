@@ -1,12 +1,10 @@
-"""``lightning shard``: the images of a page as large files that LitData reads, one after the other and restartable."""
+"""``lightning shard``: writes the images of a config as Parquet files that HuggingFaceSet reads; restartable."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,144 +12,138 @@ from tqdm import tqdm
 
 from vit_lightning.commands.console import quiet, say
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.data.base import BAD_IMAGES, ImageData
+from vit_lightning.data.bad_images import BAD_IMAGES, bad_image_lines, refuse_too_many
+from vit_lightning.data.base import ImageData
 from vit_lightning.data.decoded import DecodedImages
-from vit_lightning.data.sharded import CONTENTS, need_litdata
-from vit_lightning.data.splits import Split
+from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD
+from vit_lightning.data.parquet import PLAN, UNFINISHED, file_name, need_datasets
+from vit_lightning.data.splits import SPLITS
 from vit_lightning.errors import UserError
 from vit_lightning.storage.folder import hold, write_whole
 
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
-IMAGES_IN_SHARD = 256
-MAX_SHARD_BYTES = 2**32 - 2**20
-"""LitData counts them in 32 bits."""
+IMAGES_IN_FILE = 1024
+IMAGES_IN_GROUP = 8
+"""Images in a row group, which is read for one of them: fewer read faster, more make a smaller index."""
+SKIPPED = b"skipped"
+"""Key of a file's metadata: errors of the images that it leaves out, as JSON."""
 
 
-def shard(experiment: Experiment, images_in_shard: int = IMAGES_IN_SHARD) -> Path:
-    """Writes all splits of the page's images, as they lie in their files, to ``experiment.out``; returns it.
+def shard(experiment: Experiment, images_in_file: int = IMAGES_IN_FILE) -> Path:
+    """Writes the encoded images of all splits to ``experiment.out`` and returns it.
 
-    Each image is decoded once: what is damaged is an error or left out, as ``data.on_bad_image`` says. A shard is a
-    file of its own with a checksum beside it, put in its place when it is complete; one that is there is not written
-    again, so a writing that was stopped goes on, and ends with the same files.
+    Each image is decoded once as a check: damaged ones are an error or are left out, by ``data.on_bad_image``. A file
+    appears when it is complete and is not written again, so that a stopped command continues where it was and ends in
+    the same files.
 
     Raises:
-        UserError: damaged images, or too many; no files to copy; the folder holds shards of other images.
+        UserError: damaged images, or too many; no encoded images; the folder holds files of other images.
     """
     quiet()
-    need_litdata()
+    need_datasets("lightning shard")
     if experiment.out is None:
-        raise UserError("out is missing: lightning shard --config PAGE.yaml OUT")
+        raise UserError("out is missing: lightning shard --config CONFIG.yaml OUT")
     data = experiment.data
     data.in_memory = False
     data.prepare_data()
     out = Path(experiment.out)
     out.mkdir(parents=True, exist_ok=True)
     with hold(out, "out"):
-        _refuse_other(out, data, images_in_shard)
-        written = {
-            split: write_split(out / split, data.dataset(split), images_in_shard, data.max_bad_share)
-            for split in SPLITS
-        }
-        counts = {split: count for split, (count, _) in written.items()}
-        skipped = [" ".join(line.split()) for _, lines in written.values() for line in lines]
+        _refuse_other(out, data, images_in_file)
+        write_whole(out / UNFINISHED, "lightning shard removes this file when it has written all others\n")
+        written = {split: _write_split(out, split, data, images_in_file) for split in SPLITS}
+        skipped = [problem for _, problems in written.values() for problem in problems]
         if skipped:
-            write_whole(out / BAD_IMAGES, "".join(f"{line}\n" for line in skipped))
-        page = {"class_names": data.class_names, "images": counts, "mean": data.mean, "std": data.std}
-        write_whole(out / CONTENTS, json.dumps(page, indent=2) + "\n")
-    if skipped:
-        say(f"{len(skipped)} damaged images were left out: {out / BAD_IMAGES}")
-    say(f"{', '.join(f'{count} {split}' for split, count in counts.items())} images: {out}")
+            write_whole(out / BAD_IMAGES, bad_image_lines(skipped))
+            say(f"{len(skipped)} damaged images were left out: {out / BAD_IMAGES}")
+        (out / UNFINISHED).unlink()
+    say(f"{', '.join(f'{count} {split}' for split, (count, _) in written.items())} images: {out}")
+    say(f"read with   {' '.join(_flags(out, data))}")
     return out
 
 
-def _refuse_other(out: Path, data: ImageData, images_in_shard: int) -> None:
-    """Shards of one folder are of one set; what they are of is written before the first."""
+def _flags(out: Path, data: ImageData) -> list[str]:
+    """Returns the flags that read the files; mean and std unless they are the default."""
+    statistics = {"mean": (data.mean, IMAGENET_MEAN), "std": (data.std, IMAGENET_STD)}
+    given = [f"--data.{key}={list(value)}" for key, (value, default) in statistics.items() if value != default]
+    return ["--data.class_path=HuggingFaceSet", f"--data.path={out}", *(flag.replace(" ", "") for flag in given)]
+
+
+def _refuse_other(out: Path, data: ImageData, images_in_file: int) -> None:
+    """Writes the hash of the images before the first file, and compares it with an earlier one."""
     parts = [data.dataset(split).fingerprint() for split in SPLITS]  # type: ignore[attr-defined]
     plans = {
-        choice: hashlib.sha256("".join([*parts, str(images_in_shard), choice]).encode()).hexdigest()
+        choice: hashlib.sha256("".join([*parts, str(images_in_file), choice]).encode()).hexdigest()
         for choice in ("error", "skip")
     }
-    plan, path = plans[data.on_bad_image], out / "plan.txt"
-    # shards that were written without skipping hold no damage, so that skipping may go on with them
+    plan, path = plans[data.on_bad_image], out / PLAN
+    # files that were written without skipping hold no damage, so that skipping may continue with them
     if path.is_file() and path.read_text(encoding="utf-8") not in (plan, plans["error"]):
-        raise UserError(f"out={out} holds shards of other images (choose a new folder)")
+        raise UserError(f"out={out} holds files of other images (choose a new folder)")
     write_whole(path, plan)
 
 
-def write_split(folder: Path, dataset: Any, images_in_shard: int, max_bad_share: float) -> tuple[int, list[str]]:
-    """The shards of a split and LitData's ``index.json``; the number of images, and what was left out."""
+def _write_split(out: Path, split: str, data: ImageData, images_in_file: int) -> tuple[int, list[str]]:
+    """Writes the files of a split; returns the number of images, and the errors of those that are left out."""
+    dataset: Any = data.dataset(split)  # type: ignore[arg-type]
     if not isinstance(dataset, DecodedImages):
-        raise UserError(f"data: {type(dataset).__name__} has no files (choose ImageFolder or HuggingFaceSet)")
-    folder.mkdir(exist_ok=True)
-    starts = range(0, len(dataset), images_in_shard)
-    shards: list[dict[str, Any]] = []
+        raise UserError(f"data: {type(dataset).__name__} has no encoded images (choose ImageFolder or HuggingFaceSet)")
+    starts = range(0, len(dataset), images_in_file)
+    images, skipped = 0, list[str]()
+    for number, start in enumerate(tqdm(starts, desc=split, unit=" files", disable=None)):
+        path = out / file_name(split, number, len(starts))
+        metadata = _metadata(path)
+        if metadata is None:
+            _write_file(path, dataset, range(start, min(start + images_in_file, len(dataset))), data.class_names)
+            metadata = _metadata(path)
+            assert metadata is not None
+        images += metadata.num_rows
+        skipped += json.loads(metadata.metadata[SKIPPED])
+        refuse_too_many(skipped, total=len(dataset), split=split, max_share=data.max_bad_share)
+    if not images:
+        raise UserError(f"{split} holds no image that can be decoded")
+    return images, skipped
+
+
+def _metadata(path: Path) -> Any:
+    """Returns what a Parquet file says of itself; None if it is not there, or cut short."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_metadata
+
+    try:
+        return read_metadata(path)
+    except (ArrowException, OSError):
+        return None
+
+
+def _write_file(path: Path, dataset: DecodedImages, indices: range, class_names: list[str]) -> None:
+    import datasets
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=class_names)})
+    schema = features.arrow_schema
+    part = path.with_name(f".{path.name}.part")
     skipped: list[str] = []
-    for number, start in enumerate(tqdm(starts, desc=folder.name, unit=" shards", disable=None)):
-        record = folder / f"shard-{number:06}.json"
-        if not _is_whole(folder, record):
-            indices = range(start, min(start + images_in_shard, len(dataset)))
-            _write_shard(folder, record, number, dataset, indices)
-        shards.append(json.loads(record.read_text(encoding="utf-8")))
-        skipped += shards[-1]["skipped"]
-        if len(skipped) > max_bad_share * len(dataset):
-            damaged = f"{len(skipped)} of {len(dataset)} {folder.name} images are damaged, first:"
-            raise UserError([f"data.max_bad_share={max_bad_share}: {damaged}", *skipped[:5]])
-    filled = [part for part in shards if part["chunk"] is not None]
-    if not filled:
-        raise UserError(f"{folder.name} holds no image that can be decoded")
-    index = {"chunks": [part["chunk"] for part in filled], "config": filled[0]["config"], "updated_at": "0"}
-    write_whole(folder / "index.json", json.dumps(index))
-    return sum(len(part["labels"]) for part in shards), skipped
-
-
-def _is_whole(folder: Path, record: Path) -> bool:
-    """Whether a shard is there, with the checksum that its record says."""
-    if not record.is_file():
-        return False
-    said = json.loads(record.read_text(encoding="utf-8"))
-    if said["chunk"] is None:
-        return True
-    path = folder / said["chunk"]["filename"]
-    return path.is_file() and _checksum(path) == str(said["sha256"])
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write_shard(folder: Path, record: Path, number: int, dataset: DecodedImages, indices: Sequence[int]) -> None:
-    """One shard and then its record; a kill in between leaves what the next writing replaces."""
-    from litdata.streaming.writer import BinaryWriter
-
-    part = folder / ".part"
-    shutil.rmtree(part, ignore_errors=True)
-    writer = BinaryWriter(str(part), chunk_size=len(indices) + 1, chunk_index=number)
-    labels: list[int] = []
-    skipped: list[str] = []
-    size = 0
-    for index in indices:
-        source = dataset.source(index)
-        try:
-            dataset.whole(index)
-        except UserError as error:
-            if not dataset.skip:
-                raise
-            skipped += error.problems
-            continue
-        content = source.read_bytes() if isinstance(source, Path) else source
-        writer.add_item(len(labels), content)  # bytes alone: LitData writes a dict twice, and reads it slowly
-        labels.append(int(dataset.labels[index]))
-        size += len(content)
-        if size > MAX_SHARD_BYTES:
-            raise UserError(f"{dataset.name(index)}: the {len(indices)} images of a shard are more than 4 GiB")
-    said: dict[str, Any] = {"chunk": None, "config": None, "sha256": "", "labels": labels, "skipped": skipped}
-    if labels:
-        writer.done()
-        written = json.loads((part / "0.index.json").read_text(encoding="utf-8"))
-        said["chunk"], said["config"] = written["chunks"][0], {**written["config"], "chunk_size": None}
-        path = part / said["chunk"]["filename"]
-        said["sha256"] = _checksum(path)
-        os.replace(path, folder / path.name)
-    write_whole(record, json.dumps(said))
-    shutil.rmtree(part, ignore_errors=True)
+    rows: list[dict[str, Any]] = []
+    # images are compressed already, and without statistics and dictionaries the files are smaller
+    with ParquetWriter(part, schema, compression="none", use_dictionary=False, write_statistics=False) as writer:
+        for index in indices:
+            try:
+                dataset.whole(index)
+            except UserError as error:
+                if not dataset.skip:
+                    raise
+                skipped += error.problems
+                continue
+            source = dataset.source(index)
+            content = source.read_bytes() if isinstance(source, Path) else source
+            rows.append({"image": {"bytes": content, "path": None}, "label": int(dataset.labels[index])})
+            if len(rows) == IMAGES_IN_GROUP:
+                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+                rows.clear()
+        if rows:
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+        writer.add_key_value_metadata({SKIPPED.decode(): json.dumps(skipped)})
+    with part.open("rb") as file:
+        os.fsync(file.fileno())  # a power cut must not leave a whole name with half a file
+    os.replace(part, path)

@@ -11,7 +11,7 @@ from vit_lightning.commands.console import quiet, say
 from vit_lightning.commands.figures import image_grid
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.sampling import Batch
+from vit_lightning.data.batches import Batch
 from vit_lightning.storage.folder import new_folder
 
 SHOWN = 32
@@ -25,7 +25,7 @@ def show_batch(experiment: Experiment) -> None:
     data.num_workers, data.in_memory = 0, False  # a few images of one batch
     data.prepare_data()
     data.setup("fit")
-    batch = data.as_the_model_gets_it(next(iter(data.train_dataloader())), completed=0)
+    batch = data.model_input(next(iter(data.train_dataloader())), completed=0)
     with new_folder(experiment.out, Path("runs") / "show-batch", experiment.name) as folder:
         pixels = visible(data, batch.images[:SHOWN])
         titles = label_texts(batch, data.class_names)[:SHOWN]

@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 
 from vit_lightning.commands.figures import confusion, image_grid, reliability
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.sampling import Request
+from vit_lightning.data.batches import Request
 from vit_lightning.storage.folder import to_csv, write_whole
 
 Array = np.ndarray[Any, Any]

@@ -89,6 +89,9 @@ def _class_problems(path: tuple[str, ...], node: Page, key: Key) -> list[Problem
     given = {name: value for name, value in node.items() if name != "class_path"}
     found = find_class(node["class_path"]) if "class_path" in node else key.default_class
     if found is None:
+        if str(node.get("class_path")).rpartition(".")[2] == "ShardedSet":  # until version 0.1
+            way = "lightning shard writes Parquet now: use HuggingFaceSet with --data.path=FOLDER"
+            return [Problem(path, f"{_dotted(path)}.class_path=ShardedSet: litdata's files are no longer read; {way}")]
         return [Problem(path, f"{_dotted(path)}.class_path={node.get('class_path')} is not there{_choices(key.kind)}")]
     parameters = _parameters(found, key)
     problems: list[Problem] = []

@@ -11,7 +11,8 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
-from vit_lightning.data.base import Digits, ImageData
+from vit_lightning.data.base import ImageData
+from vit_lightning.data.digits import Digits
 from vit_lightning.errors import UserError
 from vit_lightning.models.vit import ViT
 
@@ -26,7 +27,7 @@ OWN_TRAINER_ARGUMENTS: set[str | int] = {
 DEFAULT_CLASSES = {"model": "vit_lightning.ViT", "data": "vit_lightning.Digits"}
 
 HELP = """Options are written the same in a config and as flags. model.class_path and data.class_path choose other
-classes (data: CIFAR10, CIFAR100, Digits, HuggingFaceSet, ImageFolder, ShardedSet, TorchvisionSet), whose arguments
+classes (data: CIFAR10, CIFAR100, Digits, HuggingFaceSet, ImageFolder, TorchvisionSet), whose arguments
 then replace those below; blocks such as model.attention have arguments too (--model.attention.dropout=0.1)."""
 
 

@@ -34,7 +34,8 @@ from vit_lightning.config.old_configs import with_block
 from vit_lightning.config.options import COMMAND_OPTIONS, TRAINED, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.parser import DEFAULT_CLASSES, OWN_TRAINER_ARGUMENTS, instantiate, make_parser
 from vit_lightning.config.trust import restrict_imports
-from vit_lightning.data.base import Digits, ImageData
+from vit_lightning.data.base import ImageData
+from vit_lightning.data.digits import Digits
 from vit_lightning.data.image_files import data_of_files
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import STEP_METRICS, metric_names

@@ -1,4 +1,4 @@
-"""Images that are decoded when they are needed, a part of each, for any source that can say where they are."""
+"""Datasets of encoded images, which are decoded, cropped and resized when they are needed, or once and kept."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from vit_lightning.data.batches import Batch, Request
 from vit_lightning.data.decoding import Box, Pixels, decode, decode_whole
-from vit_lightning.data.sampling import Batch, Images, Request, all_damaged
+from vit_lightning.data.images import Images, all_damaged
 from vit_lightning.errors import UserError
-from vit_lightning.sizes import pair
 
 
 def random_resized_box(width: int, height: int, *, min_area: float, key: int) -> Box:
-    """A random part (Szegedy et al. 2015), ``min_area`` to all of the area and 3:4 to 4:3 wide, from the key alone."""
-    if min_area == 1.0:  # else a little less, where width and height are nearly equal
+    """Returns a random crop (Szegedy et al. 2015), ``min_area`` to 1 of the area, ratio 3:4 to 4:3, from the key."""
+    if min_area == 1.0:  # the loop would give a little less for images that are nearly square
         return 0, 0, width, height
     draw = random.Random(key)
     for _ in range(10):
@@ -37,39 +37,24 @@ def random_resized_box(width: int, height: int, *, min_area: float, key: int) ->
     return 0, 0, width, height
 
 
-def centre_box(width: int, height: int, *, target: tuple[int, int], share: float) -> Box:
-    """The largest box in the middle with the target's ratio of height to width, shrunk to ``share`` of its sides."""
-    scale = min(height / target[0], width / target[1]) * share
+def centre_box(width: int, height: int, *, target: tuple[int, int], fraction: float) -> Box:
+    """Returns the largest centred box of the target's aspect ratio, shrunk to ``fraction`` of its sides."""
+    scale = min(height / target[0], width / target[1]) * fraction
     h, w = target[0] * scale, target[1] * scale
     return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
 
 
-def view_problems(
-    *, image_size: int | tuple[int, int], min_area: float, centre_share: float, in_memory: bool | None
-) -> list[str]:
-    """What is wrong with how images are cropped and kept."""
-    shares = {"min_area": min_area, "centre_share": centre_share}
-    problems = [
-        f"{key}={share} must be above 0 and at most 1" for key, share in shares.items() if not 0.0 < share <= 1.0
-    ]
-    if in_memory and min_area < 1:
-        problems.append(f"in_memory={in_memory} needs min_area=1 (augment may hold RandomResizedCrop)")
-    if min(pair(image_size)) < 1:
-        problems.append(f"image_size={image_size} must be at least 1")
-    return problems
-
-
 class DecodedImages(Dataset[Batch]):
-    """Images that are opened one by one, cropped and resized to one size: uint8 (3, H, W).
+    """Images that are decoded one by one, cropped and resized to one size: uint8 (3, H, W).
 
     Args:
-        source: the file of an index, or what is in it.
+        source: returns the file of an index, or its content.
         labels: label of each image.
-        image_size: height and width of what comes out.
-        min_area: smallest part of the image that a random crop shows.
-        centre_share: share of the sides that the fixed crop shows, where nothing is random.
+        image_size: height and width of the result.
+        min_area: smallest fraction of the area that a random crop shows.
+        centre_share: fraction of the sides that the centre crop shows, used without a random key.
         names: name of each image.
-        skip: whether a batch leaves out what cannot be decoded, instead of being an error.
+        skip: whether a batch leaves out images that cannot be decoded; otherwise they are an error.
     """
 
     def __init__(
@@ -112,26 +97,26 @@ class DecodedImages(Dataset[Batch]):
         return Batch(images[: len(good)], self.labels[indices], indices, kept, skipped=tuple(skipped))
 
     def fingerprint(self) -> str:
-        """Of names and labels; the files themselves are not opened."""
+        """Returns a hash of names and labels; the files themselves are not opened."""
         rows = (f"{name}\0{label}\n" for name, label in zip(self.names, self.labels.tolist(), strict=True))
         return hashlib.sha256("".join(rows).encode(errors="surrogateescape")).hexdigest()
 
     def whole(self, index: int) -> Pixels:
-        """The image as it lies in its file, uint8 (H, W, 3)."""
+        """Returns the whole image at its own size, uint8 (H, W, 3)."""
         source = self.source(index)
         return decode_whole(source, self._name(source, index))
 
     def name(self, index: int) -> str:
-        """What errors call an image: its file, or its name in a source without files."""
+        """Returns the name of an image in errors: its file, or its name in a source without files."""
         return self._name(self.source(index), index)
 
     def _name(self, source: Path | bytes, index: int) -> str:
         return str(source) if isinstance(source, Path) else self.names[index]
 
     def pixels(self, index: int, key: int | None) -> Pixels:
-        """uint8 (H, W, 3): the part that a key draws, or without one the middle."""
+        """Returns the crop that a key draws, or without one the centre crop; uint8 (H, W, 3)."""
         part = (
-            partial(centre_box, target=self.image_size, share=self.centre_share)
+            partial(centre_box, target=self.image_size, fraction=self.centre_share)
             if key is None
             else partial(random_resized_box, min_area=self.min_area, key=key)
         )
@@ -140,11 +125,11 @@ class DecodedImages(Dataset[Batch]):
 
 
 KEPT_BYTES = 2**30
-"""Decoded images of a split that are kept in memory where it is not said whether they are."""
+"""Decoded images of a split that are kept in memory by default."""
 
 
 def keep_if_small(dataset: DecodedImages, split: str, in_memory: bool | None) -> DecodedImages | Images:
-    """The dataset with its images decoded and kept; as it is, where that is not wanted or cannot be."""
+    """Returns the dataset decoded if ``in_memory``; by default if its crops are not random and it is small."""
     height, width = dataset.image_size
     if in_memory is None:
         in_memory = dataset.min_area == 1.0 and 3 * height * width * len(dataset) <= KEPT_BYTES
@@ -152,11 +137,11 @@ def keep_if_small(dataset: DecodedImages, split: str, in_memory: bool | None) ->
 
 
 def keep(dataset: DecodedImages, text: str, *, random_part: bool) -> Images:
-    """All images of a dataset decoded now, as they would be at every use; with a bar.
+    """Decodes all images of a dataset, with a progress bar.
 
     Args:
-        text: what the bar says.
-        random_part: whether images are decoded as for training, where ``min_area`` must be 1, or as for a test.
+        text: description of the bar.
+        random_part: whether images are decoded as for training, for which ``min_area`` must be 1, or as for a test.
 
     Raises:
         UserError: an image is damaged and the dataset does not skip.
@@ -186,17 +171,17 @@ def keep(dataset: DecodedImages, text: str, *, random_part: bool) -> Images:
 
 
 class KeptImages(Images):
-    """What ``keep`` has decoded; it is told from others as the images that lie on disk are."""
+    """Decoded images in memory, with the names, originals and fingerprint of the dataset that they are from."""
 
     def __init__(self, images: Tensor, dataset: DecodedImages, *, faults: Mapping[int, str]) -> None:
         super().__init__(images, dataset.labels, faults=faults)
-        self._on_disk = dataset
+        self._encoded = dataset
 
     def name(self, index: int) -> str:
-        return self._on_disk.name(index)
+        return self._encoded.name(index)
 
     def whole(self, index: int) -> Pixels:
-        return self._on_disk.whole(index)
+        return self._encoded.whole(index)
 
     def fingerprint(self) -> str:
-        return self._on_disk.fingerprint()
+        return self._encoded.fingerprint()

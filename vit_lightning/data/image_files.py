@@ -1,4 +1,4 @@
-"""Image files of the user's own, as a trained model gets the images of its test."""
+"""The user's own image files, prepared as the test images of a trained model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vit_lightning.data.base import ImageData, OnBadImage, Statistics
+from vit_lightning.data.bad_images import OnBadImage
+from vit_lightning.data.base import ImageData
+from vit_lightning.data.batches import Batch, Request
 from vit_lightning.data.decoded import DecodedImages
 from vit_lightning.data.image_folder import SUFFIXES, images_in
-from vit_lightning.data.sampling import Batch, Request
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 from vit_lightning.sizes import pair
@@ -24,18 +25,18 @@ DAMAGED = -1
 
 
 class ImageFiles(ImageData):
-    """Image files without labels, looked at as the test images of a run are (``ImageData.test_view``).
+    """Image files without labels, prepared as the test images of a run (``ImageData.test_view``).
 
     Args:
         class_names: name of each class.
-        image_size: height and width that the model gets, in pixels.
-        in_channels: 3, or 1 for images that are turned gray.
-        centre_share: share of the sides of an image that the model sees.
+        image_size: height and width in pixels of the model's input.
+        in_channels: 3, or 1 for images that are converted to gray.
+        centre_share: fraction of the sides of an image that the centre crop shows.
         mean: mean of each channel, of pixels between 0 and 1.
         std: standard deviation of each channel.
         batch_size: images in a batch.
         num_workers: processes that decode images.
-        on_bad_image: whether images that cannot be decoded make the command end with an error, after all others.
+        on_bad_image: whether the command fails, after all others, for images that cannot be decoded.
     """
 
     def __init__(
@@ -51,19 +52,11 @@ class ImageFiles(ImageData):
         num_workers: int = 0,
         on_bad_image: OnBadImage = "error",
     ) -> None:
-        super().__init__(
-            batch_size=batch_size,
-            num_workers=num_workers,
-            split_seed=0,
-            augment=None,
-            on_bad_image=on_bad_image,
-            max_bad_share=1.0,
-        )
+        super().__init__(batch_size=batch_size, num_workers=num_workers)
         self.files: list[Path] = []
         self._class_names, self._image_size, self.in_channels = class_names, pair(image_size), in_channels
-        self.centre_share = centre_share
-        self.mean: Statistics = tuple(mean)
-        self.std: Statistics = tuple(std)
+        self.centre_share, self.mean, self.std = centre_share, tuple(mean), tuple(std)
+        self.on_bad_image, self.max_bad_share = on_bad_image, 1.0
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -74,38 +67,36 @@ class ImageFiles(ImageData):
         return self._class_names
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
-        return _Files(self.files, self.image_size, self.centre_share, gray=self.in_channels == 1)
-
-
-class _Files(Dataset[Batch]):
-    """Files of any kind of image; one that is damaged is white, has the label DAMAGED, and is told as skipped."""
-
-    def __init__(self, files: Sequence[Path], image_size: tuple[int, int], centre_share: float, *, gray: bool) -> None:
-        self.files, self.gray = files, gray
-        self._decoded = DecodedImages(
-            files.__getitem__,
-            [0] * len(files),
-            image_size=image_size,
+        return _Files(
+            self.files.__getitem__,
+            [0] * len(self.files),
+            image_size=self.image_size,
             min_area=1.0,
-            centre_share=centre_share,
-            names=[str(file) for file in files],
+            centre_share=self.centre_share,
+            names=[str(file) for file in self.files],
             skip=False,
+            gray=self.in_channels == 1,
         )
 
-    def __len__(self) -> int:
-        return len(self.files)
+
+class _Files(DecodedImages):
+    """Images without labels; a damaged one is white, has the label DAMAGED, and is listed as skipped."""
+
+    def __init__(self, *arguments: Any, gray: bool, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.gray = gray
 
     def __getitems__(self, request: Request) -> Batch:
-        height, width = self._decoded.image_size
+        height, width = self.image_size
         images = np.full((len(request.indices), height, width, 3), 255, dtype=np.uint8)
         labels = torch.zeros(len(request.indices), dtype=torch.long)
         problems: list[str] = []
-        for place, index in enumerate(request.indices):
+        for position, index in enumerate(request.indices):
             try:
-                images[place] = self._decoded.pixels(index, None)
+                images[position] = self.pixels(index, None)
             except UserError as error:
                 problems += error.problems
-                labels[place] = DAMAGED
+                labels[position] = DAMAGED
         if self.gray:
             images = np.stack([np.asarray(Image.fromarray(image).convert("L"))[..., None] for image in images])
         tensor = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
@@ -113,30 +104,30 @@ class _Files(Dataset[Batch]):
 
 
 def data_of_files(ckpt: str, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``data`` of a page in which image files come in the place of the data that a checkpoint was trained on."""
+    """Returns the ``data`` of a config that reads image files in place of the data that a checkpoint was trained on."""
     if not checkpoint.get("test_view"):
-        raise UserError(f"ckpt={ckpt} does not say how its test images look: no images can be named beside it")
+        raise UserError(f"ckpt={ckpt} has no description of its test images: no image files can be given")
     return {**checkpoint["test_view"], "class_path": "vit_lightning.ImageFiles"}
 
 
-def find_images(places: Sequence[Path]) -> list[Path]:
-    """The named files, and in order those in named folders that are called as images are; none of them twice.
+def find_images(paths: Sequence[Path]) -> list[Path]:
+    """Returns the given files, and the images in given folders, each once.
 
     Raises:
-        UserError: all places that are not there, and folders without images.
+        UserError: names all paths that do not exist, and folders without images.
     """
     found: list[Path] = []
     problems = []
-    for place in places:
-        if place.is_dir():
-            inside = sorted(images_in(place))
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(images_in(path))
             if not inside:
-                problems.append(f"{place}: the folder holds no images ({', '.join(SUFFIXES)})")
+                problems.append(f"{path}: the folder holds no images ({', '.join(SUFFIXES)})")
             found += inside
-        elif place.is_file():
-            found.append(place)
+        elif path.is_file():
+            found.append(path)
         else:
-            problems.append(f"{place}: there is no such file or folder")
+            problems.append(f"{path}: there is no such file or folder")
     if problems:
         raise UserError(problems)
     return list(dict.fromkeys(found))

@@ -8,6 +8,7 @@ from typing import Literal
 from vit_lightning.errors import UserError
 
 Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
 def stratified_cut(

@@ -1,6 +1,4 @@
-"""torchvision's datasets that fit in memory, downloaded when they are asked for."""
-
-from __future__ import annotations
+"""torchvision's datasets that fit in memory, downloaded when they are used."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vit_lightning.data.augment import Augmentation
-from vit_lightning.data.base import ImageData, Statistics
-from vit_lightning.data.mixing import Mixing
-from vit_lightning.data.sampling import Batch, Images
+from vit_lightning.data.base import ImageData
+from vit_lightning.data.batch_transform import Statistics
+from vit_lightning.data.batches import Batch
+from vit_lightning.data.images import Images
 from vit_lightning.data.splits import Split, cut_problems, stratified_cut
 from vit_lightning.errors import UserError
 
@@ -24,7 +22,7 @@ SetName = Literal["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "SVH
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the model has to know before anything is downloaded; mean and std of the training images."""
+    """Facts of a set that are known before it is downloaded; mean and std of the training images."""
 
     num_classes: int
     image_size: tuple[int, int]
@@ -47,84 +45,59 @@ _FACTS: dict[str, _Facts] = {
 }
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TorchvisionSet(ImageData):
     """One of torchvision's sets, with its own test images; validation is cut from the training images, stratified.
 
     Args:
         name: the set, named as in ``torchvision.datasets``.
         root: folder for the downloaded files.
-        batch_size: images in a batch, on each device.
         num_workers: processes that load; the images are in memory, so none are needed.
-        split_seed: draws the validation images.
-        augment: random changes of the training images, in order.
-        mixing: ways to mix the images of a training batch, of which each batch draws one.
-        repetitions: how often an epoch shows each of its training images, which are then that many times fewer.
-        fraction: share of the training images of each class that is used; a smaller share lies in every larger one.
-        shots: training images of each class that are used, instead of a fraction.
-        val_share: share of the training images that validation gets.
+        split_seed: seed that draws the validation images.
+        val_share: fraction of the training images that is cut off for validation.
     """
 
-    def __init__(
-        self,
-        *,
-        name: SetName,
-        root: Path = Path("data"),
-        batch_size: int = 128,
-        num_workers: int = 0,
-        split_seed: int = 0,
-        augment: list[Augmentation] | None = None,
-        mixing: list[Mixing] | None = None,
-        repetitions: int = 1,
-        fraction: float = 1.0,
-        shots: int | None = None,
-        val_share: float = 0.1,
-    ) -> None:
-        super().__init__(
-            batch_size=batch_size,
-            num_workers=num_workers,
-            split_seed=split_seed,
-            augment=augment,
-            mixing=mixing,
-            repetitions=repetitions,
-            fraction=fraction,
-            shots=shots,
-        )
-        problems = cut_problems(val_share=val_share)
-        if name not in _FACTS:
-            problems.append(f"name={name} is none of {', '.join(_FACTS)}")
-        if problems:
-            raise UserError(problems)
-        self.set_name, self.root, self.val_share = name, Path(root), val_share
-        self._facts = _FACTS[name]
-        self.mean, self.std, self.in_channels = self._facts.mean, self._facts.std, len(self._facts.mean)
+    name: SetName
+    root: Path = Path("data")
+    batch_size: int = 128
+    val_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        facts = _FACTS[self.name]
+        self.mean, self.std, self.in_channels = facts.mean, facts.std, len(facts.mean)
+
+    def problems(self) -> list[str]:
+        problems = super().problems() + cut_problems(val_share=self.val_share)
+        return problems if self.name in _FACTS else [*problems, f"name={self.name} is none of {', '.join(_FACTS)}"]
 
     @property
     def image_size(self) -> tuple[int, int]:
-        return self._facts.image_size
+        return _FACTS[self.name].image_size
 
     @property
     def num_classes(self) -> int:
-        return self._facts.num_classes
+        return _FACTS[self.name].num_classes
 
     @property
     def class_names(self) -> list[str]:
-        """The set's own names once it is there, else the numbers of the classes."""
+        """The set's own names once it is loaded, else the numbers of the classes."""
         names = getattr(self._training_set, "classes", None) if "_training_set" in self.__dict__ else None
         return list(names) if names else [str(label) for label in range(self.num_classes)]
 
     def prepare_data(self) -> None:
-        """Downloads, with torchvision's progress bar; does nothing for files that are there and intact."""
+        """Downloads what is not there yet, or damaged, with torchvision's progress bar."""
         self._set("train", download=True)
         self._set("test", download=True)
 
     def _set(self, part: Literal["train", "test"], *, download: bool = False) -> Any:
         import torchvision
 
-        arguments = self._facts.train if part == "train" else self._facts.test
+        arguments = _FACTS[self.name].train if part == "train" else _FACTS[self.name].test
         try:
-            return getattr(torchvision.datasets, self.set_name)(str(self.root), download=download, **arguments)
+            return getattr(torchvision.datasets, self.name)(str(self.root), download=download, **arguments)
         except (OSError, RuntimeError) as fault:
-            raise UserError(f"{self.set_name} cannot be had in root={self.root}: {fault}") from fault
+            raise UserError(f"{self.name} cannot be loaded from root={self.root}: {fault}") from fault
 
     @cached_property
     def _training_set(self) -> Any:
@@ -140,7 +113,7 @@ class TorchvisionSet(ImageData):
 
 
 def _tensors(dataset: Any) -> tuple[Tensor, Tensor]:
-    """uint8 images (n, c, H, W) and int64 labels of a torchvision set, whatever layout it keeps them in."""
+    """Returns uint8 images (n, c, H, W) and int64 labels of a torchvision set."""
     images = torch.as_tensor(np.asarray(dataset.data))
     labels = torch.as_tensor(np.asarray(getattr(dataset, "targets", getattr(dataset, "labels", None)))).long()
     if images.ndim == 3:
@@ -150,91 +123,15 @@ def _tensors(dataset: Any) -> tuple[Tensor, Tensor]:
     return images, labels
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CIFAR10(TorchvisionSet):
-    """CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images, 32x32 in colour, 10 classes.
+    """CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images, 32x32 in colour, 10 classes; 170 MB."""
 
-    Args:
-        root: folder for the downloaded files (170 MB).
-        batch_size: images in a batch, on each device.
-        num_workers: processes that load; the images are in memory, so none are needed.
-        split_seed: draws the validation images.
-        augment: random changes of the training images, in order.
-        mixing: ways to mix the images of a training batch, of which each batch draws one.
-        repetitions: how often an epoch shows each of its training images, which are then that many times fewer.
-        fraction: share of the training images of each class that is used; a smaller share lies in every larger one.
-        shots: training images of each class that are used, instead of a fraction.
-        val_share: share of the training images that validation gets.
-    """
-
-    def __init__(
-        self,
-        *,
-        root: Path = Path("data"),
-        batch_size: int = 128,
-        num_workers: int = 0,
-        split_seed: int = 0,
-        augment: list[Augmentation] | None = None,
-        mixing: list[Mixing] | None = None,
-        repetitions: int = 1,
-        fraction: float = 1.0,
-        shots: int | None = None,
-        val_share: float = 0.1,
-    ) -> None:
-        super().__init__(
-            name="CIFAR10",
-            root=root,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            split_seed=split_seed,
-            augment=augment,
-            mixing=mixing,
-            repetitions=repetitions,
-            fraction=fraction,
-            shots=shots,
-            val_share=val_share,
-        )
+    name: SetName = field(default="CIFAR10", init=False)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CIFAR100(TorchvisionSet):
-    """CIFAR-100 (Krizhevsky 2009): 50,000 training and 10,000 test images, 32x32 in colour, 100 classes.
+    """CIFAR-100 (Krizhevsky 2009): 50,000 training and 10,000 test images, 32x32 in colour, 100 classes; 170 MB."""
 
-    Args:
-        root: folder for the downloaded files (170 MB).
-        batch_size: images in a batch, on each device.
-        num_workers: processes that load; the images are in memory, so none are needed.
-        split_seed: draws the validation images.
-        augment: random changes of the training images, in order.
-        mixing: ways to mix the images of a training batch, of which each batch draws one.
-        repetitions: how often an epoch shows each of its training images, which are then that many times fewer.
-        fraction: share of the training images of each class that is used; a smaller share lies in every larger one.
-        shots: training images of each class that are used, instead of a fraction.
-        val_share: share of the training images that validation gets.
-    """
-
-    def __init__(
-        self,
-        *,
-        root: Path = Path("data"),
-        batch_size: int = 128,
-        num_workers: int = 0,
-        split_seed: int = 0,
-        augment: list[Augmentation] | None = None,
-        mixing: list[Mixing] | None = None,
-        repetitions: int = 1,
-        fraction: float = 1.0,
-        shots: int | None = None,
-        val_share: float = 0.1,
-    ) -> None:
-        super().__init__(
-            name="CIFAR100",
-            root=root,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            split_seed=split_seed,
-            augment=augment,
-            mixing=mixing,
-            repetitions=repetitions,
-            fraction=fraction,
-            shots=shots,
-            val_share=val_share,
-        )
+    name: SetName = field(default="CIFAR100", init=False)

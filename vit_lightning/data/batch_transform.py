@@ -1,0 +1,75 @@
+"""From uint8 batches to the model's input: augmentation, normalisation and mixing, on the device of the batch."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from vit_lightning.data.augment import Augmentation
+from vit_lightning.data.batches import Batch
+from vit_lightning.data.mixing import Mixing
+from vit_lightning.random_keys import mix, mix_one
+
+CACHED_BYTES = 2**20
+"""uint8 images that a CPU augments and normalises at a time, so that they and their intermediates fit in its cache."""
+Statistics = tuple[float, ...]
+"""One number for each channel, of pixels between 0 and 1."""
+
+
+class BatchTransform:
+    """Augments (training only), normalises and mixes batches.
+
+    Args:
+        augment: augmentations of training images, in order.
+        mixing: ways to mix a training batch, of which each batch draws one.
+        mean: of the training images.
+        std: of the training images.
+        repetitions: how often each training image comes in a row; mixing skips its copies.
+    """
+
+    def __init__(
+        self,
+        *,
+        augment: Sequence[Augmentation],
+        mixing: Sequence[Mixing],
+        mean: Statistics,
+        std: Statistics,
+        repetitions: int,
+    ) -> None:
+        self.augment, self.mixing, self.mean, self.std = augment, mixing, tuple(mean), tuple(std)
+        self.repetitions = repetitions
+
+    def __call__(self, batch: Batch, *, num_classes: int, key: int) -> Batch:
+        """Returns the batch with float32 images; ``key`` draws the mixing of a training batch."""
+        images = torch.empty(batch.images.shape, dtype=torch.float32, device=batch.images.device)
+        # on a CPU a few images at a time: memory outside of its cache costs more than the arithmetic
+        count = max(8, CACHED_BYTES // batch.images[0].numel()) if images.device.type == "cpu" else len(images)
+        for part in (slice(start, start + count) for start in range(0, len(images), count)):
+            pixels = batch.images[part]
+            if batch.keys is not None:
+                for number, augment in enumerate(self.augment):
+                    pixels = augment(pixels, mix(batch.keys[part], number))
+            self.normalise(pixels, images[part])
+        batch = batch._replace(images=images)
+        if batch.keys is None or not self.mixing:
+            return batch
+        mixing = self.mixing[(mix_one(key) & 0xFFFFFFFF) % len(self.mixing)]
+        images, targets = mixing(
+            batch.images, batch.labels, num_classes=num_classes, key=key, repetitions=self.repetitions
+        )
+        return batch._replace(images=images, targets=targets, labels=targets.argmax(dim=1))
+
+    def normalise(self, images: Tensor, out: Tensor | None = None) -> Tensor:
+        """Returns uint8 images (b, c, H, W) as float32, with mean 0 and standard deviation 1 over training images."""
+        mean, scale = _normalisation(self.mean, self.std, images.device)
+        out = torch.empty(images.shape, dtype=torch.float32, device=images.device) if out is None else out
+        return out.copy_(images).sub_(mean).mul_(scale)  # in place: large new memory costs more than the arithmetic
+
+
+@lru_cache
+def _normalisation(mean: Statistics, std: Statistics, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns mean of uint8 pixels and factor after it, (c, 1, 1); cached, since making them on a GPU waits for it."""
+    with torch.inference_mode(False):  # made while validating, they could not be used in training
+        centre = torch.tensor(mean, device=device).mul(255.0)[:, None, None]
+        return centre, torch.tensor(std, device=device).mul(255.0).reciprocal()[:, None, None]

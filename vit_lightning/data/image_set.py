@@ -1,0 +1,123 @@
+"""Base of the data modules whose images lie encoded in files or tables."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.utils.data import Dataset
+
+from vit_lightning.data.bad_images import OnBadImage
+from vit_lightning.data.base import ImageData
+from vit_lightning.data.batches import Batch
+from vit_lightning.data.decoded import DecodedImages, keep_if_small
+from vit_lightning.data.splits import Split, cut_problems, stratified_cut
+from vit_lightning.sizes import pair
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "val": ("val", "valid", "validation"),
+    "test": ("test",),
+}
+"""Names of a split in folders, files and sets of the hub."""
+
+
+class Encoded(NamedTuple):
+    """Encoded images of a split."""
+
+    read: Callable[[Any], Path | bytes]
+    """Returns the file of an image, or its content."""
+    images: Sequence[Any]
+    """Arguments of ``read``."""
+    labels: Sequence[int]
+    names: Sequence[str]
+
+    def part(self, indices: Sequence[int]) -> "Encoded":
+        images, labels = [self.images[i] for i in indices], [self.labels[i] for i in indices]
+        return Encoded(self.read, images, labels, [self.names[i] for i in indices])
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ImageSet(ImageData):
+    """Base of ``ImageFolder`` and ``HuggingFaceSet``: a subclass gives ``class_names`` and ``source_splits``.
+
+    Args:
+        image_size: height and width in pixels of the model's input; images are cropped and resized to it.
+        num_workers: processes that decode images.
+        augment: random changes of the training images after the random crop, in order.
+        on_bad_image: whether an image that cannot be decoded is an error, or is left out of its batch and listed.
+        max_bad_share: largest fraction of a split's images that may be left out; more are an error.
+        in_memory: whether decoded images are kept, on the GPU if there is one. Needs ``min_area`` 1, since random crops
+            are decoded from the file (RandomResizedCrop in ``augment`` crops kept images). By default for splits that
+            take at most a gigabyte, if ``min_area`` is 1.
+        val_share: fraction of the training images that is cut off for validation if the source has no such split.
+        test_share: fraction of the training images that is cut off for the test if the source has no such split.
+        min_area: smallest fraction of a training image's area that a random crop shows; 1 takes the whole image.
+        centre_share: fraction of the sides of a validation or test image that the centre crop shows.
+        mean: mean of each channel, of pixels between 0 and 1; ImageNet's by default.
+        std: standard deviation of each channel.
+    """
+
+    image_size: int | tuple[int, int] = 224  # type: ignore[assignment]  # a pair once __post_init__ is done
+    num_workers: int = 2
+    on_bad_image: OnBadImage = "error"
+    max_bad_share: float = 0.05
+    in_memory: bool | None = None
+    val_share: float = 0.1
+    test_share: float = 0.2
+    min_area: float = 0.08
+    centre_share: float = 0.875
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.image_size = pair(self.image_size)
+
+    def problems(self) -> list[str]:
+        problems = super().problems()
+        problems += [
+            f"{key}={value} must be above 0 and at most 1"
+            for key in ("min_area", "centre_share")
+            if not 0.0 < (value := getattr(self, key)) <= 1.0
+        ]
+        if self.in_memory and self.min_area < 1:
+            problems.append(f"in_memory={self.in_memory} needs min_area=1 (augment may hold RandomResizedCrop)")
+        if min(pair(self.image_size)) < 1:
+            problems.append(f"image_size={self.image_size} must be at least 1")
+        return problems + cut_problems(val_share=self.val_share, test_share=self.test_share)
+
+    @abstractmethod
+    def source_splits(self) -> dict[Split, Encoded]:
+        """Returns the splits that the source has, with training among them."""
+
+    @cached_property
+    def _splits(self) -> dict[Split, Encoded]:
+        splits = self.source_splits()
+        missing: dict[Split, float] = {"test": self.test_share, "val": self.val_share}
+        for split, share in missing.items():
+            if split not in splits:
+                train = splits["train"]
+                rest, cut = stratified_cut(train.labels, share, self.split_seed, split=split)
+                splits[split], splits["train"] = train.part(cut), train.part(rest)
+        return splits
+
+    def make_dataset(self, split: Split) -> Dataset[Batch]:
+        encoded = self._splits[split]
+        dataset = DecodedImages(
+            partial(_read, encoded.read, encoded.images),
+            encoded.labels,
+            image_size=pair(self.image_size),
+            min_area=self.min_area,
+            centre_share=self.centre_share,
+            names=encoded.names,
+            skip=self.on_bad_image == "skip",
+        )
+        return keep_if_small(dataset, split, self.in_memory)
+
+
+def _read(read: Callable[[Any], Path | bytes], images: Sequence[Any], index: int) -> Path | bytes:
+    return read(images[index])
