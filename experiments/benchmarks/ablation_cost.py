@@ -24,9 +24,9 @@ from statistics import median
 import torch
 from lightning.pytorch import Callback
 
+from vit_lightning.ablation.attempts import Attempts, Start, with_shared_data
 from vit_lightning.ablation.ledger import Planned, open_ledger
 from vit_lightning.ablation.plan import read_plan
-from vit_lightning.ablation.trials import Start, Trials, with_shared_data
 from vit_lightning.ablation.workers import warm_up
 from vit_lightning.commands.console import quiet
 
@@ -78,15 +78,15 @@ def measure(mode: str, runs: int, page: Path) -> list[tuple[float, float]]:
         plan = replace(plan, experiments=with_shared_data(plan.experiments))
         warm_up(plan, ledger.folder)
         start = lambda run: Start(plan.experiment(run.arm, run.seed), plan.words(run.arm, run.seed))  # noqa: E731
-        trials = Trials(ledger, start, threads=1, devices=None, patience=600.0)
+        attempts = Attempts(ledger, start, threads=1, devices=None, patience=600.0)
         costs = []
         for seed in range(runs):
-            run = Planned("cls", seed, 1)
+            run = Planned("cls", seed)
             claim = ledger.claim(run)
             assert claim is not None
             clock, processor = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-            trials.begin(run, claim)
-            while not trials.settle():
+            attempts.begin(run, claim)
+            while not attempts.collect():
                 time.sleep(0.002)
             clock, after = time.perf_counter() - clock, resource.getrusage(resource.RUSAGE_CHILDREN)
             used = after.ru_utime + after.ru_stime - processor.ru_utime - processor.ru_stime

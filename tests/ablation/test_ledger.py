@@ -14,7 +14,7 @@ from vit_lightning.storage.metrics import read_results, write_results
 
 
 def make_ledger(folder: Path, lease: float = 0.3) -> tuple[Ledger, Planned]:
-    return Ledger(folder, {"arms": {"a": {}}, "seeds": [0]}, claims.Leases(lease)), Planned("a", 0, 1)
+    return Ledger(folder, {"arms": {"a": {}}, "seeds": [0]}, claims.Leases(lease)), Planned("a", 0)
 
 
 def test_one_of_many_gets_a_claim(tmp_path):
@@ -24,9 +24,9 @@ def test_one_of_many_gets_a_claim(tmp_path):
     assert claims[0].is_mine()
 
 
-def test_a_claim_of_another_machine_is_taken_over_when_its_lease_is_over(tmp_path):
+def test_a_claim_of_another_machine_is_taken_over_when_its_lease_has_expired(tmp_path):
     ledger, run = make_ledger(tmp_path)
-    path = ledger.place(run) / "0001.claim"
+    path = ledger.claims_folder(run) / "0001.claim"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"machine": "other", "processes": "x", "pid": 1, "started": "1", "progress": 0}))
     os.utime(path, (1e9, 1e9))  # its clock is years behind: that says nothing
@@ -47,7 +47,7 @@ def test_a_claim_of_another_machine_is_taken_over_when_its_lease_is_over(tmp_pat
 
 def test_a_claim_of_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_path):
     ledger, run = make_ledger(tmp_path, lease=1000.0)
-    path = ledger.place(run) / "0001.claim"
+    path = ledger.claims_folder(run) / "0001.claim"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({**claims.owner(), "started": "12", "progress": 0}))  # its number is another's by now
     assert ledger.claim(run) is not None
@@ -82,7 +82,7 @@ def test_a_failure_that_is_written_while_a_claim_is_made_counts(tmp_path):
     claim = ledger.claim(run)
 
     class Watch:
-        def is_over(self, path):
+        def has_expired(self, path):
             claim.end("failed", kind="error", cause="x")
             return True
 
@@ -94,45 +94,45 @@ def test_ways_to_fail_that_take_turns_are_counted_each(tmp_path):
     outcomes = []
     for kind in ("error", "no result", "error"):
         claim = ledger.claim(run)
-        outcomes.append(ledger.settle(run, claim, kind, "x"))
+        outcomes.append(ledger.end_attempt(run, claim, kind, "x"))
     assert outcomes == [False, False, True]
-    assert ledger.is_over(run)
+    assert ledger.has_finished(run)
 
 
 def test_a_run_that_is_tried_again_is_tried_by_one(tmp_path):
     ledgers_of_two = [make_ledger(tmp_path)[0] for _ in range(2)]
     one, other = ledgers_of_two
     run = make_ledger(tmp_path)[1]
-    one.settle(run, one.claim(run), "diverged", "x")
+    one.end_attempt(run, one.claim(run), "diverged", "x")
     assert one.claim(run) is None
     for ledger in ledgers_of_two:
-        ledger.try_failed_again([run])
-        assert not ledger.is_over(run)
+        ledger.retry([run])
+        assert not ledger.has_finished(run)
     claim = one.claim(run)
     assert other.claim(run) is None
-    assert not other.is_over(run), "it is missing again"
-    one.settle(run, claim, "diverged", "x")
-    assert one.is_over(run)
-    assert other.is_over(run), "what failed again stays failed"
+    assert not other.has_finished(run), "it is missing again"
+    one.end_attempt(run, claim, "diverged", "x")
+    assert one.has_finished(run)
+    assert other.has_finished(run), "what failed again stays failed"
     assert other.claim(run) is None
 
 
-def test_trying_again_after_an_answer_is_noted_as_one_look_more(tmp_path):
+def test_a_retry_after_an_answer_is_noted_as_one_more_analysis(tmp_path):
     ledger, run = make_ledger(tmp_path)
     ledger.facts["seeds"] = [0, 1]
-    ledger.settle(run, ledger.claim(run), "diverged", "x")
-    ledger.try_failed_again([run])
+    ledger.end_attempt(run, ledger.claim(run), "diverged", "x")
+    ledger.retry([run])
     assert ledgers._noted_changes(tmp_path) == [], "there was no answer yet"
-    folder = ledger.run_folder(Planned("a", 1, 1))
+    folder = ledger.run_folder(Planned("a", 1))
     folder.mkdir(parents=True)
     write_results(folder, {"test/acc": 0.5})
     ledger.retried = {}
-    ledger.try_failed_again([Planned("a", 1, 1)])
+    ledger.retry([Planned("a", 1)])
     assert ledgers._noted_changes(tmp_path) == [], "none of these failed"
     for _ in range(2):
-        ledger.try_failed_again([run])
-        ledger.settle(run, ledger.claim(run), "diverged", "x")
-    said = "failed runs were tried again after look 1, which is one look more: a-seed0"
+        ledger.retry([run])
+        ledger.end_attempt(run, ledger.claim(run), "diverged", "x")
+    said = "failed runs were tried again after analysis 1, which makes one more analysis: a-seed0"
     assert ledgers._noted_changes(tmp_path) == [f"{said} (0001)", f"{said} (0002)"]
 
 
@@ -166,9 +166,9 @@ def test_a_result_that_is_no_number_is_none(tmp_path):
     folder.mkdir(parents=True)
     write_results(folder, {"test/acc": 0.5, "test/loss": float("nan")})
     assert ledger.results(run) is None
-    assert not ledger.is_over(run)
+    assert not ledger.has_finished(run)
     ledger.facts["report"] = "test/acc"
-    assert ledger.is_over(run)
+    assert ledger.has_finished(run)
 
 
 def test_changes_are_found_behind_a_torn_line(tmp_path):

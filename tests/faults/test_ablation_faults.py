@@ -242,7 +242,7 @@ def test_a_run_whose_last_process_still_lives_is_waited_for(in_arms, capsys):
     Path("out").mkdir()
     Path("out/.ledger.json.other.7.part").touch()  # of a process that starts at the same time
     ledger, _ = open_ledger(Path("out"), read_plan(Path("plan.yaml")), threads=1)
-    folder = ledger.run_folder(Planned("cls", 0, 1))
+    folder = ledger.run_folder(Planned("cls", 0))
     folder.mkdir(parents=True)
     code = "import fcntl, time; file = open('.lock', 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(1); time.sleep(6)"
     with subprocess.Popen([sys.executable, "-uc", code], cwd=folder, stdout=subprocess.PIPE) as owner:
@@ -278,5 +278,5 @@ def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatc
     assert (study.seeds, study.added_seeds) == ([0], [1])
     assert [(run.seed, run.state) for run in study.runs] == [(0, "done"), (1, "done")] * 2
     assert all(path.read_bytes() == content for path, content in done.items()), "what was done stays as it is"
-    with pytest.raises(ledgers.UserError, match="there are two at most"):
+    with pytest.raises(ledgers.UserError, match="second and last analysis has 1 added seeds already"):
         ablate(AblateConfig(Path("plan.yaml"), out=Path("out"), add_seeds=2))

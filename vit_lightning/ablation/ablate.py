@@ -1,4 +1,4 @@
-"""``lightning ablate``: a plan, shown, run to its end, and its report."""
+"""``lightning ablate``: shows a plan, runs it to its end, and writes its report."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from jsonargparse import ArgumentParser
 from vit_lightning.ablation.ledger import Ledger, add_seeds, find_ledger, open_ledger, read_study, threads_of
 from vit_lightning.ablation.plan import Plan, read_plan
 from vit_lightning.ablation.slurm import submit
-from vit_lightning.ablation.workers import How, devices_of, run_all, workers_of
+from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, workers_of
 from vit_lightning.commands.console import quiet
 from vit_lightning.config.check_keys import Key, find_problems
-from vit_lightning.config.files import parse_yaml, read_flags
+from vit_lightning.config.files import parse_yaml, split_words
 from vit_lightning.errors import UserError
 from vit_lightning.report.statistics import LEAST_PAIRS
 from vit_lightning.report.study import Run
@@ -33,18 +33,18 @@ class AblateConfig:
 
     Args:
         file: the plan, a W&B sweep file.
-        out: folder of the ablation; runs/ablations/NAME by default. The same command goes on with it.
-        dry_run: show the plan and end.
+        out: folder of the ablation; runs/ablations/NAME by default. The same command resumes it.
+        dry_run: show the plan and exit.
         only: run this arm alone now.
         workers: runs at a time; auto is one for each GPU, or for each CPU core and its threads.
-        threads: threads of each run; 1 by default on a CPU. Stays as it was when the ablation began.
-        add_seeds: seeds to add for the second look, which is the last.
-        retry: try runs again that have failed.
-        patience: minutes without anything written after which a run counts as hanging.
+        threads: threads of each run; 1 by default on a CPU. Fixed when the ablation begins.
+        add_seeds: seeds to add for the second and last analysis.
+        retry: try failed runs again.
+        patience: minutes without any write after which a run counts as hanging.
         launcher: where it runs: local, or slurm, as jobs that work on the same ledger (extra ``slurm``).
-        slurm: what SLURM is told of each job, as submitit names it, such as {timeout_min: 600, slurm_partition: gpu,
+        slurm: settings of each SLURM job, as submitit names them, such as {timeout_min: 600, slurm_partition: gpu,
             gpus_per_node: 1, cpus_per_task: 4}; workers is then the number of jobs.
-        trust_config: whether pages may name classes of any package.
+        trust_config: whether configs may name classes of any package.
     """
 
     file: Path
@@ -62,20 +62,25 @@ class AblateConfig:
 
 
 def read_arguments(arguments: Sequence[str]) -> AblateConfig:
-    """The arguments of the command: a file, and flags.
+    """Reads the arguments of the command: a file, and flags.
 
     Raises:
         UserError: all that is wrong with them.
     """
-    place = next((number for number in range(len(arguments)) if _is_file(arguments, number)), None)
-    rest = [word for number, word in enumerate(arguments) if number != place]
-    given: dict[str, Any] = {key.replace("-", "_"): value for key, value in read_flags(rest)}
-    if place is not None:
-        given["file"] = arguments[place]
+    flags, files = split_words(arguments)
+    given: dict[str, Any] = {}
+    for name, value in flags:
+        key = name.replace("-", "_")
+        is_switch = key in ("dry_run", "retry", "trust_config") and value not in ("true", "false")
+        files += [value] if is_switch else []  # the word behind a switch is not its value
+        given[key] = "true" if is_switch else value
+    if files:
+        given["file"] = files.pop(0)
     if "slurm" in given:
         given["slurm"] = parse_yaml(given["slurm"], f"slurm={given['slurm']}")
     keys = {name: Key(kind) for name, kind in get_type_hints(AblateConfig).items()}
     problems = [problem.text for problem in find_problems(given, keys)]
+    problems += [f"{word}: what is this? (keys are given as --key=value)" for word in files]
     if "file" not in given:
         problems.append("give a plan: lightning ablate experiments/ablations/PLAN.yaml")
     for key in ("workers", "threads", "add_seeds"):
@@ -92,23 +97,15 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
     return made
 
 
-def _is_file(arguments: Sequence[str], number: int) -> bool:
-    """Whether a word is the plan: no flag, and no value of the flag before it."""
-    word, before = arguments[number], arguments[number - 1] if number else "--a="
-    switch = before.lstrip("-").replace("-", "_") in ("dry_run", "retry", "trust_config")
-    takes_it = before.startswith("--") and "=" not in before and not (switch and word not in ("true", "false"))
-    return not word.startswith("-") and not takes_it
-
-
 def make_ablate_help() -> ArgumentParser:
-    """The arguments once more, for reading."""
+    """Makes a parser of the same arguments, for its help."""
     parser = ArgumentParser(prog="lightning ablate", usage="lightning ablate FILE [--out DIR] [--dry-run] ...")
     parser.add_class_arguments(AblateConfig)
     return parser
 
 
 class SomeFailed(UserError):
-    """Runs of an ablation have failed; the others are done. Exit code 5."""
+    """Error for failed runs in an ablation whose others are done. Exit code 5."""
 
     exit_code = 5
 
@@ -127,8 +124,8 @@ def ablate(config: AblateConfig) -> None:
     """Runs what a plan lacks, then writes the report.
 
     Raises:
-        UserError: the plan or its page is wrong.
-        SomeFailed: all is over, but some runs have failed.
+        UserError: the plan or its config is wrong.
+        SomeFailed: all runs have finished, but some failed.
     """
     torch.set_num_threads(1)  # runs are forked from this process
     quiet()
@@ -147,18 +144,18 @@ def ablate(config: AblateConfig) -> None:
     print(describe(plan, config, folder, threads, workers), flush=True)
     for text in changed:
         print(f"since the ablation began: {text}", flush=True)
-    how = How(config.workers, config.only, config.patience)
+    options = WorkOptions(config.workers, config.only, config.patience)
     if config.retry:
-        ledger.try_failed_again(how.runs(ledger))
+        ledger.retry(options.runs(ledger))
     if config.launcher == "slurm":
-        submit(config.file, ledger, how, config.slurm or {}, trust=config.trust_config)
+        submit(config.file, ledger, options, config.slurm or {}, trust=config.trust_config)
     else:
-        run_all(plan, ledger, how)
+        run_all(plan, ledger, options)
     _finish(ledger)
 
 
 def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, workers: int) -> str:
-    """The plan as text: arms by seeds, the keys that each arm changes, by which rules, and what is done already."""
+    """Describes the plan: arms by seeds, the keys that each arm changes, the rules, and what is done already."""
     ledger = find_ledger(folder)
     seeds = [*plan.seeds, *(ledger.added_seeds if ledger else [])]
     if config.add_seeds is not None and len(seeds) == len(plan.seeds):
@@ -172,8 +169,8 @@ def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, worke
     count = len(plan.arms) * len(seeds)
     lines = [f"{plan.name}: {len(plan.arms)} arms x {len(seeds)} seeds = {count} runs of {plan.page}{begun}"]
     for arm, overrides in plan.arms.items():
-        said = ", ".join(f"{key}={value}" for key, value in overrides.items()) or "the page as it is"
-        lines.append(f"  {arm:<{width}}  {said}{'   (baseline)' if arm == plan.baseline else ''}")
+        changed = ", ".join(f"{key}={value}" for key, value in overrides.items()) or "the config as it is"
+        lines.append(f"  {arm:<{width}}  {changed}{'   (baseline)' if arm == plan.baseline else ''}")
     few = f"; below {LEAST_PAIRS} seeds nothing is claimed" if len(seeds) < LEAST_PAIRS else ""
     alone = config.only or plan.baseline
     lines += [

@@ -1,7 +1,12 @@
-"""Who has a run of an ablation: files that one process alone can make, and signs of life.
+"""Claims on runs of an ablation: files that only one process can create, renewed by their modification time.
 
-A claim is never taken away. The next number takes the run over, so that of many processes that see a dead one only one
-wins, and one that comes back to life sees that it has lost. No lock of the file system is needed.
+A claim is never withdrawn. The claim with the next number takes the run over, so that only one of many processes that
+see a dead owner wins, and an owner that comes back sees that it has lost. No lock of the file system is needed.
+
+Claims and the lock of a run folder (``storage/folder.py``) answer different questions, and both are needed. A claim
+decides which process may work on a run also where locks do not work or a dead machine keeps them, and its files count
+the attempts. The lock keeps two writers apart while an owner that lost its claim still lives, and keeps out
+``lightning fit --resume`` by hand.
 """
 
 from __future__ import annotations
@@ -16,21 +21,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.storage.folder import write_whole
+from vit_lightning.storage.folder import read_json, write_whole
 
 LEASE = 60.0
-"""Seconds without a sign of life after which a run is taken from a process on another machine."""
+"""Seconds without renewal after which a run is taken over from a process on another machine."""
 
 
 @dataclass
 class Claim:
-    """A run that is this process's own."""
+    """Claim of this process on a run."""
 
     path: Path
     number: int
 
     def is_mine(self) -> bool:
-        """Whether nobody has taken the run over; gives a sign of life."""
+        """Whether no other process has taken the run over; renews the claim."""
         if self.path.with_name(f"{self.number + 1:04}.claim").exists():
             return False
         with contextlib.suppress(OSError):  # a file system that is away for a while
@@ -38,26 +43,25 @@ class Claim:
         return True
 
     def end(self, outcome: str, **facts: Any) -> None:
-        """Writes down how it ended."""
+        """Writes how the attempt ended."""
         write_whole(self.path.with_suffix(".end"), json.dumps({"outcome": outcome, **facts}) + "\n")
 
 
 @dataclass
 class Leases:
-    """What this process has seen of the claims of others."""
+    """Leases of the claims of other processes, as observed by this one."""
 
     seconds: float = LEASE
     _seen: dict[Path, tuple[int, float]] = field(default_factory=dict)
 
-    def is_over(self, path: Path) -> bool:
-        """Whether the process that made a claim is gone, or has given no sign of life for the time of a lease.
+    def has_expired(self, path: Path) -> bool:
+        """Whether the owner of a claim is gone, or has not renewed it for the time of a lease.
 
-        The clocks of other machines are not trusted: the lease is counted here, from when the file last changed.
+        The clocks of other machines are not trusted: the lease is counted here, from the last change of the file.
         """
-        said = read_json(path)
-        here = owner()
-        if said and all(said.get(key) == here[key] for key in ("machine", "processes")):
-            return not _lives(said)
+        claimant, here = read_json(path), owner()
+        if claimant and all(claimant.get(key) == here[key] for key in ("machine", "processes")):
+            return not _lives(claimant)
         try:
             with path.open("rb") as file:  # opened, so that a network file system asks its server
                 changed = os.fstat(file.fileno()).st_mtime_ns
@@ -71,15 +75,15 @@ class Leases:
 
 
 def create_once(path: Path, text: str) -> bool:
-    """Makes a file that is there whole or not at all, if nobody has made it yet; whether this process did."""
+    """Creates a file atomically; returns True if this process created it, False if it was there."""
     part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
     part.write_text(text, encoding="utf-8")
     try:
         os.link(part, path)
         return True
     except FileExistsError:
-        return part.stat().st_nlink > 1  # made after all: the answer of a server was lost, and it was asked twice
-    except OSError:  # a file system without links: made exclusively, and for an instant empty
+        return part.stat().st_nlink > 1  # created after all: the server's answer was lost and the request repeated
+    except OSError:  # a file system without links: created exclusively, for an instant empty
         with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
             file.write(text)
             return True
@@ -88,18 +92,9 @@ def create_once(path: Path, text: str) -> bool:
         part.unlink(missing_ok=True)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """What a file holds, as plain data; nothing where it cannot be read."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 @functools.cache
 def _machine() -> dict[str, str]:
-    """Tells processes whose numbers can be compared from others: the boot of the machine, and the container in it."""
+    """Identifies the boot of the machine and the container: only inside them can process ids be compared."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return {"machine": boot, "processes": os.readlink("/proc/self/ns/pid")}
@@ -108,12 +103,12 @@ def _machine() -> dict[str, str]:
 
 
 def owner() -> dict[str, Any]:
-    """This process, so that others can tell whether it lives."""
+    """Identifies this process, so that others can tell whether it lives."""
     return {**_machine(), "host": platform.node(), "pid": os.getpid(), "started": _started(os.getpid())}
 
 
 def _started(pid: int) -> str:
-    """When a process of this machine began; empty if that cannot be known."""
+    """Returns the start time of a process on this machine; empty if unknown."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return "" if state == "Z" else rest[18]
@@ -121,11 +116,11 @@ def _started(pid: int) -> str:
         return ""
 
 
-def _lives(said: dict[str, Any]) -> bool:
+def _lives(claimant: dict[str, Any]) -> bool:
     if Path("/proc/self/stat").exists():
-        return bool(_started(said["pid"])) and _started(said["pid"]) == said["started"]
+        return bool(_started(claimant["pid"])) and _started(claimant["pid"]) == claimant["started"]
     try:
-        os.kill(said["pid"], 0)
+        os.kill(claimant["pid"], 0)
     except ProcessLookupError:
         return False
     except PermissionError:

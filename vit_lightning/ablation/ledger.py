@@ -1,15 +1,14 @@
-"""The ledger of an ablation: a folder that says of each run whether it is done, failed, or whose it is now.
+"""The ledger of an ablation: a folder that records for each run whether it is done, failed, or who works on it.
 
-    ledger.json          the plan as it began, with what its runs depend on; made once
-    look2.json           the seeds of the second look; made once
-    changes.jsonl        what was no longer as it began, each time somebody went on with it
-    ledger/RUN/0001.claim   the first process that took the run, and its sign of life: the file's time
-    ledger/RUN/0001.end     how that ended, where it lived to say so; 0001.log is what the run said
+    ledger.json             the plan as it began, with what its runs depend on; created once
+    look2.json              the seeds of the second analysis; created once
+    changes.jsonl           changes of code since the ablation began
+    ledger/RUN/0001.claim   the first process that took the run; its modification time is renewed while that works
+    ledger/RUN/0001.end     the outcome of that attempt, if the process lived to write it; 0001.log is its output
     runs/RUN/               the run folder
 
-A claim is a new file that only one process can make; the next number takes a run over from a process that is gone. No
-lock of the file system is needed, so that processes on several machines can share a ledger. A run is done when its
-folder has a whole ``results.json``, whatever its process returned.
+Processes on several machines can share a ledger (``claims.py``). A run is done when its folder has a whole
+``results.json``, whatever its process returned.
 """
 
 from __future__ import annotations
@@ -28,41 +27,38 @@ from pathlib import Path
 from typing import Any, Literal
 
 import vit_lightning
-from vit_lightning.ablation.claims import Claim, Leases, create_once, owner, read_json
+from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
 from vit_lightning.ablation.plan import Plan, slug
 from vit_lightning.config.changes import changes_since
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.report.study import Run, Study
 from vit_lightning.storage.environment import PACKAGES
+from vit_lightning.storage.folder import read_json
 from vit_lightning.storage.metrics import read_metrics, read_results
 
 SILENT_DEATHS = 10
-"""Processes that may die in a row with a run that does not come further."""
-Kind = Literal[
-    "diverged", "configuration", "cannot go on", "out of memory", "hang", "no result", "error", "killed", "in use"
-]
+"""Processes that may die in a row on a run that makes no progress."""
+Kind = Literal["diverged", "configuration", "cannot resume", "out of memory", "hang", "no result", "error", "killed"]
 ATTEMPTS: dict[Kind, int] = {
     "diverged": 1,
     "configuration": 1,
-    "cannot go on": 1,
+    "cannot resume": 1,
     "out of memory": 2,
     "hang": 2,
     "no result": 2,
     "error": 2,
     "killed": 6,
-    "in use": 6,
 }
-"""How often a run may end in one way at one step before it counts as failed."""
+"""Attempts at a run that may end in one way at one step before it counts as failed."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of the plan."""
+    """Arm and seed of a planned run."""
 
     arm: str
     seed: int
-    look: int
 
     @property
     def name(self) -> str:
@@ -71,111 +67,112 @@ class Planned:
 
 @dataclass
 class Ledger:
-    """A ledger that this process works on."""
+    """Ledger that this process works on."""
 
     folder: Path
     facts: dict[str, Any]
     leases: Leases = field(default_factory=Leases)
     retried: dict[Planned, int] = field(default_factory=dict)
-    """Failures that do not count, as this process tries those runs once more: the number of the claim that failed."""
+    """Failures that this process retries and therefore ignores: the number of the claim that failed."""
 
     @property
     def added_seeds(self) -> list[int]:
         return list(read_json(self.folder / "look2.json").get("seeds", []))
 
     def planned(self) -> list[Planned]:
-        """All runs, seed by seed, so that arms come forward together."""
-        looks = [(seed, 1) for seed in self.facts["seeds"]] + [(seed, 2) for seed in self.added_seeds]
-        return [Planned(arm, seed, look) for seed, look in looks for arm in self.facts["arms"]]
+        """Returns all runs, seed by seed, so that arms advance together."""
+        return [Planned(arm, seed) for seed in (*self.facts["seeds"], *self.added_seeds) for arm in self.facts["arms"]]
 
     def run_folder(self, run: Planned) -> Path:
         return self.folder / "runs" / run.name
 
-    def place(self, run: Planned) -> Path:
+    def claims_folder(self, run: Planned) -> Path:
         return self.folder / "ledger" / run.name
 
     def results(self, run: Planned) -> dict[str, Any] | None:
-        """What a run has left, once it has a number for what is reported."""
+        """Returns the results of a run, once they have a finite number for the reported metric."""
         found, report = read_results(self.run_folder(run)), self.facts.get("report")
-        return found if found and (report is None or _is_number(found.get(report))) else None
+        if not found or report is None:
+            return found or None
+        value = found.get(report)
+        return found if isinstance(value, int | float) and math.isfinite(value) else None
 
     def failure(self, run: Planned) -> dict[str, Any] | None:
-        """How the run failed for good, if it did."""
+        """Returns how the run failed for good; None if it did not."""
         last = self._last_claim(run)
         end = read_json(last.with_suffix(".end")) if last is not None else {}
         if last is None or end.get("outcome") != "failed" or int(last.stem) == self.retried.get(run):
             return None
         return end
 
-    def is_over(self, run: Planned) -> bool:
-        """Whether a run is done or has failed."""
+    def has_finished(self, run: Planned) -> bool:
+        """Whether a run is done or has failed for good."""
         return self.results(run) is not None or self.failure(run) is not None
 
-    def try_failed_again(self, runs: Sequence[Planned]) -> None:
-        """Takes those of the runs that have failed for missing ones; noted if there was an answer already."""
+    def retry(self, runs: Sequence[Planned]) -> None:
+        """Counts failed runs as missing again; noted as a change if the analysis had been complete."""
         last = {run: self._last_claim(run) for run in runs if self.failure(run) is not None}
         every = self.planned()
-        if last and all(map(self.is_over, every)) and any(self.results(run) for run in every):
+        if last and all(map(self.has_finished, every)) and any(self.results(run) for run in every):
             names = ", ".join(f"{run.name} ({claim.stem})" for run, claim in last.items() if claim is not None)
-            look = 2 if self.added_seeds else 1
-            text = f"failed runs were tried again after look {look}, which is one look more: {names}"
+            number = 2 if self.added_seeds else 1
+            text = f"failed runs were tried again after analysis {number}, which makes one more analysis: {names}"
             _note_change(self.folder, text)
         self.retried = {run: int(claim.stem) for run, claim in last.items() if claim is not None}
 
     def claim(self, run: Planned) -> Claim | None:
-        """Makes the run this process's own; None if another process has it, or it is done or has failed."""
+        """Claims a run for this process; returns None if another process has it or it has finished."""
         last = self._last_claim(run)
         if last is not None and not self._has_ended(last):
             return None
-        if self.is_over(run):  # asked last: it sees how what was found above has ended
+        if self.has_finished(run):  # checked last, after the end of the claim found above
             return None
         number = 1 if last is None else int(last.stem) + 1
-        place = self.place(run)
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / f"{number:04}.claim"
-        said = {**owner(), "progress": self.progress(run), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        if not create_once(path, json.dumps(said) + "\n"):
+        path = self.claims_folder(run) / f"{number:04}.claim"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        claimant = {**owner(), "progress": self.progress(run), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        if not create_once(path, json.dumps(claimant) + "\n"):
             return None
         claim = Claim(path, number)
         if self._silent_deaths(run, number) >= SILENT_DEATHS:
-            cause = f"its process was killed {SILENT_DEATHS} times in a row, and the run came no further"
+            cause = f"its process was killed {SILENT_DEATHS} times in a row, and the run made no progress"
             claim.end("failed", kind="killed", cause=cause)
             return None
         return claim
 
     def _has_ended(self, claim: Path) -> bool:
-        """Whether a claim is over; one of another machine that says done waits for its results, which may be late."""
+        """Whether a claim has ended; "done" from another machine must wait for its results (NFS may lag)."""
         end = claim.with_suffix(".end")
         if not end.exists():
-            return self.leases.is_over(claim)
-        far = read_json(claim).get("machine") != owner()["machine"]
-        return not far or read_json(end).get("outcome") != "done" or self.leases.is_over(end)
+            return self.leases.has_expired(claim)
+        is_remote = read_json(claim).get("machine") != owner()["machine"]
+        return not is_remote or read_json(end).get("outcome") != "done" or self.leases.has_expired(end)
 
-    def settle(self, run: Planned, claim: Claim, kind: Kind, cause: str) -> bool:
-        """Writes down that an attempt came to nothing; whether the run has failed for good."""
+    def end_attempt(self, run: Planned, claim: Claim, kind: Kind, cause: str) -> bool:
+        """Records a failed attempt; returns whether the run has failed for good."""
         progress = self.progress(run)
-        ends = [read_json(path) for path in sorted(self.place(run).glob("*.end"), reverse=True)]
-        since = itertools.takewhile(lambda end: end.get("outcome") != "failed", ends)  # what failed is tried anew
+        ends = [read_json(path) for path in sorted(self.claims_folder(run).glob("*.end"), reverse=True)]
+        since = itertools.takewhile(lambda end: end.get("outcome") != "failed", ends)  # a retry counts anew
         alike = 1 + sum((end.get("kind"), end.get("progress")) == (kind, progress) for end in since)
         final = alike >= ATTEMPTS[kind]
         claim.end("failed" if final else "again", kind=kind, cause=cause, progress=progress)
         return final
 
     def progress(self, run: Planned) -> int:
-        """The last step that the run has logged."""
+        """Returns the last step that the run has logged."""
         folder = self.run_folder(run)
         if not (folder / "metrics.jsonl").is_file():
             return 0
         return max((row["step"] or 0 for row in read_metrics(folder)), default=0)
 
     def _last_claim(self, run: Planned) -> Path | None:
-        return max(self.place(run).glob("[0-9]*.claim"), default=None)
+        return max(self.claims_folder(run).glob("[0-9]*.claim"), default=None)
 
     def _silent_deaths(self, run: Planned, number: int) -> int:
-        """Claims before this one that nobody ended, in a row, from the same progress on."""
+        """Counts the claims before this one that have no end, in a row, all at the same progress."""
         now, count = self.progress(run), 0
         for earlier in range(number - 1, 0, -1):
-            path = self.place(run) / f"{earlier:04}.claim"
+            path = self.claims_folder(run) / f"{earlier:04}.claim"
             if path.with_suffix(".end").exists() or read_json(path).get("progress") != now:
                 break
             count += 1
@@ -183,10 +180,10 @@ class Ledger:
 
 
 def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list[str]]:
-    """The ledger of a plan in a folder, made if there is none; and what of the code is not as it was when it began.
+    """Opens the ledger of a plan in a folder, or creates it; returns it with the changes of code since it began.
 
     Raises:
-        UserError: the folder is the ledger of another plan, or the plan or its page has changed.
+        UserError: the folder is the ledger of another plan, or the plan or its config has changed.
     """
     now = _facts(plan, threads)
     path = folder / "ledger.json"
@@ -195,7 +192,7 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
     except OSError as fault:
         raise UserError(f"out={folder} cannot be made: {fault.strerror}") from fault
     others = [item for item in folder.iterdir() if item.name not in (".lock", ".gitignore") and item.suffix != ".part"]
-    if others and not path.exists():  # in this order: a process that starts beside this one makes ledger.json first
+    if others and not path.exists():  # in this order: a parallel process creates ledger.json first
         raise UserError(f"out={folder} holds other things than an ablation (choose a new folder)")
     create_once(path, json.dumps(now, indent=2) + "\n")
     began = read_json(path)
@@ -203,7 +200,7 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
         raise UserError(f"{path} cannot be read")
     plan_changes, code_changes = _changes(began, now)
     if plan_changes:
-        advice = f"the plan is no longer the one that {folder} began with: undo that, or start anew with --out"
+        advice = f"the plan differs from the one that {folder} began with: undo that, or choose another --out"
         raise UserError([*(f"{folder}: {text}" for text in plan_changes), advice])
     for text in code_changes:
         _note_change(folder, text)
@@ -211,49 +208,41 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
 
 
 def find_ledger(folder: Path) -> Ledger | None:
-    """The ledger in a folder, if there is one, as it began."""
+    """Returns the ledger in a folder; None if there is none."""
     facts = read_json(folder / "ledger.json")
     return Ledger(folder, facts) if "arms" in facts else None
 
 
-def threads_of(folder: Path, asked: int | None) -> int:
-    """Threads of each run: part of the plan, since numbers that are summed in other parts differ in their last digits.
+def threads_of(folder: Path, requested: int | None) -> int:
+    """Returns the threads of each run: part of the plan, as sums over other chunks differ in their last digits.
 
     Raises:
-        UserError: the ablation began with another number than is asked for.
+        UserError: the ablation began with another number.
     """
     began = read_json(folder / "ledger.json").get("threads")
-    if began is not None and asked not in (None, began):
-        raise UserError(
-            f"threads={asked}: the runs of {folder} have {began}, and all must have the same (leave it out)"
-        )
-    return began or asked or 1
+    if began is not None and requested not in (None, began):
+        raise UserError(f"threads={requested}: runs of {folder} have {began}; all must have the same (leave it out)")
+    return began or requested or 1
 
 
 def add_seeds(ledger: Ledger, count: int) -> None:
-    """Plans the second look.
+    """Plans the second analysis.
 
     Raises:
-        UserError: there was one with another number of seeds, or the first look is not over.
+        UserError: it has another number of seeds already, or runs of the first analysis have not finished.
     """
-    added = ledger.added_seeds
-    if added:
-        if len(added) != count:
-            raise UserError(
-                f"add-seeds={count}: the second look has {len(added)} seeds already, and there are two at most"
-            )
-        return
-    missing = [run.name for run in ledger.planned() if not ledger.is_over(run)]
-    if missing:
-        raise UserError(
-            f"add-seeds={count}: the first look is not over, {len(missing)} runs are missing ({missing[0]})"
-        )
+    key, added = f"add-seeds={count}", ledger.added_seeds
+    if added and len(added) != count:
+        raise UserError(f"{key}: the second and last analysis has {len(added)} added seeds already")
+    missing = [run.name for run in ledger.planned() if not ledger.has_finished(run)]
+    if missing and not added:
+        raise UserError(f"{key}: {len(missing)} runs of the first analysis have not finished ({missing[0]})")
     first = max(ledger.facts["seeds"]) + 1
     create_once(ledger.folder / "look2.json", json.dumps({"seeds": list(range(first, first + count))}) + "\n")
 
 
 def read_study(folder: Path) -> Study:
-    """What an ablation is and what has come of it so far.
+    """Reads an ablation with the outcomes of its runs so far.
 
     Raises:
         UserError: the folder holds no ablation.
@@ -262,21 +251,13 @@ def read_study(folder: Path) -> Study:
     if ledger is None:
         raise UserError(f"{folder} is no ablation: it holds no ledger.json")
     facts = ledger.facts
-    runs = [_run(ledger, run) for arm in facts["arms"] for run in ledger.planned() if run.arm == arm]
+    planned = ledger.planned()
     return Study(
-        name=facts["name"],
+        **{key: facts[key] for key in (*_RULES, "arms")},
         folder=folder,
-        metric=facts["metric"],
         goal=goal_of(facts["report"]),
-        report=facts["report"],
-        baseline=facts["baseline"],
-        smallest_effect=facts["smallest_effect"],
-        alpha=facts["alpha"],
-        arms=facts["arms"],
-        seeds=facts["seeds"],
         added_seeds=ledger.added_seeds,
-        runs=runs,
-        factors=facts["factors"],
+        runs=[_run(ledger, run) for arm in facts["arms"] for run in planned if run.arm == arm],
         plan_changed=_noted_changes(folder),
         plan_file=facts["file"],
     )
@@ -294,16 +275,12 @@ def _run(ledger: Ledger, run: Planned) -> Run:
     )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
 _PER_RUN = ("seed_everything", "wandb")
-"""Keys of a page that differ between the runs of an arm, or change nothing in them."""
+"""Keys of a config that differ between the runs of an arm, or change nothing in them."""
 
 
 def _facts(plan: Plan, threads: int) -> dict[str, Any]:
-    """What the ledger keeps of a plan, as plain data."""
+    """Returns the facts of a plan that the ledger keeps, as plain data."""
     pages = {arm: experiment.config for arm, experiment in plan.experiments.items()}
     facts = {
         **{key: getattr(plan, key) for key in ("name", "file", "page", "flags", "metric", "report", "baseline")},
@@ -317,7 +294,7 @@ def _facts(plan: Plan, threads: int) -> dict[str, Any]:
 
 
 def _code() -> dict[str, str]:
-    """What training depends on besides the page: sources of this package, versions of others."""
+    """Returns what training depends on besides the config: sources of this package, versions of others."""
     digest = hashlib.sha256()
     package = Path(vit_lightning.__file__).parent
     for path in sorted(package.rglob("*.py")):
@@ -330,7 +307,7 @@ _RULES = ("name", "baseline", "metric", "report", "smallest_effect", "alpha", "s
 
 
 def _changes(began: dict[str, Any], now: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """What is no longer as it was, of the plan and its page, and of the code."""
+    """Returns the changes of the plan and its config, and those of the code."""
     plan = [f"{key} was {began.get(key)}, is {now[key]}" for key in _RULES if began.get(key) != now[key]]
     plan += [f"arm {arm} is new" for arm in now["arms"] if arm not in began["arms"]]
     plan += [f"arm {arm} is gone" for arm in began["arms"] if arm not in now["arms"]]

@@ -1,7 +1,7 @@
-"""An ablation on a SLURM cluster: an array of jobs that all work on the ledger, in a folder that they share.
+"""An ablation on a SLURM cluster: an array of jobs that all work on one ledger, in a shared folder.
 
-A job that is pre-empted, or out of time, lets its runs write a checkpoint and is queued again (submitit); one that is
-killed leaves claims that are taken over. Nothing about a run is known to SLURM alone.
+A job that is pre-empted or out of time lets its runs write a checkpoint and is queued again (submitit); a killed job
+leaves claims that others take over. SLURM alone knows nothing about a run.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any
 
 from vit_lightning.ablation.ledger import Ledger, Planned, open_ledger
 from vit_lightning.ablation.plan import read_plan
-from vit_lightning.ablation.workers import How, Progress, run_all
+from vit_lightning.ablation.workers import Progress, WorkOptions, run_all
 from vit_lightning.errors import UserError
 
 MOST_JOBS = 64
 REQUEUES = 1000
-"""How often SLURM may end a job early before it is not queued again."""
+"""Times that SLURM may end a job early and queue it again."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one job does: works on a ledger until all is over."""
+    """Callable of one job: works on a ledger until every run has finished."""
 
     file: Path
     folder: Path
     threads: int
-    how: How
+    options: WorkOptions
     retried: dict[Planned, int]
     trust: bool
 
@@ -41,66 +41,66 @@ class Job:
         torch.set_num_threads(1)
         plan = read_plan(self.file, trust=self.trust)
         ledger, _ = open_ledger(self.folder, plan, threads=self.threads)
-        ledger.retried = self.retried  # as they were at submission: what fails in these jobs stays failed
-        run_all(plan, ledger, self.how, signals=())  # submitit ignores SIGTERM, which comes before its own signal
+        ledger.retried = self.retried  # as at submission: runs that fail in these jobs stay failed
+        run_all(plan, ledger, self.options, signals=())  # submitit ignores SIGTERM, which comes before its own signal
 
     def checkpoint(self, number: int) -> Any:
-        """What submitit queues again when SLURM ends the job early: the same. Its end lets runs write checkpoints."""
+        """Returns what submitit queues again when SLURM ends the job early; runs write checkpoints as the job ends."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, number)
 
 
-def submit(file: Path, ledger: Ledger, how: How, options: Mapping[str, Any], *, trust: bool) -> None:
-    """Submits the jobs, and shows what comes of them until all runs are over.
+def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[str, Any], *, trust: bool) -> None:
+    """Submits the jobs and shows their progress until all runs have finished.
 
     Args:
         file: the plan.
         ledger: its ledger, on a file system that the jobs share.
-        how: ``workers`` is the number of jobs; auto gives one to each run.
-        options: what submitit tells SLURM of each job.
-        trust: whether pages may name classes of any package.
+        options: ``workers`` is the number of jobs; auto submits one for each run.
+        settings: of each job, as submitit names them.
+        trust: whether configs may name classes of any package.
 
     Raises:
-        UserError: submitit or SLURM is not there, or the jobs ended before the runs did.
+        UserError: submitit or SLURM is missing, or the jobs ended before the runs did.
     """
     try:
         import submitit
     except ImportError as fault:
         raise UserError("launcher=slurm needs submitit: pip install 'vit-lightning[slurm]'") from fault
-    runs = how.runs(ledger)
-    missing = [run for run in runs if not ledger.is_over(run)]
+    runs = options.runs(ledger)
+    missing = [run for run in runs if not ledger.has_finished(run)]
     if not missing:
-        print(f"all {len(runs)} runs were over already: nothing is submitted", flush=True)
+        print(f"all {len(runs)} runs had finished: nothing is submitted", flush=True)
         return
     logs = ledger.folder / "slurm"
-    count = how.workers if isinstance(how.workers, int) else min(len(missing), MOST_JOBS)
-    each = How("auto", how.only, how.patience)
+    count = options.workers if isinstance(options.workers, int) else min(len(missing), MOST_JOBS)
+    each = WorkOptions("auto", options.only, options.patience)
     job = Job(file.absolute(), ledger.folder.absolute(), ledger.facts["threads"], each, ledger.retried, trust)
     try:
         executor = submitit.AutoExecutor(folder=logs, cluster="slurm", slurm_max_num_timeout=REQUEUES)
-        executor.update_parameters(**{"name": ledger.facts["name"], "timeout_min": 60, **options})
+        executor.update_parameters(**{"name": ledger.facts["name"], "timeout_min": 60, **settings})
         jobs = executor.map_array(job, list(range(min(count, len(missing)))))
-    except Exception as fault:  # of many kinds, for options that submitit does not know or SLURM does not take
+    except Exception as fault:  # of many kinds, for settings that submitit or SLURM refuses
         raise UserError(f"slurm: {' '.join(str(fault).split())[:400]}") from fault
     array = jobs[0].job_id.partition("_")[0]
-    print(f"{len(jobs)} jobs in SLURM, {array}; they go on without this process", flush=True)
+    print(f"{len(jobs)} jobs in SLURM, {array}; they continue without this process", flush=True)
     _watch(ledger, runs, array, logs)
 
 
 def _watch(ledger: Ledger, runs: list[Planned], array: str, logs: Path) -> None:
-    """Says what is over, until all is."""
-    progress, told = Progress(ledger, runs), {run for run in runs if ledger.is_over(run)}
+    """Reports runs as they finish, until all have."""
+    progress, told = Progress(ledger, runs), {run for run in runs if ledger.has_finished(run)}
     gone = 0
     while len(told) < len(runs):
         for run in runs:
-            if run not in told and ledger.is_over(run):
+            if run not in told and ledger.has_finished(run):
                 told.add(run)
-                progress.say(run, "done" if ledger.results(run) is not None else "failed")
+                progress.report(run, "done" if ledger.results(run) is not None else "failed")
         gone = 0 if _is_queued(array) else gone + 1
-        if gone > 3 and not all(map(ledger.is_over, runs)):
+        if gone > 3 and not all(map(ledger.has_finished, runs)):
             progress.close()
-            raise UserError(f"all jobs of SLURM are over, but not the runs: see {logs}; the same command submits more")
+            raise UserError(f"all SLURM jobs have ended, but not all runs: see {logs}; the same command submits more")
         progress.show([])
         sys.stdout.flush()
         time.sleep(2.0)
@@ -108,7 +108,7 @@ def _watch(ledger: Ledger, runs: list[Planned], array: str, logs: Path) -> None:
 
 
 def _is_queued(array: str) -> bool:
-    """Whether SLURM has jobs of an array that wait or run; asked of the queue, since many clusters keep no accounts."""
+    """Whether jobs of an array wait or run, by the queue: many clusters keep no accounts."""
     answer = subprocess.run(["squeue", "-h", "-j", array, "-o", "%i"], capture_output=True, text=True)
     forgotten = "Invalid job id" in answer.stderr  # some time after its end
     return not forgotten and (answer.returncode != 0 or bool(answer.stdout.strip()))

@@ -1,4 +1,4 @@
-"""The flags that W&B's agent gives a run of an ablation, as the keys of a page."""
+"""The flags that W&B's agent gives a run of an ablation, as keys of a config."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from vit_lightning.errors import UserError
 
 
 def plain_flags(flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Flags as W&B's agent gives them for a run of an ablation, as keys of a page: its arm, and where W&B shows it.
+    """Turns the flags that W&B's agent gives a run into keys of a config: those of its arm, and its place in W&B.
 
     Raises:
-        UserError: they say no arm.
+        UserError: they name an arm but no ablation.
     """
     given = dict(flags)
     rest = [(key, _plain_word(value)) for key, value in flags if key not in ("ablation", "arm")]
     if "ablation" not in given:
         if "arm" in given:
-            raise UserError(f"arm={given['arm']} is for a run of an ablation, which --ablation names")
+            raise UserError(f"arm={given['arm']} is for a run of an ablation: --ablation is missing")
         return list(flags)
     rules, arm = _mapping(given, "ablation"), _mapping(given, "arm")
     if arm:
@@ -29,20 +29,20 @@ def plain_flags(flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     else:
         keys = rules.get("baseline")
         words = dict(rest)
-        said = {key: parse_yaml(words.get(key, ""), key) for key in keys} if isinstance(keys, dict) else {}
-        name = grid_name(said) or "arm"
+        levels = {key: parse_yaml(words.get(key, ""), key) for key in keys} if isinstance(keys, dict) else {}
+        name = grid_name(levels) or "arm"
     shown = wandb_words(str(rules.get("name")), name, given.get("seed_everything", "0"))
     return [*rest, *((key, word(value)) for key, value in arm.items()), *read_flags(shown)]
 
 
-def _plain_word(said: str) -> str:
-    """A value that W&B's agent wrote as Python does, as a flag has it."""
-    if said not in ("True", "False", "None") and not said.startswith(("[", "{")):
-        return said
+def _plain_word(text: str) -> str:
+    """Turns a value that W&B's agent wrote as Python into the text of a flag."""
+    if text not in ("True", "False", "None") and not text.startswith(("[", "{")):
+        return text
     try:
-        return word(ast.literal_eval(said))
-    except (ValueError, SyntaxError):  # it is no Python
-        return said
+        return word(ast.literal_eval(text))
+    except (ValueError, SyntaxError):  # not Python
+        return text
 
 
 def _mapping(given: Mapping[str, str], key: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The runs of an ablation worked off: one process beside others on the same ledger."""
+"""The worker loop of an ablation: one process, beside others, on one ledger."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from vit_lightning.ablation.attempts import Attempts, Start, with_shared_data
 from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
-from vit_lightning.ablation.trials import Start, Trials, with_shared_data
 from vit_lightning.errors import UserError
 from vit_lightning.signals import STOP, handled
 from vit_lightning.storage.wandb_mirror import import_wandb
 
-SIGN_OF_LIFE = 5.0
-"""Seconds between two signs of life of a process."""
+RENEWAL = 5.0
+"""Seconds between two renewals of the claims of this process."""
 
 
 def devices_of(plan: Plan) -> list[str] | None:
-    """Ids of the GPUs that the runs are spread over; None where they take the CPU, or several devices each."""
+    """Returns the ids of the GPUs that runs are spread over; None on a CPU or with several devices for each run."""
     trainer = next(iter(plan.experiments.values())).trainer
     if trainer["accelerator"] not in ("auto", "gpu", "cuda") or trainer["devices"] not in ("auto", 1, "1"):
         return None
-    said = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if said is not None:
-        return [number for number in said.split(",") if number] or None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [number for number in visible.split(",") if number] or None
     count = torch.cuda.device_count()  # by NVML: this process must not start CUDA, its children do
     return [str(number) for number in range(count)] or None
 
 
-def workers_of(asked: int | str, devices: list[str] | None, threads: int) -> int:
-    """Runs at a time: those asked for, or one for each GPU, or for each core and its threads."""
-    if isinstance(asked, int):
-        return asked
+def workers_of(requested: int | str, devices: list[str] | None, threads: int) -> int:
+    """Returns the number of runs at a time: as requested, or one for each GPU or each ``threads`` cores."""
+    if isinstance(requested, int):
+        return requested
     if devices is not None:
         return len(devices)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -50,13 +50,13 @@ def workers_of(asked: int | str, devices: list[str] | None, threads: int) -> int
 
 
 @dataclass(frozen=True)
-class How:
-    """How the runs of an ablation are worked off.
+class WorkOptions:
+    """Options of the worker loop.
 
     Args:
         workers: runs at a time, or auto.
-        only: the arm that is run; None for all.
-        patience: minutes without anything written after which a run counts as hanging.
+        only: arm to run; None for all.
+        patience: minutes without any write after which a run counts as hanging.
     """
 
     workers: int | str = "auto"
@@ -67,20 +67,20 @@ class How:
         return [run for run in ledger.planned() if self.only in (None, run.arm)]
 
 
-def run_all(plan: Plan, ledger: Ledger, how: How, signals: Sequence[int] = STOP) -> None:
-    """Runs what an ablation lacks, in this process and beside others; ends when all is over.
+def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, signals: Sequence[int] = STOP) -> None:
+    """Runs what an ablation lacks, beside other processes; returns when all runs have finished.
 
     Args:
-        plan: what is run.
-        ledger: where it is written down.
-        how: how many at a time, and which.
-        signals: those that ask this process to end; none where a launcher handles them.
+        plan: of the ablation.
+        ledger: of the ablation.
+        options: number of runs at a time, arm, patience.
+        signals: that ask this process to end; none where a launcher handles them.
     """
-    runs, threads, devices = how.runs(ledger), ledger.facts["threads"], devices_of(plan)
-    if all(ledger.is_over(run) for run in runs):
-        print(f"all {len(runs)} runs were over already: nothing is trained", flush=True)
+    runs, threads, devices = options.runs(ledger), ledger.facts["threads"], devices_of(plan)
+    if all(ledger.has_finished(run) for run in runs):
+        print(f"all {len(runs)} runs had finished: nothing is trained", flush=True)
         return
-    missing = {run.arm for run in runs if not ledger.is_over(run)}
+    missing = {run.arm for run in runs if not ledger.has_finished(run)}
     shared = with_shared_data({arm: item for arm, item in plan.experiments.items() if arm in missing})
     plan = replace(plan, experiments={**plan.experiments, **shared})
     scratch = warm_up(plan, ledger.folder)
@@ -88,23 +88,23 @@ def run_all(plan: Plan, ledger: Ledger, how: How, signals: Sequence[int] = STOP)
     def start(run: Planned) -> Start:
         return Start(plan.experiment(run.arm, run.seed), plan.arguments(run.arm, run.seed))
 
-    trials = Trials(ledger, start, threads=threads, devices=devices, patience=how.patience * 60)
-    asked: list[int] = []
+    attempts = Attempts(ledger, start, threads=threads, devices=devices, patience=options.patience * 60)
+    received: list[int] = []
     try:
-        with handled(lambda number, frame: asked.append(number), signals):
-            _work_off(runs, ledger, trials, workers_of(how.workers, devices, threads), asked)
+        with handled(lambda number, frame: received.append(number), signals):
+            _work_off(runs, ledger, attempts, workers_of(options.workers, devices, threads), received)
     except BrokenPipeError:  # what reads this has ended
         raise
     except OSError as fault:
-        raise UserError(f"{ledger.folder}: {fault.strerror or fault} (the same command goes on)") from fault
+        raise UserError(f"{ledger.folder}: {fault.strerror or fault} (the same command resumes)") from fault
     finally:
-        trials.stop()
+        attempts.stop()
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
 def warm_up(plan: Plan, folder: Path) -> Path | None:
-    """Imports what runs import late, so that each does not do it again."""
+    """Imports what runs import late, so that it is done once; returns W&B's scratch folder, None without W&B."""
     import matplotlib.backends.backend_agg
     import matplotlib.pyplot  # noqa: F401
 
@@ -121,87 +121,74 @@ def warm_up(plan: Plan, folder: Path) -> Path | None:
     return scratch
 
 
-def _work_off(runs: list[Planned], ledger: Ledger, trials: Trials, workers: int, asked: list[int]) -> None:
-    """Claims and runs what nobody has yet, until all is over; what others have is waited for."""
-    open_runs = list(runs)
-    progress, signed, looked = Progress(ledger, runs), 0.0, 0.0
-    while open_runs and not asked:
-        for run, word in trials.settle():
-            progress.say(run, word)
-            looked = 0.0
+def _work_off(runs: list[Planned], ledger: Ledger, attempts: Attempts, workers: int, received: list[int]) -> None:
+    """Claims and starts pending runs until every run has finished or a signal comes; polls runs of other processes."""
+    pending = list(runs)
+    progress, renewed, polled = Progress(ledger, runs), 0.0, 0.0
+    while pending and not received:
+        for run, outcome in attempts.collect():
+            progress.report(run, outcome)
+            polled = 0.0
         now = time.monotonic()
-        if now - signed > SIGN_OF_LIFE:
-            trials.renew()
-            signed = now
-        if now - looked > (0.5 if len(trials.running) < workers else 5.0):
-            looked = now
-            mine = {trial.run for trial in trials.running}
-            open_runs = [run for run in open_runs if run in mine or not ledger.is_over(run)]
-            for run in open_runs:
-                if run in mine or len(trials.running) >= workers:
-                    continue
-                claim = ledger.claim(run)
-                if claim is not None:
-                    trials.begin(run, claim)
-        progress.show([trial.run for trial in trials.running])
+        if now - renewed > RENEWAL:
+            attempts.renew()
+            renewed = now
+        if now - polled > (0.5 if len(attempts.running) < workers else 5.0):
+            polled = now
+            own = {attempt.run for attempt in attempts.running}
+            pending = [run for run in pending if run in own or not ledger.has_finished(run)]
+            for run in pending:
+                if run not in own and len(attempts.running) < workers and (claim := ledger.claim(run)) is not None:
+                    attempts.begin(run, claim)
+        progress.show([attempt.run for attempt in attempts.running])
         time.sleep(0.02)
     progress.close()
-    if asked:
-        print("stopping; the same command goes on", file=sys.stderr, flush=True)
-        trials.stop()
-        raise SystemExit(128 + asked[0])
+    if received:
+        print("stopping; the same command resumes", file=sys.stderr, flush=True)
+        attempts.stop()
+        raise SystemExit(128 + received[0])
 
 
 class Progress:
-    """One bar for all runs; without a terminal, a line for each run that is over."""
+    """One bar for all runs; without a terminal, a line for each run that has finished."""
 
     def __init__(self, ledger: Ledger, runs: list[Planned]) -> None:
         self.ledger, self.runs = ledger, runs
-        self.started = time.monotonic()
-        self.before = self._over()
-        terminal = sys.stderr.isatty()
-        self._bar = tqdm(
-            total=len(runs),
-            initial=self.before,
-            file=sys.stderr,
-            dynamic_ncols=True,
-            disable=not terminal,
-            bar_format="{percentage:3.0f}% |{bar}| {postfix}",
-        )
-        self._shown = 0.0
+        self.started, self._shown = time.monotonic(), 0.0
+        self.before = sum(map(ledger.has_finished, runs))
+        layout = "{percentage:3.0f}% |{bar}| {postfix}"
+        self._bar = tqdm(total=len(runs), initial=self.before, disable=None, dynamic_ncols=True, bar_format=layout)
 
-    def _over(self) -> int:
-        return sum(map(self.ledger.is_over, self.runs))
-
-    def say(self, run: Planned, word: str) -> None:
+    def report(self, run: Planned, outcome: str) -> None:
+        """Prints how a run ended."""
         results = self.ledger.results(run) or {}
-        numbers = [f"{results['seconds']:.0f} s"] if "seconds" in results else []
-        over = self._over()
-        left = self._left(over)
-        text = f"{over} of {len(self.runs)}: {run.name} {', '.join([word, *numbers])}{left and f'; about {left} left'}"
+        seconds = f", {results['seconds']:.0f} s" if "seconds" in results else ""
+        finished, left = self._count()
+        text = f"{finished} of {len(self.runs)}: {run.name} {outcome}{seconds}{left and f'; about {left} left'}"
         if self._bar.disable:
             print(text, flush=True)
         else:
             self._bar.write(text, file=sys.stderr)
 
     def show(self, running: list[Planned]) -> None:
-        """Draws the bar anew, twice a second."""
+        """Redraws the bar, twice a second."""
         if self._bar.disable or time.monotonic() - self._shown < 0.5:
             return
         self._shown = time.monotonic()
-        over = self._over()
-        self._bar.n = over
-        left = self._left(over)
+        self._bar.n, left = self._count()
         names = ", ".join(run.name for run in running)
-        self._bar.set_postfix_str(f"{over} of {len(self.runs)} runs, now {names}{left and f', about {left} left'}")
+        self._bar.set_postfix_str(
+            f"{self._bar.n} of {len(self.runs)} runs, now {names}{left and f', about {left} left'}"
+        )
 
-    def _left(self, over: int) -> str:
-        """Time that the others will take, from those that are over."""
-        done = over - self.before
-        if done < 1 or over == len(self.runs):
-            return ""
-        seconds = (time.monotonic() - self.started) / done * (len(self.runs) - over)
-        return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+    def _count(self) -> tuple[int, str]:
+        """Returns the number of finished runs, and the time left at the rate of those that this process saw finish."""
+        finished = sum(map(self.ledger.has_finished, self.runs))
+        seen = finished - self.before
+        if seen < 1 or finished == len(self.runs):
+            return finished, ""
+        seconds = (time.monotonic() - self.started) / seen * (len(self.runs) - finished)
+        return finished, f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
     def close(self) -> None:
         self._bar.close()

@@ -119,15 +119,10 @@ def analyse(study: Study) -> Analysis:
     arms = []
     for name, overrides in study.arms.items():
         runs = [run for run in study.runs if run.arm == name]
-        values = {run.seed: float(run.results[study.report]) for run in runs if _has(run, study.report)}
+        values = {run.seed: float(run.results[study.report]) for run in runs if run.state == "done"}
         own = [correct[name, seed] for seed in values if (name, seed) in correct]
         arms.append(Arm(name, overrides, runs, values, _components(own)))
     return Analysis(study, rules, arms, _compare(study, rules, arms, correct), _effects(study, rules, arms), why)
-
-
-def _has(run: Run, metric: str) -> bool:
-    value = run.results.get(metric)
-    return run.state == "done" and isinstance(value, int | float) and math.isfinite(value)
 
 
 def _components(tables: Sequence[NDArray[Any]]) -> Components | None:

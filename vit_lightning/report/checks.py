@@ -12,10 +12,14 @@ import yaml
 
 from vit_lightning.config.changes import changes
 from vit_lightning.report.analysis import Analysis
-from vit_lightning.report.study import Run, Study
+from vit_lightning.report.study import Study
+from vit_lightning.storage.folder import read_json
 
 PER_RUN = ("seed_everything", "experiment", "wandb")
 """Keys that identify a run and change nothing else."""
+
+HARDWARE = ("processor", "cores", "gpus", "threads", "python", "packages")
+"""Keys of ``environment.json`` that must agree for costs to be comparable."""
 
 Configs = dict[tuple[str, int], dict[str, Any]]
 """Config of each run, by arm and seed."""
@@ -159,7 +163,8 @@ def _same_images(analysis: Analysis) -> Check:
 def _same_place(study: Study) -> Check:
     """Checks that costs can be compared: the same hardware and versions in all runs."""
     name = "all runs had the same hardware and versions"
-    places = [place for run in study.runs if run.state == "done" and (place := _environment(study, run))]
+    found = [read_json(study.folder / run.folder / "environment.json") for run in study.runs if run.state == "done"]
+    places = [{key: place.get(key) for key in HARDWARE} for place in found if place]
     if not places:
         return Check(name, None, "no run folder holds an environment.json")
     kinds = {json.dumps(place, sort_keys=True) for place in places}
@@ -169,11 +174,3 @@ def _same_place(study: Study) -> Check:
         return Check(name, True, where)
     differing = sorted({key for place in places for key in place if place[key] != first.get(key)})
     return Check(name, False, f"they differ in {', '.join(differing)}; times cannot be compared")
-
-
-def _environment(study: Study, run: Run) -> dict[str, Any]:
-    try:
-        found = json.loads((study.folder / run.folder / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {key: found.get(key) for key in ("processor", "cores", "gpus", "threads", "python", "packages")}

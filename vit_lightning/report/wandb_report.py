@@ -13,7 +13,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.report.report import Report
 from vit_lightning.report.tables import Table
 from vit_lightning.report.write import verdicts
-from vit_lightning.storage.folder import write_whole
+from vit_lightning.storage.folder import read_json, write_whole
 from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror
 
 REPORT = "report"
@@ -39,7 +39,7 @@ def log_report(report: Report, *, send: bool = False) -> str:
         UserError: it was to be sent and was not.
     """
     study, values = report.study, summary(report)
-    known = _known(study.folder)
+    known = {"run_id": secrets.token_hex(4), **read_json(study.folder / "wandb.json")}
     digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
     if known.get("logged") == digest and not send:
         return ""
@@ -93,12 +93,3 @@ def _save_images(report: Report) -> dict[str, Path]:
     for name, figure in report.figures.items():
         figure.savefig(folder / f"{name}.png", dpi=120, facecolor="white", transparent=False)
     return {f"{REPORT}/{name}": folder / f"{name}.png" for name in report.figures}
-
-
-def _known(folder: Path) -> dict[str, str]:
-    """Reads ``wandb.json``: the id of the run (a new one where there is none yet) and what was logged to it."""
-    try:
-        found = json.loads((folder / "wandb.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = {}
-    return {"run_id": secrets.token_hex(4), **found}

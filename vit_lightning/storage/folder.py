@@ -7,6 +7,7 @@ import csv
 import errno
 import fcntl
 import io
+import json
 import logging
 import os
 import platform
@@ -128,6 +129,15 @@ def _holder(folder: Path) -> str:
         return (folder / LOCK).read_text(encoding="utf-8") or "its lock is taken"
     except OSError:
         return "its lock is taken"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the mapping in a JSON file; an empty one where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def write_whole(path: Path, text: str) -> None:

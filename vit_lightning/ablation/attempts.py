@@ -1,7 +1,7 @@
-"""The runs of an ablation as processes of their own, forked from one that has imported and decoded everything.
+"""Attempts at runs of an ablation: processes forked from one that has imported and decoded everything.
 
-A run starts in hundredths of a second instead of seconds, and images are decoded once for all. The process that forks
-must not have started threads of its own that compute: it keeps to one.
+An attempt starts in hundredths of a second instead of seconds, and images are decoded once for all. The forking process
+must not have started computing threads of its own: it keeps to one.
 """
 
 from __future__ import annotations
@@ -22,56 +22,56 @@ from pathlib import Path
 
 import torch
 
-from vit_lightning.ablation.claims import Claim, read_json
+from vit_lightning.ablation.claims import Claim
 from vit_lightning.ablation.ledger import Kind, Ledger, Planned
 from vit_lightning.commands.fit import fit
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import CannotResume, Diverged, UserError
 from vit_lightning.signals import obey_parent
-from vit_lightning.storage.folder import InUse, release, try_hold, write_whole
+from vit_lightning.storage.folder import InUse, read_json, write_whole
 from vit_lightning.storage.metrics import read_results
 
 FORK = multiprocessing.get_context("fork")
 GRACE = 30.0
-"""Seconds that runs have to write a checkpoint when they are asked to end."""
+"""Seconds that attempts have to write a checkpoint when they are stopped."""
 ASLEEP = 30.0
-"""Seconds between two looks at the runs after which this process must have been stopped, or the machine asleep."""
+"""Seconds between two checks of the attempts after which this process must have been stopped, or the machine asleep."""
 
 
 @dataclass
-class Trial:
-    """A run that goes on now."""
+class Attempt:
+    """Process that works on a run now."""
 
     run: Planned
     claim: Claim
     process: ForkProcess
     device: int
     written: float
-    """When its folder was last written to, by the clock of the file system."""
+    """Time of the last write to its folder, by the clock of the file system."""
     since: float
-    """When this process saw that, by its own."""
+    """Time when this process noticed that write, by its own clock."""
     hangs: bool = False
 
 
 @dataclass(frozen=True)
 class Start:
-    """What one run needs, made before it is forked."""
+    """Inputs of an attempt, made before it is forked."""
 
     experiment: Experiment
     words: list[str]
-    """Arguments of the command that it stands for."""
+    """Arguments of the equivalent command."""
 
 
-class Trials:
-    """Starts runs, watches them, and writes down how they end.
+class Attempts:
+    """Attempts of this process: starts them, watches them, and records in the ledger how they end.
 
     Args:
-        ledger: whose runs they are.
-        start: what each run needs.
-        threads: threads that each run computes with.
-        devices: ids of GPUs, one for each run at a time; None on a CPU.
-        patience: seconds without anything written after which a run counts as hanging.
+        ledger: the ledger of the runs.
+        start: makes the inputs of an attempt at a run.
+        threads: computing threads of each attempt.
+        devices: ids of GPUs, one for each attempt at a time; None on a CPU.
+        patience: seconds without any write after which an attempt counts as hanging.
     """
 
     def __init__(
@@ -85,81 +85,78 @@ class Trials:
     ) -> None:
         self.ledger, self._start, self.threads, self.patience = ledger, start, threads, patience
         self.devices = devices
-        self.running: list[Trial] = []
+        self.running: list[Attempt] = []
         self._renewed = time.monotonic()
 
     def begin(self, run: Planned, claim: Claim) -> None:
-        """Forks a run that has been claimed."""
+        """Forks an attempt at a claimed run."""
         folder = self.ledger.run_folder(run)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        free = next(n for n in range(len(self.running) + 1) if n not in {trial.device for trial in self.running})
+        free = next(n for n in range(len(self.running) + 1) if n not in {attempt.device for attempt in self.running})
         visible = None if self.devices is None else self.devices[free % len(self.devices)]
         arguments = (self._start(run), folder, claim.path, self.threads, visible, os.getpid())
         process = FORK.Process(target=_work, args=arguments)
         process.start()
-        self.running.append(Trial(run, claim, process, free, _last_written(folder), time.monotonic()))
+        self.running.append(Attempt(run, claim, process, free, _last_written(folder), time.monotonic()))
 
-    def settle(self) -> list[tuple[Planned, str]]:
-        """Runs that have ended since the last time, with a word on how."""
-        over = []
-        for trial in list(self.running):
-            if trial.process.is_alive():
-                continue
-            trial.process.join()
-            self.running.remove(trial)
-            over.append((trial.run, self._outcome(trial)))
-        return over
+    def collect(self) -> list[tuple[Planned, str]]:
+        """Returns the runs whose attempts have ended since the last call, each with the outcome in words."""
+        ended = [attempt for attempt in self.running if not attempt.process.is_alive()]
+        for attempt in ended:
+            attempt.process.join()
+            self.running.remove(attempt)
+        return [(attempt.run, self._outcome(attempt)) for attempt in ended]
 
     def renew(self) -> None:
-        """Signs of life for all runs; ends a run that another process has taken over, or that hangs."""
+        """Renews all claims; kills attempts whose run another process has taken over, and those that hang."""
         now = time.monotonic()
         slept, self._renewed = now - self._renewed > ASLEEP, now
-        for trial in self.running:
-            written = _last_written(self.ledger.run_folder(trial.run))
-            if written != trial.written or slept:  # clocks of file systems are not trusted, and asleep nobody writes
-                trial.written, trial.since = written, now
-            if not trial.claim.is_mine():
-                _kill(trial.process)
-            elif now - trial.since > self.patience:
-                trial.hangs = True
-                _kill(trial.process)
+        for attempt in self.running:
+            written = _last_written(self.ledger.run_folder(attempt.run))
+            if written != attempt.written or slept:  # clocks of file systems are not trusted, and asleep nobody writes
+                attempt.written, attempt.since = written, now
+            if not attempt.claim.is_mine():
+                _kill(attempt.process)
+            elif now - attempt.since > self.patience:
+                attempt.hangs = True
+                _kill(attempt.process)
 
     def stop(self) -> None:
-        """Asks all runs to write a checkpoint and end, and waits for them."""
-        for trial in self.running:
-            trial.process.terminate()
+        """Asks all attempts to write a checkpoint and end, and waits for them."""
+        for attempt in self.running:
+            attempt.process.terminate()
         until = time.monotonic() + GRACE
-        for trial in self.running:
-            trial.process.join(max(0.0, until - time.monotonic()))
-            if trial.process.is_alive():
-                _kill(trial.process)
-                trial.process.join()
-            done = self.ledger.results(trial.run) is not None
+        for attempt in self.running:
+            attempt.process.join(max(0.0, until - time.monotonic()))
+            if attempt.process.is_alive():
+                _kill(attempt.process)
+                attempt.process.join()
+            done = self.ledger.results(attempt.run) is not None
             with contextlib.suppress(OSError):  # a full disk: then the claim is taken over, as from a process that died
-                trial.claim.end("done" if done else "stopped")
+                attempt.claim.end("done" if done else "stopped")
         self.running = []
 
-    def _outcome(self, trial: Trial) -> str:
-        """Writes down how a run ended: done only with its results, whatever its process returned."""
-        if not trial.claim.is_mine():
+    def _outcome(self, attempt: Attempt) -> str:
+        """Records how an attempt ended: done only with results, whatever its process returned."""
+        if not attempt.claim.is_mine():
             return "taken over by another process"
-        if self.ledger.results(trial.run) is not None:
-            trial.claim.end("done")
+        if self.ledger.results(attempt.run) is not None:
+            attempt.claim.end("done")
             return "done"
-        kind, cause = self._cause(trial)
-        final = self.ledger.settle(trial.run, trial.claim, kind, cause)
+        kind, cause = self._cause(attempt)
+        final = self.ledger.end_attempt(attempt.run, attempt.claim, kind, cause)
         return f"{'failed' if final else 'will be tried again'} ({kind}: {cause})"
 
-    def _cause(self, trial: Trial) -> tuple[Kind, str]:
-        fault = trial.claim.path.with_suffix(".fault")
-        code = trial.process.exitcode or 0
-        if trial.hangs:
+    def _cause(self, attempt: Attempt) -> tuple[Kind, str]:
+        fault = attempt.claim.path.with_suffix(".fault")
+        code = attempt.process.exitcode or 0
+        if attempt.hangs:
             return "hang", f"nothing was written for {self.patience / 60:.3g} minutes"
-        if results := read_results(self.ledger.run_folder(trial.run)):
+        if results := read_results(self.ledger.run_folder(attempt.run)):
             report = self.ledger.facts["report"]
             return "no result", f"{report} is {results.get(report, 'not measured')}"
-        if said := read_json(fault):
-            return said["kind"], said["cause"]
+        if left := read_json(fault):
+            return left["kind"], left["cause"]
         if code < 0:
             name = signal.Signals(-code).name
             memory = " (out of memory?)" if name == "SIGKILL" else ""
@@ -170,7 +167,7 @@ class Trials:
 
 
 def _kill(process: ForkProcess) -> None:
-    """Ends a run at once, with its loading workers."""
+    """Kills an attempt with its data-loading workers."""
     try:
         os.killpg(process.pid or 0, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):  # it has not made its group yet
@@ -178,19 +175,16 @@ def _kill(process: ForkProcess) -> None:
 
 
 def _last_written(folder: Path) -> float:
-    """When anything in a run folder was last written."""
-    paths = [*folder.glob("*"), *folder.glob("checkpoints/*")]
+    """Returns the time of the last write to a run folder."""
     times = [0.0]
-    for path in paths:
-        try:
+    for path in (*folder.glob("*"), *folder.glob("checkpoints/*")):
+        with contextlib.suppress(OSError):  # it was being renamed
             times.append(path.stat().st_mtime)
-        except OSError:  # it was on its way to another name
-            continue
     return max(times)
 
 
 def _work(start: Start, folder: Path, claim: Path, threads: int, visible: str | None, parent: int) -> None:
-    """The process of one run."""
+    """Runs the process of one attempt."""
     os.setpgid(0, 0)
     _die_with(parent)
     obey_parent()
@@ -205,34 +199,33 @@ def _work(start: Start, folder: Path, claim: Path, threads: int, visible: str | 
     sys.argv = [sys.argv[0], "fit", *start.words, f"--out={folder}", "--resume=auto"]
     experiment = replace(start.experiment, out=folder, resume="auto", allowed_changes=("wandb",))
     try:
-        _wait_for(folder)
-        fit(experiment)
+        _fit_alone(experiment, folder)
     except BaseException as fault:
-        code = _said(fault, claim.with_suffix(".fault"))
-        sys.exit(code)
+        sys.exit(_report_fault(fault, claim.with_suffix(".fault")))
 
 
-def _wait_for(folder: Path) -> None:
-    """Waits while another process still has the run folder: one that lives, though its lease was over."""
-    folder.mkdir(parents=True, exist_ok=True)
-    while os.access(folder, os.W_OK):
-        lock = try_hold(folder)
-        if lock is not None:
-            release(folder, lock)
+def _fit_alone(experiment: Experiment, folder: Path) -> None:
+    """Trains once the folder is free: a process whose lease has expired may still live and write to it."""
+    while True:
+        try:
+            fit(experiment)
             return
-        time.sleep(0.5)
+        except InUse:
+            if folder.is_dir() and not os.access(folder, os.W_OK):
+                raise
+            time.sleep(0.5)
 
 
 def _die_with(parent: int) -> None:
-    """A run ends with the process that watches it: another one will take both over."""
+    """Lets this attempt die with the process that watches it: another process will take the run over."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(137)
 
 
-def _said(fault: BaseException, path: Path) -> int:
-    """Leaves the cause of an end for the process that watches, and its traceback in the log; the exit code."""
+def _report_fault(fault: BaseException, path: Path) -> int:
+    """Writes the cause for the watching process, and the traceback to the log; returns the exit code."""
     if isinstance(fault, SystemExit):
         return fault.code if isinstance(fault.code, int) else 1
     code = fault.exit_code if isinstance(fault, UserError) else 1
@@ -248,10 +241,8 @@ def _said(fault: BaseException, path: Path) -> int:
 def _kind(fault: BaseException) -> Kind:
     if isinstance(fault, Diverged):
         return "diverged"
-    if isinstance(fault, InUse):
-        return "in use"
     if isinstance(fault, CannotResume):
-        return "cannot go on"
+        return "cannot resume"
     if isinstance(fault, UserError):
         return "configuration"
     memory = ("can't allocate memory", "out of memory", "cannot allocate memory")
@@ -279,7 +270,7 @@ def with_shared_data(experiments: Mapping[str, Experiment]) -> dict[str, Experim
                 data.setup("fit")
                 data.setup("test")
                 data.fingerprint()
-            except Exception as fault:  # its runs will say why, and the other arms go on
+            except Exception as fault:  # its runs will report the cause; the other arms continue
                 read[key] = None
                 faults.append(f"arm {arm}: {' '.join(str(fault).split())[:500] or type(fault).__name__}")
         shared[arm] = replace(experiment, data=read[key] or experiment.data)
