@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ class Experiment:
             replaced: arguments to use in place of those of the config, of which nothing is made.
         """
         given = {key: value for key, value in self.trainer.items() if key not in (replaced or {})}
-        parsed = make_parser().parse_object({"trainer": given})
+        parsed = make_parser().parse_object({"trainer": deepcopy(given)})  # jsonargparse writes into nested lists
         return {**vars(instantiate(parsed, "trainer")), **(replaced or {})}
 
     def to_yaml(self) -> str:
