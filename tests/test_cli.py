@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -19,6 +20,12 @@ def test_three_names_are_one_program(lightning, program):
     for name, command in COMMANDS.items():
         assert f"{name} " in result.stdout
         assert command.summary in result.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_command_names_a_function(command):
+    module, _, function = command.function.partition(":")
+    assert callable(getattr(importlib.import_module(f"vit_lightning.{module}"), function))
 
 
 def test_the_version_is_the_package_s(capsys):

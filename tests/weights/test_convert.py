@@ -15,6 +15,7 @@ from vit_lightning import UserError, ViT
 from vit_lightning.config.experiment import make_network
 from vit_lightning.config.resolve import resolve
 from vit_lightning.models.attention import SeparateAttention
+from vit_lightning.models.crate import ISTA, MSSA
 from vit_lightning.models.heads import AttentionPool
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions
@@ -135,6 +136,7 @@ def test_of_a_file_with_more_than_weights_only_the_rest_is_named():
         ("google", {"classifier": "unpooled"}, "config.classifier=unpooled: we have token, gap"),
         ("google", {"resnet": {"num_layers": [3]}}, "config.resnet=.*: we do not have this option"),
         ("big_vision", {"pool_type": "0"}, "config.pool_type=0: we have gap, tok, map"),
+        ("google", {"patches": {}}, r"patches=\{\}.*has a wrong type"),
         ("crate", {"pool": "max"}, "config.pool=max: we have cls, mean"),
         ("timm", {"depth": "two"}, "config.depth=two must be a whole number"),
         ("timm", {"mlp_ratio": "four"}, "config.mlp_ratio=four must be a number"),
@@ -164,6 +166,18 @@ def test_required_sizes_must_be_whole_numbers(depth):
     _, state, config = fresh("vit_pytorch")
     with pytest.raises(UserError, match=f"config.depth={depth} must be a whole number"):
         from_reference(state, family="vit_pytorch", config={**config, "depth": depth})
+
+
+def test_an_initial_layer_scale_may_be_a_whole_number():
+    _, state, config = fresh("timm", init_values=0.1)
+    vit = from_reference(state, family="timm", config={**config, "init_values": 1})
+    assert describe(vit)["layer_scale"] == 1.0
+
+
+def test_ista_in_a_block_with_residuals_is_named():
+    vit = ViT(image_size=8, patch_size=4, emb_size=16, depth=2, num_heads=2, attention=MSSA, feed_forward=ISTA)
+    with pytest.raises(UserError, match=r"block: TransformerEncoderBlock .*ISTA.* needs CrateBlock"):
+        to_reference(vit, family="crate")
 
 
 def test_all_missing_arguments_are_named_at_once():
@@ -491,6 +505,7 @@ def test_a_config_of_a_family_is_that_family(path):
         ({"embed_dim": None}, "embed_dim"),
         ({"img_size": "x"}, "img_size"),
         ({"init_values": "x"}, "init_values=x has a wrong type"),
+        ({"act_layer": ["x"]}, "act_layer=.*has a wrong type"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_an_error_that_names_it(config, message):

@@ -51,7 +51,6 @@ class Run:
     folder: Path
     module: ViTClassifier
     trainer: Trainer
-    stopwatch: Stopwatch
     predictions: TestPredictions
     metrics: MetricsFile
     mirror: WandbMirror
@@ -71,19 +70,19 @@ def prepare(experiment: Experiment, folder: Path, *, begins: bool = True) -> Run
     if begins and experiment.init_from is not None:
         path = find_checkpoint(experiment.init_from, "init_from")
         load_network(module.network, read_checkpoint(path), path)
-    settings, page = experiment.settings, dict(experiment.config)
-    stopwatch, predictions, metrics = Stopwatch(), TestPredictions(), MetricsFile(folder)
+    settings, config = experiment.settings, dict(experiment.config)
+    predictions, metrics = TestPredictions(), MetricsFile(folder)
     guard = FiniteGuard(folder)
-    checkpoints = Checkpoints(folder, settings.checkpoint, page, guard)
+    checkpoints = Checkpoints(folder, settings.checkpoint, config, guard)
     weights = sum(weight.numel() * weight.element_size() for weight in module.network.parameters())
     if is_first() and (problem := space_problem(folder, weights, copies=3 + (module.average is not None))):
         raise UserError(problem)
     shape = (data.in_channels, *data.image_size)
     facts = {"parameters": count_parameters(module), "flops": forward_flops(module.network, shape)}
-    mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**page, **facts})
-    own = [StepSeeds(experiment.seed), guard, LearningRate(), stopwatch, checkpoints, StopOnSignal(checkpoints)]
+    mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**config, **facts})
+    own = [StepSeeds(experiment.seed), guard, LearningRate(), Stopwatch(), checkpoints, StopOnSignal(checkpoints)]
     trainer = make_trainer(arguments, folder, own, [metrics, mirror])
-    return Run(experiment, folder, module, trainer, stopwatch, predictions, metrics, mirror)
+    return Run(experiment, folder, module, trainer, predictions, metrics, mirror)
 
 
 def train_and_test(run: Run, newest: Restored | None = None) -> Results:

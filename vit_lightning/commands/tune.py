@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,8 +110,8 @@ def find_learning_rate(experiment: Experiment) -> dict[str, Any]:
     with session(experiment, "lr-find") as folder:
         lr_finder.tqdm = functools.partial(tqdm, disable=None, leave=False)  # type: ignore[attr-defined,assignment]
         module, trainer = _prepare(experiment, RateSearch, folder, options.steps)
-        _tune(
-            lambda: Tuner(trainer).lr_find(
+        with _tuner_errors():
+            Tuner(trainer).lr_find(
                 module,
                 datamodule=experiment.data,
                 min_lr=options.min_lr,
@@ -119,7 +119,6 @@ def find_learning_rate(experiment: Experiment) -> dict[str, Any]:
                 num_training=options.steps,
                 update_attr=False,
             )
-        )
         # not what the Tuner records: with accumulated gradients it misses the last step of each epoch
         rates, losses = module.rates, module.step_losses
         smoothed = smooth(losses)
@@ -187,15 +186,14 @@ def scale_batch(experiment: Experiment) -> dict[str, Any]:
         raise UserError(f"max_batch_size={limit} must not be below data.batch_size={first}, which is tried first")
     with session(experiment, "scale-batch") as folder:
         module, trainer = _prepare(experiment, BatchSearch, folder, options.steps)
-        with contextlib.suppress(ZeroDivisionError):  # if one image does not fit, the Tuner tries a batch of none
-            _tune(
-                lambda: Tuner(trainer).scale_batch_size(
-                    module,
-                    datamodule=data,
-                    steps_per_trial=options.steps,
-                    init_val=first,
-                    max_val=limit + 1,  # the Tuner does not try max_val itself
-                )
+        # if one image does not fit, the Tuner tries a batch of none
+        with _tuner_errors(), contextlib.suppress(ZeroDivisionError):
+            Tuner(trainer).scale_batch_size(
+                module,
+                datamodule=data,
+                steps_per_trial=options.steps,
+                init_val=first,
+                max_val=limit + 1,  # the Tuner does not try max_val itself
             )
         trained = sorted({*module.finished})
         failed = sorted({*module.started} - {*module.finished})
@@ -239,9 +237,11 @@ def _prepare(experiment: Experiment, kind: type[Any], folder: Path, steps: int) 
     return make_module(without_ema, kind), trainer
 
 
-def _tune(search: Callable[[], Any]) -> Any:
+@contextlib.contextmanager
+def _tuner_errors() -> Iterator[None]:
+    """Turns errors of Lightning's Tuner into a UserError."""
     try:
-        return search()
+        yield
     except UserError:
         raise
     except (MisconfigurationException, ValueError) as fault:

@@ -136,7 +136,7 @@ def _build(table: Family, config: Mapping[str, Any], layout: Layout) -> tuple[Op
         return options, build(options)
     except UserError:
         raise
-    except (TypeError, ValueError, ArithmeticError, IndexError, AttributeError) as fault:
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as fault:
         given = ", ".join(f"{key}={value}" for key, value in config.items())
         raise UserError(f"config of {table.name}: {fault} (one of {given} has a wrong type)") from fault
 

@@ -35,7 +35,7 @@ def describe(vit: ViT) -> Options:
     Raises:
         UserError: names blocks that are not ours, and blocks that differ from one another.
     """
-    if foreign := [_foreign("block", block) for block in vit.encoder if not _is_ours(block)]:
+    if foreign := [problem for block in vit.encoder if (problem := _block_problem(block))]:
         raise UserError(dict.fromkeys(foreign))
     problems: list[str] = []
     sizes = ("image_size", "patch_size", "in_channels", "num_classes", "emb_size", "depth", "num_heads")
@@ -125,9 +125,13 @@ def _positions(positions: nn.Module | None, prefix_tokens: int, problems: list[s
     return kind if prefix_tokens or kind is None else "learned"  # without such tokens both are the same
 
 
-def _is_ours(block: nn.Module) -> bool:
+def _block_problem(block: nn.Module) -> str | None:
     has_ista = any(isinstance(part, ISTA) for part in block.modules())
-    return type(block) is (CrateBlock if has_ista else TransformerEncoderBlock)
+    if type(block) is TransformerEncoderBlock and has_ista:
+        return (
+            "block: TransformerEncoderBlock adds a residual to ISTA, which no other family has; ISTA needs CrateBlock"
+        )
+    return None if type(block) is (CrateBlock if has_ista else TransformerEncoderBlock) else _foreign("block", block)
 
 
 def _block(block: nn.Module, problems: list[str]) -> Options:

@@ -124,7 +124,7 @@ TIMM = Family(
         Field("scale_attn_norm", False, "attention_norm", write=_has_norm),
         Field("scale_mlp_norm", False, "feed_forward_norm", write=_has_norm),
         Field("proj_bias", True, ("projection_bias", "feed_forward_bias")),
-        Field("init_values", None, "layer_scale", lambda value: value or None),
+        Field("init_values", None, "layer_scale", lambda value: float(value) if value else None),
         Field("class_token", True, "class_token"),
         Field("pos_embed", "learn"),
         Field("no_embed_class", False),

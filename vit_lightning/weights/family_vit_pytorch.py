@@ -6,8 +6,8 @@ from vit_lightning.weights.fields import Field, side, size, word
 from vit_lightning.weights.options import Options
 from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family, Layout, Names, Shapes, Theirs
 
-_EPS = "layernorm_1e-05"
-_FIXED: Options = {"patch_norm": _EPS, "patch_token_norm": _EPS, "norm": _EPS, "qkv_bias": False}
+_NORM = "layernorm_1e-05"
+_FIXED: Options = {"patch_norm": _NORM, "patch_token_norm": _NORM, "norm": _NORM, "qkv_bias": False}
 _SIZES = (
     Field("image_size", ..., "image_size", size, side),
     Field("patch_size", ..., "patch_size", size, side),
