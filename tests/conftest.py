@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import Running, command, installed_program
 from runs import Command
 from wandb_stub import StubServer
 
@@ -24,18 +25,21 @@ def server() -> Iterator[StubServer]:
 
 @pytest.fixture
 def lightning(tmp_path: Path) -> Command:
-    """The installed command, in a process and a working folder of its own."""
+    """Runs the command in a process and a working folder of its own, and returns what came of it."""
 
-    def run(*arguments: str, program: str = "lightning", timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
-        command = (
-            [str(Path(sys.executable).parent / program)]
-            if program != "python"
-            else [sys.executable, "-m", "vit_lightning"]
-        )
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.run(
-            [*command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=timeout
-        )
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return Running(command, *arguments, folder=tmp_path).finish()
+
+    return run
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Command:
+    """Runs the installed command, whose start is tested too; ``python`` is ``python -m vit_lightning``."""
+
+    def run(*arguments: str, program: str = "lightning") -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "vit_lightning"] if program == "python" else [installed_program(program)]
+        return subprocess.run([*words, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=240)
 
     return run
 

@@ -1,4 +1,4 @@
-"""The installed command, in processes of its own."""
+"""The command in processes of its own: installed where its start matters."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vit_lightning.cli import COMMANDS, main
 
 
 @pytest.mark.parametrize("program", ["lightning", "vit-lightning", "python"])
-def test_three_names_are_one_program(lightning, program):
-    result = lightning("--help", program=program)
+def test_three_names_are_one_program(installed, program):
+    result = installed("--help", program=program)
     assert result.returncode == 0
     for name, command in COMMANDS.items():
         assert f"{name} " in result.stdout
@@ -72,8 +72,8 @@ def test_print_config_prints_a_page_and_does_nothing(in_folder, capsys):
     assert not list(in_folder.iterdir())
 
 
-def test_a_mistake_is_answered_without_a_traceback(lightning, tmp_path):
-    result = lightning("fit", *SMALL, "--model.patch_size=3")
+def test_a_mistake_is_answered_without_a_traceback(installed, tmp_path):
+    result = installed("fit", *SMALL, "--model.patch_size=3")
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
         "lightning fit: model.patch_size=3 does not divide image_size=8 (squares that do: 1, 2, 4, 8)"
@@ -81,25 +81,25 @@ def test_a_mistake_is_answered_without_a_traceback(lightning, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_from_start_to_prediction(lightning, tmp_path):
-    fitted = lightning("fit", *SMALL, "--out=run")
+def test_a_run_from_start_to_prediction(lightning, installed, tmp_path):
+    fitted = installed("fit", *SMALL, "--out=run")
     assert fitted.returncode == 0, fitted.stderr
     assert fitted.stderr == ""
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    tested = lightning("test", "--ckpt", "run", program="python")
+    tested = lightning("test", "--ckpt", "run")
     assert tested.returncode == 0, tested.stderr
     assert f"{results['test/acc']:.4f}" in tested.stdout
-    assert lightning("predict", "--ckpt=run", program="vit-lightning").returncode == 0
+    assert lightning("predict", "--ckpt=run").returncode == 0
 
 
-def test_two_processes_train_and_count_each_image_once(lightning, tmp_path):
+def test_two_processes_train_and_count_each_image_once(lightning, installed, tmp_path):
     flags = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=50"]
-    result = lightning("fit", *SMALL, *flags, "--trainer.max_epochs=2", "--out=run")
+    result = installed("fit", *SMALL, *flags, "--trainer.max_epochs=2", "--out=run")
     assert result.returncode == 0, result.stderr
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["steps"] == 26
     assert results["epochs"] == 2
-    said = lightning("predict", "--ckpt=run", "--out=said")
+    said = installed("predict", "--ckpt=run", "--out=said")
     assert said.returncode == 0, said.stderr
     rows = [line.split(",") for line in (tmp_path / "said" / "predictions.csv").read_text().splitlines()[1:]]
     assert [int(row[0]) for row in rows] == list(range(360))
@@ -111,11 +111,11 @@ def test_two_processes_train_and_count_each_image_once(lightning, tmp_path):
         assert results[name] == pytest.approx(value, abs=1e-6), name
 
 
-def test_a_class_in_a_file_beside_the_page_is_found(lightning, tmp_path):
+def test_a_class_in_a_file_beside_the_page_is_found(installed, tmp_path):
     (tmp_path / "mine.py").write_text(
         "import torch\nclass Net(torch.nn.Sequential):\n"
         "    def __init__(self, num_classes: int):\n"
         "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
     )
-    result = lightning("fit", "--model.class_path=mine.Net", "--trainer.max_epochs=1", "--out=run", "--trust-config")
+    result = installed("fit", "--model.class_path=mine.Net", "--trainer.max_epochs=1", "--out=run", "--trust-config")
     assert result.returncode == 0, result.stderr

@@ -1,40 +1,37 @@
-"""The installed command with W&B, as a process of its own, and what it has to have sent."""
+"""The command with W&B, as a process of its own, and what it has to have sent."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
+from processes import Running, command
 from runs import SMALL
 
 from vit_lightning.storage.metrics import read_metrics
-from vit_lightning.storage.wandb_mirror import merged_by_step
+from vit_lightning.storage.wandb_mirror import import_wandb, merged_by_step
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 SECRET = "a-secret-that-is-nobody-s-business"
 
 
-def start(folder: Path, verb: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """The installed command with an empty home and none of the user's W&B settings; nobody sits at the terminal."""
+def start(folder: Path, verb: str, *arguments: str, **environment: str) -> Running:
+    """Starts the command with an empty home and none of the user's W&B settings; nobody sits at the terminal."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
-    environment = {**kept, "HOME": str(home), "OMP_NUM_THREADS": "1", "MY_TOKEN": SECRET, **environment}
-    command = [str(Path(sys.executable).parent / "lightning"), verb, *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
-    )
+    environment = {**kept, "HOME": str(home), "MY_TOKEN": SECRET, **environment}
+    return Running(command, verb, *arguments, folder=folder, environment=environment)
 
 
-def finished(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, out + err
-    assert err == ""
-    return out
+def finished(process: Running) -> str:
+    """Returns what a process printed that had to end well."""
+    result = process.finish()
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stderr == ""
+    return result.stdout
 
 
 def fit(folder: Path, *flags: str, **environment: str) -> str:
@@ -53,3 +50,17 @@ def assert_delivered(rows: list[dict], folder: Path) -> None:
     for row in rows:
         for name, value in wanted[row["_step"]].items():
             assert row[name] == pytest.approx(value), name
+
+
+def log_report_twice() -> None:
+    """Logs the report of a made-up ablation to a run of W&B, and once more."""
+    from fake_study import make_study
+
+    from vit_lightning.report.report import make_report
+    from vit_lightning.report.wandb_report import log_report
+
+    import_wandb(Path("scratch"))  # as for the runs of an ablation
+    shutil.rmtree("scratch")
+    study = make_study(Path("pooling"), images=60)
+    print(log_report(make_report(study)))
+    print(log_report(make_report(study)) or "nothing new")

@@ -1,15 +1,13 @@
-"""Mistakes, given to the installed command: each is answered in a few lines before any work starts."""
+"""Mistakes, given to the command: each is answered in a few lines before any work starts."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from processes import Running, command, installed_program
 from runs import REPOSITORY
 from tensors import write_images
 
@@ -121,25 +119,23 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def answers(place: Path) -> dict[str, subprocess.CompletedProcess[str]]:
-    """What the command says to each case; two run at a time."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+INSTALLED = ("unknown key of the model", "damaged image", "several at once", "unknown verb")
+"""Cases that are given to the installed command, the others to the same command in a process that has imported it."""
 
-    def ask(name: str) -> subprocess.CompletedProcess[str]:
-        arguments = CASES[name][0]
-        verb, rest = (arguments[0].split()[1], arguments[1:]) if arguments[0].startswith("VERB") else ("fit", arguments)
-        out = [] if any(word.startswith("--out") for word in rest) or verb == "trian" else [f"--out=out {name}"]
-        command = [str(Path(sys.executable).parent / "lightning"), verb, *rest, *out]
-        return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=240)
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(CASES, pool.map(ask, CASES), strict=True))
+def ask(place: Path, name: str) -> subprocess.CompletedProcess[str]:
+    arguments = CASES[name][0]
+    verb, rest = (arguments[0].split()[1], arguments[1:]) if arguments[0].startswith("VERB") else ("fit", arguments)
+    out = [] if any(word.startswith("--out") for word in rest) or verb == "trian" else [f"--out=out {name}"]
+    words = [verb, *rest, *out]
+    if name in INSTALLED:
+        return subprocess.run([installed_program(), *words], cwd=place, capture_output=True, text=True, timeout=240)
+    return Running(command, *words, folder=place).finish()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_mistake_is_answered_in_a_few_lines(answers, place, name):
-    answer = answers[name]
+def test_a_mistake_is_answered_in_a_few_lines(place, name):
+    answer = ask(place, name)
     said = answer.stderr.strip().splitlines()
     assert answer.returncode == 2, answer.stderr
     assert 1 <= len(said) <= 15, answer.stderr

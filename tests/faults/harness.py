@@ -1,28 +1,20 @@
-"""Real processes that run the ``lightning`` command, to be killed, and what is left of their runs.
-
-A process starts from a server that has imported everything, in hundredths of a second instead of five.
-"""
+"""Real processes that run the ``lightning`` command, to be killed, and what is left of their runs."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
-import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import torch
 
 HERE = Path(__file__).parent
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    ["vit_lightning.cli", "vit_lightning.ablation.ablate", "vit_lightning.commands.fit", "matplotlib.pyplot"]
-)
 
 FLAGS = (
     "--model.patch_size=4",
@@ -47,27 +39,12 @@ FLAGS = (
 """Four epochs of eight batches of digits, with everything random that there is: 32 steps in about a second."""
 
 
-def _command(folder: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
-    multiprocessing.set_start_method("fork", force=True)  # what the command's own workers start by, as for a user
-    os.chdir(folder)
-    os.environ.update(environment)
-    sys.path.insert(0, str(HERE))
-    sys.argv = ["lightning", *arguments]
-    log = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    torch.set_num_threads(1)
-    from vit_lightning.cli import main
-
-    sys.exit(main(arguments))
-
-
 def start(folder: Path, *arguments: str, fault: str = "", **environment: str) -> BaseProcess:
-    """The command in a process of its own, with ``folder`` as its working folder; says what it says in ``log.txt``."""
+    """Starts the command in ``folder``; its output is appended to ``log.txt`` there."""
     folder.mkdir(parents=True, exist_ok=True)
-    process = SERVER.Process(target=_command, args=(folder, arguments, {"VITL_FAULT": fault, **environment}))
-    process.start()
-    return process
+    environment = {**os.environ, "VITL_FAULT": fault, **environment}
+    log = folder / "log.txt"
+    return processes.start(processes.command, *arguments, folder=folder, environment=environment, out=log, err=log)
 
 
 def command(folder: Path, *arguments: str, fault: str = "", **environment: str) -> int:

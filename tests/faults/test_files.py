@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import harness
+import processes
 import pytest
 import torch
 
@@ -31,11 +32,12 @@ def write_for_ever(folder: Path, megabytes: int, begin: int) -> None:
 def kill_while_writing(folder: Path, temporary: Path, *, kills: int, megabytes: int, seed: int) -> None:
     """Each kill leaves a newest checkpoint that can be read, not older than any before, and no file elsewhere."""
     draw, step, left_over = random.Random(seed), 0, 0
-    os.environ["TMPDIR"] = str(temporary)
+    environment, log = {**os.environ, "TMPDIR": str(temporary)}, folder / "log.txt"
     for _ in range(kills):
         place = folder / "checkpoints"
-        process = harness.SERVER.Process(target=write_for_ever, args=(place, megabytes, step))
-        process.start()
+        process = processes.start(
+            write_for_ever, place, megabytes, step, folder=folder, environment=environment, out=log, err=log
+        )
         first = time.monotonic() + 60
         while not (place / "last.ckpt").exists() and time.monotonic() < first:
             time.sleep(0.01)
@@ -56,12 +58,11 @@ def kill_while_writing(folder: Path, temporary: Path, *, kills: int, megabytes: 
 
 
 @pytest.fixture
-def elsewhere(tmp_path, monkeypatch):
+def elsewhere(tmp_path):
     """A temporary folder on another file system than the run, where there is one."""
     shared = Path("/dev/shm")
     folder = (shared if shared.is_dir() else tmp_path) / f"vitl-{os.getpid()}"
     folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
     yield folder
     shutil.rmtree(folder)
 

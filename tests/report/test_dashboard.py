@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 from fake_study import make_study
-from runs import REPOSITORY
+from processes import Running
+from wandb_command import log_report_twice
 from wandb_stub import read_wandb_file
 
 from vit_lightning.report import dashboard as module
@@ -18,27 +17,11 @@ from vit_lightning.report.report import make_report
 
 pytest.importorskip("wandb_workspaces")
 
-LOG = """
-import shutil, sys
-from pathlib import Path
-from fake_study import make_study
-from vit_lightning.report.report import make_report
-from vit_lightning.report.wandb_report import log_report
-from vit_lightning.storage.wandb_mirror import import_wandb
-import_wandb(Path("scratch"))  # as for the runs of an ablation
-shutil.rmtree("scratch")
-study = make_study(Path("pooling"), images=60)
-print(log_report(make_report(study)))
-print(log_report(make_report(study)) or "nothing new")
-"""
-
 
 def test_tables_and_figures_go_to_a_run_of_the_group(tmp_path):
     kept = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
-    paths = os.pathsep.join([str(REPOSITORY / "tests"), str(REPOSITORY)])
-    environment = {**kept, "HOME": str(tmp_path), "WANDB_MODE": "offline", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", LOG]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    environment = {**kept, "HOME": str(tmp_path), "WANDB_MODE": "offline"}
+    result = Running(log_report_twice, folder=tmp_path, environment=environment).finish()
     assert result.returncode == 0, result.stderr
     assert result.stdout == "W&B         offline; send all of it: lightning sync pooling\nnothing new\n"
     [file] = (tmp_path / "pooling" / "wandb").glob("offline-run-*/run-*.wandb")

@@ -48,11 +48,10 @@ def test_without_a_key_the_run_is_offline_and_complete(tmp_path):
 def test_disabled_leaves_nothing_and_sending_later_needs_a_key(tmp_path):
     assert "W&B" not in fit(tmp_path, WANDB_MODE="disabled")
     assert not (tmp_path / "run" / "wandb").exists()
-    process = start(tmp_path, "sync", "run")
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert "wandb login" in err
-    assert "no API key" in err
+    sent = start(tmp_path, "sync", "run").finish()
+    assert sent.returncode == 2
+    assert "wandb login" in sent.stderr
+    assert "no API key" in sent.stderr
     assert not [*(tmp_path / "run").rglob("*.wandb")]
 
 
