@@ -111,11 +111,11 @@ def test_two_processes_train_and_count_each_image_once(lightning, installed, tmp
         assert results[name] == pytest.approx(value, abs=1e-6), name
 
 
-def test_a_class_in_a_file_beside_the_page_is_found(installed, tmp_path):
+def test_a_class_in_a_file_beside_the_page_is_found(lightning, tmp_path):
     (tmp_path / "mine.py").write_text(
         "import torch\nclass Net(torch.nn.Sequential):\n"
         "    def __init__(self, num_classes: int):\n"
         "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
     )
-    result = installed("fit", "--model.class_path=mine.Net", "--trainer.max_epochs=1", "--out=run", "--trust-config")
+    result = lightning("fit", "--model.class_path=mine.Net", "--trainer.max_epochs=1", "--out=run", "--trust-config")
     assert result.returncode == 0, result.stderr

@@ -22,7 +22,7 @@ def write_splits(root: Path, *, train: int = 60, other: int = 10) -> Path:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs the extra datasets")
-@pytest.mark.parametrize("workers", [(0, 2), (2, 0)], ids=["none, then two", "two, then none"])
+@pytest.mark.parametrize("workers", [(0, 2), pytest.param((2, 0), marks=pytest.mark.full)], ids=str)
 def test_a_run_on_shards_that_is_killed_in_mid_epoch_goes_on_at_the_right_image(tmp_path, workers):
     images = write_splits(tmp_path / "images")
     folder = ["--data.class_path=ImageFolder", f"--data.root={images}", "--data.image_size=8"]
@@ -38,6 +38,7 @@ def test_a_run_on_shards_that_is_killed_in_mid_epoch_goes_on_at_the_right_image(
     assert not harness.differences(harness.outcome(reference), harness.outcome(killed))
 
 
+@pytest.mark.full
 def test_two_ranks_together_see_what_one_sees(tmp_path):
     flags = [flag for flag in harness.FLAGS if "batch_size" not in flag and "max_epochs" not in flag]
     flags += ["--trainer.max_epochs=1", "--data.num_workers=2"]

@@ -139,7 +139,18 @@ def test_row_23_the_payloads_are_live(evil, marker):
     assert marker.exists()
 
 
-@pytest.mark.parametrize("verb", ["test", "predict", "init_from", "resume"])
+VERBS = ("test", "predict", "init_from", "resume")
+
+
+@pytest.mark.parametrize(
+    ("evil", "verb"),
+    [
+        *((zip_with_pickle, verb) for verb in VERBS),
+        *((kind, "test") for kind in (legacy, raw_pickle)),
+        *(pytest.param(kind, verb, marks=pytest.mark.full) for kind in (legacy, raw_pickle) for verb in VERBS[1:]),
+    ],
+    indirect=["evil"],
+)
 def test_row_23_a_pickle_does_not_run(evil, tmp_path, trained, verb):
     words = {
         "test": ("test", "--ckpt=evil.ckpt"),

@@ -32,7 +32,14 @@ def test_row_08_a_signal_ends_training_with_a_checkpoint(tmp_path, whole, fault,
     assert not harness.differences(whole, harness.outcome(tmp_path))
 
 
-@pytest.mark.parametrize(("fault", "saved"), [("15:forward:TERM", 8), ("16:val:TERM", 8), ("16:epoch_end:TERM", 16)])
+@pytest.mark.parametrize(
+    ("fault", "saved"),
+    [
+        pytest.param("15:forward:TERM", 8, marks=pytest.mark.full),
+        ("16:val:TERM", 8),
+        pytest.param("16:epoch_end:TERM", 16, marks=pytest.mark.full),
+    ],
+)
 def test_row_08_a_signal_around_an_epoch_s_end(tmp_path, whole, fault, saved):
     assert harness.fit(tmp_path, "--checkpoint.every_n_steps=null", fault=f"0:{fault}") == 143
     assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == saved
