@@ -28,6 +28,7 @@ PRELOADED = (
     "vit_lightning.commands.evaluate",
     "vit_lightning.commands.fit",
     "vit_lightning.commands.test_report",
+    "vit_lightning.report.write",
 )
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(list(PRELOADED))
