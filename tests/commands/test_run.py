@@ -32,6 +32,22 @@ def run(*flags: str, out: str = "out"):
     return fit(resolve([*SMALL, f"--out={out}", *flags]))
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """The smallest run, as a folder to be copied, and its results."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return folder / "out", run()
+
+
+@pytest.fixture
+def results(trained: tuple[Path, dict], in_folder: Path) -> dict:
+    """Results of a finished run, which lies in ``out``."""
+    shutil.copytree(trained[0], in_folder / "out")
+    return trained[1]
+
+
 def test_a_run_leaves_what_it_promises(in_folder, capsys):
     results = fit(resolve([*SMALL, "--experiment=small"]))
     (folder,) = (in_folder / "runs" / "small").iterdir()
@@ -102,31 +118,27 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(in_folder):
     assert not torch.equal(weights[0]["network.head.linear.weight"], weights[2]["network.head.linear.weight"])
 
 
-def test_a_run_can_be_repeated_from_its_config(in_folder):
-    first = run()
+def test_a_run_can_be_repeated_from_its_config(results):
     again = fit(resolve(["--config", "out/config.yaml", "--out=again"]))
-    assert again["test/loss"] == first["test/loss"]
+    assert again["test/loss"] == results["test/loss"]
 
 
 @pytest.mark.parametrize("place", ["out", "out/checkpoints/best.ckpt"])
-def test_testing_again_needs_no_page_and_gives_the_same_numbers(in_folder, place):
-    results = run()
+def test_testing_again_needs_no_page_and_gives_the_same_numbers(results, place):
     again = evaluate(resolve([f"--ckpt={place}"], "test"), "test")
     assert again == {name: value for name, value in results.items() if name.startswith("test/")}
     assert len(list(Path("out/test").iterdir())) == 1
     assert evaluate(resolve([f"--ckpt={place}"], "validate"), "validate")["val/acc"] == results["val/acc"]
 
 
-def test_predictions_are_written_for_each_test_image(in_folder):
-    results = run()
+def test_predictions_are_written_for_each_test_image(results):
     predict(resolve(["--ckpt=out", "--out=said"], "predict"))
     rows = list(csv.DictReader(Path("said/predictions.csv").read_text().splitlines()))
     assert len(rows) == 360
     assert sum(row["label"] == row["prediction"] for row in rows) / 360 == pytest.approx(results["test/acc"])
 
 
-def test_a_checkpoint_file_alone_is_enough(in_folder):
-    results = run()
+def test_a_checkpoint_file_alone_is_enough(results):
     Path("out/checkpoints/best.ckpt").rename("alone.ckpt")
     again = evaluate(resolve(["--ckpt=alone.ckpt"], "test"), "test")
     assert again["test/acc"] == results["test/acc"]
@@ -185,8 +197,7 @@ def test_lightning_s_callbacks_loggers_and_profilers_come_from_the_page(in_folde
     assert list(Path("out").glob("*times*"))
 
 
-def test_a_folder_in_use_is_refused_before_training(in_folder):
-    run()
+def test_a_folder_in_use_is_refused_before_training(results):
     before = Path("out/results.json").read_bytes()
     with pytest.raises(UserError, match="out=out is there already"):
         run()
@@ -247,7 +258,7 @@ def killed(folder: str, *flags: str, before_step: int) -> None:
             run(*flags, out=folder)
 
 
-@pytest.mark.parametrize("before_step", [0, 5, 21, 30, 41])
+@pytest.mark.parametrize("before_step", [5, 21, *(pytest.param(step, marks=pytest.mark.full) for step in (0, 30, 41))])
 def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(in_folder, before_step):
     flags = ["--trainer.max_epochs=2", "--checkpoint.every_n_steps=4", "--model.emb_dropout=0.1"]
     reference = run(*flags, out="reference")
@@ -261,16 +272,14 @@ def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(in_folder,
     assert rows[0] == rows[1]
 
 
-def test_resuming_tests_a_run_that_was_trained(in_folder):
-    results = run()
+def test_resuming_tests_a_run_that_was_trained(results):
     Path("out/results.json").unlink()
     last = Path("out/checkpoints/last.ckpt").read_bytes()
     assert numbers(fit(read_run(Path("out")))) == numbers(results)
     assert Path("out/checkpoints/last.ckpt").read_bytes() == last
 
 
-def test_resuming_what_is_done_does_nothing(in_folder):
-    results = run()
+def test_resuming_what_is_done_does_nothing(results):
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
     assert main(["fit", "--resume", "out"]) == 0
     assert fit(read_run(Path("out"))) == results
@@ -284,15 +293,13 @@ def test_resume_takes_a_run_folder_and_no_page(in_folder, capsys):
     assert "config=page.yaml beside --resume" in capsys.readouterr().err
 
 
-def test_the_folder_tells_where_a_run_took_place(in_folder):
-    run()
+def test_the_folder_tells_where_a_run_took_place(results):
     environment = json.loads(Path("out/environment.json").read_text())
     assert torch.__version__.startswith(environment["packages"]["torch"])
     assert {"command", "python", "processor", "cores", "gpus", "git", "started"} <= set(environment)
 
 
-def test_test_predictions_agree_with_the_accuracy(in_folder):
-    results = run()
+def test_test_predictions_agree_with_the_accuracy(results):
     table = np.load("out/test_predictions.npz")
     assert table["index"].tolist() == list(range(360))
     assert (table["label"] == table["prediction"]).mean() == pytest.approx(results["test/acc"])
@@ -313,8 +320,7 @@ def test_warnings_are_kept_in_the_folder(in_folder):
     assert "UserWarning: something is odd" in Path("out/warnings.log").read_text()
 
 
-def test_the_curves_are_a_picture(in_folder):
-    run()
+def test_the_curves_are_a_picture(results):
     with Image.open("out/curves.png") as picture:
         assert picture.size == (900, 360)
 
@@ -337,8 +343,7 @@ def test_a_run_from_first_weights_outlives_them(in_folder):
     assert numbers(fit(read_run(Path("second")))) == numbers(results)
 
 
-def test_a_checkpoint_is_found_from_within_its_folder(in_folder, monkeypatch):
-    run()
+def test_a_checkpoint_is_found_from_within_its_folder(results, in_folder, monkeypatch):
     monkeypatch.chdir(in_folder / "out" / "checkpoints")
     evaluate(resolve(["--ckpt=best.ckpt"], "test"), "test")
     assert len(list(Path("../test").iterdir())) == 1
@@ -365,8 +370,7 @@ def test_a_network_of_torchvision_trains_and_is_tested(in_folder, name):
     assert page["model"]["init_args"]["num_classes"] == 3
 
 
-def test_a_model_is_not_tested_on_images_that_it_learned_from(in_folder):
-    run()
+def test_a_model_is_not_tested_on_images_that_it_learned_from(results):
     with pytest.raises(UserError, match="learned from split 0"):
         resolve(["--ckpt=out", "--data.split_seed=1"], "test")
 
