@@ -9,7 +9,7 @@ from runs import REPOSITORY
 from tensors import write_images, write_parquet
 
 from vit_lightning import Digits, ImageFolder, UserError, ViT
-from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.experiment import Experiment, make_data
 from vit_lightning.config.resolve import resolve
 from vit_lightning.models.attention import MultiHeadAttention
 
@@ -186,3 +186,13 @@ def test_groups_with_nothing_under_them_say_nothing(tmp_path):
 def test_values_that_would_break_later_are_refused(flag):
     with pytest.raises(UserError, match=flag.removeprefix("--").split("=")[0]):
         resolve([*FIT, flag])
+
+
+def test_what_is_made_of_a_config_leaves_it_as_it_is():
+    callbacks = '--trainer.callbacks=[{"class_path": "EarlyStopping", "monitor": "val/loss"}]'
+    experiment = resolve([*FIT, callbacks, '--data.augment=[{"class_path": "RandomCrop", "padding": 1}]'])
+    before = experiment.to_yaml()
+    experiment.make_trainer_arguments()
+    experiment.make_network()
+    make_data(experiment.config)
+    assert experiment.to_yaml() == before

@@ -91,13 +91,13 @@ class Experiment:
 
 def make_data(config: Mapping[str, Any]) -> ImageData:
     """Returns the data module of a config in plain data; reads no images."""
-    data: ImageData = instantiate(make_parser().parse_object({"data": config["data"]}), "data")
+    data: ImageData = instantiate(make_parser().parse_object({"data": deepcopy(config["data"])}), "data")
     return data
 
 
 def make_network(config: Mapping[str, Any]) -> nn.Module:
     """Returns the network of a complete config in plain data, with new random weights."""
-    parsed = make_parser().parse_object({"model": config["model"]})
+    parsed = make_parser().parse_object({"model": deepcopy(config["model"])})
     leave_out_defaults_of_others(parsed.model, config["model"].get("init_args", {}))
     network: nn.Module = instantiate(parsed, "model")
     return network
