@@ -86,7 +86,7 @@ def vit(**options):
 def test_rotary_attention_equals_timm_s(options):
     layers = pytest.importorskip("timm.layers")
     ours = RotaryAttention(16, 2, **options)
-    ours.place((2, 3), 1)
+    ours.set_grid((2, 3), 1)
     theirs = layers.AttentionRope(16, 2, qkv_bias=True, num_prefix_tokens=1)
     randomise(ours).double()
     names = {"qkv": "qkv", "projection": "proj"}

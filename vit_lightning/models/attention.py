@@ -207,7 +207,7 @@ class RotaryAttention(MultiHeadAttention):
         self.temperature, self.max_resolution, self.reference_grid = temperature, max_resolution, reference_grid
         self.positions: RotaryPositions | None = None
 
-    def place(self, grid: tuple[int, int], prefix_tokens: int) -> None:
+    def set_grid(self, grid: tuple[int, int], prefix_tokens: int) -> None:
         """Sets the positions of the tokens: rows and columns of patches, and the number of tokens before them."""
         self.positions = RotaryPositions(
             grid,
@@ -219,5 +219,5 @@ class RotaryAttention(MultiHeadAttention):
         )
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        assert self.positions is not None, "ViT calls place() first"
+        assert self.positions is not None, "ViT calls set_grid() first"
         return super().attend(self.positions(queries), self.positions(keys), values, mask)

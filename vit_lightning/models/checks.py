@@ -68,7 +68,7 @@ def needs(setting: str, given: bool, needed: Mapping[str, bool]) -> list[str]:
 
 
 def block(name: str, make: Callable[..., object], *sizes: object) -> list[str]:
-    """Returns what a block reports against its arguments, so that it is told together with all other problems.
+    """Returns what a block reports against its arguments, so that it is reported together with all other problems.
 
     The block is built on the meta device, which takes no memory and draws no random numbers. Sizes below 1 have been
     reported by themselves.

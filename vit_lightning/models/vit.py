@@ -189,7 +189,7 @@ class ViT(NamedSequential):
             if isinstance(module, RotaryAttention):
                 if patch_dropout > 0.0:
                     raise UserError("patch_dropout: RotaryAttention takes all patches, each at its position")
-                module.place(grid, prefix_tokens)
+                module.set_grid(grid, prefix_tokens)
         initialise(self)
 
     def forward_features(self, images: Tensor) -> Tensor:
