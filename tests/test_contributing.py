@@ -1,0 +1,85 @@
+"""The examples of ``.github/CONTRIBUTING.md``: each is short, and does what the text around it says."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import types
+
+import pytest
+import torch
+from runs import REPOSITORY, SMALL
+
+from vit_lightning import ViT, cli, from_reference, to_reference
+from vit_lightning.cli import COMMANDS, main
+from vit_lightning.metric_facts import METRICS
+from vit_lightning.weights import FAMILIES
+
+TEXT = (REPOSITORY / ".github" / "CONTRIBUTING.md").read_text()
+DIGITS = f"--config={REPOSITORY / 'experiments' / 'digits.yaml'}"
+WITHOUT_SIZES = ("--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--wandb.mode=disabled")
+
+
+def example(name: str) -> str:
+    return re.search(rf"<!-- {name} -->\n```python\n(.*?)```", TEXT, re.DOTALL).group(1)
+
+
+@pytest.fixture(autouse=True)
+def unchanged_tables():
+    kept = [(table, dict(table)) for table in (METRICS, FAMILIES, COMMANDS)]
+    yield
+    for table, entries in kept:
+        table.clear()
+        table.update(entries)
+
+
+@pytest.mark.parametrize("name", re.findall(r"<!-- (.*?) -->", TEXT))
+def test_an_example_is_under_20_lines(name):
+    assert len([line for line in example(name).splitlines() if line]) < 20
+
+
+def test_a_block_of_a_file_in_the_working_folder(in_folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(in_folder))
+    (in_folder / "my_blocks.py").write_text(example("block"))
+    flags = ("--model.block.class_path=my_blocks.PostNorm", "--trust-config", "--out=run", "--wandb.mode=disabled")
+    assert main(["fit", DIGITS, *SMALL, *flags]) == 0
+    assert json.loads((in_folder / "run" / "results.json").read_text())["test/acc"] > 0.05
+    names: dict[str, type] = {}
+    exec(example("block"), names)
+    vit = ViT("Ti/4", image_size=8, depth=1, num_classes=10, block=names["PostNorm"])
+    assert [name for name, _ in vit.encoder[0].named_children()] == ["attention", "norm1", "feed_forward", "norm2"]
+
+
+def test_a_metric_is_logged_and_selects_the_best_checkpoint(in_folder):
+    exec(example("metric"), {})
+    assert main(["fit", DIGITS, *SMALL, "--checkpoint.monitor=val/f1", "--out=run", "--wandb.mode=disabled"]) == 0
+    assert 0.0 <= json.loads((in_folder / "run" / "results.json").read_text())["test/f1"] <= 1.0
+
+
+def test_a_data_set_of_a_file_in_the_working_folder(in_folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(in_folder))
+    (in_folder / "my_data.py").write_text(example("data set"))
+    flags = ("--data.class_path=my_data.Noise", "--data.count=90", "--trust-config", "--out=run")
+    assert main(["fit", *SMALL, *flags, *WITHOUT_SIZES]) == 0
+    assert json.loads((in_folder / "run" / "results.json").read_text())["test/acc"] <= 1.0
+
+
+def test_a_family_goes_out_and_comes_back():
+    exec(example("family"), {})
+    vit = ViT(image_size=8, patch_size=4, emb_size=16, depth=2, num_heads=2, num_classes=5).eval()
+    state, config = to_reference(vit, family="mine")
+    assert {"layers.1.attn.qkv.bias", "fc.weight"} <= set(state)
+    images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(from_reference(state, family="mine", config=config).eval()(images), vit(images))
+
+
+def test_a_command_is_a_file_and_a_line(capsys, monkeypatch):
+    module = types.ModuleType("vit_lightning.commands.count")
+    exec(example("command"), module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    COMMANDS.update(eval(f"{{{example('command line')}}}", vars(cli)))
+    assert main(["count", DIGITS]) == 0
+    assert re.search(r"^[\d,]+ parameters$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["count", DIGITS, "--model.dept=3"]) == 2
+    assert "model.depth" in capsys.readouterr().err
