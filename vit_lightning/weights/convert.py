@@ -21,13 +21,20 @@ from vit_lightning.weights.family_vit_pytorch import CRATE, SIMPLE_VIT, VIT_PYTO
 from vit_lightning.weights.options import Options, build
 from vit_lightning.weights.tables import Config, Family, Layout, Tensors, find_names, to_ours, to_theirs
 
-FAMILIES = {
-    family.name: family
-    for family in (
-        *(TIMM, TORCHVISION, HF, VIT_PYTORCH, SIMPLE_VIT, CRATE),
-        *(BIG_VISION, GOOGLE, TORCH_ENCODER, EINOPS_TUTORIAL, TIMM_LEGACY),
-    )
-}
+_TABLES = (
+    TIMM,
+    TORCHVISION,
+    HF,
+    VIT_PYTORCH,
+    SIMPLE_VIT,
+    CRATE,
+    BIG_VISION,
+    GOOGLE,
+    TORCH_ENCODER,
+    EINOPS_TUTORIAL,
+    TIMM_LEGACY,
+)
+FAMILIES = {family.name: family for family in _TABLES}
 
 
 def from_reference(

@@ -94,7 +94,7 @@ def _same(tensors: Tensors, layout: Layout) -> Tensors:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of reference models.
+    """A family of reference models; the first three are enough for one that is built as ours is.
 
     Args:
         name: its name in ``from_reference(family=...)``.
