@@ -101,8 +101,7 @@ def train(guaranteed: bool, parent: Connection, steps: int, threads: int) -> Non
     baton = Baton(parent, steps)
     with tempfile.TemporaryDirectory() as place:
         if guaranteed:
-            run = prepare(experiment, Path(place))
-            run.trainer.callbacks.append(baton)
+            run = prepare(experiment, experiment.make_trainer_arguments({"callbacks": [baton]}), Path(place))
             trainer, module, data = run.trainer, run.module, experiment.data
         else:
             module, data = make_module(experiment), PlainDigits(experiment.data)

@@ -172,7 +172,7 @@ def test_what_is_wrong_with_the_page_names_the_arm(in_folder):
     plan["parameters"]["arm"]["values"][1]["model.pol"] = "mean"
     plan["command"].insert(-1, "--optimizer.lr=fast")
     said = problems(plan).splitlines()
-    assert "plan.yaml: arm no token: model.pol=mean: there is no such key (did you mean model.pool?)" in said
+    assert "plan.yaml: arm no token: model.pol=mean: there is no such option (did you mean model.pool?)" in said
     assert any("optimizer.lr=fast must be a finite number" in line for line in said)
 
 

@@ -90,7 +90,7 @@ def test_the_suggestion_is_where_the_loss_falls_fastest():
         ("scale-batch", ["--trainer.fast_dev_run=true"], "trainer.fast_dev_run"),
         ("scale-batch", ["--max_batch_size=32"], "max_batch_size=32 must not be below data.batch_size=64"),
         ("scale-batch", ["--trainer.devices=2", "--trainer.strategy=ddp"], "distributed"),
-        ("fit", ["--steps=5"], "steps=5: there is no such key"),
+        ("fit", ["--steps=5"], "steps=5: there is no such option"),
     ],
 )
 def test_what_cannot_work_is_said(in_folder, capsys, verb, flags, problem):

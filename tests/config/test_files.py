@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from vit_lightning import UserError
-from vit_lightning.config.files import flatten, merge, page_of_flag, read_flags, read_page, unflatten
+from vit_lightning.config.files import flatten, read_flags, read_page, unflatten
+from vit_lightning.config.merge import merge, page_of_flag
 
 DEFAULTS = {"model": "vit_lightning.ViT"}
 
@@ -66,10 +67,10 @@ def test_what_is_said_later_wins_key_by_key(base, said, merged):
 
 
 def test_a_flag_is_a_small_page():
-    assert page_of_flag("a.init_args.b", "1", []) == {"a": {"b": "1"}}
-    assert page_of_flag("a", "[1, {class_path: B, init_args: {c: 2}}]", []) == {"a": [1, {"class_path": "B", "c": 2}]}
-    assert page_of_flag("data", "Digits", ["data"]) == {"data": {"class_path": "Digits"}}
-    assert page_of_flag("a", '"[0.9]"', []) == {"a": "[0.9]"}
-    assert page_of_flag("a", '"best" run', []) == {"a": '"best" run'}
+    assert page_of_flag("a.init_args.b", "1") == {"a": {"b": "1"}}
+    assert page_of_flag("a", "[1, {class_path: B, init_args: {c: 2}}]") == {"a": [1, {"class_path": "B", "c": 2}]}
+    assert page_of_flag("data", "Digits") == {"data": {"class_path": "Digits"}}
+    assert page_of_flag("a", '"[0.9]"') == {"a": "[0.9]"}
+    assert page_of_flag("a", '"best" run') == {"a": '"best" run'}
     with pytest.raises(UserError, match="a="):
-        page_of_flag("a", "[1", [])
+        page_of_flag("a", "[1")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import torch
 from jsonargparse import ArgumentParser
@@ -18,7 +18,7 @@ from vit_lightning.ablation.plan import Plan, read_plan
 from vit_lightning.ablation.slurm import submit
 from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, workers_of
 from vit_lightning.commands.console import quiet
-from vit_lightning.config.check_keys import Key, find_problems
+from vit_lightning.config.check_options import find_problems
 from vit_lightning.config.files import parse_yaml, split_words
 from vit_lightning.errors import UserError
 from vit_lightning.report.statistics import LEAST_PAIRS
@@ -78,9 +78,10 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
         given["file"] = files.pop(0)
     if "slurm" in given:
         given["slurm"] = parse_yaml(given["slurm"], f"slurm={given['slurm']}")
-    keys = {name: Key(kind) for name, kind in get_type_hints(AblateConfig).items()}
-    problems = [problem.text for problem in find_problems(given, keys)]
-    problems += [f"{word}: what is this? (keys are given as --key=value)" for word in files]
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(AblateConfig)
+    problems = [problem.text for problem in find_problems(given, parser)[0]]
+    problems += [f"{word}: what is this? (options are given as --key=value)" for word in files]
     if "file" not in given:
         problems.append("give a plan: lightning ablate experiments/ablations/PLAN.yaml")
     for key in ("workers", "threads", "add_seeds"):
@@ -91,10 +92,7 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
             problems.append(f"patience={given['patience']} must be above 0 minutes")
     if problems:
         raise UserError(problems)
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--ablate", type=AblateConfig)
-    made: AblateConfig = parser.instantiate(parser.parse_object({"ablate": given})).ablate
-    return made
+    return AblateConfig(**vars(parser.parse_object(given)))
 
 
 def make_ablate_help() -> ArgumentParser:

@@ -45,8 +45,9 @@ def fit(experiment: Experiment) -> Results:
     with contextlib.ExitStack() as held:
         if experiment.resume != "never" and (folder := _find_run(experiment, held)) is not None:
             return _continue(folder, experiment)
+    arguments = experiment.make_trainer_arguments()
     with new_folder(experiment.out, _parent(experiment), f"seed{experiment.seed}") as folder:
-        run = prepare(experiment, folder)
+        run = prepare(experiment, arguments, folder)
         write_whole(folder / "config.yaml", experiment.to_yaml())
         _write_environment(run)
         return train_and_test(run)
@@ -105,7 +106,7 @@ def _continue(folder: Path, experiment: Experiment) -> Results:
         _check_start(folder, experiment)
     elif (folder / BEST).is_file():
         read_checkpoint(folder / BEST)  # finds damage now, not after the training
-    run = prepare(experiment, folder, begins=newest is None)
+    run = prepare(experiment, experiment.make_trainer_arguments(), folder, begins=newest is None)
     if newest is not None:
         network_weights(run.module.network, newest.checkpoint, newest.path)
     remove_partial_files(folder)

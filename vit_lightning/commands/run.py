@@ -56,15 +56,15 @@ class Run:
     mirror: WandbMirror
 
 
-def prepare(experiment: Experiment, folder: Path, *, begins: bool = True) -> Run:
+def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, *, begins: bool = True) -> Run:
     """Seeds everything and makes all parts of a run.
 
     Args:
         experiment: the experiment to run.
+        arguments: the Trainer's, made before the folder, so that a wrong callback leaves none.
         folder: the run folder.
         begins: whether the run starts at step 0, and so with the weights of ``init_from``.
     """
-    arguments = experiment.make_trainer_arguments()
     seed_everything(experiment.seed, verbose=False)
     data, module = experiment.data, make_module(experiment)
     if begins and experiment.init_from is not None:

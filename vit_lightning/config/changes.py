@@ -9,15 +9,14 @@ from jsonargparse import ArgumentError
 
 from vit_lightning.config.files import flatten, unflatten
 from vit_lightning.config.old_configs import with_block
-from vit_lightning.config.parser import make_parser
-from vit_lightning.config.resolve import to_plain
+from vit_lightning.config.parser import make_parser, to_plain
 
 ALWAYS = ("data.num_workers",)
-"""Keys that may change by themselves: order and augmentation do not depend on them."""
+"""Options that may change within a run: order and augmentation do not depend on them."""
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values differ between two pages, (before, after), but for those that may."""
+    """Returns the options whose values differ between two configs, with both values."""
     old, new = (_by_key(with_block(flatten(dict(config)))) for config in (before, after))
     found = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
     return {key: pair for key, pair in found.items() if pair[0] != pair[1] and key not in ALWAYS}
@@ -53,7 +52,7 @@ def _remove(node: Any, path: list[str]) -> None:
 
 
 def _by_key(node: Any, path: str = "") -> dict[str, Any]:
-    """The values of a flat page by their dotted keys; lists as a whole."""
+    """Returns the values of a flat config by their dotted keys; lists as a whole."""
     if not isinstance(node, dict) or not node:
         return {path: node}
     return {

@@ -45,7 +45,7 @@ def read_flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """Keys and values of ``--key=value`` and ``--key value``, in order; a key without a value is switched on."""
     flags, words = split_words(arguments)
     if words:
-        raise UserError(f"{words[0]}: what is this? (keys are given as --key=value)")
+        raise UserError(f"{words[0]}: what is this? (options are given as --key=value)")
     return flags
 
 
@@ -121,51 +121,6 @@ def full_name(class_path: Any) -> Any:
     return f"vit_lightning.{class_path}" if class_path in vit_lightning.__all__ else class_path
 
 
-def merge(base: Page, page: Page, defaults: dict[str, str]) -> Page:
-    """``base`` with what ``page`` says; arguments of a class that the page exchanges for another are dropped.
-
-    Args:
-        base: what was said before.
-        page: what is said now.
-        defaults: class of each key whose class need not be named.
-    """
-    merged = dict(base)
-    for key, value in page.items():
-        if key.endswith("+"):
-            old = merged.get(key[:-1]) or []
-            merged[key[:-1]] = [
-                *(old if isinstance(old, list) else [old]),
-                *(value if isinstance(value, list) else [value]),
-            ]
-        elif isinstance(merged.get(key), str) and isinstance(value, dict) and "class_path" not in value:
-            merged[key] = {"class_path": merged[key], **value}
-        elif isinstance(merged.get(key), dict) and isinstance(value, dict):
-            before, after = merged[key].get("class_path", defaults.get(key)), value.get("class_path")
-            same = after is None or (before is not None and full_name(before) == full_name(after))
-            merged[key] = merge(merged[key], value, {}) if same else value
-        else:
-            merged[key] = value
-    return merged
-
-
 def word(value: Any) -> str:
     """A value as a flag has it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def page_of_flag(key: str, value: str, classes: Sequence[str]) -> Page:
-    """A page that says what the flag says; ``--data=ImageFolder`` names a class for the keys in ``classes``."""
-    # other values stay words: jsonargparse reads them as what the key wants
-    quoted = len(value) > 1 and value[0] == value[-1] == '"'
-    said: Any = flatten(parse_yaml(value, f"{key}={value}")) if value[:1] in ("[", "{") or quoted else value
-    parts = [part for part in key.split(".") if part != "init_args"]
-    if len(parts) == 1 and parts[0] in classes and isinstance(said, str):
-        said = {"class_path": said}
-    for part in reversed(parts):
-        said = {part: said}
-    page: Page = said
-    return page

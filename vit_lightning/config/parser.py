@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
@@ -84,3 +86,22 @@ def instantiate(config: Namespace, key: str) -> Any:
             cause = cause.__context__  # jsonargparse raises its own error for classes in lists
         problems = [f": {' '.join(str(fault).split())}"] if cause is None else [f".{text}" for text in cause.problems]
         raise UserError([f"{key}{problem}" for problem in problems]) from fault
+
+
+def to_plain(config: Namespace) -> dict[str, Any]:
+    """Returns the config as plain data, without the options of one call of a command."""
+    kept = config.clone()
+    for options in (RunOptions, *COMMAND_OPTIONS.values()):
+        for field in fields(options):
+            kept.pop(field.name, None)
+    plain: dict[str, Any] = _plain(yaml.safe_load(make_parser().dump(kept, skip_unset=False)))
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """Without the defaults of networks of others that cannot be written down, such as a function."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _plain(item) for key, item in value.items() if not str(item).startswith("Unable to serialize")}

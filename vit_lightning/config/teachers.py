@@ -12,7 +12,7 @@ import torch
 from jsonargparse import ArgumentError
 from torch import nn
 
-from vit_lightning.config.check_keys import find_class
+from vit_lightning.config.check_options import find_class
 from vit_lightning.config.experiment import make_data, make_network
 from vit_lightning.config.files import flatten, unflatten
 from vit_lightning.config.old_configs import with_block

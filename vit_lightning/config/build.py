@@ -1,0 +1,122 @@
+"""A checked experiment from a merged config: types, then what the parts have to say about each other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from jsonargparse import Namespace
+
+from vit_lightning.config.check_network import (
+    accepted,
+    empty_network,
+    leave_out_defaults_of_others,
+    network_problems,
+)
+from vit_lightning.config.check_values import average_problems, monitor_problems, trainer_problems
+from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.files import Page, unflatten
+from vit_lightning.config.old_configs import with_block
+from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
+from vit_lightning.config.parser import DEFAULT_CLASSES, instantiate, make_parser, to_plain
+from vit_lightning.data.base import ImageData
+from vit_lightning.errors import UserError
+from vit_lightning.metric_facts import STEP_METRICS, metric_names
+from vit_lightning.sizes import pair
+from vit_lightning.storage.checkpoint_files import find_checkpoint, network_weights, read_checkpoint
+from vit_lightning.training.optim import OptimizerConfig, group_problems
+
+
+def build(page: Page, command: str, given: Mapping[str, Any]) -> Experiment:
+    """Makes and checks all parts of an experiment, each once."""
+    parser = make_parser(command)
+    images = unflatten({key: page[key] for key in ("data",) if key in page})
+    data: ImageData = instantiate(make_parser().parse_object(images), "data")
+    try:
+        data.check()
+        facts = data_facts(data)
+    except UserError as error:
+        raise UserError([f"data.{problem}" for problem in error.problems]) from error
+    model = page.get("model", {})
+    model = {"class_path": model} if isinstance(model, str) else model or {}
+    if not isinstance(model, dict):
+        raise UserError(f"model={model} must be a class path or its arguments")
+    class_path = model.get("class_path", DEFAULT_CLASSES["model"])
+    complete = with_block({**page, "model": {"class_path": class_path, **accepted(facts, class_path), **model}})
+    config = parser.parse_object(unflatten(complete))
+    for name, fact in facts.items():  # an argument that a function hands on shows only now
+        if name in config.model.init_args and name not in model:
+            config.model.init_args[name] = fact
+    leave_out_defaults_of_others(config.model, {**model, **facts})
+    if config.experiment is None:
+        config.experiment = "run"
+    problems: list[str] = []
+    kind = COMMAND_OPTIONS.get(command)
+    options = None if kind is None else _made(kind, config, problems)
+    _made(ConfigOptions, config, problems)
+    run = _made(RunOptions, config, problems)
+    named = config.model.get("init_args", Namespace())
+    for name, fact in facts.items():
+        same = pair if name == "image_size" else int
+        if name in named and same(named[name]) != same(fact):
+            problems.append(f"model.{name}={named[name]} does not fit the data, which has {fact} (leave it out)")
+    settings = {}
+    for key in Settings._fields:
+        try:
+            settings[key] = instantiate(config, key)
+        except UserError as error:
+            problems += error.problems
+    if not any(problem.startswith("model.") for problem in problems):
+        problems += _model_problems(config, facts, settings.get("optimizer"))
+    problems += [*trainer_problems(config.trainer), *average_problems(config)]
+    monitored = [*metric_names("val", "train", classes=facts["num_classes"]), *STEP_METRICS]
+    problems += monitor_problems(config, monitored)
+    if problems:
+        raise Unfit(problems)
+    return Experiment(
+        config=to_plain(config), data=data, settings=Settings(**settings), options=options, **vars(run), **given
+    )
+
+
+class Unfit(UserError):
+    """Values of the right types that do not fit, alone or together; nothing else is wrong."""
+
+
+def _made(kind: type[Any], config: Namespace, problems: list[str]) -> Any:
+    """Returns the options of a class, with their values in a parsed config."""
+    try:
+        return kind(**{field.name: config[field.name] for field in fields(kind)})
+    except UserError as error:
+        problems += error.problems
+        return None
+
+
+def data_facts(data: ImageData) -> dict[str, Any]:
+    """Arguments of a network that follow from the data, as plain values."""
+    height, width = data.image_size
+    size = height if height == width else [height, width]
+    return {"image_size": size, "in_channels": data.in_channels, "num_classes": data.num_classes}
+
+
+def _model_problems(config: Namespace, facts: dict[str, Any], optimizer: OptimizerConfig | None) -> list[str]:
+    """Returns what does not fit: network and its arguments, data, optimizer, and the weights it is to start from."""
+    try:
+        network = empty_network(lambda: instantiate(config, "model"))
+    except UserError as error:
+        return error.problems
+    problems = network_problems(network, (facts["in_channels"], *pair(facts["image_size"])), facts["num_classes"])
+    if optimizer is not None:
+        with contextlib.suppress(UserError):  # its own problems are told elsewhere
+            problems += [f"optimizer.{text}" for text in group_problems(network, optimizer)]
+    try:
+        for key in ("init_from", "ckpt"):
+            if config.get(key) is not None:
+                path = find_checkpoint(config[key], key)
+                network_weights(network, read_checkpoint(path), path)
+        if (teacher := config.distillation.teacher) and not teacher.startswith(("torchvision:", "timm:")):
+            find_checkpoint(teacher, "distillation.teacher")
+    except UserError as error:
+        problems += error.problems
+    return problems

@@ -1,0 +1,269 @@
+"""All unknown options and wrong types of a config at once.
+
+jsonargparse stops at the first problem. So it parses again and again: each time the option that its error names is
+reported in plain words and left out. Configs are flat here (``files.flatten``).
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+from jsonargparse import ArgumentError, ArgumentParser
+
+from vit_lightning.config.files import Page, full_name, unflatten
+from vit_lightning.config.options import Settings
+from vit_lightning.config.parser import DEFAULT_CLASSES
+from vit_lightning.config.trust import may_import
+
+WORDS = {
+    "<class 'int'>": "a whole number",
+    "<class 'float'>": "a finite number",
+    "<class 'bool'>": "true or false",
+    "<class 'str'>": "text",
+    "<class 'list'>": "a list",
+    "<class 'NoneType'>": "null",
+    "dot import path string": "a class path",
+}
+"""Types as jsonargparse's errors name them, and as ours do."""
+
+LIGHTNING_CLASSES = [f"lightning.pytorch.{kind}" for kind in ("callbacks", "loggers", "profilers", "strategies")]
+"""Modules of classes that a config may name without a module."""
+
+FROM_DATA = {"image_size": 8, "in_channels": 3, "num_classes": 2}
+"""Arguments of a network that follow from the data, with values of the right types."""
+
+REMOVED = {
+    "ShardedSet": ": litdata's files are no longer read; lightning shard writes Parquet now: use HuggingFaceSet with "
+    "--data.path=FOLDER"
+}
+"""Classes of earlier versions, and what replaces them."""
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One wrong option of a config."""
+
+    path: Path
+    text: str
+    missing: bool = False
+    """Whether a required option was not given."""
+
+
+def find_problems(page: Page, parser: ArgumentParser) -> tuple[list[Problem], Page]:
+    """Returns all unknown options, wrong types and unknown classes of a config, and the config without them."""
+    page, problems = copy.deepcopy(page), list[Problem]()
+    for key in list(page):
+        while key in page and (problem := _first_problem(key, page[key], parser)) is not None:
+            if problem.path in {other.path for other in problems}:  # it is required, but was left out as wrong
+                break
+            problems.append(problem)
+            if not remove(page, problem.path):
+                break
+    return problems, page
+
+
+def remove(config: Page, path: Path) -> bool:
+    """Deletes an option, or an item of a list, from a config; returns whether it was there."""
+    node, last = _get(config, path[:-1]), path[-1]
+    there = last in node if isinstance(node, dict) else isinstance(node, list)
+    if there:
+        del node[last]
+    return there
+
+
+def _first_problem(key: str, value: Any, parser: ArgumentParser) -> Problem | None:
+    given = value
+    if isinstance(value, dict) and key in DEFAULT_CLASSES:
+        given = {"class_path": DEFAULT_CLASSES[key], **value}
+    if isinstance(given, dict) and key == "model" and (network := find_class(given["class_path"])) is not None:
+        named = inspect.signature(network).parameters
+        given = {**{name: fact for name, fact in FROM_DATA.items() if name in named}, **given}
+    try:
+        parser.parse_object(unflatten({key: given}), defaults=False)
+    except ArgumentError as fault:
+        return _describe(fault, {key: value}, parser)
+    return None
+
+
+def _describe(fault: ArgumentError, page: Page, parser: ArgumentParser) -> Problem | None:
+    """Returns the problem of an error of jsonargparse: each error of its chain names one more key of the path."""
+    keys: list[str] = []
+    text, class_path, is_block = "", "", False
+    for message in _messages(fault):
+        if "Unable to load config" in message:
+            key, value = next(iter(page.items()))
+            return Problem((key,), f"{key}={value}: give its options ({', '.join(_names(parser, key))})")
+        if found := re.match(r'Parser key "(.+?)":\s*(.*)', message, re.DOTALL):
+            keys += found[1].split(".")
+            text = found[2]
+        elif found := re.match(r"Group '(.+?)' does not accept option '(.+?)'", message):
+            return _unknown(_locate(page, [*found[1].split("."), found[2]], message), page, _names(parser, found[1]))
+        elif found := re.match(r"Option '(.+?)' is not accepted", message):
+            names = _arguments(class_path, keyword_only=is_block) if class_path else _names(parser)
+            return _unknown(_locate(page, [*keys, found[1]], message), page, names, class_path)
+        elif found := re.match(r"the following arguments are required: (\S+?)(,|$)", message):
+            path = _locate(page, [*keys, found[1]], message)
+            return Problem(path, f"{_dotted(path)} is missing", missing=True) if len(path) > 1 else None
+        elif found := re.match(r"Subclasses are disabled for (\w+), thus '(.+?)' is not accepted", message):
+            return _no_class(next(iter(page)), found[2], parser)
+        elif "Errors:" not in text:  # those of all types of a union say more than the first of them
+            text = message
+        if found := re.match(r"Problem with given class_path '(.+?)'", message):
+            class_path, is_block = found[1], False
+        elif message.startswith("Type collections.abc.Callable") and (found := re.search(r"path='(.+?)'", message)):
+            class_path, is_block = found[1], True
+    return _wrong_value(_locate(page, keys, text), page, text)
+
+
+def _messages(fault: BaseException) -> Iterator[str]:
+    """Yields the messages of an error and its causes, from the outermost inwards, each once."""
+    before = None
+    error: BaseException | None = fault
+    while error is not None:
+        if str(error) != before:
+            yield (before := str(error))
+        error = error.__cause__ or error.__context__
+
+
+def _locate(page: Page, keys: list[str], text: str) -> Path:
+    """Returns the path of keys with the index in each list: of the first item that has the key and the named value."""
+    path: list[str | int] = []
+    node: Any = page
+    for key in keys:
+        if isinstance(node, list):
+            having = [(n, item) for n, item in enumerate(node) if isinstance(item, dict) and key in item]
+            named = [n for n, item in having if f"value: {item[key]}" in text] or [n for n, _ in having]
+            if not named:
+                return tuple(path)
+            path.append(named[0])
+            node = node[named[0]]
+        path.append(key)
+        node = node.get(key) if isinstance(node, dict) else None
+    return tuple(path)
+
+
+def _wrong_value(path: Path, page: Page, text: str) -> Problem:
+    value = _get(page, path)
+    for inner, class_path in _class_paths(value, path):
+        if find_class(class_path) is None:
+            choices = _choices(str(inner[0])) if len(inner) == 1 else " (give module.Class)"
+            reason = REMOVED.get(str(class_path).rpartition(".")[2], f" is not there{choices}")
+            return Problem(inner, f"{_dotted(inner)}.class_path={class_path}{reason}")
+    kinds = re.findall(r"^(?: *- )?Expected an? (.+?)(?:\. Got value.*|: .*|)$", text, re.MULTILINE)
+    if not kinds or "is abstract" in text:
+        reason = "a class_path is missing" if "is abstract" in text else " ".join(text.split())
+        return Problem(path, f"{_dotted(path)}: {reason}")
+    words = [_pair(text) if "tuple" in kind else _word(kind) for kind in kinds]
+    return Problem(path, f"{_dotted(path)}={value} must be {' or '.join(dict.fromkeys(words))}")
+
+
+def _pair(text: str) -> str:
+    """Returns the words for the tuple among the types of a union, such as tuple[float, float]."""
+    found = re.search(r"tuple\[([^\[\]]+)\]", text)
+    return f"a list of {len(found[1].split(','))} values" if found else "a list"
+
+
+def _word(kind: str) -> str:
+    if found := re.match(r"typing.Literal\[(.*)\]", kind):
+        return f"one of {found[1].replace(chr(39), '')}"
+    return WORDS.get(kind, f"a {kind}")
+
+
+def _unknown(path: Path, page: Page, known: Collection[str], class_path: str = "") -> Problem:
+    value, (*parent, name) = _get(page, path), path
+    shown = "" if isinstance(value, dict | list) else f"={value}"
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    hint = f"did you mean {_dotted((*parent, near[0]))}?" if near else f"choose {', '.join(known)}"
+    if not near and class_path and _hides_arguments(find_class(class_path), known):
+        hint += "; its **kwargs cannot be given: name the network's own class, such as timm.models.VisionTransformer"
+    return Problem(path, f"{_dotted(path)}{shown}: there is no such option ({hint})")
+
+
+def _hides_arguments(found: Any, known: Collection[str]) -> bool:
+    """Whether a function passes on keyword arguments that jsonargparse cannot name."""
+    parameters = inspect.signature(found).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return inspect.Parameter.VAR_KEYWORD in kinds and set(known) <= set(parameters)
+
+
+def _no_class(key: str, class_path: str, parser: ArgumentParser) -> Problem:
+    """Returns the problem of a group of settings that was given a class."""
+    names = get_args(get_type_hints(type(getattr(Settings(), key))).get("name"))
+    choose = f"choose {key}.name among {', '.join(names)}" if names else f"choose {', '.join(_names(parser, key))}"
+    return Problem((key, "class_path"), f"{key}.class_path={class_path}: {key} takes no class ({choose})")
+
+
+def _names(parser: ArgumentParser, group: str = "") -> list[str]:
+    """Returns the options of a parser, or of one of its groups."""
+    defaults = parser.get_defaults()
+    return list(vars(defaults[group] if group else defaults))
+
+
+def _arguments(class_path: str, *, keyword_only: bool) -> list[str]:
+    """Returns the arguments of a class; of a block only those with a keyword, because the network gives the others."""
+    found, parser = find_class(class_path), ArgumentParser()
+    if keyword_only:
+        parameters = inspect.signature(found).parameters.values()
+        return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    add = parser.add_class_arguments if isinstance(found, type) else parser.add_function_arguments
+    return [str(name) for name in add(found, fail_untyped=False)]
+
+
+def _class_paths(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _class_paths(item, (*path, number))
+    elif isinstance(value, dict):
+        if "class_path" in value:
+            yield path, value["class_path"]
+        for key, item in value.items():
+            yield from _class_paths(item, (*path, key))
+
+
+def find_class(class_path: Any) -> Any:
+    """Returns the class or function of a name that may be imported, None if there is none."""
+    name = str(full_name(class_path))
+    if "." in name and not may_import(name):
+        return None
+    module, _, attribute = name.rpartition(".")
+    for home in [module] if module else LIGHTNING_CLASSES:
+        try:
+            return getattr(importlib.import_module(home), attribute)
+        except (ImportError, AttributeError, ValueError):
+            continue
+    return None
+
+
+def _choices(key: str) -> str:
+    """Returns a hint with our own classes for ``model`` and ``data``."""
+    import vit_lightning
+
+    kind = {"model": vit_lightning.ViT, "data": vit_lightning.ImageData}.get(key)
+    if kind is None:
+        return " (give module.Class)"
+    ours = {name: getattr(vit_lightning, name) for name in vit_lightning.__all__}
+    names = [name for name, found in ours.items() if _is_choice(found, kind)]
+    return f" (choose {', '.join(names)} or give module.Class)"
+
+
+def _is_choice(candidate: Any, kind: type) -> bool:
+    return isinstance(candidate, type) and issubclass(candidate, kind) and not inspect.isabstract(candidate)
+
+
+def _get(page: Any, path: Path) -> Any:
+    for key in path:
+        page = page.get(key) if isinstance(page, dict) else page[int(key)] if isinstance(page, list) else None
+    return page
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))

@@ -1,0 +1,105 @@
+"""Values of a config that have the right types, but cannot work."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jsonargparse import Namespace
+
+_SECRET = re.compile(
+    r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PGPASS|PASS|PAT|CREDENTIALS?)(_|$)", re.IGNORECASE
+)
+
+
+def secret_problems(value: Any, path: tuple[str, ...] = ()) -> list[str]:
+    """Returns the values that hold a secret of the environment, which would be written to the run's files."""
+    if isinstance(value, dict):
+        return [text for name, item in value.items() for text in secret_problems(item, (*path, str(name)))]
+    if isinstance(value, list):
+        return [text for number, item in enumerate(value) for text in secret_problems(item, (*path, str(number)))]
+    secrets = {
+        name: text
+        for name, text in os.environ.items()
+        if _SECRET.search(name) and len(text) >= 8 and not text.startswith(("/", "~", "."))  # paths of keys
+    }
+    return [
+        f"{'.'.join(path)} holds the value of {name}: no secret belongs in a config, W&B reads it from the environment"
+        for name, text in secrets.items()
+        if text in str(value)
+    ]
+
+
+_AT_LEAST: dict[str, float] = {
+    "max_epochs": 1,
+    "max_steps": 1,
+    "min_epochs": 0,
+    "min_steps": 0,
+    "num_nodes": 1,
+    "accumulate_grad_batches": 1,
+    "check_val_every_n_epoch": 1,
+    "log_every_n_steps": 0,
+    "gradient_clip_val": 0,
+    "limit_train_batches": 1e-9,
+}
+
+
+def trainer_problems(trainer: Namespace) -> list[str]:
+    """Returns arguments of the Trainer that are out of range."""
+    endless = {"max_epochs": "-1 for no end", "max_steps": "-1 for no end"}
+    problems = []
+    if trainer.get("devices") in (0, "0") or trainer.get("devices") == []:
+        problems.append(f"trainer.devices={trainer.devices} must be at least 1 (or auto, or -1 for all)")
+    for name, least in _AT_LEAST.items():
+        value = trainer.get(name)
+        if value is None or (name in endless and value == -1):
+            continue
+        if not math.isfinite(value) or value < least:
+            problems.append(" ".join([f"trainer.{name}={value} must be {_least(least)}", *_or(endless.get(name))]))
+    algorithm = trainer.get("gradient_clip_algorithm")
+    if algorithm not in (None, "norm", "value"):
+        problems.append(f"trainer.gradient_clip_algorithm={algorithm} must be one of norm, value")
+    return problems
+
+
+def average_problems(config: Namespace) -> list[str]:
+    """Returns callbacks that average the weights beside ``ema``."""
+    callbacks = _callbacks(config)
+    names = [callback.class_path.rpartition(".")[2] for callback in callbacks]
+    return [
+        f"ema.decay={config.ema.decay} beside trainer.callbacks.{name}: give one of the two"
+        for name in names
+        if config.ema.decay is not None and name.endswith("WeightAveraging")
+    ]
+
+
+def _least(value: float) -> str:
+    return f"at least {value}" if value == int(value) else "above 0"
+
+
+def _or(text: str | None) -> list[str]:
+    return [] if text is None else [f"(or {text})"]
+
+
+def monitor_problems(config: Namespace, known: Sequence[str]) -> list[str]:
+    """Returns monitored metrics that nothing logs; none if the config has custom callbacks, which may log anything."""
+    callbacks = _callbacks(config)
+    if not all(callback.class_path.startswith(("lightning.", "vit_lightning.")) for callback in callbacks):
+        return []
+    monitors = [("checkpoint.monitor", config.checkpoint.monitor)]
+    for callback in callbacks:
+        name = callback.class_path.rpartition(".")[2]
+        monitors.append((f"trainer.callbacks.{name}.monitor", callback.get("init_args.monitor")))
+    return [
+        f"{key}={metric} is not logged (choose {', '.join(known)})"
+        for key, metric in monitors
+        if metric is not None and metric not in known
+    ]
+
+
+def _callbacks(config: Namespace) -> list[Any]:
+    callbacks = config.trainer.callbacks or []
+    return callbacks if isinstance(callbacks, list) else [callbacks]
