@@ -56,7 +56,7 @@ def problems(plan: dict) -> str:
 
 def test_a_plan_of_named_arms(in_folder):
     plan = read_plan(write(NAMED))
-    assert (plan.name, plan.page, plan.seeds, plan.baseline) == ("pool", "page.yaml", [3, 4], "cls")
+    assert (plan.name, plan.config_file, plan.seeds, plan.baseline) == ("pool", "page.yaml", [3, 4], "cls")
     assert plan.arms["no token"] == {"model.pool": "mean", "model.class_token": False}
     assert plan.factors == {}
     experiment = plan.experiment("no token", 4)
@@ -102,7 +102,7 @@ def test_a_misspelt_key_is_named_beside_what_else_is_wrong(in_folder):
                 or _arms(plan)[-1].pop("test")
                 or _arms(plan)[-1].update({"model.class_token": True})
             ),
-            "cls and same come to the same page",
+            "cls and same come to the same config",
         ),
     ],
 )
@@ -157,7 +157,7 @@ def test_all_that_is_wrong_with_a_plan_at_once(in_folder):
         "method=bayes must be grid",
         "seed_everything: 0 comes twice",
         "arm cls comes twice",
-        "arm cls: seed_everything: it says which run it is",
+        "arm cls: seed_everything: it identifies the run",
         "ablation.alpa: there is no such rule",
         "ablation.smallest_effect is missing",
         "ablation.name=a/b must be a plain name",
@@ -180,9 +180,9 @@ def test_what_is_wrong_with_the_page_names_the_arm(in_folder):
     ("change", "text"),
     [
         ({"metric": {"name": "test/acc", "goal": "maximize"}}, "metric.name=test/acc is no metric of validation"),
-        ({"metric": {"name": "val/loss", "goal": "minimize"}}, "but the page chooses its best checkpoint by val/acc"),
-        ({"metric": {"name": "val/acc", "goal": "minimize"}}, "but the page has checkpoint.mode=max"),
-        ({"command": ["lightning", "fit", "${args}"]}, "command names no page"),
+        ({"metric": {"name": "val/loss", "goal": "minimize"}}, "but the config selects its best checkpoint by val/acc"),
+        ({"metric": {"name": "val/acc", "goal": "minimize"}}, "but the config has checkpoint.mode=max"),
+        ({"command": ["lightning", "fit", "${args}"]}, "command names no config"),
         ({"command": "lightning fit"}, "command must be"),
     ],
     ids=["test", "other", "goal", "page", "words"],

@@ -165,7 +165,7 @@ def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, worke
     again = "are tried again" if config.retry else "failed (--retry tries them again)"
     begun = (f", {len(done)} are done" if done else "") + (f", {len(failed)} {again}" if failed else "")
     count = len(plan.arms) * len(seeds)
-    lines = [f"{plan.name}: {len(plan.arms)} arms x {len(seeds)} seeds = {count} runs of {plan.page}{begun}"]
+    lines = [f"{plan.name}: {len(plan.arms)} arms x {len(seeds)} seeds = {count} runs of {plan.config_file}{begun}"]
     for arm, overrides in plan.arms.items():
         changed = ", ".join(f"{key}={value}" for key, value in overrides.items()) or "the config as it is"
         lines.append(f"  {arm:<{width}}  {changed}{'   (baseline)' if arm == plan.baseline else ''}")

@@ -283,8 +283,9 @@ def _facts(plan: Plan, threads: int) -> dict[str, Any]:
     """Returns the facts of a plan that the ledger keeps, as plain data."""
     pages = {arm: experiment.config for arm, experiment in plan.experiments.items()}
     facts = {
-        **{key: getattr(plan, key) for key in ("name", "file", "page", "flags", "metric", "report", "baseline")},
+        **{key: getattr(plan, key) for key in ("name", "file", "flags", "metric", "report", "baseline")},
         **{key: getattr(plan, key) for key in ("smallest_effect", "alpha", "arms", "factors", "seeds")},
+        "page": plan.config_file,
         "threads": threads,
         "pages": {arm: {k: v for k, v in page.items() if k not in _PER_RUN} for arm, page in pages.items()},
         "code": _code(),

@@ -1,8 +1,8 @@
-"""The plan of an ablation: a W&B sweep file that says what is compared, with which seeds, and by which rules.
+"""The plan of an ablation: a W&B sweep file with the arms, the seeds and the rules of the comparison.
 
 W&B's schema takes no keys of others at the top, but any value of a parameter. So the rules are a parameter with one
 value, ``ablation``, and arms that change several keys at once are the values of a parameter ``arm``. W&B's agent hands
-both to ``lightning fit`` as flags, which ``sweep_flags.py`` turns into the keys of a page.
+both to ``lightning fit`` as flags, which ``sweep_flags.py`` turns into keys of a config.
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ NOT_FOR_ARMS = (
     "test",
     "data.split_seed",
 )
-"""Keys that no arm may change: they say which run it is, or which images measure it."""
+"""Keys that no arm may change: they identify the run or choose the images that measure it."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run, and how it will be judged."""
+    """Runs of an ablation and the rules by which it is judged."""
 
     name: str
     file: str
-    page: str
+    config_file: str
     flags: list[str]
-    """Page and keys that all arms share, as words of a command."""
+    """Config file and keys that all arms share, as words of a command."""
     metric: str
     report: str
     baseline: str
     smallest_effect: float
     alpha: float
     arms: dict[str, dict[str, Any]]
-    """Dotted keys that each arm changes, the baseline first."""
+    """Dotted keys that each arm changes; the baseline comes first."""
     factors: dict[str, list[Any]]
-    """Values of each key that is laid out as a grid; empty where arms are named one by one."""
+    """Values of each key of a full grid; empty where arms are named one by one."""
     seeds: list[int]
     trusted: bool
-    """Whether pages may name classes of any package."""
+    """Whether configs may name classes of any package."""
     experiments: dict[str, Experiment]
     """The experiment of each arm, with the first seed."""
 
     def words(self, arm: str, seed: int) -> list[str]:
-        """The keys of one run, as flags."""
+        """Returns the keys of one run, as flags."""
         overrides = [f"--{key}={word(value)}" for key, value in self.arms[arm].items()]
         return [*self.flags, *overrides, f"--seed_everything={seed}", *wandb_words(self.name, arm, seed)]
 
     def arguments(self, arm: str, seed: int) -> list[str]:
-        """Arguments of ``lightning fit`` for one run."""
+        """Returns the arguments of ``lightning fit`` for one run."""
         return [*self.words(arm, seed), *(["--trust-config"] if self.trusted else [])]
 
     def experiment(self, arm: str, seed: int) -> Experiment:
@@ -78,18 +78,18 @@ class Plan:
         return self.experiments[arm].with_seed(seed, _tags(self.name, arm, seed))
 
     def command(self, arm: str, seed: int) -> str:
-        """What repeats one run alone."""
+        """Returns the command that repeats one run alone."""
         return shlex.join(["lightning", "fit", *self.arguments(arm, seed)])
 
 
 def slug(text: str) -> str:
-    """A name for a folder, of at most 80 characters."""
+    """Returns a name for a folder, of at most 80 characters."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.").lower() or "arm"
     return name if len(name) <= 80 else f"{name[:71]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def read_plan(path: Path, *, trust: bool = False) -> Plan:
-    """The plan in a sweep file, checked against the page that it changes.
+    """Reads the plan in a sweep file, checked against the config that it changes.
 
     Raises:
         UserError: all that is wrong with it.
@@ -117,7 +117,7 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
     plan = Plan(
         name=str(rules.get("name")),
         file=str(path),
-        page=next((value for key, value in read_flags(shared) if key == "config"), ""),
+        config_file=next((value for key, value in read_flags(shared) if key == "config"), ""),
         flags=[*shared, *(f"--{key}={word(value)}" for key, value in constants.items())],
         metric=str(metric.get("name")),
         report=str(rules.get("report")),
@@ -130,35 +130,35 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
         trusted=trust,
         experiments={},
     )
-    if plan.page:  # its keys are looked at although something else is wrong, so that all is said at once
+    if plan.config_file:  # its keys are checked although something else is wrong: all problems at once
         problems += _resolve_arms(plan, str(metric.get("goal")))
     if problems:
         raise UserError([f"{path}: {text}" for text in problems])
     return plan
 
 
-def _parameters(said: Any, problems: list[str]) -> dict[str, dict[str, Any]]:
-    """What the sweep says of each key; what is no mapping is left out."""
-    if not isinstance(said, dict):
-        problems.append(f"parameters={said} must hold keys with {{value: ...}} or {{values: [...]}}")
+def _parameters(given: Any, problems: list[str]) -> dict[str, dict[str, Any]]:
+    """Returns the parameters of the sweep that are mappings."""
+    if not isinstance(given, dict):
+        problems.append(f"parameters={given} must hold keys with {{value: ...}} or {{values: [...]}}")
         return {}
     problems += [
         f"parameters.{key}={value} must be {{value: ...}} or {{values: [...]}}"
-        for key, value in said.items()
+        for key, value in given.items()
         if not isinstance(value, dict)
     ]
-    return {key: value for key, value in said.items() if isinstance(value, dict)}
+    return {key: value for key, value in given.items() if isinstance(value, dict)}
 
 
 def _shared_words(command: Any, problems: list[str]) -> list[str]:
-    """Flags of ``lightning fit`` that the sweep's command gives to every run."""
+    """Returns the flags of ``lightning fit`` that the sweep's command gives to every run."""
     words = [str(word) for word in command] if isinstance(command, list) else []
     if "fit" not in words or words[-1:] != ["${args}"]:
-        problems.append('command must be [lightning, fit, --config, PAGE.yaml, "${args}"], as a list')
+        problems.append('command must be [lightning, fit, --config, CONFIG.yaml, "${args}"], as a list')
         return []
     flags = words[words.index("fit") + 1 : -1]
     if not any(key == "config" for key, _ in read_flags(flags)):
-        problems.append("command names no page: --config, PAGE.yaml is missing")
+        problems.append("command names no config: --config, CONFIG.yaml is missing")
     return flags
 
 
@@ -196,17 +196,17 @@ def _seeds(parameters: Mapping[str, Any], problems: list[str]) -> list[int]:
 def _factors(
     parameters: Mapping[str, Any], baseline: Any, problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Keys with one value, and keys with several, in the order in which the baseline names them."""
+    """Returns keys with one value, and keys with several in the order in which the baseline names them."""
     constants: dict[str, Any] = {}
     factors: dict[str, list[Any]] = {}
-    for key, said in parameters.items():
+    for key, given in parameters.items():
         if key in ("ablation", "seed_everything"):
             continue
-        if set(said) == {"value"}:
-            constants[key] = said["value"]
-        elif set(said) == {"values"} and isinstance(said["values"], list) and said["values"]:
-            factors[key] = said["values"]
-            words = [word(value) for value in said["values"]]
+        if set(given) == {"value"}:
+            constants[key] = given["value"]
+        elif set(given) == {"values"} and isinstance(given["values"], list) and given["values"]:
+            factors[key] = given["values"]
+            words = [word(value) for value in given["values"]]
             problems += [
                 f"parameters.{key}: {word} comes twice" for word in {w: 0 for w in words if words.count(w) > 1}
             ]
@@ -223,24 +223,24 @@ def _factors(
     return constants, factors
 
 
-_NO_ARM = "it says which run it is or which images measure it, and is the same for all arms"
+_NO_ARM = "it identifies the run or chooses the images that measure it, and is the same for all arms"
 
 
 def _arms(factors: Mapping[str, list[Any]], problems: list[str]) -> dict[str, dict[str, Any]]:
     arms: dict[str, dict[str, Any]] = {}
     named = factors.get("arm")
     if named is not None:
-        for number, said in enumerate(named):
-            if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+        for number, given in enumerate(named):
+            if not isinstance(given, dict) or not isinstance(given.get("name"), str):
                 problems.append(f"arm {number + 1} must be {{name: NAME, KEY: VALUE, ...}}")
                 continue
-            overrides = {key: value for key, value in said.items() if key != "name"}
-            problems += [f"arm {said['name']}: {key}: {_NO_ARM}" for key in overrides if key in NOT_FOR_ARMS]
-            if said["name"] in ("report", "null", ""):  # in W&B: the run with the answer, and no name
-                problems.append(f"arm {said['name']}: this name has a meaning of its own (choose another)")
-            if said["name"] in arms:
-                problems.append(f"arm {said['name']} comes twice")
-            arms[said["name"]] = overrides
+            overrides = {key: value for key, value in given.items() if key != "name"}
+            problems += [f"arm {given['name']}: {key}: {_NO_ARM}" for key in overrides if key in NOT_FOR_ARMS]
+            if given["name"] in ("report", "null", ""):  # in W&B: the run with the answer, and no name
+                problems.append(f"arm {given['name']}: this name has a meaning of its own (choose another)")
+            if given["name"] in arms:
+                problems.append(f"arm {given['name']} comes twice")
+            arms[given["name"]] = overrides
     else:
         for values in itertools.product(*factors.values()):
             arm = dict(zip(factors, values, strict=True))
@@ -255,28 +255,28 @@ def _arms(factors: Mapping[str, list[Any]], problems: list[str]) -> dict[str, di
 
 
 def grid_name(arm: Mapping[str, Any]) -> str:
-    """Name of an arm of a grid, such as "cls, depth=3": words speak for themselves, other values need their key."""
+    """Names an arm of a grid, such as "cls, depth=3": text as it is, other values with their key."""
     return ", ".join(
         value if isinstance(value, str) else f"{key.rpartition('.')[2]}={word(value)}" for key, value in arm.items()
     )
 
 
-def _baseline(said: Any, arms: Mapping[str, Any], factors: Mapping[str, Any], problems: list[str]) -> str:
+def _baseline(given: Any, arms: Mapping[str, Any], factors: Mapping[str, Any], problems: list[str]) -> str:
     if "arm" not in factors and factors:
-        if isinstance(said, dict) and set(said) == set(factors):
-            name = grid_name({key: said[key] for key in factors})
+        if isinstance(given, dict) and set(given) == set(factors):
+            name = grid_name({key: given[key] for key in factors})
         else:
-            problems.append(f"ablation.baseline={said} must be a value of each of {', '.join(factors)}, as a mapping")
+            problems.append(f"ablation.baseline={given} must be a value of each of {', '.join(factors)}, as a mapping")
             return next(iter(arms), "")
     else:
-        name = str(said)
+        name = str(given)
     if arms and name not in arms:
         problems.append(f"ablation.baseline={name} is no arm (choose {'; '.join(arms)})")
     return name
 
 
 def _resolve_arms(plan: Plan, goal: str) -> list[str]:
-    """Fills in the configurations; returns all that is wrong, what is the same in all arms once."""
+    """Fills in the experiments; returns all problems, those that all arms share once."""
     found: dict[str, list[str]] = {}
     for arm in plan.arms:
         try:
@@ -286,10 +286,10 @@ def _resolve_arms(plan: Plan, goal: str) -> list[str]:
             problems = error.problems
         for text in problems:
             found.setdefault(text, []).append(arm)
-    pages = {} if found else {arm: _without_tags(item) for arm, item in plan.experiments.items()}
-    for one, other in itertools.combinations(pages, 2):
-        if pages[one] == pages[other]:
-            found[f"{one} and {other} come to the same page: there is nothing to compare"] = list(plan.arms)
+    configs = {} if found else {arm: _without_tags(item) for arm, item in plan.experiments.items()}
+    for one, other in itertools.combinations(configs, 2):
+        if configs[one] == configs[other]:
+            found[f"{one} and {other} come to the same config: there is nothing to compare"] = list(plan.arms)
     everywhere = len(plan.arms)
     return [text if len(arms) == everywhere else f"arm {arms[0]}: {text}" for text, arms in found.items()]
 
@@ -299,7 +299,7 @@ def _without_tags(experiment: Experiment) -> dict[str, Any]:
 
 
 def _metric_problems(plan: Plan, experiment: Experiment, goal: str) -> list[str]:
-    """What is wrong with what chooses and with what is reported."""
+    """Returns the problems of the metrics that select and that are reported."""
     classes = experiment.data.num_classes
     chosen, reported = metric_names("val", classes=classes), metric_names("test", classes=classes)
     monitor, mode = experiment.settings.checkpoint.monitor, experiment.settings.checkpoint.mode
@@ -308,12 +308,12 @@ def _metric_problems(plan: Plan, experiment: Experiment, goal: str) -> list[str]
         problems.append(f"metric.name={plan.metric} is no metric of validation (choose {', '.join(chosen)})")
     elif plan.metric != monitor:
         problems.append(
-            f"metric.name={plan.metric}, but the page chooses its best checkpoint by {monitor} (make them agree)"
+            f"metric.name={plan.metric}, but the config selects its best checkpoint by {monitor} (make them agree)"
         )
     if goal not in GOALS:
         problems.append(f"metric.goal={goal} must be one of {', '.join(GOALS)}")
     elif plan.metric == monitor and GOALS[goal] != mode:
-        problems.append(f"metric.goal={goal}, but the page has checkpoint.mode={mode} (make them agree)")
+        problems.append(f"metric.goal={goal}, but the config has checkpoint.mode={mode} (make them agree)")
     if plan.report not in reported:
         problems.append(f"ablation.report={plan.report} is no metric of test (choose {', '.join(reported)})")
     if not experiment.test or experiment.trainer["limit_test_batches"] == 0:
@@ -324,7 +324,7 @@ def _metric_problems(plan: Plan, experiment: Experiment, goal: str) -> list[str]
 
 
 def wandb_words(ablation: str, arm: str, seed: int | str) -> list[str]:
-    """Where a run stands in W&B: grouped by ablation, then by arm."""
+    """Returns the flags for W&B, which groups runs by ablation, then by arm."""
     tags = json.dumps(_tags(ablation, arm, seed), ensure_ascii=False)
     return [f"--wandb.group={_text(ablation)}", f"--wandb.job_type={_text(arm)}", f"--wandb.tags={tags}"]
 
@@ -334,7 +334,7 @@ def _tags(ablation: str, arm: str, seed: int | str) -> list[str]:
 
 
 def _text(value: str) -> str:
-    """A text as a flag has it, in quotes where it would be read as something else."""
+    """Returns a text as the value of a flag, in quotes where it would be read as something else."""
     try:
         same = parse_yaml(value, value) == value
     except UserError:
