@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 from runs import SMALL
 
 from vit_lightning.cli import COMMANDS, main
@@ -70,6 +71,16 @@ def test_print_config_prints_a_page_and_does_nothing(in_folder, capsys):
     assert main(["fit", *SMALL, "--print_config"]) == 0
     assert "num_classes: 10" in capsys.readouterr().out
     assert not list(in_folder.iterdir())
+
+
+def test_fit_takes_the_arguments_of_w_and_b_s_agent(in_folder, capsys):
+    rules, arm = "{'name': 'depths', 'baseline': 'one'}", "{'name': 'two', 'model.depth': 2}"
+    assert main(["fit", *SMALL, f"--ablation={rules}", f"--arm={arm}", "--print_config"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["model"]["init_args"]["depth"] == 2
+    assert (printed["wandb"]["group"], printed["wandb"]["job_type"]) == ("depths", "two")
+    assert main(["fit", *SMALL, f"--arm={arm}"]) == 2
+    assert "which --ablation names" in capsys.readouterr().err
 
 
 def test_a_mistake_is_answered_without_a_traceback(installed, tmp_path):

@@ -122,11 +122,21 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
     else:
         from vit_lightning.commands.arguments import read_experiment
 
-        experiment = read_experiment(name, arguments)
+        experiment = read_experiment(name, _plain(arguments) if name == "fit" else arguments)
         if experiment.print_config:
             print(experiment.to_yaml(), end="")
         else:
             call(experiment)
+
+
+def _plain(arguments: list[str]) -> list[str]:
+    """Translates the arguments that W&B's agent gives a run of an ablation to options of a config."""
+    if not any(argument.startswith(("--ablation", "--arm")) for argument in arguments):
+        return arguments
+    from vit_lightning.ablation.sweep_flags import plain_flags
+    from vit_lightning.config.files import read_flags
+
+    return [f"--{key}={value}" for key, value in plain_flags(read_flags(arguments))]
 
 
 def _explain(name: str, command: Command) -> None:

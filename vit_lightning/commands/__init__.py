@@ -1,5 +1,5 @@
-"""The commands, one file each, and the run that they share.
+"""The commands that take a config, and what they share: ``session.py`` for all, ``run.py`` for a training run.
 
-Offers ``fit``, ``evaluate``, ``predict`` and the others that ``lightning COMMAND`` calls.
-Imports data, storage, training, config and weights.
+Offers ``fit``, ``evaluate``, ``predict`` and the others in ``cli.COMMANDS``; each gets an Experiment.
+May import data, storage, training, config and weights.
 """

@@ -39,13 +39,13 @@ def read_run(folder: Path, arguments: Sequence[str] = ()) -> Experiment:
     Raises:
         UserError: the folder holds no run, or the arguments name another config or folder.
     """
-    if not (folder / "config.yaml").is_file():
-        raise UserError(f"resume={folder} is not a run folder with a config.yaml (choose one, or auto, must, never)")
     problems = [
         f"{key}={value} beside --resume={folder}: a run is resumed in its own folder with its own config"
         for key, value in read_flags(arguments)
         if key in ("config", "out", "print_config", "init_from")
     ]
+    if not (folder / "config.yaml").is_file():
+        problems.append(f"resume={folder} is not a run folder with a config.yaml (choose one, or auto, must, never)")
     if problems:
         raise UserError(problems)
     # the initial weights may be gone by now; they are needed only if the run has no checkpoint yet
