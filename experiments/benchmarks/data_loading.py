@@ -8,14 +8,13 @@ python experiments/benchmarks/data_loading.py [--cifar DIR] [--photographs 200] 
     cropping and resizing of (b) without all else, "Pillow alone" the same from whole images.
 
 One process, one thread, no workers; contenders take turns of ``--seconds`` of processor time, in an order drawn anew in
-each round; what is shown is the median round and the range. litdata takes part if it is installed. At the end, how far
-images decoded at a reduced scale are from whole ones.
+each round; what is shown is the median round and the range. At the end, how far images decoded at a reduced scale are
+from whole ones.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import itertools
 import platform
 import random
@@ -25,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL
@@ -36,7 +36,9 @@ from timm.data import ImageDataset, create_loader
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
-from vit_lightning import HorizontalFlip, ImageFolder, RandomCrop
+from vit_lightning import HorizontalFlip, HuggingFaceSet, ImageData, ImageFolder, RandomCrop
+from vit_lightning.commands.shard import shard
+from vit_lightning.config.resolve import resolve
 from vit_lightning.data.decoded import random_resized_box
 from vit_lightning.data.decoding import decode
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD
@@ -74,7 +76,7 @@ def write_folder(
     return root
 
 
-def ours(data: ImageFolder) -> Source:
+def ours(data: ImageData) -> Source:
     data.setup("fit")
     dataset, size = data.dataset("train"), len(data.dataset("train"))
     batches = data.train_batches_per_epoch
@@ -128,26 +130,11 @@ def of_timm(train: Path, size: int, scale: tuple[float, float], ratio: tuple[flo
     return of_loader(loader)
 
 
-def of_litdata(train: Path, folder: Path, first: v2.Transform, batch: int) -> Source | None:
-    try:
-        import litdata
-    except ImportError:
-        return None
-    files = torchvision.datasets.ImageFolder(train).samples
-    litdata.optimize(partial(_read, files), list(range(len(files))), str(folder), chunk_bytes="64MB", num_workers=1)
-    change = transform(first)
-
-    class Shards(litdata.StreamingDataset):
-        def __getitem__(self, index):
-            content, label = super().__getitem__(index)
-            return change(Image.open(io.BytesIO(content)).convert("RGB")), label
-
-    return of_loader(litdata.StreamingDataLoader(Shards(str(folder), shuffle=True), batch_size=batch, num_workers=0))
-
-
-def _read(files, index):
-    path, label = files[index]
-    return Path(path).read_bytes(), label
+def of_parquet(root: Path, folder: Path, **arguments: Any) -> Source:
+    """Ours, from the Parquet files that ``lightning shard`` writes."""
+    flags = ["--data.class_path=ImageFolder", f"--data.root={root}", "--data.image_size=32", "--model.patch_size=4"]
+    shard(resolve([*flags, f"--out={folder}"], "shard"))
+    return ours(HuggingFaceSet(path=str(folder), cache=folder, num_workers=0, **arguments))
 
 
 def decode_alone(train: Path) -> Source:
@@ -227,7 +214,14 @@ def main() -> None:
                 "ours": ours(ImageFolder(**small, augment=[RandomCrop(4), *flips])),
                 "torchvision": of_torchvision(cifar / "train", crop, BATCH),
                 "timm": of_timm(cifar / "train", 32, (1.0, 1.0), (1.0, 1.0), BATCH),
-                "litdata": of_litdata(cifar / "train", Path(place) / "shards-a", crop, BATCH),
+                "ours, Parquet": of_parquet(
+                    cifar,
+                    Path(place) / "parquet-a",
+                    image_size=32,
+                    min_area=1.0,
+                    batch_size=BATCH,
+                    augment=[RandomCrop(4), *flips],
+                ),
             },
         )
         large = {"root": photographs, "image_size": 224, "min_area": 0.08, "batch_size": asked.batch, "num_workers": 0}
@@ -240,7 +234,9 @@ def main() -> None:
                 "Pillow alone": pillow_alone(photographs / "train"),
                 "torchvision": of_torchvision(photographs / "train", part, asked.batch),
                 "timm": of_timm(photographs / "train", 224, (0.08, 1.0), (3 / 4, 4 / 3), asked.batch),
-                "litdata": of_litdata(photographs / "train", Path(place) / "shards-b", part, asked.batch),
+                "ours, Parquet": of_parquet(
+                    photographs, Path(place) / "parquet-b", batch_size=asked.batch, augment=flips
+                ),
             },
         )
         fidelity(photographs / "train", 400)

@@ -1,7 +1,7 @@
-"""Random changes of training images, a whole batch at once and on its device.
+"""Random augmentations of training images, a whole batch at once and on its device.
 
-The random numbers of an image are a pure function of its key, and its key of (seed, epoch, index): neither the batch it
-is in, nor workers, ranks, or an interruption can change them. No random state exists.
+The random numbers of an image are a function of its key, and its key of (seed, epoch, index): they do not depend on its
+batch, workers, ranks or a resume. There is no random state.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from vit_lightning.random_keys import mix, shift_right, uniform
 
 
 class Augmentation(ABC):
-    """Changes a batch of images (b, c, H, W), of any type, with random numbers drawn from their keys (b,)."""
+    """Augmentation of a batch of images (b, c, H, W), of any dtype, with random numbers from their keys (b,)."""
 
     @abstractmethod
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor: ...
 
 
 class RandomCrop(Augmentation):
-    """Shifts each image by up to ``padding`` pixels in both directions; what comes in is black.
+    """Shift of each image by up to ``padding`` pixels in both directions, filled with black.
 
     Args:
         padding: largest shift in pixels.
@@ -49,7 +49,7 @@ class RandomCrop(Augmentation):
 
 
 class HorizontalFlip(Augmentation):
-    """Mirrors an image left to right.
+    """Mirror image, left to right.
 
     Args:
         p: probability.
@@ -69,10 +69,10 @@ class HorizontalFlip(Augmentation):
 
 
 class RandomResizedCrop(Augmentation):
-    """A random part of each image, resized to the size of the whole (Szegedy et al. 2015), bilinear with antialiasing.
+    """A random crop of each image, resized to the size of the whole (Szegedy et al. 2015), bilinear with antialiasing.
 
     Args:
-        scale: smallest and largest part, as shares of the area.
+        scale: smallest and largest crop, as fractions of the area.
         ratio: smallest and largest ratio of width to height.
     """
 
@@ -96,7 +96,7 @@ class RandomResizedCrop(Augmentation):
         )
 
     def boxes(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Top, left, height and width of the parts in pixels, (b,): the first of ten draws that fits, else all."""
+        """Returns top, left, height and width in pixels, (b,), of the first of ten draws that fits, else of all."""
         top, left = torch.zeros_like(keys), torch.zeros_like(keys)
         rows, columns = torch.full_like(keys, height), torch.full_like(keys, width)
         open_ = torch.ones_like(keys, dtype=torch.bool)
@@ -115,13 +115,13 @@ class RandomResizedCrop(Augmentation):
 
 
 class RandomErasing(Augmentation):
-    """Covers a random box of an image (Zhong et al. 2020), before normalisation.
+    """A random box of an image is covered (Zhong et al. 2020), before normalisation.
 
     Args:
         p: probability.
-        scale: smallest and largest box, as shares of the area.
+        scale: smallest and largest box, as fractions of the area.
         ratio: smallest and largest ratio of width to height.
-        fill: what covers it, black or evenly distributed random bytes.
+        fill: black, or uniform random bytes.
     """
 
     def __init__(
@@ -159,12 +159,12 @@ class RandomErasing(Augmentation):
 
 
 class RandomAffine(Augmentation):
-    """Turns, scales and shifts each image about its centre, with bilinear interpolation; what comes in is black.
+    """Rotation, scaling and shift of each image about its centre, bilinear, filled with black.
 
     Args:
-        degrees: largest angle, to either side.
+        degrees: largest angle in either direction.
         scale: smallest and largest factor of size.
-        translate: largest shift, as a share of height and width.
+        translate: largest shift, as a fraction of height and width.
     """
 
     def __init__(self, degrees: float = 10.0, scale: tuple[float, float] = (0.9, 1.1), translate: float = 0.1) -> None:
@@ -186,7 +186,7 @@ class RandomAffine(Augmentation):
 
 
 def affine(images: Tensor, angle: Tensor, factor: Tensor, right: Tensor, down: Tensor) -> Tensor:
-    """Images turned clockwise by ``angle`` radians, scaled by ``factor``, shifted in halves of their size; all (b,)."""
+    """Returns images rotated clockwise by ``angle`` radians, scaled, and shifted in halves of their size; all (b,)."""
     height, width = images.shape[-2:]
     cos, sin = angle.cos() / factor, angle.sin() / factor
     # from each pixel of the result to where it comes from, in units of half an image, hence the ratio of the sides

@@ -1,7 +1,7 @@
-"""Changes of the colours of uint8 images (b, c, H, W), with another strength for each image; 1 or 3 channels.
+"""Colour operations on uint8 images (b, c, H, W) with a strength for each image; 1 or 3 channels.
 
-torchvision has all of these for one strength a call; where the strength may differ from image to image they are ours,
-and agree with torchvision's for one strength. Names follow torchvision, so ``saturation`` is RandAugment's Color.
+The same as torchvision's, which take one strength for a whole batch. Names follow torchvision: ``saturation`` is
+RandAugment's Color.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def _bytes(images: Tensor) -> Tensor:
 
 
 def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    """``other`` for factor 0, the image for 1, beyond it for more."""
+    """Returns ``other`` for factor 0, the image for 1, and extrapolates above 1."""
     ratio = factor.to(torch.float64)[:, None, None, None]
     return _bytes(torch.addcmul(images * ratio.float(), other, (1.0 - ratio).float()))
 
 
 def _gray(images: Tensor) -> Tensor:
-    """Brightness (b, 1, H, W) by ITU-R 601, whole numbers as float32."""
+    """Returns luma (b, 1, H, W) by ITU-R 601, whole numbers as float32."""
     if images.shape[1] == 1:
         return images.to(torch.float32)
     red, green, blue = images.to(torch.float32).unbind(dim=1)
@@ -56,7 +56,7 @@ def contrast(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Away from (above 1) or towards (below 1) a 3x3 mean that counts the middle five times; the border stays."""
+    """Sharpens (factor above 1) or blurs with a 3x3 mean whose centre has weight 5; the border stays."""
     height, width = images.shape[-2:]
     if height <= 2 or width <= 2:
         return images
@@ -70,8 +70,8 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
     return _bytes(changed)
 
 
-def hue(images: Tensor, turn: Tensor) -> Tensor:
-    """Colours turned by a share of the circle, -0.5 to 0.5."""
+def hue(images: Tensor, shift: Tensor) -> Tensor:
+    """Shifts hues by a fraction of the colour circle, -0.5 to 0.5."""
     if images.shape[1] == 1:
         return images
     pixels = images.to(torch.float32) / 255.0
@@ -81,10 +81,10 @@ def hue(images: Tensor, turn: Tensor) -> Tensor:
     sector = torch.where(
         pixels[:, 0] == high, blue - green, torch.where(pixels[:, 1] == high, 2 + red - blue, 4 + green - red)
     )
-    turned = (sector / 6 + turn.to(torch.float32)[:, None, None]).remainder(1.0) * 6
-    distance = (turned[:, None] + torch.tensor([5.0, 3.0, 1.0], device=images.device)[:, None, None]).remainder(6.0)
+    shifted = (sector / 6 + shift.to(torch.float32)[:, None, None]).remainder(1.0) * 6
+    distance = (shifted[:, None] + torch.tensor([5.0, 3.0, 1.0], device=images.device)[:, None, None]).remainder(6.0)
     share = torch.minimum(distance, 4.0 - distance).clamp(0.0, 1.0)
-    # 255.999 gives each of the 256 values the same share of the range, as torchvision converts
+    # 255.999 gives each of the 256 values the same part of the range, as torchvision converts
     return _bytes((high[:, None] - spread[:, None] * share) * 255.999)
 
 
@@ -95,18 +95,18 @@ def posterize(images: Tensor, bits: Tensor) -> Tensor:
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    """Inverts pixels from ``threshold`` (0 to 255) on."""
+    """Inverts pixels of at least ``threshold`` (0 to 255)."""
     return torch.where(images >= _each(threshold), 255 - images, images)
 
 
 class ColorJitter(Augmentation):
-    """Changes brightness, contrast, saturation and hue of each image, in an order drawn for each.
+    """Random brightness, contrast, saturation and hue of each image, in an order drawn for each.
 
     Args:
         brightness: factors lie between 1 - brightness, at least 0, and 1 + brightness.
         contrast: the same for contrast.
         saturation: the same for saturation.
-        hue: largest turn of the colour circle to either side, as a share of it, at most 0.5.
+        hue: largest shift in either direction, as a fraction of the colour circle, at most 0.5.
     """
 
     def __init__(

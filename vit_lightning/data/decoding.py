@@ -1,4 +1,4 @@
-"""Image files as 8-bit RGB, whatever kind they are of; what is damaged, or too large to be meant, is an error."""
+"""Decodes image files of any format to 8-bit RGB; damaged and oversized ones are errors."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ Box = tuple[float, float, float, float]
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
-"""What is tried, whatever the file's name says; others could start foreign programs (EPS) or are rarely meant."""
+"""Formats that are tried, whatever the suffix; others are rare or could start other programs (EPS)."""
 MAX_BYTES = 200_000_000
-"""Memory that decoding one image may take: 50 megapixels, or 25 of a kind that is converted."""
+"""Memory that decoding one image may take: 50 megapixels, or 25 in a mode that is converted."""
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
 def decode(source: Path | bytes, name: str, *, size: tuple[int, int], choose_box: Callable[[int, int], Box]) -> Pixels:
-    """A part of an image, resized (bicubic, with antialiasing): uint8 (height, width, 3).
+    """Returns a crop of an image, resized (bicubic, antialiased): uint8 (height, width, 3).
 
-    A JPEG is decoded at the smallest of 1/1, 1/2, 1/4 and 1/8 of its size that still has as many pixels as are asked
-    for, and only the part is converted. Of 16 bits the upper ones are kept; what is transparent lies on white; an EXIF
-    rotation is applied; of an animation this is the first image.
+    A JPEG is decoded at the smallest of 1/1, 1/2, 1/4 and 1/8 of its size that has enough pixels, and only the crop is
+    converted. 16 bits are rounded to 8, transparency is put on white, an EXIF rotation is applied, and an animation
+    gives its first image.
 
     Args:
-        source: the file, or what is in it.
-        name: what errors call it.
-        size: height and width of what comes out.
-        choose_box: the part, from width and height of the image as it is looked at.
+        source: the file, or its content.
+        name: name in errors.
+        size: height and width of the result.
+        choose_box: returns the crop for a width and height, after EXIF rotation.
 
     Raises:
-        UserError: damaged, of a kind that 8 bits cannot hold, or in need of more than ``MAX_BYTES``.
+        UserError: damaged, not representable in 8 bits, or needs more than ``MAX_BYTES``.
     """
     try:
         with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
@@ -48,7 +48,7 @@ def decode(source: Path | bytes, name: str, *, size: tuple[int, int], choose_box
 
 
 def decode_whole(source: Path | bytes, name: str) -> Pixels:
-    """All pixels of an image, uint8 (height, width, 3); see ``decode``."""
+    """Returns the whole image, uint8 (height, width, 3); see ``decode``."""
     try:
         with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
             _refuse_large(image)
@@ -58,7 +58,7 @@ def decode_whole(source: Path | bytes, name: str) -> Pixels:
 
 
 def _named(name: str, fault: Exception) -> UserError:
-    """A file may say anything, and Pillow's readers then raise a dozen types."""
+    """Returns a UserError with the image's name, for any of the many types that Pillow raises."""
     if isinstance(fault, UserError):
         return UserError(f"{name}: {fault}")
     text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault) or type(fault).__name__
@@ -69,12 +69,12 @@ def _decode(image: Image.Image, size: tuple[int, int], choose_box: Callable[[int
     # a JPEG can be decoded at a part of its size, but of a progressive one the whole is kept until then
     if image.format not in ("JPEG", "MPO") or image.info.get("progressive"):
         _refuse_large(image)  # before EXIF is asked for: to find it, Pillow decodes a PNG
-    turned = image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
-    if turned:
+    rotated = image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+    if rotated:
         _refuse_large(image)
         image = ImageOps.exif_transpose(image)
     left, upper, right, lower = _inside(choose_box(*image.size), image.size)
-    if not turned:
+    if not rotated:
         before = image.size
         least = min((right - left) / size[1], (lower - upper) / size[0])
         reduce = 2 ** min(3, max(0, math.floor(math.log2(least)))) if least > 0 else 1
@@ -92,12 +92,12 @@ def _decode(image: Image.Image, size: tuple[int, int], choose_box: Callable[[int
 
 
 def _inside(box: Box, size: tuple[int, int]) -> Box:
-    """Without what rounding has put beyond the image, which Pillow refuses or takes for black."""
+    """Clips a box to the image: rounding may exceed it, which Pillow refuses or fills with black."""
     return max(0.0, box[0]), max(0.0, box[1]), min(float(size[0]), box[2]), min(float(size[1]), box[3])
 
 
 def _refuse_large(image: Image.Image) -> None:
-    """Pillow holds 4 bytes for a pixel, and an image that it converts twice."""
+    """Refuses images above ``MAX_BYTES``: Pillow takes 4 bytes a pixel, twice if it converts."""
     width, height = image.size
     needed = 4 * width * height * (1 if image.mode in ("RGB", "L") else 2)
     if needed > MAX_BYTES:
@@ -105,7 +105,7 @@ def _refuse_large(image: Image.Image) -> None:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any kind of image as 8-bit RGB."""
+    """Converts an image of any mode to 8-bit RGB."""
     if image.mode in _SIXTEEN_BIT or image.mode == "F":
         return Image.fromarray(_eight_bits(np.asarray(image))).convert("RGB")
     if image.has_transparency_data:
@@ -117,9 +117,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(values: np.ndarray[Any, Any]) -> Pixels:
-    """Numbers of 0 to 65535, or floats of 0 to 1, rounded to 0 to 255."""
+    """Scales integers of 0 to 65535, or floats of 0 to 1, to 0 to 255, rounded."""
     largest = 1.0 if values.dtype.kind == "f" else 65535.0
     low, high = float(values.min()), float(values.max())
     if not 0.0 <= low <= high <= largest:
-        raise UserError(f"values from {low:g} to {high:g}, not 0 to {largest:g}, cannot be told in 8 bits")
+        raise UserError(f"values from {low:g} to {high:g}, not 0 to {largest:g}, cannot be converted to 8 bits")
     return np.round(values.astype(np.float32) * (255.0 / largest)).astype(np.uint8)

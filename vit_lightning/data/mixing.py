@@ -14,10 +14,10 @@ from vit_lightning.errors import UserError
 
 
 class Mixing(ABC):
-    """Mixes each image of a batch with the one before it.
+    """Mixing of each image of a batch with the one before it.
 
     Args:
-        alpha: both parameters of the Beta distribution of the share; 1 makes all shares equally likely.
+        alpha: both parameters of the Beta distribution of the fraction; 1 is uniform.
     """
 
     def __init__(self, alpha: float) -> None:
@@ -28,9 +28,9 @@ class Mixing(ABC):
     def __call__(
         self, images: Tensor, labels: Tensor, *, num_classes: int, key: int, repetitions: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Images (b, c, H, W) and class shares (b, num_classes), float32, of images and labels (b,).
+        """Returns mixed images (b, c, H, W) and class fractions (b, num_classes), float32, of images and labels (b,).
 
-        Where each image stands ``repetitions`` times in a row, the one before it is that of so many places before.
+        If each image comes ``repetitions`` times in a row, it is mixed with the one that many positions before.
         """
         draw = random.Random(key)
         share = draw.betavariate(self.alpha, self.alpha)
@@ -40,7 +40,7 @@ class Mixing(ABC):
 
     @abstractmethod
     def mix_images(self, images: Tensor, others: Tensor, share: float, draw: random.Random) -> tuple[Tensor, float]:
-        """Images mixed with the others, and what share of each is still its own."""
+        """Returns images mixed with the others, and the fraction of each that is its own."""
 
 
 class MixUp(Mixing):
@@ -61,7 +61,7 @@ class CutMix(Mixing):
     """A box of one image pasted into another, labels mixed by area (Yun et al. 2019).
 
     Args:
-        alpha: both parameters of the Beta distribution of the share that is kept.
+        alpha: both parameters of the Beta distribution of the fraction that is kept.
     """
 
     def __init__(self, alpha: float = 1.0) -> None:

@@ -1,4 +1,4 @@
-"""Policies that draw a change for each image from a list: RandAugment, TrivialAugment, 3-Augment."""
+"""Augmentation policies that draw an operation for each image: RandAugment, TrivialAugment, 3-Augment."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vit_lightning.errors import UserError
 from vit_lightning.random_keys import mix, uniform
 
 Operation = Callable[[Tensor, Tensor], Tensor]
-"""Changes uint8 images (b, c, H, W) by magnitudes (b,)."""
+"""Operation on uint8 images (b, c, H, W) with magnitudes (b,)."""
 
 
 def warp(images: Tensor, matrix: Sequence[Tensor | float]) -> Tensor:
-    """Each pixel of the result from the nearest of the image; black outside.
+    """Samples each pixel from the nearest of the source coordinates; black outside.
 
     Args:
         images: (b, c, H, W).
@@ -35,9 +35,9 @@ def warp(images: Tensor, matrix: Sequence[Tensor | float]) -> Tensor:
     a, b, c = (part / (width / 2) for part in parts[:3])
     d, e, f = (part / (height / 2) for part in parts[3:])
     # by element and not as a product of matrices, whose rounding may change with the batch; in the order that rounds as
-    # torchvision's product does, which tells where a pixel comes from exactly between two
-    places = torch.stack([torch.addcmul(a * x, b, y) + c, torch.addcmul(d * x, e, y) + f], dim=-1)
-    moved = F.grid_sample(images.float(), places, mode="nearest", align_corners=False)
+    # torchvision's product does (on Intel), which decides where a source coordinate is midway between two pixels
+    source = torch.stack([torch.addcmul(a * x, b, y) + c, torch.addcmul(d * x, e, y) + f], dim=-1)
+    moved = F.grid_sample(images.float(), source, mode="nearest", align_corners=False)
     return moved.round().to(images.dtype)
 
 
@@ -58,7 +58,7 @@ def translate_y(images: Tensor, pixels: Tensor) -> Tensor:
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Counter-clockwise about the centre."""
+    """Rotates counter-clockwise about the centre."""
     angle = degrees.double().remainder(360.0).deg2rad()  # as torchvision, for the sign of zero in a quarter turn
     return warp(images, (angle.cos(), -angle.sin(), 0.0, angle.sin(), angle.cos(), 0.0))
 
@@ -94,11 +94,11 @@ OPERATIONS: dict[str, Operation] = {
     "Equalize": equalize,
 }
 SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness")
-"""Operations whose magnitude is turned round for half of the images."""
+"""Operations whose magnitude is negated for half of the images."""
 
 
 def apply_operations(images: Tensor, operation: Tensor, magnitude: Tensor) -> Tensor:
-    """Image i changed by the ``operation[i]``-th of ``OPERATIONS`` with ``magnitude[i]``; both (b,)."""
+    """Applies operation number ``operation[i]`` of ``OPERATIONS`` with ``magnitude[i]`` to image i; both (b,)."""
     images = images.clone()
     numbers = operation.cpu()  # the one place that waits for the device
     for number, change in enumerate(OPERATIONS.values()):
@@ -109,7 +109,7 @@ def apply_operations(images: Tensor, operation: Tensor, magnitude: Tensor) -> Te
 
 
 def _scale(bins: int, largest: Mapping[str, float], posterized_bits: int) -> Tensor:
-    """Magnitude of each operation in each bin, (operations, bins)."""
+    """Returns the magnitude of each operation in each bin, (operations, bins)."""
     table = torch.zeros(len(OPERATIONS), bins, dtype=torch.float64)
     for number, name in enumerate(OPERATIONS):
         if name in largest:
@@ -127,10 +127,10 @@ def _with_sign(magnitude: Tensor, operation: Tensor, draw: Tensor) -> Tensor:
 
 
 class RandAugment(Augmentation):
-    """A number of changes of one strength, drawn from 14 for each image (Cubuk et al. 2020, section 3).
+    """A number of operations of one magnitude, drawn from 14 for each image (Cubuk et al. 2020, section 3).
 
     Args:
-        num_ops: changes of each image, one after the other.
+        num_ops: operations on each image, one after the other.
         magnitude: their strength, 0 to 30.
     """
 
@@ -156,7 +156,7 @@ class RandAugment(Augmentation):
 
 
 class TrivialAugment(Augmentation):
-    """One change of a strength of its own, drawn from 14 for each image (Müller and Hutter 2021; the "wide" space)."""
+    """One operation and its magnitude, drawn from 14 for each image (Müller and Hutter 2021; the "wide" space)."""
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         largest = {"ShearX": 0.99, "ShearY": 0.99, "TranslateX": 32.0, "TranslateY": 32.0, "Rotate": 135.0}
@@ -172,7 +172,7 @@ class ThreeAugment(Augmentation):
 
     Args:
         jitter: strength of the jitter of brightness, contrast and saturation.
-        max_sigma: largest deviation of the blur, in pixels, of the smallest 0.1.
+        max_sigma: largest standard deviation of the blur, in pixels; the smallest is 0.1.
     """
 
     def __init__(self, jitter: float = 0.3, max_sigma: float = 2.0) -> None:
@@ -193,7 +193,7 @@ class ThreeAugment(Augmentation):
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor, max_sigma: float) -> Tensor:
-    """uint8 images blurred with deviations ``sigma`` (b,) in pixels, over three times ``max_sigma`` to each side."""
+    """Blurs uint8 images with standard deviations ``sigma`` (b,) in pixels, cut off at three times ``max_sigma``."""
     height, width = images.shape[-2:]
     radius = min(round(3 * max_sigma), height - 1, width - 1)
     weights = [blur_weights(sigma, size=size, radius=radius) for size in (height, width)]

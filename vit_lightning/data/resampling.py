@@ -1,8 +1,8 @@
 """Resizing and blurring of whole batches with other numbers for each image, exact to the bit whatever the batch.
 
 Both are one matrix for the rows and one for the columns of each image. The matrices hold whole 32768ths and pixels are
-rounded between the two steps, as Pillow does it: then all sums are whole numbers that float32 holds exactly, and no
-order of summation, which kernels choose by the size of the batch, can change a pixel.
+rounded between the two steps, as in Pillow: all sums are whole numbers that float32 holds exactly, so that the order of
+summation, which kernels choose by the batch size, changes no pixel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _BITS = 15
 
 
 def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """uint8 images (b, c, H, W) with rows (b, h, H) and columns (b, w, W) applied; uint8 (b, c, h, w)."""
+    """Applies rows (b, h, H) and columns (b, w, W) to uint8 images (b, c, H, W); returns uint8 (b, c, h, w)."""
     batch, channels, height, width = images.shape
     across = _round(_product(images.reshape(batch, channels * height, width), columns))
     across = across.reshape(batch, channels, height, -1).permute(0, 1, 3, 2)
@@ -23,7 +23,7 @@ def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _product(pixels: Tensor, weights: Tensor) -> Tensor:
-    """Pixels (b, n, k) times weights (b, m, k), in 32768ths; exact in TF32 too, which holds 11 bits of a factor."""
+    """Multiplies pixels (b, n, k) and weights (b, m, k), in 32768ths; exact in TF32 too, which holds 11 bits."""
     pixels = pixels.to(torch.float32)
     scaled = weights.mul(1 << _BITS).round()
     upper = scaled.div(256.0, rounding_mode="floor") * 256.0
@@ -36,10 +36,10 @@ def _round(sums: Tensor) -> Tensor:
 
 
 def resize_weights(start: Tensor, length: Tensor, *, old: int, new: int) -> Tensor:
-    """Weights (b, new, old) of bilinear resizing with antialiasing: of pixels start to start + length, both (b,)."""
+    """Returns weights (b, new, old) that resize pixels start to start + length, both (b,): bilinear, antialiased."""
     start, length = (value.to(torch.float64)[:, None, None] for value in (start, length))
     scale = length / new
-    support = scale.clamp(min=1.0)  # where the image shrinks, the triangle spans all that falls into one pixel
+    support = scale.clamp(min=1.0)  # when shrinking, the triangle spans all source pixels of one result pixel
     device = start.device
     centre = (torch.arange(new, device=device, dtype=torch.float64)[:, None] + 0.5) * scale
     place = torch.arange(old, device=device, dtype=torch.float64) + 0.5 - start
@@ -49,7 +49,7 @@ def resize_weights(start: Tensor, length: Tensor, *, old: int, new: int) -> Tens
 
 
 def blur_weights(sigma: Tensor, *, size: int, radius: int) -> Tensor:
-    """Weights (b, size, size) of a Gaussian of deviation ``sigma`` pixels (b,), reflected at the borders."""
+    """Returns weights (b, size, size) of a Gaussian of standard deviation ``sigma`` pixels (b,), with reflection."""
     offsets = torch.arange(-radius, radius + 1, device=sigma.device)
     kernel = torch.exp(-0.5 * (offsets / sigma.to(torch.float64)[:, None]) ** 2)
     kernel = kernel / kernel.sum(dim=1, keepdim=True)
@@ -60,7 +60,7 @@ def blur_weights(sigma: Tensor, *, size: int, radius: int) -> Tensor:
 
 
 def _normalised(weights: Tensor) -> Tensor:
-    """Whole 32768ths that sum to one, so that an even area keeps its value; the largest gets what is over."""
+    """Rounds to 32768ths that sum to one, so that an even area keeps its value; the largest takes the remainder."""
     scaled = (weights / weights.sum(dim=-1, keepdim=True)).mul(1 << _BITS).round()
     over = (1 << _BITS) - scaled.sum(dim=-1, keepdim=True)
     return scaled.scatter_add(-1, scaled.argmax(dim=-1, keepdim=True), over).div(1 << _BITS)

@@ -1,4 +1,4 @@
-"""Splits of a dataset: which images train, choose and measure; what is missing is cut from training."""
+"""Splits of a dataset; a missing one is cut from the training images."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SPLITS: tuple[Split, ...] = ("train", "val", "test")
 def stratified_cut(
     labels: Sequence[int], share: int | float, seed: int, *, split: Split
 ) -> tuple[list[int], list[int]]:
-    """Indices (rest, cut), both in order; the cut holds ``share`` of the images, as a number or as a share.
+    """Returns sorted indices (rest, cut); ``share`` is the number of images in the cut or their fraction.
 
     Raises:
-        UserError: there is no such cut with an image of each class on both sides; names the share of ``split``.
+        UserError: one side would lack a class; names the option of ``split``.
     """
     from sklearn.model_selection import train_test_split
 
@@ -32,7 +32,7 @@ def stratified_cut(
 
 
 def cut_problems(*, val_share: float, test_share: float | None = None) -> list[str]:
-    """What is wrong with the shares that are cut from training; None where the test is never cut."""
+    """Returns what is wrong with the fractions that are cut from training; None where the test is never cut."""
     shares = {"val_share": val_share, "test_share": test_share}
     return [
         f"{key}={share} must be above 0 and below 1"
