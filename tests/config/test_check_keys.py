@@ -114,3 +114,26 @@ def test_a_secret_of_the_environment_does_not_get_into_a_page(in_folder, capsys,
     assert "wandb.notes holds the value of WANDB_API_KEY" in said
     assert "0123456789abcdef0123" not in said
     assert not (in_folder / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (
+            ["--optimizer.class_path=torch.optim.NAdam"],
+            "class_path=torch.optim.NAdam: optimizer takes no class (choose optimizer.name among adamw, adam, ",
+        ),
+        (
+            ["--model.class_path=timm.create_model", "--model.model_name=vit_tiny", "--model.num_classes=10"],
+            "its **kwargs cannot be given: name the network's own class, such as timm.models.VisionTransformer",
+        ),
+        (["--model.attention.class_path=torch.nn.Nothing"], "model.attention.class_path=torch.nn.Nothing is not there"),
+        (["--loss=3"], "loss=3: give its options (name, label_smoothing)"),
+        (['--data.augment=[{"padding": 3}]'], "data.augment: a class_path is missing"),
+    ],
+)
+def test_an_answer_says_what_to_do(in_folder, capsys, flags, part):
+    if "timm" in flags[0]:
+        pytest.importorskip("timm")
+    assert main(["fit", "--model.patch_size=4", *flags] if "timm" not in flags[0] else ["fit", *flags]) == 2
+    assert part in capsys.readouterr().err

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vit_lightning import UserError
-from vit_lightning.config.files import flatten, read_flags, read_page, unflatten
+from vit_lightning.config.files import flatten, read_config, read_flags, unflatten
 from vit_lightning.config.merge import merge, page_of_flag
 
 DEFAULTS = {"model": "vit_lightning.ViT"}
@@ -19,10 +19,10 @@ def test_flags_are_read_in_order():
 def test_a_page_has_no_key_twice_and_knows_numbers(tmp_path):
     page = tmp_path / "page.yaml"
     page.write_text("a: {b: 1e-3, c: 1.5E+2, d: 10, e: 1e3x}\n")
-    assert read_page(page) == {"a": {"b": 0.001, "c": 150.0, "d": 10, "e": "1e3x"}}
+    assert read_config(page) == {"a": {"b": 0.001, "c": 150.0, "d": 10, "e": "1e3x"}}
     page.write_text("a: 1\nb: {c: 1, c: 2}\na: 3\n")
     with pytest.raises(UserError) as caught:
-        read_page(page)
+        read_config(page)
     assert len(caught.value.problems) == 2
 
 
@@ -30,7 +30,7 @@ def test_code_in_a_page_does_not_run(tmp_path):
     page, marker = tmp_path / "page.yaml", tmp_path / "marker"
     page.write_text(f"a: !!python/object/apply:os.mkdir [{marker}]\n")
     with pytest.raises(UserError, match="no YAML"):
-        read_page(page)
+        read_config(page)
     assert not marker.exists()
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import parse_yaml, read_flags, read_page, word
+from vit_lightning.config.files import parse_yaml, read_config, read_flags, word
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import metric_names
@@ -94,7 +94,7 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
     Raises:
         UserError: all that is wrong with it.
     """
-    sweep = read_page(path, "plan")
+    sweep = read_config(path, "plan")
     problems = [
         f"{key}: an ablation has no such key (choose {', '.join(KEYS)}; its rules go under parameters.ablation.value)"
         for key in sweep

@@ -17,7 +17,7 @@ from vit_lightning.config.check_network import (
 )
 from vit_lightning.config.check_values import average_problems, monitor_problems, trainer_problems
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import Page, unflatten
+from vit_lightning.config.files import Config, unflatten
 from vit_lightning.config.old_configs import with_block
 from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.parser import DEFAULT_CLASSES, instantiate, make_parser, to_plain
@@ -29,22 +29,22 @@ from vit_lightning.storage.checkpoint_files import find_checkpoint, network_weig
 from vit_lightning.training.optim import OptimizerConfig, group_problems
 
 
-def build(page: Page, command: str, given: Mapping[str, Any]) -> Experiment:
+def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     """Makes and checks all parts of an experiment, each once."""
     parser = make_parser(command)
-    images = unflatten({key: page[key] for key in ("data",) if key in page})
+    images = unflatten({key: merged[key] for key in ("data",) if key in merged})
     data: ImageData = instantiate(make_parser().parse_object(images), "data")
     try:
         data.check()
         facts = data_facts(data)
     except UserError as error:
         raise UserError([f"data.{problem}" for problem in error.problems]) from error
-    model = page.get("model", {})
+    model = merged.get("model", {})
     model = {"class_path": model} if isinstance(model, str) else model or {}
     if not isinstance(model, dict):
         raise UserError(f"model={model} must be a class path or its arguments")
     class_path = model.get("class_path", DEFAULT_CLASSES["model"])
-    complete = with_block({**page, "model": {"class_path": class_path, **accepted(facts, class_path), **model}})
+    complete = with_block({**merged, "model": {"class_path": class_path, **accepted(facts, class_path), **model}})
     config = parser.parse_object(unflatten(complete))
     for name, fact in facts.items():  # an argument that a function hands on shows only now
         if name in config.model.init_args and name not in model:

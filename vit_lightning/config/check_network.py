@@ -1,4 +1,4 @@
-"""Which arguments a network of ours or of others takes, and whether it fits the data; found without memory and time."""
+"""Arguments that a network accepts, and whether it fits the data: checked on the meta device."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from vit_lightning.errors import UserError
 
 
 def accepted(facts: dict[str, Any], class_path: str) -> dict[str, Any]:
-    """The facts that a network has arguments for."""
+    """Returns the facts of the data that a network has arguments for."""
     network = find_class(class_path)
     names = inspect.signature(network).parameters if network is not None else ()
     return {name: fact for name, fact in facts.items() if name in names}
 
 
 def leave_out_defaults_of_others(model: Namespace, given: Mapping[str, Any]) -> None:
-    """A function that hands its arguments on, as torchvision's do, may give some of them itself."""
+    """Removes defaults that a function such as torchvision.models.resnet18 sets itself when it passes arguments on."""
     function = find_class(model.class_path)
     if inspect.isfunction(function):
         for name in set(vars(model.init_args)) - set(inspect.signature(function).parameters) - set(given):
@@ -30,10 +30,10 @@ def leave_out_defaults_of_others(model: Namespace, given: Mapping[str, Any]) -> 
 
 
 def empty_network(make: Callable[[], nn.Module]) -> nn.Module:
-    """A network on the meta device; one that cannot be built there is built and then emptied.
+    """Returns a network on the meta device; one that cannot be built there is built and then moved.
 
     Raises:
-        UserError: what it says against its arguments.
+        UserError: its arguments do not fit.
     """
     with torch.random.fork_rng(devices=[]):
         try:
@@ -48,7 +48,7 @@ def empty_network(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -> list[str]:
-    """What is wrong with a network on the meta device that is to give logits for images of a shape (c, H, W)."""
+    """Returns why a network on the meta device cannot give logits (b, classes) for images (b, c, H, W) of a shape."""
     text = "x".join(map(str, shape))
     if not list(network.parameters()):
         return [f"model: {type(network).__name__} has no parameters to train"]

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser
 
-from vit_lightning.config.files import Page, full_name, unflatten
+from vit_lightning.config.files import Config, full_name, unflatten
 from vit_lightning.config.options import Settings
 from vit_lightning.config.parser import DEFAULT_CLASSES
 from vit_lightning.config.trust import may_import
@@ -58,20 +58,20 @@ class Problem:
     """Whether a required option was not given."""
 
 
-def find_problems(page: Page, parser: ArgumentParser) -> tuple[list[Problem], Page]:
+def find_problems(config: Config, parser: ArgumentParser) -> tuple[list[Problem], Config]:
     """Returns all unknown options, wrong types and unknown classes of a config, and the config without them."""
-    page, problems = copy.deepcopy(page), list[Problem]()
-    for key in list(page):
-        while key in page and (problem := _first_problem(key, page[key], parser)) is not None:
+    config, problems = copy.deepcopy(config), list[Problem]()
+    for key in list(config):
+        while key in config and (problem := _first_problem(key, config[key], parser)) is not None:
             if problem.path in {other.path for other in problems}:  # it is required, but was left out as wrong
                 break
             problems.append(problem)
-            if not remove(page, problem.path):
+            if not remove(config, problem.path):
                 break
-    return problems, page
+    return problems, config
 
 
-def remove(config: Page, path: Path) -> bool:
+def remove(config: Config, path: Path) -> bool:
     """Deletes an option, or an item of a list, from a config; returns whether it was there."""
     node, last = _get(config, path[:-1]), path[-1]
     there = last in node if isinstance(node, dict) else isinstance(node, list)
@@ -94,34 +94,36 @@ def _first_problem(key: str, value: Any, parser: ArgumentParser) -> Problem | No
     return None
 
 
-def _describe(fault: ArgumentError, page: Page, parser: ArgumentParser) -> Problem | None:
+def _describe(fault: ArgumentError, config: Config, parser: ArgumentParser) -> Problem | None:
     """Returns the problem of an error of jsonargparse: each error of its chain names one more key of the path."""
     keys: list[str] = []
     text, class_path, is_block = "", "", False
     for message in _messages(fault):
         if "Unable to load config" in message:
-            key, value = next(iter(page.items()))
+            key, value = next(iter(config.items()))
             return Problem((key,), f"{key}={value}: give its options ({', '.join(_names(parser, key))})")
         if found := re.match(r'Parser key "(.+?)":\s*(.*)', message, re.DOTALL):
             keys += found[1].split(".")
             text = found[2]
         elif found := re.match(r"Group '(.+?)' does not accept option '(.+?)'", message):
-            return _unknown(_locate(page, [*found[1].split("."), found[2]], message), page, _names(parser, found[1]))
+            return _unknown(
+                _locate(config, [*found[1].split("."), found[2]], message), config, _names(parser, found[1])
+            )
         elif found := re.match(r"Option '(.+?)' is not accepted", message):
             names = _arguments(class_path, keyword_only=is_block) if class_path else _names(parser)
-            return _unknown(_locate(page, [*keys, found[1]], message), page, names, class_path)
+            return _unknown(_locate(config, [*keys, found[1]], message), config, names, class_path)
         elif found := re.match(r"the following arguments are required: (\S+?)(,|$)", message):
-            path = _locate(page, [*keys, found[1]], message)
+            path = _locate(config, [*keys, found[1]], message)
             return Problem(path, f"{_dotted(path)} is missing", missing=True) if len(path) > 1 else None
         elif found := re.match(r"Subclasses are disabled for (\w+), thus '(.+?)' is not accepted", message):
-            return _no_class(next(iter(page)), found[2], parser)
+            return _no_class(next(iter(config)), found[2], parser)
         elif "Errors:" not in text:  # those of all types of a union say more than the first of them
             text = message
         if found := re.match(r"Problem with given class_path '(.+?)'", message):
             class_path, is_block = found[1], False
         elif message.startswith("Type collections.abc.Callable") and (found := re.search(r"path='(.+?)'", message)):
             class_path, is_block = found[1], True
-    return _wrong_value(_locate(page, keys, text), page, text)
+    return _wrong_value(_locate(config, keys, text), config, text)
 
 
 def _messages(fault: BaseException) -> Iterator[str]:
@@ -134,10 +136,10 @@ def _messages(fault: BaseException) -> Iterator[str]:
         error = error.__cause__ or error.__context__
 
 
-def _locate(page: Page, keys: list[str], text: str) -> Path:
+def _locate(config: Config, keys: list[str], text: str) -> Path:
     """Returns the path of keys with the index in each list: of the first item that has the key and the named value."""
     path: list[str | int] = []
-    node: Any = page
+    node: Any = config
     for key in keys:
         if isinstance(node, list):
             having = [(n, item) for n, item in enumerate(node) if isinstance(item, dict) and key in item]
@@ -151,8 +153,8 @@ def _locate(page: Page, keys: list[str], text: str) -> Path:
     return tuple(path)
 
 
-def _wrong_value(path: Path, page: Page, text: str) -> Problem:
-    value = _get(page, path)
+def _wrong_value(path: Path, config: Config, text: str) -> Problem:
+    value = _get(config, path)
     for inner, class_path in _class_paths(value, path):
         if find_class(class_path) is None:
             choices = _choices(str(inner[0])) if len(inner) == 1 else " (give module.Class)"
@@ -178,8 +180,8 @@ def _word(kind: str) -> str:
     return WORDS.get(kind, f"a {kind}")
 
 
-def _unknown(path: Path, page: Page, known: Collection[str], class_path: str = "") -> Problem:
-    value, (*parent, name) = _get(page, path), path
+def _unknown(path: Path, config: Config, known: Collection[str], class_path: str = "") -> Problem:
+    value, (*parent, name) = _get(config, path), path
     shown = "" if isinstance(value, dict | list) else f"={value}"
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     hint = f"did you mean {_dotted((*parent, near[0]))}?" if near else f"choose {', '.join(known)}"
@@ -259,10 +261,10 @@ def _is_choice(candidate: Any, kind: type) -> bool:
     return isinstance(candidate, type) and issubclass(candidate, kind) and not inspect.isabstract(candidate)
 
 
-def _get(page: Any, path: Path) -> Any:
+def _get(config: Any, path: Path) -> Any:
     for key in path:
-        page = page.get(key) if isinstance(page, dict) else page[int(key)] if isinstance(page, list) else None
-    return page
+        config = config.get(key) if isinstance(config, dict) else config[int(key)] if isinstance(config, list) else None
+    return config
 
 
 def _dotted(path: Path) -> str:

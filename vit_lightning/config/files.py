@@ -1,7 +1,7 @@
-"""Pages and flags as plain data: read strictly and merged.
+"""Config files and flags read strictly, as plain data.
 
-A class in a page is ``{class_path: NAME, init_args: {...}}``, or without ``class_path`` the arguments of the default
-class. Here both are one flat mapping, the name under ``class_path`` and the arguments beside it.
+A class in a config is ``{class_path: NAME, init_args: {...}}``, or without ``class_path`` the arguments of the default
+class. A flat config has one mapping for both, with the arguments beside ``class_path``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import yaml
 import vit_lightning
 from vit_lightning.errors import UserError
 
-Page = dict[str, Any]
+Config = dict[str, Any]
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML in which no key comes twice and 1e-3 is a number."""
+    """YAML loader that reports duplicate keys and reads 1e-3 as a number."""
 
     duplicates: list[str]
 
@@ -42,7 +42,7 @@ _StrictLoader.add_implicit_resolver(
 
 
 def read_flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Keys and values of ``--key=value`` and ``--key value``, in order; a key without a value is switched on."""
+    """Returns options and values of ``--key=value`` and ``--key value``, in order; a key without a value is "true"."""
     flags, words = split_words(arguments)
     if words:
         raise UserError(f"{words[0]}: what is this? (options are given as --key=value)")
@@ -50,7 +50,7 @@ def read_flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def split_words(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """The flags, as ``read_flags`` gives them, and the words that are neither flags nor their values."""
+    """Returns the flags, as ``read_flags`` does, and the words that are neither flags nor their values."""
     flags: list[tuple[str, str]] = []
     words: list[str] = []
     rest = list(arguments)
@@ -66,22 +66,22 @@ def split_words(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[s
     return flags, words
 
 
-def read_page(place: Path, key: str = "config") -> Page:
-    """The contents of a page; errors call it ``key``."""
+def read_config(path: Path, key: str = "config") -> Config:
+    """Returns a YAML file as a flat config; errors call it ``key``."""
     try:
-        text = place.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "it is no text"
-        raise UserError(f"{key}={place} cannot be read: {reason}") from fault
-    page = parse_yaml(text, f"{key}={place}")
-    if not isinstance(page, dict):
-        raise UserError(f"{key}={place} holds no keys")
-    flat: Page = flatten(page)
+        raise UserError(f"{key}={path} cannot be read: {reason}") from fault
+    config = parse_yaml(text, f"{key}={path}")
+    if not isinstance(config, dict):
+        raise UserError(f"{key}={path} holds no keys")
+    flat: Config = flatten(config)
     return flat
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """What a text in YAML says, as plain data; errors name ``source``."""
+    """Returns YAML as plain data; errors name ``source``."""
     try:
         loader = _StrictLoader(text)
         loader.duplicates = []
@@ -94,7 +94,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def flatten(value: Any) -> Any:
-    """The same with the arguments of each class beside its name."""
+    """Returns a config with the arguments of each class beside its ``class_path``."""
     if isinstance(value, list):
         return [flatten(item) for item in value]
     if not isinstance(value, dict):
@@ -105,7 +105,7 @@ def flatten(value: Any) -> Any:
 
 
 def unflatten(value: Any) -> Any:
-    """The same with the arguments of each class under ``init_args``, and the names of our own classes in full."""
+    """Returns a config with the arguments of each class under ``init_args`` and our own classes named in full."""
     if isinstance(value, list):
         return [unflatten(item) for item in value]
     if not isinstance(value, dict):
@@ -117,10 +117,10 @@ def unflatten(value: Any) -> Any:
 
 
 def full_name(class_path: Any) -> Any:
-    """A class of this package may be named without it."""
+    """Returns the name of a class with its package, which may be left out for our own classes."""
     return f"vit_lightning.{class_path}" if class_path in vit_lightning.__all__ else class_path
 
 
 def word(value: Any) -> str:
-    """A value as a flag has it."""
+    """Returns a value as it is written in a flag."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

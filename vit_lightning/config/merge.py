@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.config.files import Page, flatten, full_name, parse_yaml, read_page
+from vit_lightning.config.files import Config, flatten, full_name, parse_yaml, read_config
 from vit_lightning.config.options import TRAINED, Settings
 from vit_lightning.config.parser import DEFAULT_CLASSES
 from vit_lightning.data.image_files import data_of_files
@@ -17,7 +17,7 @@ GROUPS = ("model", "data", "trainer", *Settings._fields)
 """Options that hold options; ``model:`` with nothing under it changes nothing."""
 
 
-def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = False) -> tuple[Page, list[str]]:
+def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = False) -> tuple[Config, list[str]]:
     """Returns the merged config of a command line, and the problems of config files that could not be read.
 
     Args:
@@ -25,16 +25,16 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
         command: the command; if it uses a trained model, the config of its checkpoint comes first.
         files: whether image files replace the data of that config.
     """
-    configs: list[Page] = [_config_of_checkpoint(flags, files=files)] if command in TRAINED else []
+    configs: list[Config] = [_config_of_checkpoint(flags, files=files)] if command in TRAINED else []
     trained = configs[:1]
     unreadable: list[str] = []
     paths = [Path(value) for key, value in flags if key == "config"]
     for path in paths:
         try:
-            configs.append(read_page(path))
+            configs.append(read_config(path))
         except UserError as error:
             unreadable += error.problems
-    merged: Page = {}
+    merged: Config = {}
     for config in configs:
         given = {key: value for key, value in config.items() if value is not None or key not in GROUPS}
         merged = merge(merged, given)
@@ -48,7 +48,7 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
     return merged, unreadable
 
 
-def _config_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool) -> Page:
+def _config_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool) -> Config:
     paths = [value for key, value in flags if key == "ckpt"]
     if not paths:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
@@ -62,7 +62,7 @@ def _config_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool) -> P
     return {**config, "init_from": None}  # the weights are the checkpoint's own
 
 
-def _check_split(trained: Page, given: Page) -> None:
+def _check_split(trained: Config, given: Config) -> None:
     """Refuses to measure a model on images that it was trained on."""
     before, now = trained.get("data"), given.get("data")
     if not isinstance(before, dict) or not isinstance(now, dict) or before.get("class_path") != now.get("class_path"):
@@ -74,7 +74,7 @@ def _check_split(trained: Page, given: Page) -> None:
         )
 
 
-def merge(base: Page, config: Page, defaults: Mapping[str, str] = DEFAULT_CLASSES) -> Page:
+def merge(base: Config, config: Config, defaults: Mapping[str, str] = DEFAULT_CLASSES) -> Config:
     """Returns ``base`` updated by ``config``; the arguments of a class that is replaced by another are dropped.
 
     ``key+`` appends to a list.
@@ -104,7 +104,7 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def page_of_flag(key: str, value: str) -> Page:
+def page_of_flag(key: str, value: str) -> Config:
     """Returns a flag as a config; ``--model=CLASS`` and ``--data=CLASS`` name a class."""
     # other values stay words: jsonargparse reads them as what the option's type needs
     quoted = len(value) > 1 and value[0] == value[-1] == '"'
@@ -114,5 +114,5 @@ def page_of_flag(key: str, value: str) -> Page:
         given = {"class_path": given}
     for part in reversed(parts):
         given = {part: given}
-    config: Page = given
+    config: Config = given
     return config

@@ -11,7 +11,7 @@ from vit_lightning.config.build import Unfit, build
 from vit_lightning.config.check_options import find_problems, remove
 from vit_lightning.config.check_values import secret_problems
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import Page, split_words
+from vit_lightning.config.files import Config, split_words
 from vit_lightning.config.merge import merge_all
 from vit_lightning.config.parser import make_parser
 from vit_lightning.config.trust import restrict_imports
@@ -63,7 +63,7 @@ def _permissions(flags: Sequence[tuple[str, str]], command: str) -> tuple[bool, 
     return trust == "true", allowed
 
 
-def _all_problems(config: Page, command: str, fault: Exception) -> list[str]:
+def _all_problems(config: Config, command: str, fault: Exception) -> list[str]:
     """Returns all problems of a refused config: names and types of options first, then the values of the others."""
     found, rest = find_problems(config, make_parser(command))
     problems = [problem.text for problem in found]

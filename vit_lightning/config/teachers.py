@@ -1,4 +1,4 @@
-"""Where teachers come from: a run of ours, torchvision, timm."""
+"""Teachers for distillation: the network of a run, or one of torchvision or timm."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ KEY = "distillation.teacher"
 
 
 def load_teacher(place: str, data: ImageData) -> Teacher:
-    """The teacher of a page for the student's data; draws no random numbers that anybody else would have drawn.
+    """Returns the teacher for the student's data; leaves the global random numbers as they were.
 
     Raises:
-        UserError: it is not there, takes other images, or knows other classes.
+        UserError: it is not there, takes other images, or has other classes.
     """
     source, _, name = place.partition(":")
     load = _SOURCES.get(source)
@@ -42,7 +42,7 @@ def _from_run(place: str) -> tuple[nn.Module, Statistics]:
     path = find_checkpoint(place, KEY)
     checkpoint = read_checkpoint(path)
     if not isinstance(checkpoint.get("config"), dict):
-        raise UserError(f"{KEY}={place} holds no page, so that its model is not known")
+        raise UserError(f"{KEY}={place} holds no config, so that its model is unknown")
     try:
         data, network = _make(checkpoint["config"])
     except UserError as error:
@@ -51,13 +51,13 @@ def _from_run(place: str) -> tuple[nn.Module, Statistics]:
     return network, (data.mean, data.std)
 
 
-def _make(page: dict[str, Any]) -> tuple[ImageData, nn.Module]:
-    """Data module and network of the page of a checkpoint, the network with freshly drawn weights."""
-    path = str(page["model"]["class_path"])
+def _make(config: dict[str, Any]) -> tuple[ImageData, nn.Module]:
+    """Returns data module and network of a checkpoint's config, the network with random weights."""
+    path = str(config["model"]["class_path"])
     if find_class(path) is None:
         raise UserError(f"its model {path} is of a package that may not be imported, or is not there any more")
     try:
-        return make_data(page), make_network(unflatten(with_block(flatten(page))))
+        return make_data(config), make_network(unflatten(with_block(flatten(config))))
     except ArgumentError as fault:
         raise UserError(" ".join(str(fault).split())) from fault
 
@@ -101,7 +101,7 @@ def _fetched(load: Callable[[], nn.Module], place: str) -> nn.Module:
 
 @contextlib.contextmanager
 def _data_alone() -> Iterator[None]:
-    """Lets ``torch.load`` read tensors and plain data alone: torchvision would run what is in a file of weights."""
+    """Lets ``torch.load`` read tensors and plain data alone: torchvision would run code in a file of weights."""
     switch = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(switch)
     os.environ[switch] = "1"
@@ -114,7 +114,7 @@ def _data_alone() -> Iterator[None]:
 
 
 def _check(network: nn.Module, place: str, data: ImageData) -> None:
-    """Asks for logits of the student's images and classes."""
+    """Checks that the teacher gives logits for the student's images and classes."""
     shape = (data.in_channels, *data.image_size)
     text = "x".join(map(str, shape))
     try:

@@ -1,7 +1,7 @@
-"""Which packages a page, or a checkpoint with a page in it, may import from.
+"""Packages that a config, also one in a checkpoint, may import from.
 
-Whoever names a class names a module, and importing a module runs it. So a page is data only as long as it names modules
-of known packages; ``--trust-config`` lifts that for a page of one's own.
+Importing a module runs it. So a config is only data as long as it names classes of known packages; ``--trust-config``
+allows all packages that it names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import jsonargparse
 
-from vit_lightning.config.files import Page, full_name
+from vit_lightning.config.files import Config, full_name
 from vit_lightning.errors import UserError
 
 PACKAGES = ["vit_lightning", "lightning", "timm", "torch.nn", "torch.optim", "torchmetrics", "torchvision"]
@@ -21,19 +21,19 @@ _allowed: list[str] = list(PACKAGES)
 _allowed_once: set[str] = set()
 
 CLASS_KEYS = ("model", "data", "callbacks", "logger", "plugins", "profiler", "strategy")
-"""Keys whose value may be the name of a class itself."""
+"""Options whose value may be a class path itself."""
 
 
-def restrict_imports(page: Page, *, trust: bool) -> None:
-    """Lets jsonargparse import from the known packages alone, or with ``trust`` also from what the page names.
+def restrict_imports(config: Config, *, trust: bool) -> None:
+    """Lets jsonargparse import from the known packages alone, or with ``trust`` also from those that the config names.
 
     Raises:
         UserError: without trust, each class of another package, before anything of it is imported.
     """
-    named = [(path, name) for path, name in _class_paths(page) if not _is_known(name)]
+    named = [(path, name) for path, name in _class_paths(config) if not _is_known(name)]
     if trust:
         if (here := str(Path.cwd())) not in sys.path:
-            sys.path.insert(0, here)  # as for python -m: a page may name a class in a file beside it
+            sys.path.insert(0, here)  # as python -m does: a config may name a class in a file beside it
         names = {name.split(".")[0] for _, name in named}
         allowed = [*PACKAGES, *(name for name in names if name.isidentifier())]
         _allow(allowed)
@@ -42,7 +42,7 @@ def restrict_imports(page: Page, *, trust: bool) -> None:
     if named:
         known = ", ".join(PACKAGES)
         raise UserError(
-            f"{path}={name} is of none of the packages that a page may import from ({known}); "
+            f"{path}={name} is of none of the packages that a config may import from ({known}); "
             "if you wrote or read that code: --trust-config"
             for path, name in named
         )
@@ -56,7 +56,7 @@ def _allow(packages: Sequence[str]) -> None:
 
 
 def _class_paths(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """The dotted names of a page that stand where classes are named, each with its key."""
+    """Yields the class paths of a config, each with its option."""
     if isinstance(node, dict):
         for key, value in node.items():
             yield from _class_paths(value, (*path, str(key)))
@@ -74,7 +74,7 @@ def _is_known(name: str) -> bool:
 
 
 def may_import(name: str, packages: Collection[str] | None = None) -> bool:
-    """Whether a page may name this class, or with ``packages`` whether it is of one of these."""
+    """Whether a config may name this class, or whether it is in one of ``packages``."""
     known = _allowed if packages is None else packages
     parts = name.split(".")
     return all(part.isidentifier() for part in parts) and any(
