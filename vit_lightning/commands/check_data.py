@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from lightning.pytorch import seed_everything
 from tqdm import tqdm
 
-from vit_lightning.commands.console import quiet, say
+from vit_lightning.commands.console import say
 from vit_lightning.commands.figures import image_grid
+from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
-from vit_lightning.storage.folder import new_folder, write_whole
+from vit_lightning.storage.folder import write_whole
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 Report = dict[str, Any]
@@ -52,14 +52,12 @@ def check_data(experiment: Experiment) -> Report:
     Raises:
         UserError: images are damaged and ``data.on_bad_image`` is error; after the report is written.
     """
-    quiet()
-    seed_everything(experiment.seed, verbose=False)
     data = experiment.data
-    data.in_memory = False  # each is read once, and the first that is damaged must not be the last
-    data.prepare_data()
-    found = list(read_all_images(data))
-    report = summarise(found, data.class_names)
-    with new_folder(experiment.out, Path("runs") / "check-data", experiment.name) as folder:
+    with session(experiment, "check-data") as folder:
+        data.in_memory = False  # each is read once, and the first that is damaged must not be the last
+        data.prepare_data()
+        found = list(read_all_images(data))
+        report = summarise(found, data.class_names)
         write_whole(folder / "data.json", json.dumps(report, indent=2) + "\n")
         _draw_samples(data, found, folder / "samples.png")
         write_whole(folder / "index.html", page(report, experiment.name))

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
-from lightning.pytorch import seed_everything
 
-from vit_lightning.commands.console import quiet, say
+from vit_lightning.commands.console import say
 from vit_lightning.commands.figures import image_grid
+from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
-from vit_lightning.storage.folder import new_folder
 
 SHOWN = 32
 
 
 def show_batch(experiment: Experiment) -> None:
     """Draws the first images that the first epoch trains on, augmented and mixed, with their labels."""
-    quiet()
-    seed_everything(experiment.seed, verbose=False)
     data = experiment.data
-    data.num_workers, data.in_memory = 0, False  # a few images of one batch
-    data.prepare_data()
-    data.setup("fit")
-    batch = data.model_input(next(iter(data.train_dataloader())), completed=0)
-    with new_folder(experiment.out, Path("runs") / "show-batch", experiment.name) as folder:
+    with session(experiment, "show-batch") as folder:
+        data.num_workers, data.in_memory = 0, False  # a few images of one batch
+        data.prepare_data()
+        data.setup("fit")
+        batch = data.model_input(next(iter(data.train_dataloader())), completed=0)
         pixels = visible(data, batch.images[:SHOWN])
         titles = label_texts(batch, data.class_names)[:SHOWN]
         path = folder / "batch.png"
