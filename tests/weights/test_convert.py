@@ -15,7 +15,6 @@ from vit_lightning import UserError, ViT
 from vit_lightning.config.experiment import make_network
 from vit_lightning.config.resolve import resolve
 from vit_lightning.models.attention import SeparateAttention
-from vit_lightning.models.crate import ISTA, MSSA
 from vit_lightning.models.heads import AttentionPool
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions
@@ -172,12 +171,6 @@ def test_an_initial_layer_scale_may_be_a_whole_number():
     _, state, config = fresh("timm", init_values=0.1)
     vit = from_reference(state, family="timm", config={**config, "init_values": 1})
     assert describe(vit)["layer_scale"] == 1.0
-
-
-def test_ista_in_a_block_with_residuals_is_named():
-    vit = ViT(image_size=8, patch_size=4, emb_size=16, depth=2, num_heads=2, attention=MSSA, feed_forward=ISTA)
-    with pytest.raises(UserError, match=r"block: TransformerEncoderBlock .*ISTA.* needs CrateBlock"):
-        to_reference(vit, family="crate")
 
 
 def test_all_missing_arguments_are_named_at_once():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vit_lightning.errors import UserError
 from vit_lightning.models import checks
 
 Layer = Callable[[int], nn.Module]
@@ -130,6 +131,9 @@ class TransformerEncoderBlock(NamedSequential):
         norm: makes a norm from emb_size.
         layer_scale: initial value of LayerScale on both branches; none when not given.
         drop_path: probability of dropping a branch in training.
+
+    Raises:
+        UserError: the feed-forward part, such as ISTA, must have no residual and names the block that it needs.
     """
 
     def __init__(
@@ -141,6 +145,8 @@ class TransformerEncoderBlock(NamedSequential):
         layer_scale: float | None = None,
         drop_path: float = 0.0,
     ) -> None:
+        if needed := getattr(feed_forward, "needs_block", None):
+            raise UserError(f"feed_forward={type(feed_forward).__name__} needs block={needed}")
         branch = partial(Branch, emb_size=emb_size, norm=norm, layer_scale=layer_scale, drop_path=drop_path)
         super().__init__(
             attention=ResidualAdd(branch("attention", attention)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from vit_lightning.sizes import Size
 T = TypeVar("T")
 
 
-def refuse(*problems: list[str]) -> None:
+def refuse(*problems: Iterable[str]) -> None:
     """Raises all problems as one error, if there are any."""
     if found := [problem for group in problems for problem in group]:
         raise UserError(found)

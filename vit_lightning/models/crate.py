@@ -69,6 +69,9 @@ class ISTA(nn.Module):
         threshold: lambda, the weight of sparsity.
     """
 
+    needs_block = "CrateBlock"
+    """Block without a residual around the feed-forward part, since the step itself starts from the tokens."""
+
     def __init__(self, emb_size: int = 384, *, step_size: float = 0.1, threshold: float = 0.1) -> None:
         super().__init__()
         checks.refuse(checks.at_least(0, step_size=step_size, threshold=threshold))

@@ -17,9 +17,8 @@ def initialise(network: nn.Module) -> None:
     positions, registers and distillation token normal with standard deviation 0.02; classifier, class token and biases
     zero. CRATE's dictionaries and the probe of attention pooling keep what their blocks drew.
     """
-    fused = {module.qkv for module in network.modules() if hasattr(module, "qkv")}
     for name, module in network.named_modules():
-        if module in fused:
+        if name.endswith(".qkv"):
             for matrix in module.weight.chunk(3):
                 nn.init.xavier_uniform_(matrix)
         elif isinstance(module, (nn.Linear, nn.Conv2d)):

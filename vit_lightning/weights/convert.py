@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vit_lightning.errors import UserError
+from vit_lightning.models import checks
 from vit_lightning.models.vit import ViT
 from vit_lightning.weights.describe import canonical_state, describe
 from vit_lightning.weights.family_einops import EINOPS_TUTORIAL
@@ -91,13 +92,11 @@ def to_reference(vit: ViT, *, family: str, layout: Layout | None = None) -> tupl
     _check_layout(layout, table)
     written = table.write(options, layout)
     expressed = _read_again(table, written, layout)
-    problems = [
+    checks.refuse(
         f"{name}={value}: {family} cannot express it (there it is {expressed[name]})"
         for name, value in options.items()
         if value != expressed[name]
-    ]
-    if problems:
-        raise UserError(problems)
+    )
     state = canonical_state(vit)
     tensors = to_theirs(state, find_names(state, table.names(options, layout)))
     weight = next(iter(tensors.values()))
@@ -117,16 +116,11 @@ def _family(family: str) -> Family:
 
 
 def _tensor(name: str, value: Tensor | np.ndarray[Any, Any]) -> Tensor:
-    if isinstance(value, Tensor):
-        return _floating(name, value.detach())
     try:
-        tensor = torch.from_numpy(np.array(value))  # a copy: torch cannot share read-only arrays
+        # a copy of an array: torch cannot share read-only ones
+        tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     except (TypeError, ValueError) as fault:
         raise UserError(f"{name}: {fault}") from fault
-    return _floating(name, tensor)
-
-
-def _floating(name: str, tensor: Tensor) -> Tensor:
     if not tensor.is_floating_point():
         raise UserError(
             f"{name} holds {str(tensor.dtype).removeprefix('torch.')}, but weights must be floating-point numbers"
@@ -162,8 +156,7 @@ def _check_layout(layout: Layout, table: Family) -> None:
         for key, value in layout.items()
         if key not in table.layouts or (table.layouts[key] and value not in table.layouts[key])
     ]
-    if problems:
-        raise UserError(problems)
+    checks.refuse(problems)
 
 
 def _check_tensors(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], family: str) -> None:
@@ -174,5 +167,4 @@ def _check_tensors(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], fa
         for name, tensor in tensors.items()
         if name in expected and tuple(tensor.shape) != tuple(expected[name])
     ]
-    if problems:
-        raise UserError(problems)
+    checks.refuse(problems)

@@ -8,7 +8,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
+from vit_lightning.models import checks
 from vit_lightning.models.attention import RotaryAttention, SeparateAttention
 from vit_lightning.models.blocks import TransformerEncoderBlock, drop_path_rates
 from vit_lightning.models.crate import ISTA, CrateBlock
@@ -23,6 +23,7 @@ from vit_lightning.weights.options import (
     OPTIONS,
     POOLS,
     POSITIONS,
+    SIZES,
     Kinds,
     Options,
     norm_text,
@@ -35,16 +36,10 @@ def describe(vit: ViT) -> Options:
     Raises:
         UserError: names blocks that are not ours, and blocks that differ from one another.
     """
-    if foreign := [problem for block in vit.encoder if (problem := _block_problem(block))]:
-        raise UserError(dict.fromkeys(foreign))
+    checks.refuse(dict.fromkeys(_foreign("block", block) for block in vit.encoder if not _is_ours(block)))
     problems: list[str] = []
-    sizes = ("image_size", "patch_size", "in_channels", "num_classes", "emb_size", "depth", "num_heads")
-    options = {
-        **OPTIONS,
-        **{name: getattr(vit, name) for name in sizes},
-        **_embedding(vit, problems),
-        **_head(vit, problems),
-    }
+    sizes = {name: getattr(vit, name) for name in SIZES}
+    options = {**OPTIONS, **sizes, **_embedding(vit, problems), **_head(vit, problems)}
     blocks = [_block(block, problems) for block in vit.encoder]
     rates = [block.pop("drop_path") for block in blocks]
     options |= {**blocks[0], "drop_path": vit.drop_path}
@@ -58,8 +53,7 @@ def describe(vit: ViT) -> Options:
     options["final_norm"] = "none" if last is None else "before_pool" if after_pool is None else "after_pool"
     if last is not None and (text := _norm(last, "norm", problems)) != options["norm"]:
         problems.append(f"norm={options['norm']} of the blocks and {text} at the end differ")
-    if problems:
-        raise UserError(dict.fromkeys(problems))
+    checks.refuse(dict.fromkeys(problems))
     return options
 
 
@@ -89,11 +83,9 @@ def _foreign(name: str, module: object) -> str:
 
 def _kind(module: nn.Module, kinds: Kinds, name: str, problems: list[str]) -> str | None:
     """Returns the name of a module's class."""
-    for kind, made in kinds.items():
-        if type(module) is made:
-            return kind
-    problems.append(_foreign(name, module))
-    return None
+    kind = next((kind for kind, made in kinds.items() if type(module) is made), None)
+    problems += [_foreign(name, module)] if kind is None else []
+    return kind
 
 
 def _embedding(vit: ViT, problems: list[str]) -> Options:
@@ -125,13 +117,9 @@ def _positions(positions: nn.Module | None, prefix_tokens: int, problems: list[s
     return kind if prefix_tokens or kind is None else "learned"  # without such tokens both are the same
 
 
-def _block_problem(block: nn.Module) -> str | None:
-    has_ista = any(isinstance(part, ISTA) for part in block.modules())
-    if type(block) is TransformerEncoderBlock and has_ista:
-        return (
-            "block: TransformerEncoderBlock adds a residual to ISTA, which no other family has; ISTA needs CrateBlock"
-        )
-    return None if type(block) is (CrateBlock if has_ista else TransformerEncoderBlock) else _foreign("block", block)
+def _is_ours(block: nn.Module) -> bool:
+    ista = isinstance(_at(block, "feed_forward.feed_forward"), ISTA)
+    return type(block) is (CrateBlock if ista else TransformerEncoderBlock)
 
 
 def _block(block: nn.Module, problems: list[str]) -> Options:
@@ -171,10 +159,8 @@ def _attention(attention: Any, problems: list[str]) -> Options:
 
 
 def _rotary(attention: RotaryAttention) -> str:
-    wavelengths = f"temperature {attention.temperature}"
-    if attention.max_resolution is not None:
-        wavelengths = f"max_resolution {attention.max_resolution}"
-    return f"{wavelengths}, reference_grid {attention.reference_grid}"
+    key = "temperature" if attention.max_resolution is None else "max_resolution"
+    return f"{key} {getattr(attention, key)}, reference_grid {attention.reference_grid}"
 
 
 def _activation(module: nn.Module, problems: list[str]) -> str | None:

@@ -11,11 +11,8 @@ _VARIANTS = {f"{layers}_{form}": ours for layers in ("fused", "separate") for fo
 
 
 def _read(config: Config, options: Options, layout: Layout) -> Options:
-    literal = options["attention"] == "divided_after_softmax"
-    return {
-        "hidden": config["forward_expansion"] * config["emb_size"],
-        "scale": 1.0 if literal else options["scale"],
-    }
+    scale = 1.0 if options["attention"] == "divided_after_softmax" else options["scale"]
+    return {"hidden": config["forward_expansion"] * config["emb_size"], "scale": scale}
 
 
 def _write(options: Options, layout: Layout) -> Config:

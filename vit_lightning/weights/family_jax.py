@@ -11,17 +11,7 @@ import torch
 from vit_lightning.errors import UserError
 from vit_lightning.weights.fields import Field, choice, size, word
 from vit_lightning.weights.options import DROPOUTS, Options
-from vit_lightning.weights.tables import (
-    ATTENTION,
-    FEED_FORWARD,
-    Config,
-    Family,
-    Layout,
-    Names,
-    Shapes,
-    Tensors,
-    Theirs,
-)
+from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family, Layout, Names, Shapes, Tensors, Theirs
 
 _NORM = "layernorm_1e-06"
 _PREFIXES = ("", "params/", "opt/target/")
@@ -191,15 +181,11 @@ def _unpack_big_vision(tensors: Tensors, layout: Layout) -> Tensors:
 def _pack_big_vision(tensors: Tensors, layout: Layout) -> Tensors:
     if not layout["stacked"]:
         return _with_prefix(tensors, layout)
-    packed: Tensors = {}
-    blocks: dict[str, list[torch.Tensor]] = {}  # in the order of the blocks, as the tensors are
+    groups: dict[str, list[torch.Tensor]] = {}  # in the order of the blocks, as the tensors are
     for name, tensor in tensors.items():
-        if found := re.fullmatch(r"Transformer/encoderblock_\d+/(.*)", name):
-            blocks.setdefault(_STACKED + found[1], []).append(tensor)
-        else:
-            packed[name] = tensor
-    stacked = {name: torch.stack(parts) for name, parts in blocks.items()}
-    return _with_prefix({**packed, **stacked}, layout)
+        groups.setdefault(re.sub(r"^Transformer/encoderblock_\d+/", _STACKED, name), []).append(tensor)
+    packed = {name: torch.stack(parts) if name.startswith(_STACKED) else parts[0] for name, parts in groups.items()}
+    return _with_prefix(packed, layout)
 
 
 BIG_VISION = Family(

@@ -8,15 +8,10 @@ from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family
 
 _NORM = "layernorm_1e-06"
 _ACTIVATIONS = {
-    "gelu": "gelu",
-    "GELU": "gelu",
-    "gelu_tanh": "gelu_tanh",
-    "GELUTanh": "gelu_tanh",
-    "relu": "relu",
-    "ReLU": "relu",
-    "SiLU": "silu",
-    "silu": "silu",
-    "swish": "silu",
+    **dict.fromkeys(("gelu", "GELU"), "gelu"),
+    **dict.fromkeys(("gelu_tanh", "GELUTanh"), "gelu_tanh"),
+    **dict.fromkeys(("relu", "ReLU"), "relu"),
+    **dict.fromkeys(("SiLU", "silu", "swish"), "silu"),
 }
 _FEED_FORWARDS = {"Mlp": "mlp", "SwiGLU": "swiglu", "SwiGLUPacked": "swiglu_packed"}
 _POOLS = {"token": "cls", "avg": "mean", "max": "max", "avgmax": "mean_max", "map": "attention"}
@@ -33,10 +28,6 @@ _SIZES = (
     norm_choice("norm_layer", "norm", unset=_NORM),
     choice("act_layer", None, "activation", _ACTIVATIONS, unset="gelu"),
 )
-
-
-def _has_norm(norm: str | None) -> bool:
-    return norm is not None
 
 
 def _read(config: Config, options: Options, layout: Layout) -> Options:
@@ -120,16 +111,16 @@ TIMM = Family(
         *_SIZES,
         Field("in_chans", 3, "in_channels"),
         choice("global_pool", "token", "pool", _POOLS),
-        Field("qk_norm", False, "qk_norm", write=_has_norm),
-        Field("scale_attn_norm", False, "attention_norm", write=_has_norm),
-        Field("scale_mlp_norm", False, "feed_forward_norm", write=_has_norm),
+        Field("qk_norm", False, "qk_norm", write=bool),
+        Field("scale_attn_norm", False, "attention_norm", write=bool),
+        Field("scale_mlp_norm", False, "feed_forward_norm", write=bool),
         Field("proj_bias", True, ("projection_bias", "feed_forward_bias")),
         Field("init_values", None, "layer_scale", lambda value: float(value) if value else None),
         Field("class_token", True, "class_token"),
         Field("pos_embed", "learn"),
         Field("no_embed_class", False),
         Field("reg_tokens", 0, "register_tokens"),
-        Field("pre_norm", False, "embedding_norm", write=_has_norm),
+        Field("pre_norm", False, "embedding_norm", write=bool),
         Field("final_norm", True),
         Field("fc_norm", None),
         Field("pool_include_prefix", False),

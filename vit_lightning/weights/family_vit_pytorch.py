@@ -20,15 +20,8 @@ _HIDDEN = Field("mlp_dim", ..., "hidden")
 _MORE_SIZES = (Field("channels", 3, "in_channels"), Field("dim_head", 64, "dim_head"))
 
 
-def _read_pool(pool: str) -> str:
-    return word("pool", pool, {"cls": "cls", "mean": "mean"})
-
-
-def _write_pool(pool: str) -> str:
-    return pool.removesuffix("_all")
-
-
-_POOL = Field("pool", "cls", "pool", _read_pool, _write_pool)
+_POOLS = {"cls": "cls", "mean": "mean"}
+_POOL = Field("pool", "cls", "pool", lambda pool: word("pool", pool, _POOLS), lambda pool: pool.removesuffix("_all"))
 
 
 def _read_projection(config: Config) -> Options:

@@ -36,8 +36,8 @@ class Field(NamedTuple):
     def options(self) -> tuple[str, ...]:
         return (self.ours,) if isinstance(self.ours, str) else self.ours
 
-    def problem(self, value: Any) -> str | None:
-        """Returns an error if a value is not of the default's type; a default of None accepts all values.
+    def problems(self, value: Any) -> list[str]:
+        """Returns a problem if a value is not of the default's type; a default of None accepts all values.
 
         Arguments that have to be given are whole numbers, or sizes of two of them.
         """
@@ -51,7 +51,7 @@ class Field(NamedTuple):
             fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         elif kind is str:
             fits = value is None or isinstance(value, str)
-        return None if fits else f"config.{self.theirs}={value} must be {_KINDS[kind]}"
+        return [] if fits else [f"config.{self.theirs}={value} must be {_KINDS[kind]}"]
 
 
 _KINDS = {bool: "true or false", int: "a whole number that is not negative", float: "a number", str: "text"}

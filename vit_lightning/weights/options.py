@@ -12,19 +12,11 @@ from typing import Any
 
 from torch import nn
 
+from vit_lightning.models import heads
 from vit_lightning.models.attention import DividedAfterSoftmaxAttention, MultiHeadAttention
-from vit_lightning.models.blocks import Layer, LayerNorm, RMSNorm, TransformerEncoderBlock
+from vit_lightning.models.blocks import LayerNorm, RMSNorm, TransformerEncoderBlock
 from vit_lightning.models.crate import ISTA, MSSA, CrateBlock
 from vit_lightning.models.feed_forward import FeedForwardBlock, PackedSwiGLU, SwiGLU
-from vit_lightning.models.heads import (
-    AttentionPool,
-    ClassTokenAndMeanPool,
-    ClassTokenPool,
-    MaxPool,
-    MeanAllPool,
-    MeanMaxPool,
-    MeanPool,
-)
 from vit_lightning.models.patches import ConvProjection, LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
 from vit_lightning.models.vit import ViT
@@ -89,18 +81,26 @@ POSITIONS: Kinds = {"learned": LearnedPositions, "learned_patches": LearnedPatch
 ATTENTIONS: Kinds = {"softmax": MultiHeadAttention, "divided_after_softmax": DividedAfterSoftmaxAttention, "mssa": MSSA}
 FEED_FORWARDS: Kinds = {"mlp": FeedForwardBlock, "swiglu": SwiGLU, "swiglu_packed": PackedSwiGLU, "ista": ISTA}
 POOLS: Kinds = {
-    "cls": ClassTokenPool,
-    "cls_and_mean": ClassTokenAndMeanPool,
-    "mean": MeanPool,
-    "mean_all": MeanAllPool,
-    "max": MaxPool,
-    "mean_max": MeanMaxPool,
-    "attention": AttentionPool,
+    "cls": heads.ClassTokenPool,
+    "cls_and_mean": heads.ClassTokenAndMeanPool,
+    "mean": heads.MeanPool,
+    "mean_all": heads.MeanAllPool,
+    "max": heads.MaxPool,
+    "mean_max": heads.MeanMaxPool,
+    "attention": heads.AttentionPool,
 }
 """max_all, mean_max_all and attention_all are those that pool the tokens before the patches too."""
 
 DROPOUTS = ("emb_dropout", "projection_dropout", "feed_forward_dropout", "output_dropout")
 """Dropouts that most families set to one value: of the embedded patches, inside the MLP, and of both branches."""
+
+SIZES = ("image_size", "patch_size", "in_channels", "num_classes", "emb_size", "depth", "num_heads")
+_VIT_ARGUMENTS = (
+    *SIZES,
+    *("class_token", "distillation_token", "register_tokens", "final_norm", "layer_scale", "representation_size"),
+    *("emb_dropout", "patch_dropout", "head_dropout", "drop_path"),
+)
+"""Options that are arguments of ViT as they are."""
 
 _ATTENTION_ARGUMENTS = {
     "softmax": ("dim_head", "projection", "projection_bias", "scale", "qkv_bias", "dropout", "projection_dropout"),
@@ -113,14 +113,12 @@ def norm_text(kind: str, eps: float) -> str:
     return f"{kind}_{eps!r}"
 
 
-def make_norm(text: str) -> Layer:
-    """Returns the norm of a text such as layernorm_1e-06."""
+def _make_norm(text: str | None) -> Any:
+    """Returns what makes the norm of a text such as layernorm_1e-06, or None."""
+    if text is None:
+        return None
     kind, _, eps = text.rpartition("_")
     return partial(NORMS[kind], eps=float(eps))
-
-
-def _maybe_norm(text: str | None) -> Any:
-    return None if text is None else make_norm(text)
 
 
 def build(options: Options) -> ViT:
@@ -129,36 +127,18 @@ def build(options: Options) -> ViT:
     Raises:
         UserError: names options that do not fit together.
     """
-    projection_norms = {"bias": options["patch_bias"], "norm": _maybe_norm(options["patch_token_norm"])}
-    pixels = _maybe_norm(options["patch_norm"])
+    pixels = _make_norm(options["patch_norm"])
+    projection = ConvProjection if pixels is None else partial(LinearProjection, patch_norm=pixels)
     return ViT(
-        image_size=options["image_size"],
-        patch_size=options["patch_size"],
-        in_channels=options["in_channels"],
-        num_classes=options["num_classes"],
-        emb_size=options["emb_size"],
-        depth=options["depth"],
-        num_heads=options["num_heads"],
-        class_token=options["class_token"],
-        distillation_token=options["distillation_token"],
-        register_tokens=options["register_tokens"],
+        **{name: options[name] for name in _VIT_ARGUMENTS},
         pool=_make_pool(options),
-        patch_projection=partial(ConvProjection, **projection_norms)
-        if pixels is None
-        else partial(LinearProjection, **projection_norms, patch_norm=pixels),
+        patch_projection=partial(projection, bias=options["patch_bias"], norm=_make_norm(options["patch_token_norm"])),
         positions=_make_positions(options["positions"]),
-        norm=make_norm(options["norm"]),
-        embedding_norm=_maybe_norm(options["embedding_norm"]),
-        final_norm=options["final_norm"],
+        norm=_make_norm(options["norm"]),
+        embedding_norm=_make_norm(options["embedding_norm"]),
         block=CrateBlock if options["feed_forward"] == "ista" else TransformerEncoderBlock,
         attention=_make_attention(options),
         feed_forward=_make_feed_forward(options),
-        emb_dropout=options["emb_dropout"],
-        patch_dropout=options["patch_dropout"],
-        head_dropout=options["head_dropout"],
-        drop_path=options["drop_path"],
-        layer_scale=options["layer_scale"],
-        representation_size=options["representation_size"],
     )
 
 
@@ -174,15 +154,13 @@ def _make_pool(options: Options) -> Any:
         prefix=name == "attention_all",
         expansion=options["pool_hidden"] / options["emb_size"],
         activation=options["pool_activation"],
-        norm=make_norm(options["pool_norm"]),
+        norm=_make_norm(options["pool_norm"]),
     )
 
 
 def _make_positions(name: str) -> Any:
-    if name == "none":
-        return name
-    if name in POSITIONS:
-        return POSITIONS[name]
+    if not name.startswith("sincos2d"):
+        return POSITIONS.get(name, name)
     form: Any
     _, form, temperature = name.split(" ")
     return partial(SinCos2dPositions, form=form, temperature=float(temperature))
@@ -192,7 +170,7 @@ def _make_attention(options: Options) -> Any:
     kind = options["attention"]
     arguments = {name: options[name] for name in _ATTENTION_ARGUMENTS[kind]}
     if kind == "softmax":
-        arguments |= {"qk_norm": _maybe_norm(options["qk_norm"]), "norm": _maybe_norm(options["attention_norm"])}
+        arguments |= {"qk_norm": _make_norm(options["qk_norm"]), "norm": _make_norm(options["attention_norm"])}
     return partial(ATTENTIONS[kind], **arguments)
 
 
@@ -205,7 +183,7 @@ def _make_feed_forward(options: Options) -> Any:
         expansion=options["hidden"] / options["emb_size"],
         activation=options["activation"],
         bias=options["feed_forward_bias"],
-        norm=_maybe_norm(options["feed_forward_norm"]),
+        norm=_make_norm(options["feed_forward_norm"]),
         dropout=options["feed_forward_dropout"],
         **({"output_dropout": options["output_dropout"]} if kind == "mlp" else {}),
     )

@@ -12,6 +12,7 @@ from einops import rearrange
 from torch import Tensor
 
 from vit_lightning.errors import UserError
+from vit_lightning.models import checks
 from vit_lightning.weights.fields import Field
 from vit_lightning.weights.options import OPTIONS, Options
 
@@ -156,8 +157,7 @@ class Family:
                 options |= {name: argument.read(given[argument.theirs]) for name in argument.options}
             except UserError as error:
                 problems += error.problems
-        if problems:
-            raise UserError(problems)
+        checks.refuse(problems)
         options |= {ours: layout[key] for key, ours in self.layout_options.items()}
         if options["dim_head"] is None:  # heads share the width of the tokens
             emb_size, num_heads = options["emb_size"], options["num_heads"]
@@ -184,15 +184,13 @@ class Family:
             for key, value in given.items()
             if key not in known
         ]
-        missing = [argument.theirs for argument in self.fields if argument.default is ...]
-        problems += [f"config.{key} is missing" for key in missing if key not in given]
+        problems += [f"config.{key} is missing" for key, value in known.items() if value is ... and key not in given]
         problems += [
             f"config.{key}={given[key]}: we do not have this option of {self.name}, only {key}={value}"
             for key, value in self.without.items()
             if key in given and given[key] != value
         ]
-        kinds = [argument.problem(given[argument.theirs]) for argument in self.fields if argument.theirs in given]
-        problems += [problem for problem in kinds if problem]
-        if problems:
-            raise UserError(problems)
+        for argument in self.fields:
+            problems += argument.problems(given[argument.theirs]) if argument.theirs in given else []
+        checks.refuse(problems)
         return {**known, **given}
