@@ -24,7 +24,7 @@ from statistics import median
 import torch
 from lightning.pytorch import Callback
 
-from vit_lightning.ablation.attempts import Attempts, Start, with_shared_data
+from vit_lightning.ablation.attempts import Attempts, with_shared_data
 from vit_lightning.ablation.ledger import Planned, open_ledger
 from vit_lightning.ablation.plan import read_plan
 from vit_lightning.ablation.workers import warm_up
@@ -77,8 +77,7 @@ def measure(mode: str, runs: int, page: Path) -> list[tuple[float, float]]:
         ledger, _ = open_ledger(folder / "out", plan, threads=1)
         plan = replace(plan, experiments=with_shared_data(plan.experiments))
         warm_up(plan, ledger.folder)
-        start = lambda run: Start(plan.experiment(run.arm, run.seed), plan.words(run.arm, run.seed))  # noqa: E731
-        attempts = Attempts(ledger, start, threads=1, devices=None, patience=600.0)
+        attempts = Attempts(ledger, plan, devices=None, patience=600.0)
         costs = []
         for seed in range(runs):
             run = Planned("cls", seed)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,19 +80,21 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
         given["slurm"] = parse_yaml(given["slurm"], f"slurm={given['slurm']}")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(AblateConfig)
-    problems = [problem.text for problem in find_problems(given, parser)[0]]
+    found, valid = find_problems(given, parser)
+    config = AblateConfig(**vars(parser.parse_object({"file": "", **valid})))
+    problems = [problem.text for problem in found]
     problems += [f"{word}: what is this? (options are given as --key=value)" for word in files]
     if "file" not in given:
         problems.append("give a plan: lightning ablate experiments/ablations/PLAN.yaml")
     for key in ("workers", "threads", "add_seeds"):
-        if str(given.get(key, 1)).lstrip("-").isdigit() and int(given.get(key, 1)) < 1:
-            problems.append(f"{key}={given[key]} must be at least 1")
-    with contextlib.suppress(ValueError):
-        if not float(given.get("patience", 1)) > 0:
-            problems.append(f"patience={given['patience']} must be above 0 minutes")
+        number = getattr(config, key)
+        if isinstance(number, int) and number < 1:
+            problems.append(f"{key}={number} must be at least 1")
+    if not config.patience > 0:
+        problems.append(f"patience={given['patience']} must be above 0 minutes")
     if problems:
         raise UserError(problems)
-    return AblateConfig(**vars(parser.parse_object(given)))
+    return config
 
 
 def make_ablate_help() -> ArgumentParser:
@@ -158,12 +160,11 @@ def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, worke
     seeds = [*plan.seeds, *(ledger.added_seeds if ledger else [])]
     if config.add_seeds is not None and len(seeds) == len(plan.seeds):
         seeds += range(max(seeds) + 1, max(seeds) + 1 + config.add_seeds)
-    runs = ledger.planned() if ledger else []
-    failed = [run for run in runs if ledger and ledger.results(run) is None and ledger.failure(run) is not None]
-    done = [run for run in runs if ledger and ledger.results(run) is not None]
+    states = Counter(run.state for run in (read_study(folder).runs if ledger else []))
     width, unit = max(map(len, plan.arms)), unit_of(plan.report)
     again = "are tried again" if config.retry else "failed (--retry tries them again)"
-    begun = (f", {len(done)} are done" if done else "") + (f", {len(failed)} {again}" if failed else "")
+    begun = f", {states['done']} are done" if states["done"] else ""
+    begun += f", {states['failed']} {again}" if states["failed"] else ""
     count = len(plan.arms) * len(seeds)
     lines = [f"{plan.name}: {len(plan.arms)} arms x {len(seeds)} seeds = {count} runs of {plan.config_file}{begun}"]
     for arm, overrides in plan.arms.items():

@@ -15,8 +15,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
@@ -24,6 +24,7 @@ import torch
 
 from vit_lightning.ablation.claims import Claim
 from vit_lightning.ablation.ledger import Kind, Ledger, Planned
+from vit_lightning.ablation.plan import Plan
 from vit_lightning.commands.fit import fit
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
@@ -54,39 +55,23 @@ class Attempt:
     hangs: bool = False
 
 
-@dataclass(frozen=True)
-class Start:
-    """Inputs of an attempt, made before it is forked."""
-
-    experiment: Experiment
-    words: list[str]
-    """Arguments of the equivalent command."""
-
-
+@dataclass
 class Attempts:
     """Attempts of this process: starts them, watches them, and records in the ledger how they end.
 
     Args:
         ledger: the ledger of the runs.
-        start: makes the inputs of an attempt at a run.
-        threads: computing threads of each attempt.
+        plan: their plan, with the experiments that are run.
         devices: ids of GPUs, one for each attempt at a time; None on a CPU.
         patience: seconds without any write after which an attempt counts as hanging.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        start: Callable[[Planned], Start],
-        *,
-        threads: int,
-        devices: list[str] | None,
-        patience: float,
-    ) -> None:
-        self.ledger, self._start, self.threads, self.patience = ledger, start, threads, patience
-        self.devices = devices
-        self.running: list[Attempt] = []
-        self._renewed = time.monotonic()
+    ledger: Ledger
+    plan: Plan
+    devices: list[str] | None
+    patience: float
+    running: list[Attempt] = field(default_factory=list)
+    _renewed: float = field(default_factory=time.monotonic)
 
     def begin(self, run: Planned, claim: Claim) -> None:
         """Forks an attempt at a claimed run."""
@@ -94,7 +79,10 @@ class Attempts:
         folder.parent.mkdir(parents=True, exist_ok=True)
         free = next(n for n in range(len(self.running) + 1) if n not in {attempt.device for attempt in self.running})
         visible = None if self.devices is None else self.devices[free % len(self.devices)]
-        arguments = (self._start(run), folder, claim.path, self.threads, visible, os.getpid())
+        words = ["fit", *self.plan.arguments(run.arm, run.seed), f"--out={folder}", "--resume=auto"]
+        experiment = self.plan.experiment(run.arm, run.seed)
+        experiment = replace(experiment, out=folder, resume="auto", allowed_changes=("wandb",))
+        arguments = (experiment, words, claim.path, self.ledger.facts["threads"], visible, os.getpid())
         process = FORK.Process(target=_work, args=arguments)
         process.start()
         self.running.append(Attempt(run, claim, process, free, _last_written(folder), time.monotonic()))
@@ -157,12 +145,10 @@ class Attempts:
             return "no result", f"{report} is {results.get(report, 'not measured')}"
         if left := read_json(fault):
             return left["kind"], left["cause"]
-        if code < 0:
-            name = signal.Signals(-code).name
-            memory = " (out of memory?)" if name == "SIGKILL" else ""
-            return "killed", f"ended by {name}{memory}"
-        if code - 128 in {number.value for number in signal.Signals}:  # others are no signal's, such as 255
-            return "killed", f"ended by {signal.Signals(code - 128).name}"
+        number = -code if code < 0 else code - 128
+        if number in {known.value for known in signal.Signals}:  # others are no signal's, such as 255
+            memory = " (out of memory?)" if code == -signal.SIGKILL else ""
+            return "killed", f"ended by {signal.Signals(number).name}{memory}"
         return "no result", f"the process returned {code} and left no results.json"
 
 
@@ -183,8 +169,10 @@ def _last_written(folder: Path) -> float:
     return max(times)
 
 
-def _work(start: Start, folder: Path, claim: Path, threads: int, visible: str | None, parent: int) -> None:
-    """Runs the process of one attempt."""
+def _work(
+    experiment: Experiment, words: list[str], claim: Path, threads: int, visible: str | None, parent: int
+) -> None:
+    """Runs the process of one attempt; ``words`` are the arguments of the equivalent command."""
     os.setpgid(0, 0)
     _die_with(parent)
     obey_parent()
@@ -196,22 +184,21 @@ def _work(start: Start, folder: Path, claim: Path, threads: int, visible: str | 
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     torch.set_num_threads(threads)
-    sys.argv = [sys.argv[0], "fit", *start.words, f"--out={folder}", "--resume=auto"]
-    experiment = replace(start.experiment, out=folder, resume="auto", allowed_changes=("wandb",))
+    sys.argv[1:] = words
     try:
-        _fit_alone(experiment, folder)
+        _fit_alone(experiment)
     except BaseException as fault:
         sys.exit(_report_fault(fault, claim.with_suffix(".fault")))
 
 
-def _fit_alone(experiment: Experiment, folder: Path) -> None:
+def _fit_alone(experiment: Experiment) -> None:
     """Trains once the folder is free: a process whose lease has expired may still live and write to it."""
     while True:
         try:
             fit(experiment)
             return
         except InUse:
-            if folder.is_dir() and not os.access(folder, os.W_OK):
+            if experiment.out and experiment.out.is_dir() and not os.access(experiment.out, os.W_OK):
                 raise
             time.sleep(0.5)
 

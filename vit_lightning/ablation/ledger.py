@@ -40,17 +40,8 @@ from vit_lightning.storage.metrics import read_metrics, read_results
 SILENT_DEATHS = 10
 """Processes that may die in a row on a run that makes no progress."""
 Kind = Literal["diverged", "configuration", "cannot resume", "out of memory", "hang", "no result", "error", "killed"]
-ATTEMPTS: dict[Kind, int] = {
-    "diverged": 1,
-    "configuration": 1,
-    "cannot resume": 1,
-    "out of memory": 2,
-    "hang": 2,
-    "no result": 2,
-    "error": 2,
-    "killed": 6,
-}
-"""Attempts at a run that may end in one way at one step before it counts as failed."""
+ATTEMPTS: dict[Kind, int] = {"out of memory": 2, "hang": 2, "no result": 2, "error": 2, "killed": 6}
+"""Attempts at a run that may end in one way at one step before it counts as failed; 1 where they would end alike."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +145,7 @@ class Ledger:
         ends = [read_json(path) for path in sorted(self.claims_folder(run).glob("*.end"), reverse=True)]
         since = itertools.takewhile(lambda end: end.get("outcome") != "failed", ends)  # a retry counts anew
         alike = 1 + sum((end.get("kind"), end.get("progress")) == (kind, progress) for end in since)
-        final = alike >= ATTEMPTS[kind]
+        final = alike >= ATTEMPTS.get(kind, 1)
         claim.end("failed" if final else "again", kind=kind, cause=cause, progress=progress)
         return final
 

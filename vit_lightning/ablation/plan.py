@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import parse_yaml, read_config, read_flags, word
@@ -23,6 +25,7 @@ from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import metric_names
 
+Item = TypeVar("Item")
 KEYS = ("program", "command", "method", "metric", "parameters", "name", "description", "project", "entity", "kind")
 RULES = ("name", "baseline", "report", "smallest_effect", "alpha")
 GOALS = {"maximize": "max", "minimize": "min"}
@@ -113,7 +116,6 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
     constants, factors = _factors(parameters, rules.get("baseline"), problems)
     arms = _arms(factors, problems)
     baseline = _baseline(rules.get("baseline"), arms, factors, problems)
-    broken = bool(problems)
     plan = Plan(
         name=str(rules.get("name")),
         file=str(path),
@@ -122,8 +124,8 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
         metric=str(metric.get("name")),
         report=str(rules.get("report")),
         baseline=baseline,
-        smallest_effect=0.0 if broken else float(rules["smallest_effect"]),
-        alpha=0.0 if broken else float(rules["alpha"]),
+        smallest_effect=0.0 if problems else float(rules["smallest_effect"]),
+        alpha=0.0 if problems else float(rules["alpha"]),
         arms={name: arms[name] for name in sorted(arms, key=lambda name: name != baseline)},
         factors={} if "arm" in factors else factors,
         seeds=seeds or [0],
@@ -174,10 +176,9 @@ def _rules(parameters: Mapping[str, Any], problems: list[str]) -> dict[str, Any]
     name = rules.get("name", "ablation")
     if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
         problems.append(f"ablation.name={name} must be a plain name, without slashes")
-    for key, below in (("smallest_effect", None), ("alpha", 0.5)):
+    for key, below, limit in (("smallest_effect", math.inf, ""), ("alpha", 0.5, " and below 0.5")):
         value = rules.get(key, 0.1)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < (below or float("inf")):
-            limit = f" and below {below}" if below else ""
+        if type(value) not in (int, float) or not 0 < value < below:
             problems.append(f"ablation.{key}={value} must be a number above 0{limit}")
     return rules
 
@@ -187,10 +188,13 @@ def _seeds(parameters: Mapping[str, Any], problems: list[str]) -> list[int]:
     if not isinstance(seeds, list) or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds) or not seeds:
         problems.append("parameters.seed_everything.values must be a list of whole numbers, at least 0")
         return []
-    twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-    if twice:
+    if twice := sorted(_repeated(seeds)):
         problems.append(f"seed_everything: {', '.join(map(str, twice))} comes twice: it would be the same run again")
     return seeds
+
+
+def _repeated(values: Iterable[Item]) -> list[Item]:
+    return [value for value, count in Counter(values).items() if count > 1]
 
 
 def _factors(
@@ -206,10 +210,7 @@ def _factors(
             constants[key] = given["value"]
         elif set(given) == {"values"} and isinstance(given["values"], list) and given["values"]:
             factors[key] = given["values"]
-            words = [word(value) for value in given["values"]]
-            problems += [
-                f"parameters.{key}: {word} comes twice" for word in {w: 0 for w in words if words.count(w) > 1}
-            ]
+            problems += [f"parameters.{key}: {text} comes twice" for text in _repeated(map(word, given["values"]))]
         else:
             problems.append(f"parameters.{key} must hold value or values: an ablation draws nothing")
     problems += [f"parameters.{key}: {_NO_ARM}" for key in (*constants, *factors) if key in NOT_FOR_ARMS]
@@ -228,23 +229,21 @@ _NO_ARM = "it identifies the run or chooses the images that measure it, and is t
 
 def _arms(factors: Mapping[str, list[Any]], problems: list[str]) -> dict[str, dict[str, Any]]:
     arms: dict[str, dict[str, Any]] = {}
-    named = factors.get("arm")
-    if named is not None:
-        for number, given in enumerate(named):
-            if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-                problems.append(f"arm {number + 1} must be {{name: NAME, KEY: VALUE, ...}}")
-                continue
-            overrides = {key: value for key, value in given.items() if key != "name"}
-            problems += [f"arm {given['name']}: {key}: {_NO_ARM}" for key in overrides if key in NOT_FOR_ARMS]
-            if given["name"] in ("report", "null", ""):  # in W&B: the run with the answer, and no name
-                problems.append(f"arm {given['name']}: this name has a meaning of its own (choose another)")
-            if given["name"] in arms:
-                problems.append(f"arm {given['name']} comes twice")
-            arms[given["name"]] = overrides
-    else:
-        for values in itertools.product(*factors.values()):
-            arm = dict(zip(factors, values, strict=True))
-            arms[grid_name(arm)] = arm
+    for number, given in enumerate(factors.get("arm", []), 1):
+        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+            problems.append(f"arm {number} must be {{name: NAME, KEY: VALUE, ...}}")
+            continue
+        overrides = dict(given)
+        name = overrides.pop("name")
+        problems += [f"arm {name}: {key}: {_NO_ARM}" for key in overrides if key in NOT_FOR_ARMS]
+        if name in ("report", "null", ""):  # in W&B: the run with the answer, and no name
+            problems.append(f"arm {name}: this name has a meaning of its own (choose another)")
+        if name in arms:
+            problems.append(f"arm {name} comes twice")
+        arms[name] = overrides
+    if "arm" not in factors:
+        grid = (dict(zip(factors, values, strict=True)) for values in itertools.product(*factors.values()))
+        arms = {grid_name(arm): arm for arm in grid}
     if factors and len(arms) < 2 and not problems:
         problems.append("there is one arm only: nothing to compare")
     if len({slug(name) for name in arms}) < len(arms):
@@ -262,14 +261,12 @@ def grid_name(arm: Mapping[str, Any]) -> str:
 
 
 def _baseline(given: Any, arms: Mapping[str, Any], factors: Mapping[str, Any], problems: list[str]) -> str:
+    name = str(given)
     if "arm" not in factors and factors:
-        if isinstance(given, dict) and set(given) == set(factors):
-            name = grid_name({key: given[key] for key in factors})
-        else:
+        if not isinstance(given, dict) or set(given) != set(factors):
             problems.append(f"ablation.baseline={given} must be a value of each of {', '.join(factors)}, as a mapping")
             return next(iter(arms), "")
-    else:
-        name = str(given)
+        name = grid_name({key: given[key] for key in factors})
     if arms and name not in arms:
         problems.append(f"ablation.baseline={name} is no arm (choose {'; '.join(arms)})")
     return name
@@ -286,16 +283,11 @@ def _resolve_arms(plan: Plan, goal: str) -> list[str]:
             problems = error.problems
         for text in problems:
             found.setdefault(text, []).append(arm)
-    configs = {} if found else {arm: _without_tags(item) for arm, item in plan.experiments.items()}
+    configs = {} if found else {arm: {**item.config, "wandb": {}} for arm, item in plan.experiments.items()}
     for one, other in itertools.combinations(configs, 2):
         if configs[one] == configs[other]:
             found[f"{one} and {other} come to the same config: there is nothing to compare"] = list(plan.arms)
-    everywhere = len(plan.arms)
-    return [text if len(arms) == everywhere else f"arm {arms[0]}: {text}" for text, arms in found.items()]
-
-
-def _without_tags(experiment: Experiment) -> dict[str, Any]:
-    return {key: value for key, value in experiment.config.items() if key != "wandb"}
+    return [text if len(arms) == len(plan.arms) else f"arm {arms[0]}: {text}" for text, arms in found.items()]
 
 
 def _metric_problems(plan: Plan, experiment: Experiment, goal: str) -> list[str]:

@@ -39,8 +39,7 @@ def sync(folder: Path) -> None:
         return
     study = read_study(folder)
     problems: list[str] = []
-    finished = [run for run in study.runs if run.state == "done"]
-    for number, run in enumerate(finished):
+    for number, run in enumerate(study.done):
         try:
             one_run.sync(folder / run.folder)
         except UserError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from vit_lightning.ablation.attempts import Attempts, Start, with_shared_data
+from vit_lightning.ablation.attempts import Attempts, with_shared_data
 from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
 from vit_lightning.errors import UserError
@@ -76,7 +76,7 @@ def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, signals: Sequence[
         options: number of runs at a time, arm, patience.
         signals: that ask this process to end; none where a launcher handles them.
     """
-    runs, threads, devices = options.runs(ledger), ledger.facts["threads"], devices_of(plan)
+    runs, devices = options.runs(ledger), devices_of(plan)
     if all(ledger.has_finished(run) for run in runs):
         print(f"all {len(runs)} runs had finished: nothing is trained", flush=True)
         return
@@ -84,15 +84,11 @@ def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, signals: Sequence[
     shared = with_shared_data({arm: item for arm, item in plan.experiments.items() if arm in missing})
     plan = replace(plan, experiments={**plan.experiments, **shared})
     scratch = warm_up(plan, ledger.folder)
-
-    def start(run: Planned) -> Start:
-        return Start(plan.experiment(run.arm, run.seed), plan.arguments(run.arm, run.seed))
-
-    attempts = Attempts(ledger, start, threads=threads, devices=devices, patience=options.patience * 60)
+    attempts = Attempts(ledger, plan, devices, patience=options.patience * 60)
     received: list[int] = []
     try:
         with handled(lambda number, frame: received.append(number), signals):
-            _work_off(runs, ledger, attempts, workers_of(options.workers, devices, threads), received)
+            _work_off(runs, ledger, attempts, workers_of(options.workers, devices, ledger.facts["threads"]), received)
     except BrokenPipeError:  # what reads this has ended
         raise
     except OSError as fault:

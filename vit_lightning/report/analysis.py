@@ -134,25 +134,19 @@ def _compare(study: Study, rules: Rules, arms: Sequence[Arm], correct: Correct) 
     others = [arm for arm in arms if arm is not baseline]
     pairs = [[seed for seed in arm.values if seed in baseline.values] for arm in others]
     gaps = [arm.at(seeds) - baseline.at(seeds) for arm, seeds in zip(others, pairs, strict=True)]
-    firsts: Sequence[Comparison | None] = [None] * len(others)
-    if study.added_seeds:
-        early = [[seed for seed in seeds if seed in study.seeds] for seeds in pairs]
-        first_gaps = [arm.at(seeds) - baseline.at(seeds) for arm, seeds in zip(others, early, strict=True)]
-        firsts = judge(first_gaps, replace(rules, added=0, complete=True))
+    early = [gap[np.isin(seeds, study.seeds)] for gap, seeds in zip(gaps, pairs, strict=True)]
+    firsts = judge(early, replace(rules, added=0, complete=True))
     found = []
     for arm, seeds, gap, claim, first in zip(others, pairs, gaps, judge(gaps, rules), firsts, strict=True):
-        both = {
-            seed: (correct[arm.name, seed], correct[baseline.name, seed])
-            for seed in seeds
-            if (arm.name, seed) in correct and (baseline.name, seed) in correct
-        }
+        tested = [seed for seed in seeds if {(arm.name, seed), (baseline.name, seed)} <= correct.keys()]
+        both = {seed: (correct[arm.name, seed], correct[baseline.name, seed]) for seed in tested}
         needed = seeds_needed(claim, rules, len(others))
         between = needed == 0 and claim.verdict == "undecided"
         found.append(
             ArmComparison(
                 arm=arm.name,
                 claim=claim,
-                first_verdict=None if first is None else first.verdict,
+                first_verdict=first.verdict if study.added_seeds else None,
                 seeds_needed=seeds_to_tell(claim, rules, len(others)) if between else needed,
                 between=between,
                 differences=dict(zip(seeds, gap.tolist(), strict=True)),

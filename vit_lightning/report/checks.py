@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,8 @@ HARDWARE = ("processor", "cores", "gpus", "threads", "python", "packages")
 
 Configs = dict[tuple[str, int], dict[str, Any]]
 """Config of each run, by arm and seed."""
+Result = tuple[bool | None, str]
+"""Whether a check holds, and what was found."""
 
 
 @dataclass(frozen=True)
@@ -91,86 +92,80 @@ def _changes(overrides: Mapping[str, Any], key: str) -> bool:
 def run_checks(analysis: Analysis, configs: Configs, differences: Sequence[ConfigDifference]) -> list[Check]:
     """Returns all checks, the most important first."""
     study = analysis.study
-    return [
-        _all_there(study),
-        _differ_as_planned(study, configs, differences),
-        _nothing_chosen_on_test(study, configs),
-        _plan_unchanged(study),
-        _same_images(analysis),
-        _same_place(study),
-    ]
+    found: dict[str, Result] = {
+        "all runs of the plan are done": _all_there(study),
+        "arms differ only in what the plan names": _differ_as_planned(study, configs, differences),
+        "nothing is selected on test images": _nothing_chosen_on_test(study, configs),
+        "plan and code have not changed since the first run": _plan_unchanged(study),
+        "all runs are tested on the same images": _same_images(analysis),
+        "all runs had the same hardware and versions": _same_place(study),
+    }
+    return [Check(name, ok, text) for name, (ok, text) in found.items()]
 
 
-def _all_there(study: Study) -> Check:
-    done = sum(run.state == "done" for run in study.runs)
+def _all_there(study: Study) -> Result:
+    done = len(study.done)
     failed = sum(run.state == "failed" for run in study.runs)
     text = f"{done} of {len(study.runs)} runs are done"
     if failed or study.missing:
         text += f", {failed} failed, {study.missing} missing; pairs without both runs are left out"
     if failed:
         text += ", so the arms are compared only where they did not fail"
-    return Check("all runs of the plan are done", done == len(study.runs), text)
+    return done == len(study.runs), text
 
 
-def _differ_as_planned(study: Study, configs: Configs, differences: Sequence[ConfigDifference]) -> Check:
-    name = "arms differ only in what the plan names"
+def _differ_as_planned(study: Study, configs: Configs, differences: Sequence[ConfigDifference]) -> Result:
     if not configs:
-        return Check(name, None, "no run folder holds a config.yaml")
+        return None, "no run folder holds a config.yaml"
     unplanned = [difference.key for difference in differences if not difference.planned]
     if unplanned:
-        return Check(name, False, f"these differ too: {', '.join(unplanned)}")
+        return False, f"these differ too: {', '.join(unplanned)}"
     seeds = [f"{arm}, seed {seed}" for (arm, seed), config in configs.items() if config.get("seed_everything") != seed]
     if seeds:
-        return Check(name, False, f"these configs have another seed than the plan: {'; '.join(seeds)}")
+        return False, f"these configs have another seed than the plan: {'; '.join(seeds)}"
     for one, other in itertools.combinations({arm: None for arm, _ in configs}, 2):
         if all(difference.values.get(one) == difference.values.get(other) for difference in differences):
-            return Check(name, False, f"{one} and {other} have the same config")
+            return False, f"{one} and {other} have the same config"
     named = ", ".join(difference.key for difference in differences) or "nothing"
-    without = sum(run.state == "done" and (run.arm, run.seed) not in configs for run in study.runs)
+    without = sum((run.arm, run.seed) not in configs for run in study.done)
     text = f"the configs of {len(configs)} runs differ in {named}, and the seed"
-    return Check(name, None if without else True, text + (f"; {without} runs have no config" if without else ""))
+    return None if without else True, text + (f"; {without} runs have no config" if without else "")
 
 
-def _nothing_chosen_on_test(study: Study, configs: Configs) -> Check:
+def _nothing_chosen_on_test(study: Study, configs: Configs) -> Result:
     monitors = sorted({str((config.get("checkpoint") or {}).get("monitor")) for config in configs.values()})
     on_test = [name for name in (study.metric, *monitors) if name.startswith("test")]
-    name = "nothing is selected on test images"
     if on_test:
-        return Check(name, False, f"{', '.join(on_test)} selects and is measured on test images")
+        return False, f"{', '.join(on_test)} selects and is measured on test images"
     known = configs and "None" not in monitors
     chosen = f"checkpoints are selected by {', '.join(monitors)}" if known else "not all configs name what selects"
     text = f"{chosen}; runs are selected by {study.metric}; {study.report} is measured once, at the end"
-    return Check(name, True if known else None, text)
+    return True if known else None, text
 
 
-def _plan_unchanged(study: Study) -> Check:
+def _plan_unchanged(study: Study) -> Result:
     which = f"analysis {study.number} of at most 2"
-    name = "plan and code have not changed since the first run"
     if study.plan_changed:
-        return Check(name, False, f"{'; '.join(study.plan_changed)} ({which})")
-    return Check(name, True, f"no change was found ({which})")
+        return False, f"{'; '.join(study.plan_changed)} ({which})"
+    return True, f"no change was found ({which})"
 
 
-def _same_images(analysis: Analysis) -> Check:
-    name = "all runs are tested on the same images"
+def _same_images(analysis: Analysis) -> Result:
     images = [arm.components.images for arm in analysis.arms if arm.components is not None]
     if images:
-        return Check(name, True, f"{images[0]:,} images with the same labels")
+        return True, f"{images[0]:,} images with the same labels"
     why = analysis.no_components or "no arm has two runs"
-    return Check(name, False if "other test images" in why else None, why)
+    return False if "other test images" in why else None, why
 
 
-def _same_place(study: Study) -> Check:
+def _same_place(study: Study) -> Result:
     """Checks that costs can be compared: the same hardware and versions in all runs."""
-    name = "all runs had the same hardware and versions"
-    found = [read_json(study.folder / run.folder / "environment.json") for run in study.runs if run.state == "done"]
+    found = [read_json(study.folder / run.folder / "environment.json") for run in study.done]
     places = [{key: place.get(key) for key in HARDWARE} for place in found if place]
     if not places:
-        return Check(name, None, "no run folder holds an environment.json")
-    kinds = {json.dumps(place, sort_keys=True) for place in places}
+        return None, "no run folder holds an environment.json"
     first = places[0]
-    where = ", ".join([str(first["processor"]), *map(str, first["gpus"] or []), f"threads: {first['threads']}"])
-    if len(kinds) == 1:
-        return Check(name, True, where)
-    differing = sorted({key for place in places for key in place if place[key] != first.get(key)})
-    return Check(name, False, f"they differ in {', '.join(differing)}; times cannot be compared")
+    differing = sorted(key for key in HARDWARE if any(place[key] != first[key] for place in places))
+    if differing:
+        return False, f"they differ in {', '.join(differing)}; times cannot be compared"
+    return True, ", ".join([str(first["processor"]), *map(str, first["gpus"] or []), f"threads: {first['threads']}"])

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vit_lightning.report.analysis import Analysis
-from vit_lightning.report.study import Study
 from vit_lightning.report.wording import unit_of
 from vit_lightning.storage.metrics import read_metrics
 
@@ -138,16 +137,13 @@ def _name_rows(axis: Axes, names: Sequence[str]) -> None:
 
 def curve_figures(analysis: Analysis) -> list[Figure]:
     """Draws learning curves of the validation metric and the training loss: runs thin, means of arms thick."""
-    rows = _read_rows(analysis.study)
+    folders = {
+        (run.arm, run.seed): analysis.study.folder / run.folder for run in analysis.study.runs
+    }  # failed ones too
+    rows = {run: read_metrics(folder) for run, folder in folders.items() if (folder / "metrics.jsonl").is_file()}
     measured = {name for run in rows.values() for row in run for name in row}
     shown = [name for name in dict.fromkeys([analysis.study.metric, "train/loss"]) if name in measured]
     return [_curves(analysis, rows, name) for name in shown]
-
-
-def _read_rows(study: Study) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """Reads ``metrics.jsonl`` of each run that has one, also of failed runs."""
-    folders = {(run.arm, run.seed): study.folder / run.folder for run in study.runs}
-    return {run: read_metrics(folder) for run, folder in folders.items() if (folder / "metrics.jsonl").is_file()}
 
 
 def _curves(analysis: Analysis, rows: dict[tuple[str, int], list[dict[str, Any]]], name: str) -> Figure:
@@ -196,19 +192,16 @@ def costs_figure(analysis: Analysis) -> Figure:
     figure = Figure(figsize=(WIDTH, 2.5), layout="constrained")
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for axis, (key, text) in zip(axes, shown.items(), strict=True):
-        scale = unit.scale
         places = {arm.name: (arm.median(key), arm.mean) for arm in analysis.arms if arm.n and arm.median(key) > 0}
         divisor = 1e6 if key == "flops" else 1.0
         line = [places[name] for name in front(places, study.goal)]
-        axis.plot([x / divisor for x, _ in line], [scale * y for _, y in line], color="0.5", linewidth=1, zorder=1)
+        axis.plot([x / divisor for x, _ in line], [unit.scale * y for _, y in line], color="0.5", linewidth=1, zorder=1)
         for number, arm in enumerate(analysis.arms):
             if arm.name in places:
                 x, y = places[arm.name]
-                error = 0.0 if math.isnan(arm.sd) else scale * arm.sd / math.sqrt(arm.n)
-                style: dict[str, Any] = {"color": colour(number), "markersize": 6, "capsize": 2}
-                handles[arm.name] = axis.errorbar(
-                    x / divisor, scale * y, yerr=error, fmt=_kind(number, POINTS), **style
-                )
+                error = 0.0 if math.isnan(arm.sd) else unit.scale * arm.sd / math.sqrt(arm.n)
+                style: dict[str, Any] = {"color": colour(number), "fmt": _kind(number, POINTS), "markersize": 6}
+                handles[arm.name] = axis.errorbar(x / divisor, unit.scale * y, yerr=error, capsize=2, **style)
         axis.set_xlabel(text)
         axis.grid(alpha=0.3)
         axis.margins(0.15)
@@ -231,9 +224,8 @@ def front(places: dict[str, tuple[float, float]], goal: str) -> list[str]:
         goal: direction of improvement of the result.
     """
     sign = 1 if goal == "maximize" else -1
-    ordered = sorted(places, key=lambda name: (places[name][0], -sign * places[name][1]))
     kept: list[str] = []
-    for name in ordered:
+    for name in sorted(places, key=lambda name: (places[name][0], -sign * places[name][1])):
         if not kept or sign * places[name][1] > sign * places[kept[-1]][1]:
             kept.append(name)
     return kept

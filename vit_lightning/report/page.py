@@ -62,17 +62,18 @@ def make_page(report: Report) -> str:
     curves = "".join(drawn.get(f"curves_{number}", "") for number in range(2))
     answer = drawn["seeds"] + drawn.get("differences", "") + made.get("differences", "") + made["arms"]
     details = "".join(made.get(name, "") for name in ("beside", "components", "single_runs"))
-    sections = [
-        _section("Seeds and differences", answer),
-        _section("Factors", made.get("effects", "")),
-        _section("Learning curves", curves),
-        _section("Costs", drawn.get("costs", "") + made["costs"]),
-        _section("Config differences", made.get("config", "")),
-        _section("Checks", made["checks"]),
-        _section("Runs without a result", made.get("failed", "")),
-        _section("Further tests", details),
-        _section("Runs", _runs(study)),
-    ]
+    sections = {
+        "Seeds and differences": answer,
+        "Factors": made.get("effects"),
+        "Learning curves": curves,
+        "Costs": drawn.get("costs", "") + made["costs"],
+        "Config differences": made.get("config"),
+        "Checks": made["checks"],
+        "Runs without a result": made.get("failed"),
+        "Further tests": details,
+        "Runs": _runs(study),
+    }
+    shown = [f"<section><h2>{title}</h2>{content}</section>\n" for title, content in sections.items() if content]
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -89,15 +90,11 @@ def make_page(report: Report) -> str:
 <ul>{"".join(f"<li>{escape(sentence)}</li>" for sentence in report.sentences)}</ul>
 {_warnings(report.checks)}
 <p class="how">{escape(report.rule) if report.analysis.comparisons else ""}</p>
-{"".join(sections)}
+{"".join(shown)}
 </main>
 </body>
 </html>
 """
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{content}</section>\n" if content else ""
 
 
 def _figure(name: str, figure: Figure) -> str:

@@ -10,6 +10,7 @@ The t-test and its interval are a few lines on ``scipy.special``: ``scipy.stats.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -292,9 +293,8 @@ def difference_power(n: int, effect: float, sd: float, level: float) -> float:
         return 1.0
     shift, critical = abs(effect) / sd * math.sqrt(n), float(special.stdtrit(n - 1, 1 - level / 2))
     misses, opposite = special.nctdtr(n - 1, shift, np.array([critical, -critical]))
-    return float(
-        1 - np.nan_to_num(misses) + np.nan_to_num(opposite)
-    )  # nan where the probability is too small for the algorithm
+    misses, opposite = np.nan_to_num([misses, opposite])  # nan where it is too small for the algorithm
+    return float(1 - misses + opposite)
 
 
 def equivalence_power(n: int, effect: float, sd: float, level: float, difference: float = 0.0) -> float:
@@ -324,11 +324,7 @@ def _fewest(is_enough: Callable[[int], bool], limit: int = 1_000_000) -> int:
     high = 2
     while high < limit and not is_enough(high):
         high *= 2
-    low = max(1, high // 2)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high
+    return bisect.bisect_left(range(high), True, lo=high // 2 + 1, hi=high, key=is_enough)
 
 
 @functools.cache

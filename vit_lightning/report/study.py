@@ -59,6 +59,11 @@ class Study:
     """Path of the sweep file, for the commands that the report prints."""
 
     @property
+    def done(self) -> list[Run]:
+        """Runs with results."""
+        return [run for run in self.runs if run.state == "done"]
+
+    @property
     def missing(self) -> int:
         """Number of runs that have not finished; nothing is claimed before it is 0."""
         return sum(run.state == "missing" for run in self.runs)

@@ -19,6 +19,13 @@ from vit_lightning.storage.folder import to_csv
 
 COSTS = ("train_seconds", "seconds", "images_per_second", "peak_memory_mb")
 """Keys of ``results.json`` that training does not determine."""
+LATEX = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
+    | {MINUS: "$-$", NONE: "--", PLUS_MINUS: r"$\pm$", "\N{MULTIPLICATION SIGN}": r"$\times$"}
+    | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    | {"[": "{[}"}  # behind \\ it would be an argument
+)
+"""LaTeX for the characters that it would read as markup."""
 Row = TypeVar("Row")
 
 
@@ -54,22 +61,17 @@ class Table:
 
     def to_latex(self) -> str:
         """Returns a LaTeX table with the rules of ``booktabs``."""
-        lines = [" & ".join(map(_latex, cells)) + r" \\" for cells in (self.header, *self.rows)]
-        return "\n".join(
-            [
-                r"\begin{table}",
-                r"\centering",
-                rf"\caption{{{_latex(self.caption)}. {_latex(self.note)}}}",
-                rf"\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}",
-                r"\toprule",
-                lines[0],
-                r"\midrule",
-                *lines[1:],
-                r"\bottomrule",
-                r"\end{tabular}",
-                r"\end{table}",
-            ]
-        )
+        head, *body = [" & ".join(map(_latex, cells)) + r" \\" for cells in (self.header, *self.rows)]
+        lines = "\n".join([head, r"\midrule", *body])
+        return rf"""\begin{{table}}
+\centering
+\caption{{{_latex(self.caption)}. {_latex(self.note)}}}
+\begin{{tabular}}{{l{"r" * (len(self.header) - 1)}}}
+\toprule
+{lines}
+\bottomrule
+\end{{tabular}}
+\end{{table}}"""
 
 
 def markdown(text: str) -> str:
@@ -78,15 +80,7 @@ def markdown(text: str) -> str:
 
 
 def _latex(text: str) -> str:
-    plain = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
-    signs = {
-        MINUS: "$-$",
-        NONE: "--",
-        PLUS_MINUS: r"$\pm$",
-        "\N{MULTIPLICATION SIGN}": r"$\times$",
-    }
-    escaped = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"[": "{[}"}  # behind \\ it would be an argument
-    return "".join({**plain, **signs, **escaped}.get(letter, letter) for letter in text)
+    return text.translate(LATEX)
 
 
 def tabulate(
@@ -328,24 +322,21 @@ def single_run_table(analysis: Analysis) -> Table:
 
 def results_csv(study: Study) -> str:
     """Returns the results of each finished run that training determines; the same bytes for the same training."""
-    done = [run for run in study.runs if run.state == "done"]
-    keys = list(dict.fromkeys(key for overrides in study.arms.values() for key in overrides))
-    metrics = sorted({name for run in done for name in run.results} - {*COSTS, "seed", "sha256"})
-    rows = [
-        [
-            run.arm,
-            run.seed,
-            *(_as_yaml(study.arms[run.arm][key]) if key in study.arms[run.arm] else "" for key in keys),
-            *(run.results.get(name, "") for name in metrics),
-        ]
-        for run in done
-    ]
-    return to_csv(["arm", "seed", *keys, *metrics], rows)
+    metrics = {name for run in study.done for name in run.results} - {*COSTS, "seed", "sha256"}
+    keys = dict.fromkeys(key for overrides in study.arms.values() for key in overrides)
+    return _csv(study, list(keys), sorted(metrics))
 
 
 def costs_csv(study: Study) -> str:
     """Returns the costs of each finished run, which depend on the machine and its load."""
-    done = [run for run in study.runs if run.state == "done"]
-    names = ["parameters", "flops", *(name for name in COSTS if any(name in run.results for run in done))]
-    rows = [[run.arm, run.seed, *(run.results.get(name, "") for name in names)] for run in done]
-    return to_csv(["arm", "seed", *names], rows)
+    measured = [name for name in COSTS if any(name in run.results for run in study.done)]
+    return _csv(study, [], ["parameters", "flops", *measured])
+
+
+def _csv(study: Study, keys: list[str], names: list[str]) -> str:
+    rows: list[list[Any]] = []
+    for run in study.done:
+        overrides = {key: _as_yaml(value) for key, value in study.arms[run.arm].items()}
+        values = [*(overrides.get(key, "") for key in keys), *(run.results.get(name, "") for name in names)]
+        rows.append([run.arm, run.seed, *values])
+    return to_csv(["arm", "seed", *keys, *names], rows)

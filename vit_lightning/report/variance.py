@@ -59,14 +59,8 @@ def components(table: NDArray[Any]) -> Components:
     between_images = seeds * float(np.sum((by_image - mean) ** 2)) / (images - 1)
     left = values - by_seed[:, None] - by_image[None, :] + mean
     rest = float(np.sum(left**2)) / ((seeds - 1) * (images - 1))
-    return Components(
-        seeds,
-        images,
-        max(0.0, (between_seeds - rest) / images),
-        max(0.0, (between_images - rest) / seeds),
-        rest,
-        math.sqrt(between_seeds / images),
-    )
+    by_seeds, by_images = max(0.0, (between_seeds - rest) / images), max(0.0, (between_images - rest) / seeds)
+    return Components(seeds, images, by_seeds, by_images, rest, math.sqrt(between_seeds / images))
 
 
 @dataclass(frozen=True)
@@ -134,11 +128,8 @@ def _main(factors: Mapping[str, Sequence[Any]], table: Values) -> list[tuple[str
     for axis, (factor, levels) in enumerate(factors.items()):
         others = tuple(other + 1 for other in range(len(factors)) if other != axis)
         means = table.mean(axis=others)  # seed, level
-        contrasts += [
-            (f"{factor}: {level} - {levels[0]}", means[:, number] - means[:, 0])
-            for number, level in enumerate(levels)
-            if number
-        ]
+        for number, level in enumerate(levels[1:], 1):
+            contrasts.append((f"{factor}: {level} - {levels[0]}", means[:, number] - means[:, 0]))
     return contrasts
 
 
