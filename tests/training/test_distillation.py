@@ -183,7 +183,7 @@ def test_teachers_of_torchvision_and_timm(monkeypatch):
         teacher = load_teacher(place, Pictures())
         assert not teacher.network.training
         expected = [own / theirs for own, theirs in zip(Pictures.std, deviation, strict=True)]
-        assert teacher._factor.flatten().tolist() == pytest.approx(expected)
+        assert teacher._renormalise[0].flatten().tolist() == pytest.approx(expected)
         means.append(teacher(torch.zeros(2, 3, 32, 32)).shape)
     assert means == [(2, 10), (2, 10)]
     classes["num_classes"] = 1000

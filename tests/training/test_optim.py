@@ -9,7 +9,7 @@ from torchvision.models import resnet18
 
 from vit_lightning.errors import UserError
 from vit_lightning.models.vit import ViT
-from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule, parameter_groups, rate_factor
+from vit_lightning.training.optim import OptimizerConfig, lr_factor, optimizer_and_schedule, parameter_groups
 
 SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 
@@ -30,7 +30,7 @@ def make(name):
 
 
 def factor(step, *, total=10, warmup=4, schedule="cosine", least=0.1):
-    return rate_factor(step, total_steps=total, warmup_steps=warmup, schedule=schedule, min_factor=least)
+    return lr_factor(step, total_steps=total, warmup_steps=warmup, schedule=schedule, min_factor=least)
 
 
 def rates(config, *, total_steps, steps_per_epoch=1, network=None):

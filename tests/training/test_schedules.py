@@ -10,12 +10,12 @@ from transformers import get_linear_schedule_with_warmup
 
 from vit_lightning import OptimizerConfig
 from vit_lightning.training.optim import optimizer_and_schedule
-from vit_lightning.training.schedules import rate_factor
+from vit_lightning.training.schedules import lr_factor
 
 
 def factors(schedule, **settings):
     settings = {"total_steps": 10, "warmup_steps": 2, "min_factor": 0.1, **settings}
-    return [rate_factor(step, schedule=schedule, **settings) for step in range(settings["total_steps"] + 1)]
+    return [lr_factor(step, schedule=schedule, **settings) for step in range(settings["total_steps"] + 1)]
 
 
 def rates(total_steps=20, steps_per_epoch=10, **settings):

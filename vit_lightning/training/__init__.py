@@ -1,4 +1,4 @@
-"""Everything that is optimized, and the callbacks that watch it.
+"""Training: the LightningModule, its optimizer, and callbacks.
 
 Offers ``ViTClassifier``, losses, optimizers, schedules, EMA, distillation and checkpoints.
 Imports models and storage.

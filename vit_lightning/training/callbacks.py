@@ -1,4 +1,4 @@
-"""What watches a run: step seeds, time, progress."""
+"""Callbacks of a run: seeds of steps, training time, learning rate, test predictions, progress bar."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from vit_lightning.random_keys import one_key
 
 
 class StepSeeds(Callback):
-    """Makes the randomness of a step (dropout, drop path) a pure function of (seed, rank, completed batches).
+    """Callback that seeds each step, so that dropout and drop path depend on seed, rank and completed batches alone.
 
-    So no random state has to be stored, and a run that goes on draws what it would have drawn.
+    No random state has to be stored, and a resumed run draws the same numbers as an uninterrupted one.
     """
 
     def __init__(self, seed: int) -> None:
@@ -32,11 +32,11 @@ class StepSeeds(Callback):
         key = one_key(self.seed, completed, trainer.global_rank)
         seed_torch(key)
         random.seed(key)
-        np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002  # for code of others that draws from it
+        np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002  # for other packages that use it
 
 
 def seed_torch(key: int) -> None:
-    """``torch.manual_seed`` for the devices in use; to ask for all there could be takes a hundred times longer."""
+    """Seeds torch on the devices in use; ``torch.manual_seed``, which seeds all backends, takes 100 times longer."""
     torch.default_generator.manual_seed(key)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(key)
@@ -45,7 +45,7 @@ def seed_torch(key: int) -> None:
 
 
 class Stopwatch(Callback):
-    """Seconds in training, validation left out, and images trained on, over all ranks."""
+    """Seconds of training, without validation, and number of training images over all ranks."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -85,20 +85,20 @@ class Stopwatch(Callback):
 
 
 class LearningRate(Callback):
-    """Logs ``lr``, the rate of the first parameter group, with the steps that are logged."""
+    """Callback that logs ``lr``, the learning rate of the first parameter group, at each logged step."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        rate = trainer.optimizers[0].param_groups[0]["lr"]
-        pl_module.log("lr", rate, on_step=True, on_epoch=False)
+        pl_module.log("lr", trainer.optimizers[0].param_groups[0]["lr"], on_step=True, on_epoch=False)
 
 
 class TestPredictions(Callback):
-    """What the model says of each test image, over all ranks, in the order of the images.
+    """Callback that collects the predictions for the test images of all ranks.
 
-    ``table`` has a row for each image: index, label, prediction, the probability of the prediction, and the loss.
+    ``table`` has columns with a row per image, in the order of the images: index, label, prediction, confidence (the
+    probability of the prediction) and loss.
     """
 
-    __test__ = False  # no test, whatever pytest thinks of the name
+    __test__ = False  # pytest would take it for a test
 
     def __init__(self) -> None:
         self._parts: list[torch.Tensor] = []
@@ -125,13 +125,15 @@ class TestPredictions(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         rows = gather(trainer, torch.cat(self._parts) if self._parts else torch.empty(0, 5, dtype=torch.float64))
         rows = rows[rows[:, 0].argsort()]
-        whole = dict.fromkeys(("index", "label", "prediction"), np.int32)
-        kinds = {**whole, "confidence": np.float32, "loss": np.float32}
-        self.table = {name: rows[:, n].numpy().astype(kind) for n, (name, kind) in enumerate(kinds.items())}
+        names, real = ("index", "label", "prediction", "confidence", "loss"), ("confidence", "loss")
+        self.table = {
+            name: column.numpy().astype(np.float32 if name in real else np.int32)
+            for name, column in zip(names, rows.T, strict=True)
+        }
 
 
 def gather(trainer: Trainer, rows: torch.Tensor) -> torch.Tensor:
-    """The rows of all ranks, one after the other, however many each has."""
+    """Returns the rows of all ranks, whose numbers of rows may differ."""
     if trainer.world_size == 1:
         return rows
     gathered: list[Any] = [None] * trainer.world_size
@@ -140,19 +142,19 @@ def gather(trainer: Trainer, rows: torch.Tensor) -> torch.Tensor:
 
 
 class TrainingBar(ProgressBar):
-    """One bar for the whole training: epoch, step, loss, accuracy, time left. Nothing where there is no terminal."""
+    """One progress bar for the whole training: epoch, step, loss, accuracy, time left; none without a terminal."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._bar: tqdm[Any] | None = None
-        self._last_epoch: list[str] = []
-        self._enabled = sys.stderr.isatty()
+        self._bar: tqdm[Any] = tqdm(disable=True)
+        self._epochs = ""
+        self._enabled = True
 
     def disable(self) -> None:
         self._enabled = False
 
     def enable(self) -> None:
-        self._enabled = sys.stderr.isatty()
+        self._enabled = True
 
     def print(self, *args: Any, sep: str = " ", **kwargs: Any) -> None:
         tqdm.write(sep.join(map(str, args)), file=sys.stderr)
@@ -162,58 +164,51 @@ class TrainingBar(ProgressBar):
         epochs, steps = trainer.max_epochs or 0, trainer.max_steps
         ends = [trainer.num_training_batches * epochs] if epochs > 0 else []
         ends += [steps * trainer.accumulate_grad_batches] if steps > 0 else []
-        self._last_epoch = [str(epochs)] if ends and epochs > 0 and ends[0] == min(ends) else []
+        self._epochs = f"/{epochs}" if epochs > 0 and ends[0] == min(ends) else ""
         self._open(int(min(ends)) if ends else None, initial=progress.completed)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._bar is not None and self._bar.update():  # true when tqdm has redrawn, at most ten times a second
+        if self._bar.update():  # true when tqdm has redrawn, at most ten times a second
             self._show(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._show(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._close()
+        self._bar.close()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._open(int(sum(trainer.num_test_batches)), text="test")
 
     def on_test_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        if self._bar is not None:
-            self._bar.update()
+        self._bar.update()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._close()
+        self._bar.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._close()
+        self._bar.close()
 
     def _open(self, total: int | None, *, initial: int = 0, text: str = "") -> None:
-        if self._enabled:
-            self._bar = tqdm(
-                total=total,
-                initial=initial,
-                desc=text,
-                dynamic_ncols=True,
-                file=sys.stderr,
-                bar_format="{desc} {percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt}{postfix}, {remaining} left",
-            )
+        self._bar = tqdm(
+            total=total,
+            initial=initial,
+            desc=text,
+            disable=not (self._enabled and sys.stderr.isatty()),
+            dynamic_ncols=True,
+            file=sys.stderr,
+            bar_format="{desc} {percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt}{postfix}, {remaining} left",
+        )
 
     def _show(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._bar is None:
+        if self._bar.disable:
             return
         metrics = self.get_metrics(trainer, pl_module)
         shown = [name for name, facts in METRICS.items() if facts.in_bar]
         names = {"train/loss_step": "loss"} | {f"train/{name}": name for name in shown}
         names |= {f"val/{name}": f"val {name}" for name in shown}
         values = [f"{text} {metrics[name]:.3f}" for name, text in names.items() if name in metrics]
-        epochs = [f"epoch {trainer.current_epoch + 1}", *self._last_epoch]
-        self._bar.set_description_str("/".join(epochs), refresh=False)
+        self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}{self._epochs}", refresh=False)
         self._bar.set_postfix_str(", ".join(values), refresh=False)
-
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None

@@ -1,4 +1,4 @@
-"""When checkpoints are written, and what they hold besides Lightning's state."""
+"""Callback that writes checkpoints, and their contents besides Lightning's state."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from vit_lightning.training.divergence import FiniteGuard
 
 @dataclass
 class CheckpointConfig:
-    """When checkpoints are written, besides the end of each epoch.
+    """Checkpoints, which are written at the end of each epoch and at these intervals.
 
     Args:
-        monitor: validation metric that tells the best checkpoint.
-        mode: whether more (max) or less (min) of it is better.
-        every_n_steps: optimizer steps after which last.ckpt falls due.
-        every_minutes: minutes after which it falls due.
+        monitor: validation metric by which best.ckpt is chosen.
+        mode: whether higher (max) or lower (min) values of monitor are better.
+        every_n_steps: optimizer steps after which last.ckpt is written again.
+        every_minutes: minutes after which last.ckpt is written again.
     """
 
     monitor: str = "val/acc"
@@ -47,17 +47,17 @@ class CheckpointConfig:
 
 
 class Checkpoints(Checkpoint):
-    """Keeps ``last.ckpt``, the newest state, and ``best.ckpt``, the best by a validation metric.
+    """Callback that keeps ``last.ckpt``, the newest state, and ``best.ckpt``, the best by a validation metric.
 
-    Not Lightning's ModelCheckpoint: that one also writes in the last batch of an epoch and in mid-accumulation, and a
-    run that goes on from there repeats or skips what it must not (PyTorch Lightning issues 19815, 20550, 21938). Here a
-    file that falls due at such a moment is written at the end of the epoch or of the accumulation.
+    Lightning's ModelCheckpoint also writes in the last batch of an epoch and during accumulation, and a run resumed
+    from there repeats or skips batches (PyTorch Lightning issues 19815, 20550, 21938). Here it is written at
+    the end of the epoch or of the accumulation instead.
 
     Args:
         folder: the run folder; the files go to ``checkpoints`` in it.
-        settings: when they are written.
-        config: the run's config as plain data, stored in each file, so that it can be used without the folder.
-        guard: checks the state before each file, so that none holds numbers that are not finite.
+        settings: intervals and metric.
+        config: the run's config as plain data, stored in each file, so that a file can be used without the folder.
+        guard: checks before each file that all numbers are finite.
     """
 
     def __init__(self, folder: Path, settings: CheckpointConfig, config: Mapping[str, Any], guard: FiniteGuard) -> None:
@@ -73,12 +73,12 @@ class Checkpoints(Checkpoint):
         self._resumed = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._resumed:  # what cannot be written or loaded again is found now, not after an hour
+        if not self._resumed:  # finds now what cannot be written or loaded again
             trial = self.last.with_name(".trial.ckpt")
             written = self._write(trainer, trial)
             trial.unlink(missing_ok=True)
             if not written:
-                raise UserError(f"{self.last.parent} takes no checkpoints: nothing of this run could be kept")
+                raise UserError(f"{self.last.parent} cannot hold checkpoints: nothing of this run could be kept")
         self._saved_time = time.monotonic()
 
     def on_train_batch_end(
@@ -95,7 +95,7 @@ class Checkpoints(Checkpoint):
 
     def save_if_possible(self, trainer: Trainer) -> bool:
         """Writes ``last.ckpt`` after a batch if training can resume from here; returns whether it could."""
-        # before a validation it waits for its end: a resumed run would not validate again
+        # not before a validation, which a resumed run would skip
         possible = _between_steps(trainer) and not _validates_now(trainer)
         if possible and self._saved_step != trainer.global_step:
             self._save_last(trainer)
@@ -105,13 +105,13 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
         self._validated_step = trainer.global_step
-        if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:  # else at the end of the epoch
+        if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:  # else the end of the epoch saves
             self._save_best(trainer)
             if self._due and _between_steps(trainer):
                 self._save_last(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._validated_step == trainer.global_step:  # else the score is that of other weights
+        if self._validated_step == trainer.global_step:  # else the score is that of older weights
             self._save_best(trainer)
         self._save_last(trainer)
 
@@ -136,18 +136,18 @@ class Checkpoints(Checkpoint):
             self.best_score, self.best_step = before
 
     def _write(self, trainer: Trainer, path: Path) -> bool:
-        """Writes a file and says whether it is there; a full disk is warned of by what writes."""
-        self.guard.settle(trainer)
+        """Returns whether the file was written; AtomicCheckpointIO warns of a full disk."""
+        self.guard.check_all(trainer)
         trainer.save_checkpoint(path)
         written = getattr(trainer.strategy.checkpoint_io, "failures", 0) == 0
         return bool(trainer.strategy.broadcast(written))  # only the first rank writes
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
-        # an early stop is not repeated by those who asked for it
+        # callbacks that stop early do not stop a resumed run again
         checkpoint["finished"] = self._finished or (trainer.should_stop and trainer.fit_loop._can_stop_early)
         checkpoint["between_steps"] = not trainer.fit_loop._should_accumulate()
-        # in mid-epoch, Lightning still has the training metrics of the epoch before
+        # inside an epoch, Lightning still has the training metrics of the previous one
         stages = ("val/", "train/") if _epoch_ends(trainer) else ("val/",)
         metrics = {name: float(number) for name, number in trainer.callback_metrics.items()}
         checkpoint["metrics"] = {name: number for name, number in metrics.items() if name.startswith(stages)}
@@ -158,16 +158,16 @@ class Checkpoints(Checkpoint):
         checkpoint["test_view"] = view() if callable(view) else None
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Refuses what cannot go on in the same way: another number of devices, other images."""
+        """Refuses to resume with another number of devices or other images."""
         self._resumed = True
         problems = []
         if checkpoint["ranks"] != trainer.world_size:
             problems.append(
                 f"trainer.devices: {trainer.world_size} devices in all, where the run has {checkpoint['ranks']}: "
-                "its batches would be other ones (give the same number)"
+                "its batches would differ (give the same number)"
             )
         if checkpoint["images"] != _fingerprint(trainer):
-            problems.append("data: the training or validation images are no longer those that the run began with")
+            problems.append("data: the training or validation images are no longer those with which the run began")
         if problems:
             raise UserError(problems)
 
@@ -176,13 +176,15 @@ class Checkpoints(Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict["best_score"] is not None and not self.best.is_file():
-            warnings.warn(f"{self.best} is missing: the best is looked for among the validations to come", stacklevel=2)
+            warnings.warn(
+                f"{self.best} is missing: the best checkpoint is chosen among later validations only", stacklevel=2
+            )
             return
         self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
 
 
 def _row_to_come(trainer: Trainer) -> dict[str, Any]:
-    """Metrics of this step or epoch, which Lightning logs only after the checkpoint; a kill between would lose them."""
+    """Returns the metrics that Lightning logs only after the checkpoint; a kill in between would lose them."""
     connector = trainer._logger_connector
     if trainer.state.fn != TrainerFn.FITTING or trainer.validating or trainer.global_step == 0:
         return {}
@@ -202,24 +204,24 @@ def _fingerprint(trainer: Trainer) -> str:
 
 
 def _between_steps(trainer: Trainer) -> bool:
-    """Whether the state is one that training can go on from: no gradients accumulated, not in an epoch's last batch."""
+    """Whether training can resume from here: no gradients accumulated, and not in the last batch of an epoch."""
     progress = trainer.fit_loop.epoch_loop.batch_progress
     return not progress.is_last_batch and not trainer.fit_loop._should_accumulate()
 
 
 def _validates_now(trainer: Trainer) -> bool:
-    """Whether validation follows the batch that has just been trained on."""
+    """Whether validation follows this batch."""
     fetcher = trainer.fit_loop._data_fetcher
     return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
 def space_problem(folder: Path, weights: int, *, copies: int = 3) -> str | None:
-    """What is wrong if the disk cannot take the checkpoints of a model: last, previous, best, and one being written.
+    """Returns the problem if the disk has no space for four checkpoints: last, previous, best, and one being written.
 
     Args:
         folder: the run folder.
         weights: bytes of the weights.
-        copies: numbers that are kept for each: AdamW has two more, an average of the weights one.
+        copies: numbers stored for each weight: AdamW adds two, a moving average one.
     """
     size = copies * weights
     there = sum(path.stat().st_size for path in (folder / LAST).parent.glob("*.ckpt") if path.is_file())

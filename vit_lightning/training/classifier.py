@@ -11,23 +11,22 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassConfusionMatrix
 
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import METRICS, Stage, make_metrics
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
 from vit_lightning.training.losses import HeadsLoss, LossConfig, make_loss, mean_over_heads
-from vit_lightning.training.optim import ConfiguredRates, OptimizerConfig, optimizer_and_schedule
+from vit_lightning.training.optim import ConfiguredGroups, OptimizerConfig, optimizer_and_schedule
 
 
 class StepOutput(NamedTuple):
-    """Outcome of one batch.
+    """Loss and logits of one batch.
 
     Args:
-        loss: a number.
-        logits: (b, num_classes), mean over the heads, at least float32.
-        heads: logits of each head; several only of a ViT with a distillation token in training.
+        loss: the loss, a scalar.
+        logits: mean of the heads, (b, num_classes), at least float32.
+        heads: logits of each head; a ViT with a distillation token has two in training.
     """
 
     loss: Tensor
@@ -36,18 +35,18 @@ class StepOutput(NamedTuple):
 
 
 class ViTClassifier(LightningModule):
-    """Trains a network that returns logits (b, num_classes) for images (b, c, H, W). Batches are (images, labels, ...).
+    """LightningModule for a network from images (b, c, H, W) to logits (b, num_classes).
 
-    Logs the metrics of ``metric_facts`` under ``train/``, ``val/`` and ``test/``. Averaged weights, a teacher, and
-    learning rates after a resume are callbacks, which it brings along for any Trainer.
+    Batches are (images, labels, ...). Logs the metrics of ``metric_facts`` under ``train/``, ``val/`` and ``test/``.
+    Adds callbacks to any Trainer: averaged weights, a teacher, and learning rates of the config in a resumed run.
 
     Args:
         network: a ViT or any other module.
-        num_classes: number of classes; ``network.num_classes`` when not given.
+        num_classes: number of classes, by default ``network.num_classes``.
         optimizer: learning rate, weight decay and schedule.
-        loss: the loss in training; validation and test report plain cross entropy.
+        loss: the training loss; validation and test use plain cross entropy.
         ema: whether validation, test and checkpoints use averaged weights.
-        distillation: a teacher to learn from besides the labels.
+        distillation: distillation from a teacher.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class ViTClassifier(LightningModule):
         self.network = network
         self.num_classes = classes
         self.optimizer_config = optimizer or OptimizerConfig()
-        self.configured_rates = ConfiguredRates()
+        self.configured_groups = ConfiguredGroups()
         self.distillation = distillation
         self.average = WeightAverage(ema) if ema is not None and ema.decay is not None else None
         plain = nn.CrossEntropyLoss()
@@ -80,12 +79,10 @@ class ViTClassifier(LightningModule):
         self.train_metrics = make_metrics("train", classes)
         self.val_metrics = make_metrics("val", classes)
         self.test_metrics = make_metrics("test", classes)
-        self.confusion = MulticlassConfusionMatrix(classes, validate_args=False)
-        self.confusion_matrix: Tensor | None = None  # (true, predicted), counts of the last test
 
     def configure_callbacks(self) -> list[Callback]:
         return [
-            callback for callback in (self.configured_rates, self.average, self.distillation) if callback is not None
+            callback for callback in (self.configured_groups, self.average, self.distillation) if callback is not None
         ]
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -97,16 +94,16 @@ class ViTClassifier(LightningModule):
         images, labels = batch[0], batch[1]
         output = self(images)
         heads = output if isinstance(output, tuple) else (output,)
-        # in half precision the targets of a mixed image would be rounded too
+        # half precision would round the targets of mixed images as well
         heads = tuple(logits.to(torch.promote_types(logits.dtype, torch.float32)) for logits in heads)
-        mixed = getattr(batch, "targets", None)  # (b, num_classes), fractions of the classes of mixed images
+        mixed = getattr(batch, "targets", None)  # class probabilities of mixed images (b, num_classes)
         targets = labels if mixed is None else mixed.to(heads[0].dtype)
         return StepOutput(self.heads_losses[stage](heads, targets, images), torch.stack(heads).mean(dim=0), heads)
 
     @torch.no_grad()
     def log_metrics(self, output: StepOutput, labels: Tensor, stage: Stage) -> None:
         """Adds a batch to the metrics of its stage."""
-        # the calibration error takes logits for probabilities if all of a batch lie between 0 and 1
+        # torchmetrics takes logits for probabilities if all of a batch are between 0 and 1
         probabilities = output.logits.float().softmax(dim=-1)
         for name, metric in getattr(self, f"{stage}_metrics").items():
             metric.update(*((output.loss, len(labels)) if name == "loss" else (probabilities, labels)))
@@ -125,40 +122,33 @@ class ViTClassifier(LightningModule):
         """Returns the logits to callbacks."""
         output = self.step(batch, "test")
         self.log_metrics(output, batch[1], "test")
-        self.confusion.update(output.logits, batch[1])
         return output.logits
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Returns class probabilities (b, num_classes), labels (b,) and the index of each image in its split (b,)."""
         logits = self(batch[0])
-        assert isinstance(logits, Tensor), "several heads are for training"
+        assert isinstance(logits, Tensor), "only training has several heads"
         return {"probabilities": logits.float().softmax(dim=-1), "labels": batch[1], "indices": batch[2]}
 
     def on_fit_start(self) -> None:
-        # after Trainer.validate or test their counts are inference tensors, which training may not change
+        # after Trainer.validate their counts are inference tensors, which training may not change
         _reset(self.val_metrics, self.test_metrics)
 
     def on_train_epoch_start(self) -> None:
-        _reset(self.train_metrics)  # a checkpoint of an epoch's end still holds that epoch's counts
-
-    def on_test_epoch_start(self) -> None:
-        self.confusion.reset()
-
-    def on_test_epoch_end(self) -> None:
-        self.confusion_matrix = self.confusion.compute()  # over all ranks, so all have to call it at once
+        _reset(self.train_metrics)  # a checkpoint from the end of an epoch still holds that epoch's counts
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Sums the epoch's counts over ranks; in a resumed run the first rank continues them."""
+        """Sums the counts of the epoch over ranks; in a resumed run the first rank continues with the sums."""
         state = checkpoint["state_dict"]
         for name in _train_counts(checkpoint):
             state[name] = self.trainer.strategy.reduce(state[name].detach().clone(), reduce_op="sum")
-        if self.average is not None:  # here, as Lightning calls no callback for files of weights alone
+        if self.average is not None:  # Lightning calls no callbacks for checkpoints of weights alone
             self.average.save(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         state = checkpoint["state_dict"]
         if any(value.dtype == torch.float64 for name, value in state.items() if name.startswith("network.")):
-            self.network.double()  # precision 64-true, which Lightning applies only after loading the weights
+            self.network.double()  # precision 64-true; Lightning converts only after it has loaded the weights
         if self.trainer.state.fn == TrainerFn.FITTING and self.average is None:
             without_average(checkpoint)
         if self.trainer.global_rank > 0:
@@ -177,9 +167,9 @@ class ViTClassifier(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _batches_per_epoch(self) -> int:
-        """Batches of an epoch; ``Trainer.estimated_stepping_batches`` would use up the loader's state."""
+        """Returns the batches of an epoch; ``Trainer.estimated_stepping_batches`` would use up the loader's state."""
         batches = getattr(self.trainer.datamodule, "train_batches_per_epoch", None)  # type: ignore[attr-defined]
-        if batches is None:  # the user's own loaders: Lightning counts their batches when it is asked for steps
+        if batches is None:  # loaders of the user: Lightning counts their batches as a side effect
             _ = self.trainer.estimated_stepping_batches
             return int(self.trainer.num_training_batches)
         limit = self.trainer.limit_train_batches
@@ -190,7 +180,9 @@ class ViTClassifier(LightningModule):
         by_epochs = math.inf if epochs is None or epochs < 0 else epochs * steps_per_epoch
         total = min(by_epochs, math.inf if steps < 0 else steps)
         if math.isinf(total):
-            raise UserError("trainer.max_epochs=-1: the schedule needs an end, give trainer.max_epochs or max_steps")
+            raise UserError(
+                "trainer.max_epochs=-1: the learning rate schedule needs an end (give trainer.max_epochs or max_steps)"
+            )
         return int(total)
 
 

@@ -1,4 +1,4 @@
-"""What CRATE optimises, measured layer by layer while it trains."""
+"""CRATE's objectives, measured in each layer during training."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vit_lightning.models.crate import ISTA, MSSA, coding_rate
 
 
 class CrateMeasures(Callback):
-    """Logs two measures of each layer on the first batch of each validation (Yu et al. 2023, section 3.1).
+    """Callback that logs two measures of each layer on the first batch of a validation (Yu et al. 2023, section 3.1).
 
-    ``crate/coding_rate/N`` is R^c of the tokens after the compression of layer N, in that layer's own subspaces: the
-    number that MSSA is to make smaller, a mean over the images. ``crate/sparsity/N`` is the share of entries that are
-    not zero after its ISTA, which is to become smaller too.
+    ``crate/coding_rate/N`` is R^c of the tokens after the MSSA of layer N, in the subspaces of that layer, a mean over
+    the images; MSSA is to minimize it. ``crate/sparsity/N`` is the fraction of entries that are not zero after the ISTA
+    of layer N, which ISTA is to minimize.
 
     Args:
         precision: epsilon of the coding rate.
@@ -68,7 +68,7 @@ class CrateMeasures(Callback):
     def _measure_rate(self, name: str, attention: MSSA) -> Any:
         def hook(module: nn.Module, inputs: Any, tokens: Tensor) -> None:
             matrix = rearrange(attention.subspaces.weight, "(h d) e -> h d e", h=attention.num_heads)
-            with torch.autocast(tokens.device.type, enabled=False):  # a determinant wants more than bfloat16
+            with torch.autocast(tokens.device.type, enabled=False):  # bfloat16 is too coarse for a determinant
                 rates = coding_rate(tokens.float(), matrix.float(), precision=self.precision)
             self._measures[name] = rates.mean()
 

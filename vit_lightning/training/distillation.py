@@ -1,4 +1,4 @@
-"""Learning from a teacher besides the labels (Touvron et al. 2021, DeiT, section 4)."""
+"""Distillation from a teacher (Touvron et al. 2021, DeiT, section 4)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from vit_lightning.errors import UserError
 from vit_lightning.training.losses import HeadsLoss
 
 Statistics = tuple[Sequence[float], Sequence[float]]
-"""Mean and deviation of each channel by which images were normalised."""
+"""Mean and standard deviation of each channel by which images are normalised."""
 
 
 @dataclass
 class DistillationConfig:
-    """Learning from a trained network besides the labels; the head of a distillation token learns from it alone.
+    """Distillation from a trained network; the head of a distillation token learns from the teacher alone.
 
     Args:
         teacher: run folder (its best checkpoint), checkpoint, torchvision:MODEL or timm:MODEL, such as
-            torchvision:regnet_y_16gf; none when not given.
-        kind: hard takes the teacher's decision for a label, soft its probabilities.
-        alpha: share of the teacher in the loss.
-        temperature: of soft distillation; a higher one makes the probabilities more alike.
+            torchvision:regnet_y_16gf; no distillation when not given.
+        kind: hard uses the teacher's prediction as the label, soft its probabilities.
+        alpha: weight of the teacher in the loss; that of the labels is 1 - alpha.
+        temperature: temperature of soft distillation, by which logits are divided.
     """
 
     teacher: str | None = None
@@ -53,44 +53,47 @@ class DistillationConfig:
 
 
 class Teacher:
-    """A frozen network that gives logits (b, classes) for the student's normalised images (b, c, H, W).
+    """A frozen network that returns logits (b, classes) for the student's normalised images (b, c, H, W).
 
-    No module: it is in no list of parameters, no state_dict and no checkpoint, and stays in evaluation mode.
+    Not an nn.Module, so that it is in no list of parameters and no state_dict, and stays in evaluation mode.
 
     Args:
         network: the trained network.
-        normalised: mean and deviation of the images that it learned from; as the student's when not given.
-        images: mean and deviation of the student's images.
+        normalised: mean and standard deviation of the images it was trained on, by default the student's.
+        images: mean and standard deviation of the student's images.
     """
 
     def __init__(
         self, network: nn.Module, *, normalised: Statistics | None = None, images: Statistics | None = None
     ) -> None:
         self.network = network.eval().requires_grad_(False)
-        self._factor, self._shift = torch.ones(1, 1, 1), torch.zeros(1, 1, 1)
-        self._same = normalised is None or images is None or _plain(normalised) == _plain(images)
-        if not self._same and normalised is not None and images is not None:
-            (mean, deviation), (own_mean, own_deviation) = (
-                [torch.tensor(list(numbers), dtype=torch.float64)[:, None, None] for numbers in pair]
-                for pair in (images, normalised)
-            )
-            self._factor = (deviation / own_deviation).float()
-            self._shift = ((mean - own_mean) / own_deviation).float()
+        self._renormalise: tuple[Tensor, Tensor] | None = None  # factor and shift
+        if normalised is None or images is None:
+            return
+        (mean, std), (own_mean, own_std) = (
+            [torch.tensor(list(numbers), dtype=torch.float64)[:, None, None] for numbers in pair]
+            for pair in (images, normalised)
+        )
+        if not (torch.equal(mean, own_mean) and torch.equal(std, own_std)):
+            self._renormalise = (std / own_std).float(), ((mean - own_mean) / own_std).float()
 
     def to(self, device: torch.device) -> None:
         self.network.to(device)
-        self._factor, self._shift = self._factor.to(device), self._shift.to(device)
+        if self._renormalise is not None:
+            factor, shift = self._renormalise
+            self._renormalise = factor.to(device), shift.to(device)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         images = images.to(next(self.network.parameters()).dtype)
-        if not self._same:
-            images = images * self._factor.to(images.dtype) + self._shift.to(images.dtype)
+        if self._renormalise is not None:
+            factor, shift = self._renormalise
+            images = images * factor.to(images.dtype) + shift.to(images.dtype)
         logits: Tensor = self.network(images)
         return logits
 
     def digest(self) -> str:
-        """SHA-256 of its weights."""
+        """Returns the SHA-256 of the weights."""
         sha = hashlib.sha256()
         for name, value in sorted(self.network.state_dict().items()):
             sha.update(name.encode())
@@ -98,40 +101,36 @@ class Teacher:
         return sha.hexdigest()
 
 
-def _plain(statistics: Statistics) -> list[list[float]]:
-    return [[float(number) for number in numbers] for numbers in statistics]
-
-
 class Distillation(Callback):
-    """The loss of a student with a teacher: (1 - alpha) times that of the labels and alpha times the teacher's.
+    """Distillation loss: (1 - alpha) times the loss of the labels plus alpha times that of the teacher.
 
-    The soft one is T^2 KL(teacher || student) of softmax(logits / T), a mean over images as in the paper; DeiT's code
-    divides it by the number of classes besides.
+    The soft loss is T^2 KL(teacher || student) of softmax(logits / T), a mean over images as in the paper; DeiT's code
+    also divides by the number of classes.
     """
 
     def __init__(self, config: DistillationConfig, teacher: Teacher) -> None:
         self.config, self.teacher = config, teacher
         self._digest = teacher.digest()
 
-    def loss(self, of_labels: Tensor, logits: Tensor, images: Tensor) -> Tensor:
-        """The loss, a number.
+    def loss(self, label_loss: Tensor, logits: Tensor, images: Tensor) -> Tensor:
+        """Returns the loss, a scalar.
 
         Args:
-            of_labels: loss of the class head against the labels.
-            logits: those of the head that learns from the teacher, (b, classes); the same head where there is one.
-            images: what the student got, (b, c, H, W).
+            label_loss: loss of the class head against the labels.
+            logits: logits (b, classes) of the head that learns from the teacher.
+            images: images of the student, (b, c, H, W).
         """
         teacher = self.teacher(images).float()
         if self.config.kind == "hard":
-            of_teacher = F.cross_entropy(logits, teacher.argmax(dim=1))
+            teacher_loss = F.cross_entropy(logits, teacher.argmax(dim=1))
         else:
-            heat = self.config.temperature
-            student, wanted = (F.log_softmax(each.float() / heat, dim=1) for each in (logits, teacher))
-            of_teacher = heat**2 * F.kl_div(student, wanted, reduction="batchmean", log_target=True)
-        return (1.0 - self.config.alpha) * of_labels + self.config.alpha * of_teacher
+            temperature = self.config.temperature
+            student, target = (F.log_softmax(each.float() / temperature, dim=1) for each in (logits, teacher))
+            teacher_loss = temperature**2 * F.kl_div(student, target, reduction="batchmean", log_target=True)
+        return (1.0 - self.config.alpha) * label_loss + self.config.alpha * teacher_loss
 
     def heads_loss(self, criterion: nn.Module) -> HeadsLoss:
-        """Returns the loss by which the first head learns from the labels and the last one from the teacher."""
+        """Returns the loss of all heads: the first learns from the labels and the last from the teacher."""
 
         def loss(heads: tuple[Tensor, ...], targets: Tensor, images: Tensor) -> Tensor:
             return self.loss(criterion(heads[0], targets), heads[-1], images)

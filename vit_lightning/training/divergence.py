@@ -1,4 +1,4 @@
-"""Stops training whose numbers are no longer finite."""
+"""Stops training when loss, gradients or weights are no longer finite."""
 
 from __future__ import annotations
 
@@ -19,30 +19,27 @@ from vit_lightning.errors import Diverged
 
 @dataclass
 class _Step:
-    """What one optimizer step is made of."""
+    """One optimizer step with its accumulated batches."""
 
     number: int
     losses: list[Tensor]
     indices: list[Tensor]
-    rate: float
+    lr: float
     total: Tensor
-    """Sum of the losses; on its way from a GPU."""
-    arrived: Any = None
-    """Event after which it can be read."""
-
-    def images(self, batches: Iterable[int]) -> list[int]:
-        return [index for number in batches for index in self.indices[number].tolist()]
+    """Sum of the losses, copied asynchronously from a GPU."""
+    copied: Any = None
+    """CUDA event of the copy; None on CPU."""
 
 
 class FiniteGuard(Callback):
-    """Stops a run within one step after loss or gradients are no longer finite.
+    """Callback that stops a run within one step after loss or gradients are no longer finite.
 
-    Only losses are looked at in each step, for a gradient that is not finite makes the loss of the next step so: the
-    weights then tell which of the two steps it was. On a GPU a loss is judged one step later, so that training does not
-    wait for it; there both steps are named. A checkpoint is written only after a look at everything that it holds.
+    Each step checks its losses only: after a gradient that is not finite, the loss of the next step is not finite
+    either, and the weights tell which of the two steps it was. On a GPU a loss is checked one step later, so that
+    training does not wait for it; there both steps are named. Before a checkpoint all of its numbers are checked.
 
     Args:
-        folder: the run folder; ``diverged.json`` in it names steps and the images of their batches.
+        folder: the run folder; ``diverged.json`` in it lists the steps and the images of their batches.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,7 +53,7 @@ class FiniteGuard(Callback):
         self._losses, self._indices = [], []
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        indices = getattr(batch, "indices", None)  # loaders of the user's own need not say which images they are
+        indices = getattr(batch, "indices", None)  # batches of a loader of the user may lack them
         self._indices.append(torch.empty(0, dtype=torch.int64) if indices is None else indices)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -64,24 +61,20 @@ class FiniteGuard(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         total = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).sum()
-        rate = optimizer.param_groups[0]["lr"]
-        step = _Step(trainer.global_step, self._losses, self._indices, rate, total)
+        lr = optimizer.param_groups[0]["lr"]
+        step = _Step(trainer.global_step, self._losses, self._indices, lr, total)
         self._losses, self._indices = [], []
         if not total.is_cuda:
-            self._judge(step, trainer)
+            self._check(step, trainer)
             return
         step.total = total.to("cpu", non_blocking=True)
-        step.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        step.arrived.record()
-        waiting, self._waiting = self._waiting, step
-        if waiting is not None:
-            self._judge(waiting, trainer)
+        step.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        step.copied.record()
+        self._check_waiting(trainer, waiting=step)
 
-    def settle(self, trainer: Trainer) -> None:
-        """Before a checkpoint: judges what has not been judged yet, and all numbers that the checkpoint would hold."""
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            self._judge(waiting, trainer)
+    def check_all(self, trainer: Trainer) -> None:
+        """Checks the steps not checked yet, and all numbers that a checkpoint would hold."""
+        self._check_waiting(trainer, waiting=None)
         module = trainer.lightning_module
         if not _all_finite([*module.parameters(), *module.buffers()]):
             self._stop([self._before], "weights are no longer finite", trainer)
@@ -90,13 +83,18 @@ class FiniteGuard(Callback):
         if not _all_finite(numbers):
             self._stop([self._before], "the optimizer's averages are no longer finite", trainer)
 
-    def _judge(self, step: _Step, trainer: Trainer) -> None:
-        if step.arrived is not None:
-            step.arrived.synchronize()
+    def _check_waiting(self, trainer: Trainer, *, waiting: _Step | None) -> None:
+        step, self._waiting = self._waiting, waiting
+        if step is not None:
+            self._check(step, trainer)
+
+    def _check(self, step: _Step, trainer: Trainer) -> None:
+        if step.copied is not None:
+            step.copied.synchronize()
         if math.isfinite(step.total.item()):
             self._before = step
             return
-        if step.arrived is not None:
+        if step.copied is not None:
             self._stop([self._before, step], "a loss is not finite", trainer)
         if _all_finite(trainer.lightning_module.parameters()):
             bad = [loss for loss in map(float, step.losses) if not math.isfinite(loss)]
@@ -109,8 +107,8 @@ class FiniteGuard(Callback):
         for step in steps:
             bad = [number for number, loss in enumerate(step.losses) if not math.isfinite(float(loss))]
             losses = [str(float(loss)) for loss in step.losses]
-            images = step.images(bad or range(len(losses)))
-            facts.append({"step": step.number, "losses": losses, "rate": step.rate, "indices": images})
+            images = [index for number in bad or range(len(losses)) for index in step.indices[number].tolist()]
+            facts.append({"step": step.number, "losses": losses, "rate": step.lr, "indices": images})
         path = self.folder / ("diverged.json" if trainer.is_global_zero else f"diverged-rank{trainer.global_rank}.json")
         if self.folder.is_dir():
             path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
@@ -119,12 +117,12 @@ class FiniteGuard(Callback):
         shown = ", ".join(map(str, first[:12])) + (", ..." if len(first) > 12 else "")
         raise Diverged(
             f"training diverged in step {' or '.join(str(step.number) for step in steps)} (the first is 0): {what}, "
-            f"at rate {steps[-1].rate if steps else 0.0:.3g}; images {shown} (all in {path}); "
-            "the checkpoints are from before it"
+            f"at learning rate {steps[-1].lr if steps else 0.0:.3g}; images {shown} (all in {path}); "
+            "the checkpoints are older and finite"
         )
 
 
 def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all floating numbers are finite; the largest of them cannot overflow, as a sum of squares could."""
+    """Whether all floating-point numbers are finite, by their maximum norm, which cannot overflow."""
     floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     return not floating or bool(torch.isfinite(nn.utils.get_total_norm(floating, norm_type=math.inf)))

@@ -1,7 +1,7 @@
-"""The moving average of a network's weights, which is what is validated, tested and kept.
+"""Exponential moving average of a network's weights, used in validation, test and checkpoints.
 
-Lightning's WeightAveraging tests other weights than it has validated, keeps others in files of weights alone, and knows
-no warm-up.
+Lightning's WeightAveraging validates the average but tests the trained weights, saves those in checkpoints of weights
+alone, and has no warm-up.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _PREFIX = "network."
 
 @dataclass
 class EMAConfig:
-    """Exponential moving average of the weights: validated, tested and kept in place of the weights that are trained.
+    """Exponential moving average of the weights, used in validation, test and checkpoints in place of the weights.
 
     Args:
-        decay: share of the average that stays at a step, such as 0.9999; no average when not given.
-        warmup: whether it begins lower: at step t, the first being 1, it is at most (1 + t) / (10 + t).
+        decay: decay of the average in each optimizer step, such as 0.9999; no average when not given.
+        warmup: whether the decay of step t = 1, 2, ... is at most (1 + t) / (10 + t).
     """
 
     decay: float | None = None
@@ -36,7 +36,7 @@ class EMAConfig:
             raise UserError(f"decay={self.decay} must be at least 0 and below 1 (or null for no average)")
 
     def decay_at(self, step: int) -> float:
-        """Decay of a step, the first being 1."""
+        """Returns the decay of a step, counted from 1."""
         decay = 0.0 if self.decay is None else self.decay
         return min(decay, (1 + step) / (10 + step)) if self.warmup else decay
 
@@ -44,15 +44,15 @@ class EMAConfig:
 class WeightAverage(Callback):
     """Moving average of the weights and buffers of ``module.network``; integer buffers are copied.
 
-    Validation, test and prediction during a fit use the average, checkpoints hold it, and after the fit the network
-    keeps it. Half precision, in which small steps of the average would be lost, is averaged in float32.
+    Validation, test and prediction use the average, checkpoints hold it, and after the fit the network keeps it. The
+    average of half-precision weights is kept in float32, as half precision would round small changes away.
     """
 
     def __init__(self, config: EMAConfig) -> None:
         self.config = config
         self.steps = 0
         self._average: dict[str, Tensor] = {}
-        self._trained: dict[str, Tensor] | None = None  # while the network shows the average
+        self._trained: dict[str, Tensor] | None = None  # while the network holds the average
         self._loaded: dict[str, Any] | None = None
         self._global_step = 0
 
@@ -73,7 +73,7 @@ class WeightAverage(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.hide(pl_module.get_submodule("network"))
 
-    # after an interrupted fit, too
+    # after an interrupted fit, where the average is still kept
     on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
@@ -85,47 +85,47 @@ class WeightAverage(Callback):
             self.load(checkpoint)
 
     def start(self, network: nn.Module) -> None:
-        """The average begins with the network's weights, or goes on from the checkpoint that was loaded."""
+        """Starts the average with the network's weights, or resumes it from the loaded checkpoint."""
         self.hide(network)  # an exception may have ended a validation
         loaded, self._loaded = self._loaded, None
         self.steps = 0 if loaded is None else loaded["steps"]
         if loaded is not None:
             network.load_state_dict(loaded["trained"])
         own = network.state_dict() if loaded is None else loaded["average"]
-        places = network.state_dict()
-        self._average = {name: _wide(value).to(places[name].device, copy=True) for name, value in own.items()}
+        state = network.state_dict()
+        self._average = {name: _to_float32(value).to(state[name].device, copy=True) for name, value in own.items()}
 
     @torch.no_grad()
     def update(self, network: nn.Module) -> None:
-        """After each optimizer step."""
+        """Moves the average towards the weights, after each optimizer step."""
         self.steps += 1
-        share = 1.0 - self.config.decay_at(self.steps)
+        weight = 1.0 - self.config.decay_at(self.steps)
         state = network.state_dict()
         moving = [name for name, value in self._average.items() if value.is_floating_point()]
         averages = [self._average[name] for name in moving]
-        torch._foreach_lerp_(averages, [state[name].to(self._average[name].dtype) for name in moving], share)
+        torch._foreach_lerp_(averages, [state[name].to(self._average[name].dtype) for name in moving], weight)
         for name in self._average.keys() - set(moving):
             self._average[name].copy_(state[name])
 
     def show(self, network: nn.Module) -> None:
-        """Puts the average into the network."""
+        """Loads the average into the network."""
         if self._average and self._trained is None:
             self._trained = {name: value.clone() for name, value in network.state_dict().items()}
             network.load_state_dict(self._average)
 
     def hide(self, network: nn.Module) -> None:
-        """Puts the weights back that are trained."""
+        """Loads the trained weights back into the network."""
         if self._trained is not None:
             network.load_state_dict(self._trained)
             self._trained = None
 
     def end(self, network: nn.Module) -> None:
-        """From here on the network has the average."""
+        """Leaves the average in the network for good."""
         self.show(network)
         self._average, self._trained = {}, None
 
     def save(self, checkpoint: dict[str, Any]) -> None:
-        """Makes the average the weights of a checkpoint, and puts those beside it that training goes on with."""
+        """Makes the average the weights of a checkpoint, and adds the trained weights under ``ema``."""
         if not self._average:
             return
         state = checkpoint["state_dict"]
@@ -134,7 +134,7 @@ class WeightAverage(Callback):
         checkpoint["state_dict"] = {**state, **{_PREFIX + name: value for name, value in self._average.items()}}
 
     def load(self, checkpoint: dict[str, Any]) -> None:
-        """Training goes on from a checkpoint; from one without an average, its weights begin one."""
+        """Keeps the average of a checkpoint for ``start``; a checkpoint without one starts a new average."""
         if "ema" not in checkpoint:
             return
         state = checkpoint["state_dict"]
@@ -143,10 +143,10 @@ class WeightAverage(Callback):
 
 
 def without_average(checkpoint: dict[str, Any]) -> None:
-    """Makes the weights of a checkpoint those that were trained, for training that goes on without an average."""
+    """Replaces the average in a checkpoint by the trained weights, to resume without an average."""
     trained = checkpoint["ema"]["trained"] if "ema" in checkpoint else {}
     checkpoint["state_dict"] |= {_PREFIX + name: value for name, value in trained.items()}
 
 
-def _wide(value: Tensor) -> Tensor:
+def _to_float32(value: Tensor) -> Tensor:
     return value.detach().float() if value.dtype in (torch.bfloat16, torch.float16) else value.detach()

@@ -1,4 +1,4 @@
-"""The losses of training."""
+"""Losses of training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vit_lightning.errors import UserError
 
 HeadsLoss = Callable[[tuple[Tensor, ...], Tensor, Tensor], Tensor]
-"""Loss of the logits of each head, (b, num_classes), against targets and the images that they are for."""
+"""Loss from the logits of each head, (b, num_classes), the targets and the images."""
 
 
 @dataclass
@@ -21,8 +21,8 @@ class LossConfig:
     """The loss in training.
 
     Args:
-        name: ce, cross entropy; or bce, binary cross entropy of each class by itself (Touvron et al. 2022, DeiT III).
-        label_smoothing: share of the target that is spread over all classes, of mixed images too.
+        name: ce (cross entropy) or bce (binary cross entropy of each class, Touvron et al. 2022, DeiT III).
+        label_smoothing: fraction of the target that is spread over all classes, also with mixup and cutmix.
     """
 
     name: Literal["ce", "bce"] = "ce"
@@ -34,9 +34,10 @@ class LossConfig:
 
 
 class BinaryCrossEntropy(nn.Module):
-    """Mean over images and classes of the cross entropy of each class against all others.
+    """Binary cross entropy of each class, a mean over images and classes.
 
-    Logits (b, classes) with labels (b,) or shares of classes (b, classes). Smoothing leaves the sum of a target at 1.
+    Takes logits (b, classes) and labels (b,) or class probabilities (b, classes). Label smoothing keeps the sum of a
+    target at 1.
     """
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
@@ -45,20 +46,20 @@ class BinaryCrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         classes = logits.shape[1]
-        shares = (F.one_hot(targets, classes) if targets.ndim == 1 else targets).to(logits.dtype)
-        smoothed = shares * (1.0 - self.label_smoothing) + self.label_smoothing / classes
+        targets = (F.one_hot(targets, classes) if targets.ndim == 1 else targets).to(logits.dtype)
+        smoothed = targets * (1.0 - self.label_smoothing) + self.label_smoothing / classes
         return F.binary_cross_entropy_with_logits(logits, smoothed)
 
 
 def make_loss(config: LossConfig) -> nn.Module:
-    """The loss of logits (b, classes) against labels (b,) or shares of classes (b, classes)."""
+    """Returns a loss of logits (b, classes) against labels (b,) or class probabilities (b, classes)."""
     if config.name == "bce":
         return BinaryCrossEntropy(config.label_smoothing)
     return nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
 
 
 def mean_over_heads(criterion: nn.Module) -> HeadsLoss:
-    """Returns the loss by which each head learns from the labels."""
+    """Returns the mean of a criterion over the heads."""
 
     def loss(heads: tuple[Tensor, ...], targets: Tensor, images: Tensor) -> Tensor:
         return torch.stack([criterion(logits, targets) for logits in heads]).mean(dim=0)

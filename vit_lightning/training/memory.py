@@ -1,4 +1,4 @@
-"""Memory of a training on CPU: kept for the next step, instead of given back to the system and asked for anew."""
+"""Memory of training on the CPU: kept for the next step instead of being returned to the system."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _LARGEST = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Has glibc keep what is freed; gives whether it does, which it does not on other systems.
+    """Makes glibc keep freed memory; returns whether it does, which is false on systems without glibc.
 
-    By default glibc asks the system for each large piece of memory and gives it back when it is freed. Each step of a
-    training takes the same pieces again, and the system has to clear each page of them at its first use.
+    By default glibc maps each large block of memory and unmaps it when it is freed. Each step of training allocates the
+    same blocks again, and the kernel has to clear each page of them at its first use.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,9 +1,9 @@
-"""How weights move: parameter groups, the optimizer and the rate at each step."""
+"""Parameter groups, the optimizer, and the learning rate of each step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -14,39 +14,51 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vit_lightning.errors import UserError
 from vit_lightning.training.optimizers import Lion, MuonWithAdamW
-from vit_lightning.training.schedules import Schedule, rate_factor
+from vit_lightning.training.schedules import Schedule, lr_factor
 
-_USERS = {
+_OPTIMIZERS = {
     "betas": ("adamw", "adam", "lion", "muon"),
     "eps": ("adamw", "adam", "muon"),
     "momentum": ("sgd", "muon"),
     "nesterov": ("sgd",),
 }
-"""Optimizers that use the keys that not all use."""
+"""Optimizers that take an argument, for each argument that not all of them take."""
+
+_RANGES: list[tuple[str, Callable[[float], bool], tuple[str, ...]]] = [
+    (
+        "a finite number, at least 0",
+        lambda value: math.isfinite(value) and value >= 0.0,
+        ("lr", "weight_decay", "eps", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr"),
+    ),
+    ("at least 0 and below 1", lambda value: 0.0 <= value < 1.0, ("momentum",)),
+    ("between 0 and 1", lambda value: 0.0 <= value <= 1.0, ("decay_fraction", "warmup_fraction")),
+    ("above 0 and at most 1", lambda value: 0.0 < value <= 1.0, ("layer_decay",)),
+]
+"""Ranges of the numbers: text, test, arguments."""
 
 
 @dataclass
 class OptimizerConfig:
-    """An optimizer with warm-up and a schedule that ends with training.
+    """An optimizer and a learning rate schedule with warm-up.
 
     Args:
-        name: adamw, adam, sgd, lion, or muon: Muon for the matrices of the encoder and AdamW for the rest, at one rate.
+        name: adamw, adam, sgd, lion, or muon (Muon for the matrices of the encoder, AdamW for all other parameters).
         lr: learning rate after the warm-up.
-        weight_decay: weight decay of matrices; norms, biases, class token and positions take none. Decoupled, but for
-            adam and sgd, where it is added to the gradient.
-        betas: decay rates of the moments of adamw, adam and muon, (0.9, 0.999) when not given; of lion (0.9, 0.99).
+        weight_decay: weight decay of matrices; none for norms, biases, class token and positions. Decoupled, except for
+            adam and sgd, which add it to the gradient.
+        betas: decay rates of the moments; by default (0.9, 0.999) for adamw, adam and muon, (0.9, 0.99) for lion.
         eps: epsilon of adamw, adam and muon.
-        momentum: momentum of sgd, 0.9 when not given, and of muon, 0.95.
-        nesterov: whether the momentum of sgd is Nesterov's.
-        layer_decay: rate of a block over that of the block after it; 1 gives all the same rate.
-        schedule: from lr to min_lr along a cosine or a line; wsd (warm-up, stable, decay) stays at lr and falls along a
-            line at the end; constant stays at lr.
-        decay_fraction: share of training in which wsd falls.
-        warmup_epochs: epochs in which the rate grows linearly from warmup_lr to lr; cut to all of training.
+        momentum: momentum of sgd (default 0.9) and muon (default 0.95).
+        nesterov: whether sgd uses Nesterov momentum.
+        layer_decay: learning rate of each block relative to the next one; 1 for the same learning rate everywhere.
+        schedule: cosine or linear decay from lr to min_lr; wsd (warm-up, stable, decay) keeps lr and decays linearly to
+            min_lr at the end; constant keeps lr.
+        decay_fraction: fraction of training in which wsd decays.
+        warmup_epochs: epochs of linear warm-up from warmup_lr to lr; at most all of training.
         warmup_steps: the same in optimizer steps.
-        warmup_fraction: the same as a share of training.
-        warmup_lr: rate from which the warm-up grows.
-        min_lr: rate at the end of training; that of each block is scaled as lr is.
+        warmup_fraction: the same as a fraction of training.
+        warmup_lr: learning rate at which the warm-up starts.
+        min_lr: learning rate at the end of training; multiplied by layer_decay like lr.
     """
 
     name: Literal["adamw", "adam", "sgd", "lion", "muon"] = "adamw"
@@ -66,8 +78,9 @@ class OptimizerConfig:
     min_lr: float = 0.0
 
     def __post_init__(self) -> None:
-        problems = [*self._number_problems(), *self._unused_problems()]
-        warmups = [f"{name}={value}" for name, value in self._warmups().items() if value]
+        problems = [*self._range_problems(), *self._unused_problems()]
+        names = ("warmup_epochs", "warmup_steps", "warmup_fraction")
+        warmups = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name)]
         if len(warmups) > 1:
             problems.append(f"{' and '.join(warmups)}: give one of them")
         if self.nesterov and self.momentum == 0.0:
@@ -81,43 +94,27 @@ class OptimizerConfig:
         if problems:
             raise UserError(problems)
 
-    def _number_problems(self) -> list[str]:
-        names = ("lr", "weight_decay", "eps", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr")
-        rates = {name: getattr(self, name) for name in names}
+    def _range_problems(self) -> list[str]:
         problems = [
-            f"{name}={value} must be a finite number, at least 0"
-            for name, value in rates.items()
-            if value is not None and not (math.isfinite(value) and value >= 0.0)
+            f"{name}={value} must be {text}"
+            for text, is_within, names in _RANGES
+            for name in names
+            if (value := getattr(self, name)) is not None and not is_within(value)
         ]
         if self.betas is not None and not all(0.0 <= beta < 1.0 for beta in self.betas):
             problems.append(f"betas={list(self.betas)} must both be at least 0 and below 1")
-        if self.momentum is not None and not 0.0 <= self.momentum < 1.0:
-            problems.append(f"momentum={self.momentum} must be at least 0 and below 1")
-        shares = {"decay_fraction": self.decay_fraction, "warmup_fraction": self.warmup_fraction}
-        problems += [
-            f"{name}={share} must be between 0 and 1"
-            for name, share in shares.items()
-            if share is not None and not 0.0 <= share <= 1.0
-        ]
-        if not 0.0 < self.layer_decay <= 1.0:
-            problems.append(f"layer_decay={self.layer_decay} must be above 0 and at most 1")
         return problems
 
     def _unused_problems(self) -> list[str]:
-        """Keys that are given and would do nothing."""
         defaults = {field.name: field.default for field in fields(self)}
         return [
-            f"{name}={getattr(self, name)} does nothing for name={self.name} (it is for {', '.join(users)})"
-            for name, users in _USERS.items()
-            if self.name not in users and getattr(self, name) != defaults[name]
+            f"{name}={getattr(self, name)} does nothing for name={self.name} (it is for {', '.join(optimizers)})"
+            for name, optimizers in _OPTIMIZERS.items()
+            if self.name not in optimizers and getattr(self, name) != defaults[name]
         ]
 
-    def _warmups(self) -> dict[str, float | None]:
-        names = ("warmup_epochs", "warmup_steps", "warmup_fraction")
-        return {name: getattr(self, name) for name in names}
-
     def count_warmup(self, *, total_steps: int, steps_per_epoch: int) -> int:
-        """Steps of the warm-up."""
+        """Returns the optimizer steps of the warm-up."""
         steps = self.warmup_steps or (self.warmup_fraction or 0.0) * total_steps or self.warmup_epochs * steps_per_epoch
         return min(round(steps), total_steps)
 
@@ -125,34 +122,34 @@ class OptimizerConfig:
 def parameter_groups(
     network: nn.Module, weight_decay: float, *, layer_decay: float = 1.0, muon: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """Groups with equal decay and rate, none empty; each trainable parameter is in exactly one.
+    """Returns parameter groups, none of them empty; each trainable parameter is in exactly one.
 
-    A group has ``weight_decay`` and ``lr_scale``, its rate over that of the head. First come those of ``muon``, and
-    then those near the head.
+    Parameters with the same weight decay and learning rate share a group, which has ``weight_decay`` and ``lr_scale``,
+    its learning rate relative to the head's. Groups of ``muon`` come first, then those near the head.
 
-    The network may name its parameters without decay (``no_decay() -> set[str]``, as ViT does). In any other network
-    those are the vectors, where dimensions of length 1 do not count, and what is not called a weight: tokens,
-    positions, tables.
+    A network may list its parameters without weight decay (``no_decay() -> set[str]``, as ViT does). In any other
+    network these are vectors (dimensions of length 1 not counted) and parameters whose names do not end in "weight":
+    tokens, positions, tables.
 
     Args:
         network: the network.
-        weight_decay: weight decay of those that take it.
-        layer_decay: rate of a block over that of the block after it (Bao et al. 2022, BEiT, appendix).
-        muon: names of the matrices of groups of their own, with ``muon`` true.
+        weight_decay: weight decay of the parameters that have any.
+        layer_decay: learning rate of each block relative to the next one (Bao et al. 2022, BEiT, appendix).
+        muon: names of the matrices for Muon, whose groups have ``muon`` set to true.
 
     Raises:
-        UserError: all parameters are frozen, or the network cannot say how deep they lie.
+        UserError: all parameters are frozen, or ``layer_decay`` needs a method that the network lacks.
     """
-    trainable = {_plain(name): weight for name, weight in network.named_parameters() if weight.requires_grad}
+    trainable = {_uncompiled(name): weight for name, weight in network.named_parameters() if weight.requires_grad}
     if not trainable:
         raise UserError("the network has no parameter to train: all are frozen")
-    facts = getattr(network, "no_decay", None)
+    no_decay = getattr(network, "no_decay", None)
     without = (
-        set(map(_plain, facts()))
-        if callable(facts)
+        set(map(_uncompiled, no_decay()))
+        if callable(no_decay)
         else {name for name, weight in trainable.items() if _is_vector(name, weight)}
     )
-    scales = _rate_scales(network, layer_decay)
+    scales = _lr_scales(network, layer_decay)
     groups: dict[tuple[bool, float, bool], list[nn.Parameter]] = {}
     for name, weight in trainable.items():
         groups.setdefault((name in muon, scales.get(name, 1.0), name not in without), []).append(weight)
@@ -163,8 +160,8 @@ def parameter_groups(
     ]
 
 
-def _plain(name: str) -> str:
-    """The name of a parameter without what ``torch.compile`` puts before the names of what it wraps."""
+def _uncompiled(name: str) -> str:
+    """Returns the name of a parameter without the prefix of ``torch.compile``."""
     return name.replace("_orig_mod.", "")
 
 
@@ -172,36 +169,37 @@ def _is_vector(name: str, weight: nn.Parameter) -> bool:
     return sum(length > 1 for length in weight.shape) < 2 or not name.endswith("weight")
 
 
-def _rate_scales(network: nn.Module, layer_decay: float) -> dict[str, float]:
-    """``layer_decay`` to the number of layers between a parameter and the head."""
+def _lr_scales(network: nn.Module, layer_decay: float) -> dict[str, float]:
+    """Returns ``layer_decay`` to the power of the number of layers between each parameter and the head."""
     if layer_decay == 1.0:
         return {}
-    depth = getattr(network, "layer_index", None)
-    if not callable(depth):
+    layer_index = getattr(network, "layer_index", None)
+    if not callable(layer_index):
         raise UserError(
             f"layer_decay={layer_decay} needs a ViT: {type(network).__name__} does not say how deep a parameter lies "
             "(a method layer_index(name) -> int)"
         )
-    depths = {_plain(name): depth(_plain(name)) for name, _ in network.named_parameters()}
-    return {name: layer_decay ** (max(depths.values()) - index) for name, index in depths.items()}
+    indices = {name: layer_index(name) for name in (_uncompiled(name) for name, _ in network.named_parameters())}
+    return {name: layer_decay ** (max(indices.values()) - index) for name, index in indices.items()}
 
 
 def muon_matrices(network: nn.Module) -> set[str]:
-    """Names of the matrices that Muon moves: those of a ViT's encoder; of another network all but the classifier's.
+    """Returns the names of the matrices that Muon trains.
 
-    In another network those are the ones that take decay: a table of positions is no matrix.
+    In a ViT these are the matrices of the encoder; in another network all matrices with weight decay, except that of
+    the last linear layer.
 
     Raises:
-        UserError: there is none.
+        UserError: there are none.
     """
-    weights = {_plain(name): weight for name, weight in network.named_parameters()}
+    weights = {_uncompiled(name): weight for name, weight in network.named_parameters()}
     matrices = {name for name, weight in weights.items() if weight.ndim == 2}
-    if callable(facts := getattr(network, "no_decay", None)) and hasattr(network, "encoder"):
-        matrices = {name for name in matrices if name.startswith("encoder.")} - set(map(_plain, facts()))
+    if callable(no_decay := getattr(network, "no_decay", None)) and hasattr(network, "encoder"):
+        matrices = {name for name in matrices if name.startswith("encoder.")} - set(map(_uncompiled, no_decay()))
     else:
         linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
         matrices = {name for name in matrices if not _is_vector(name, weights[name])}
-        matrices -= {_plain(f"{name}.weight") for name in linear[-1:]}
+        matrices -= {_uncompiled(f"{name}.weight") for name in linear[-1:]}
     if not matrices:
         raise UserError(f"name=muon: {type(network).__name__} has no matrices before its classifier (choose adamw)")
     return matrices
@@ -210,26 +208,27 @@ def muon_matrices(network: nn.Module) -> set[str]:
 def optimizer_and_schedule(
     network: nn.Module, config: OptimizerConfig, *, total_steps: int, steps_per_epoch: int
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """The optimizer over ``parameter_groups`` and its schedule, to be stepped after every optimizer step."""
+    """Returns the optimizer over ``parameter_groups`` and its schedule, to be stepped after every optimizer step."""
     optimizer = _make_optimizer(network, config, _groups(network, config))
+    lr = config.lr or 1.0  # with lr=0, min_lr and warmup_lr are 0 as well
     warmup_steps = config.count_warmup(total_steps=total_steps, steps_per_epoch=steps_per_epoch)
 
-    def factor(step: int) -> float:
-        return rate_factor(
+    def factor(step: int) -> float:  # no partial: LambdaLR would put it into checkpoints
+        return lr_factor(
             step,
             total_steps=total_steps,
             warmup_steps=warmup_steps,
             schedule=config.schedule,
-            min_factor=_share(config.min_lr, config.lr),
-            warmup_factor=config.warmup_lr / config.lr if config.lr > 0.0 else 0.0,
+            min_factor=config.min_lr / lr,
+            warmup_factor=config.warmup_lr / lr,
             decay_steps=round(config.decay_fraction * total_steps),
         )
 
     return optimizer, LambdaLR(optimizer, factor)
 
 
-class ConfiguredRates(Callback):
-    """Re-applies learning rates and weight decay from the config after a checkpoint has restored older ones."""
+class ConfiguredGroups(Callback):
+    """Callback that restores learning rates and weight decay of the config after a checkpoint has loaded older ones."""
 
     def __init__(self) -> None:
         self._configured: list[tuple[LambdaLR, list[dict[str, Any]]]] = []
@@ -249,12 +248,8 @@ class ConfiguredRates(Callback):
                 group.update(own, lr=own["initial_lr"] * factor(schedule.last_epoch))
 
 
-def _share(rate: float, lr: float) -> float:
-    return min(1.0, rate / lr) if lr > 0.0 else 1.0
-
-
 def group_problems(network: nn.Module, config: OptimizerConfig) -> list[str]:
-    """What the optimizer asks of a network that this one does not have."""
+    """Returns the reasons for which the optimizer cannot train a network."""
     try:
         _groups(network, config)
     except UserError as error:
@@ -265,12 +260,13 @@ def group_problems(network: nn.Module, config: OptimizerConfig) -> list[str]:
 def _groups(network: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     matrices = muon_matrices(network) if config.name == "muon" else ()
     groups = parameter_groups(network, config.weight_decay, layer_decay=config.layer_decay, muon=matrices)
-    # what a schedule multiplies is a group's own rate
+    # a schedule multiplies the learning rate of each group
     return [{**group, "lr": config.lr * group["lr_scale"]} for group in groups]
 
 
 def _make_optimizer(network: nn.Module, config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    fused = _all_floating(network.parameters())
+    # torch's fused optimizers take floating-point weights on CPU and CUDA only
+    fused = all(weight.is_floating_point() and weight.device.type in ("cpu", "cuda") for weight in network.parameters())
     lr, betas, eps = config.lr, config.betas or (0.9, 0.999), config.eps
     optimizer: torch.optim.Optimizer
     if config.name == "adamw":
@@ -285,12 +281,7 @@ def _make_optimizer(network: nn.Module, config: OptimizerConfig, groups: list[di
     else:
         momentum = 0.95 if config.momentum is None else config.momentum
         optimizer = MuonWithAdamW(groups, lr=lr, momentum=momentum, betas=betas, eps=eps, fused=fused)
-    # Lightning refuses to clip gradients of an optimizer that says it unscales them itself, as the fused ones do, even
-    # in bfloat16 where nothing is scaled; without this mark, a scaler unscales first and clipping is right
+    # Lightning refuses to clip gradients of an optimizer that unscales them itself, as the fused ones do, even in
+    # bfloat16 where nothing is scaled; with this attribute a scaler unscales first, so that clipping is right
     optimizer._step_supports_amp_scaling = False  # type: ignore[union-attr]
     return optimizer
-
-
-def _all_floating(weights: Iterable[nn.Parameter]) -> bool:
-    """Whether torch's fused optimizers can take the weights: they know CPU and CUDA floating point only."""
-    return all(weight.is_floating_point() and weight.device.type in ("cpu", "cuda") for weight in weights)

@@ -1,4 +1,4 @@
-"""Optimizers that torch has not, or not in one."""
+"""Lion, and Muon combined with AdamW."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Group = dict[str, Any]
 
 
 class Lion(Optimizer):
-    """Sign of an interpolated momentum, with decoupled weight decay (Chen et al. 2023, algorithm 2).
+    """Lion: the sign of an interpolated momentum, with decoupled weight decay (Chen et al. 2023, algorithm 2).
 
-    Its steps are as long in each weight, so that it wants a rate 3 to 10 times smaller than AdamW's, and a weight decay
-    that many times larger (section 5 of the paper).
+    Each weight changes by the same amount, so that Lion needs a learning rate 3 to 10 times smaller than AdamW's and a
+    weight decay that many times larger (section 5 of the paper).
 
     Args:
         groups: parameter groups.
         lr: learning rate.
-        betas: how much of the momentum goes into the step, and how much of it stays.
+        betas: weight of the momentum in the step, and decay rate of the momentum.
         weight_decay: decoupled weight decay.
     """
 
@@ -39,19 +39,19 @@ class Lion(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = _call(closure)
         for group in self.param_groups:
-            (of_step, of_momentum), rate = group["betas"], group["lr"]
+            (step_beta, momentum_beta), lr = group["betas"], group["lr"]
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if not weights:
                 continue
             gradients = [weight.grad for weight in weights]
             momenta = [self._momentum(weight) for weight in weights]
-            steps = torch._foreach_mul(momenta, of_step)
-            torch._foreach_add_(steps, gradients, alpha=1.0 - of_step)
+            steps = torch._foreach_mul(momenta, step_beta)
+            torch._foreach_add_(steps, gradients, alpha=1.0 - step_beta)
             torch._foreach_sign_(steps)
-            torch._foreach_mul_(weights, 1.0 - rate * group["weight_decay"])
-            torch._foreach_add_(weights, steps, alpha=-rate)
-            torch._foreach_mul_(momenta, of_momentum)
-            torch._foreach_add_(momenta, gradients, alpha=1.0 - of_momentum)
+            torch._foreach_mul_(weights, 1.0 - lr * group["weight_decay"])
+            torch._foreach_add_(weights, steps, alpha=-lr)
+            torch._foreach_mul_(momenta, momentum_beta)
+            torch._foreach_add_(momenta, gradients, alpha=1.0 - momentum_beta)
         return loss
 
     def _momentum(self, weight: Tensor) -> Tensor:
@@ -63,18 +63,18 @@ class Lion(Optimizer):
 
 
 class MuonWithAdamW(Optimizer):
-    """torch's Muon for the groups that say ``muon``, torch's AdamW for all others, as one optimizer.
+    """One optimizer that uses torch's Muon for groups with ``muon`` set to true, and torch's AdamW for all others.
 
-    Muon makes the momentum of a matrix orthogonal (Jordan et al. 2024). Its steps are scaled to the length of AdamW's
-    (Liu et al. 2025, "Muon is scalable for LLM training"), so that both take the same rate and decay.
+    Muon orthogonalizes the momentum of a matrix (Jordan et al. 2024). Its steps are scaled to the RMS of AdamW's
+    (Liu et al. 2025, "Muon is scalable for LLM training"), so that both use the same learning rate and weight decay.
 
     Args:
         groups: parameter groups; those with ``muon`` true hold matrices alone.
         lr: learning rate of both.
-        momentum: Muon's momentum, which is Nesterov's.
+        momentum: Muon's Nesterov momentum.
         betas: decay rates of AdamW's two moments.
         eps: AdamW's epsilon.
-        fused: whether AdamW runs as one kernel.
+        fused: whether torch's fused AdamW is used.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class MuonWithAdamW(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = _call(closure)
         for half in self._halves:
-            # groups and state are this optimizer's own: a checkpoint that is loaded replaces both
+            # loading a checkpoint replaces groups and state of this optimizer, which both halves use
             muon = isinstance(half, torch.optim.Muon)
             half.param_groups = [group for group in self.param_groups if bool(group.get("muon")) == muon]
             half.state = self.state

@@ -1,4 +1,4 @@
-"""The learning rate of each step, from the step's number alone."""
+"""Learning rate schedules as functions of the step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 Schedule = Literal["cosine", "linear", "wsd", "constant"]
 
 
-def rate_factor(
+def lr_factor(
     step: int,
     *,
     total_steps: int,
@@ -18,19 +18,19 @@ def rate_factor(
     warmup_factor: float = 0.0,
     decay_steps: int = 0,
 ) -> float:
-    """Rate of the step after ``step`` completed ones, as a share of lr.
+    """Returns the learning rate of the step after ``step`` completed ones, as a fraction of lr.
 
-    The warm-up grows linearly from ``warmup_factor``, which no step has, to 1 in its last step. The last step of a
-    cosine, of a line and of the fall of wsd has ``min_factor``.
+    The warm-up grows linearly from ``warmup_factor`` before its first step to 1 in its last. Each decay reaches
+    ``min_factor`` in the last step of training.
 
     Args:
-        step: optimizer steps that are completed.
+        step: completed optimizer steps.
         total_steps: steps of the whole training.
         warmup_steps: steps of the warm-up.
         schedule: cosine, linear, wsd (warm-up, stable, decay) or constant.
-        min_factor: rate of the last step, as a share of lr.
-        warmup_factor: rate before the first step, as a share of lr.
-        decay_steps: steps at the end in which wsd falls; what the warm-up leaves at most.
+        min_factor: learning rate of the last step, as a fraction of lr.
+        warmup_factor: learning rate before the first step, as a fraction of lr.
+        decay_steps: steps at the end in which wsd decays; at most those after the warm-up.
     """
     if step < warmup_steps:
         return warmup_factor + (1.0 - warmup_factor) * ((step + 1) / warmup_steps)

@@ -1,4 +1,4 @@
-"""Stops training that is asked to end, after a checkpoint."""
+"""Stops training on a signal, after a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from vit_lightning.training.checkpoints import Checkpoints
 
 
 class StopOnSignal(Checkpoint):
-    """Writes a checkpoint and ends the process when it has received SIGTERM, SIGUSR1 or Ctrl-C.
+    """Callback that writes a checkpoint and ends the process after SIGTERM, SIGUSR1 or Ctrl-C.
 
-    The handler only notes the signal, and all ranks agree after a batch; Lightning's own talks to the other ranks from
-    inside the handler, which hangs, and lets the process end with exit code 0. Here it is 128 + the signal's. A
-    Checkpoint callback, because those see each batch last, with the state complete.
+    The handler only notes the signal, and all ranks agree after a batch. Lightning's handler communicates with other
+    ranks, which hangs, and ends with exit code 0; here it is 128 + the signal's number. A subclass of Checkpoint, since
+    these run last, when the state of a batch is complete.
 
     Args:
         checkpoints: the callback listed before this one, which writes ``last.ckpt``.
