@@ -60,9 +60,12 @@ def test_a_command_explains_its_options(lightning):
     assert result.returncode == 0
     for key in ("--config", "--resume", "--model.depth", "--model.pool", "--data.batch_size", "--optimizer.lr"):
         assert key in result.stdout
-    assert len(result.stdout.splitlines()) < 900
-    for name in ("vit_lightning.RandAugment", "vit_lightning.CutMix", "vit_lightning.RotaryAttention"):
+    assert len(result.stdout.splitlines()) < 350
+    assert "ViTClassifier" not in result.stdout  # a network, but none of the choices of any option
+    for name in ("RandAugment", "CutMix", "RotaryAttention", "MaxPool", "vit_lightning.LayerNorm"):
         assert name in result.stdout
+    for key in ("--model.pool cls | mean | class (default: cls)", "--data.augment list of class"):
+        assert key in result.stdout
     for key in ("learning rate after the warm-up", "--trainer.max_epochs", "--seed_everything", "--wandb.project"):
         assert key in result.stdout
 

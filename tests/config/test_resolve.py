@@ -196,3 +196,7 @@ def test_what_is_made_of_a_config_leaves_it_as_it_is():
     experiment.make_network()
     make_data(experiment.config)
     assert experiment.to_yaml() == before
+
+
+def test_a_class_has_its_own_defaults_not_those_of_the_default_class(in_folder):
+    assert resolve(["--data=CIFAR10", "--model.patch_size=4"]).data.batch_size == 128  # that of Digits is 64

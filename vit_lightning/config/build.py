@@ -32,19 +32,15 @@ from vit_lightning.training.optim import OptimizerConfig, group_problems
 def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     """Makes and checks all parts of an experiment, each once."""
     parser = make_parser(command)
-    images = unflatten({key: merged[key] for key in ("data",) if key in merged})
-    data: ImageData = instantiate(make_parser().parse_object(images), "data")
+    data_config = _with_class(merged, "data")
+    data: ImageData = instantiate(make_parser().parse_object(unflatten({"data": data_config})), "data")
     try:
         data.check()
         facts = data_facts(data)
     except UserError as error:
         raise UserError([f"data.{problem}" for problem in error.problems]) from error
-    model = merged.get("model", {})
-    model = {"class_path": model} if isinstance(model, str) else model or {}
-    if not isinstance(model, dict):
-        raise UserError(f"model={model} must be a class path or its arguments")
-    class_path = model.get("class_path", DEFAULT_CLASSES["model"])
-    complete = with_block({**merged, "model": {"class_path": class_path, **accepted(facts, class_path), **model}})
+    model = _with_class(merged, "model")
+    complete = with_block({**merged, "data": data_config, "model": {**accepted(facts, model["class_path"]), **model}})
     config = parser.parse_object(unflatten(complete))
     for name, fact in facts.items():  # an argument that a function hands on shows only now
         if name in config.model.init_args and name not in model:
@@ -78,6 +74,16 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     return Experiment(
         config=to_plain(config), data=data, settings=Settings(**settings), options=options, **vars(run), **given
     )
+
+
+def _with_class(merged: Config, key: str) -> Config:
+    """Returns what a config says of ``model`` or ``data``, with its class."""
+    given = merged.get(key) or {}
+    if isinstance(given, str):
+        return {"class_path": given}
+    if not isinstance(given, dict):
+        raise UserError(f"{key}={given} must be a class path or its arguments")
+    return {"class_path": DEFAULT_CLASSES[key], **given}
 
 
 class Unfit(UserError):

@@ -17,10 +17,12 @@ from typing import Any, get_args, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser
 
-from vit_lightning.config.files import Config, full_name, unflatten
+from vit_lightning.config.files import Config, full_name, own_classes, unflatten
 from vit_lightning.config.options import Settings
 from vit_lightning.config.parser import DEFAULT_CLASSES
 from vit_lightning.config.trust import may_import
+from vit_lightning.data.base import ImageData
+from vit_lightning.models.vit import ViT
 
 WORDS = {
     "<class 'int'>": "a whole number",
@@ -157,8 +159,7 @@ def _wrong_value(path: Path, config: Config, text: str) -> Problem:
     value = _get(config, path)
     for inner, class_path in _class_paths(value, path):
         if find_class(class_path) is None:
-            choices = _choices(str(inner[0])) if len(inner) == 1 else " (give module.Class)"
-            reason = REMOVED.get(str(class_path).rpartition(".")[2], f" is not there{choices}")
+            reason = REMOVED.get(str(class_path).rpartition(".")[2], f" is not there{_choices(_dotted(inner))}")
             return Problem(inner, f"{_dotted(inner)}.class_path={class_path}{reason}")
     kinds = re.findall(r"^(?: *- )?Expected an? (.+?)(?:\. Got value.*|: .*|)$", text, re.MULTILINE)
     if not kinds or "is abstract" in text:
@@ -247,18 +248,8 @@ def find_class(class_path: Any) -> Any:
 
 def _choices(key: str) -> str:
     """Returns a hint with our own classes for ``model`` and ``data``."""
-    import vit_lightning
-
-    kind = {"model": vit_lightning.ViT, "data": vit_lightning.ImageData}.get(key)
-    if kind is None:
-        return " (give module.Class)"
-    ours = {name: getattr(vit_lightning, name) for name in vit_lightning.__all__}
-    names = [name for name, found in ours.items() if _is_choice(found, kind)]
-    return f" (choose {', '.join(names)} or give module.Class)"
-
-
-def _is_choice(candidate: Any, kind: type) -> bool:
-    return isinstance(candidate, type) and issubclass(candidate, kind) and not inspect.isabstract(candidate)
+    kind = {"model": ViT, "data": ImageData}.get(key)
+    return f" (choose {', '.join(own_classes(kind))} or give module.Class)" if kind else " (give module.Class)"
 
 
 def _get(config: Any, path: Path) -> Any:

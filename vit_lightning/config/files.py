@@ -6,6 +6,7 @@ class. A flat config has one mapping for both, with the arguments beside ``class
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ import vit_lightning
 from vit_lightning.errors import UserError
 
 Config = dict[str, Any]
+
+NOT_CHOSEN = ("ImageData", "ImageFiles")
+"""Public classes that no config chooses: a base, and the images given to ``predict``."""
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -119,6 +123,15 @@ def unflatten(value: Any) -> Any:
 def full_name(class_path: Any) -> Any:
     """Returns the name of a class with its package, which may be left out for our own classes."""
     return f"vit_lightning.{class_path}" if class_path in vit_lightning.__all__ else class_path
+
+
+def own_classes(kind: type) -> list[str]:
+    """Returns the names of our own classes of a kind that a config may choose."""
+    public = {name: getattr(vit_lightning, name) for name in vit_lightning.__all__ if name not in NOT_CHOSEN}
+    classes = {
+        name: found for name, found in public.items() if isinstance(found, type) and not inspect.isabstract(found)
+    }
+    return [name for name, found in classes.items() if issubclass(found, kind)]
 
 
 def word(value: Any) -> str:

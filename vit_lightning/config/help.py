@@ -2,27 +2,111 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
+from argparse import Action
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
-import vit_lightning
-from vit_lightning.config.parser import make_help
+from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch import Trainer
+
+from vit_lightning.config.files import own_classes
+from vit_lightning.config.options import Settings
+from vit_lightning.config.parser import OWN_TRAINER_ARGUMENTS, add_plain_options, set_trainer_defaults
+from vit_lightning.data.base import ImageData
+from vit_lightning.data.digits import Digits
+from vit_lightning.models.vit import ViT
+
+WIDTH = 100
+
+INTRODUCTION = """Options are written the same in a config and as flags. model.class_path and data.class_path choose
+other classes (data: {data}), whose arguments then replace those below. Where a class is asked for, give its class path
+(MODULE.NAME; of vit_lightning NAME is enough); its arguments follow behind a dot (--model.attention.dropout=0.1)."""
+
+TYPES = {bool: "true | false", int: "int", float: "float", str: "text", Path: "path", dict: "mapping"}
 
 
 def help_text(command: str, positional: str) -> str:
     """Returns all options of a command with types, defaults and explanations."""
-    for name in vit_lightning.__all__:  # jsonargparse lists the known subclasses among the imported classes
-        getattr(vit_lightning, name)
-    return _own_classes_only(make_help(command, positional).format_help())
+    usage = " ".join(
+        filter(None, ("lightning", command, positional, "[--config CONFIG.yaml ...] [--OPTION=VALUE ...]"))
+    )
+    parser = _parser_with_arguments_of_classes(command)
+    defaults = parser.get_defaults()
+    lines = [f"usage: {usage}", "", *_wrapped(INTRODUCTION.format(data=", ".join(own_classes(ImageData))), "")]
+    for group in parser._action_groups:
+        options = [action for action in group._group_actions if _is_option(action)]
+        if options:
+            lines += ["", f"{group.title}:".replace("``", "")]
+        for action in options:
+            lines += _explained(action, defaults.get(action.dest))
+    return "\n".join(lines)
 
 
-def _own_classes_only(text: str) -> str:
-    """Removes classes of other packages from lists of known subclasses: torch has thousands."""
-    text = re.sub(r"^  --\S+\.help \[CLASS_PATH_OR_NAME\]\n(?: {8,}.*\n)*", "", text, flags=re.MULTILINE)
+def _parser_with_arguments_of_classes(command: str) -> ArgumentParser:
+    """Returns a parser that knows the arguments of the default classes as options of their own."""
+    parser = ArgumentParser()
+    parser.add_argument("--config", type=str, help="config file; several are merged in order, and flags come last")
+    if command == "fit":
+        text = "option that may differ from that of the resumed run; may be given several times"
+        parser.add_argument("--allow-config-change", type=str, help=text)
+    parser.add_argument("--trust-config", type=bool, default=False, help="configs may name classes of any package")
+    add_plain_options(parser, command)
+    for name, default in (("model", ViT), ("data", Digits), *((n, type(s)) for n, s in Settings()._asdict().items())):
+        parser.add_class_arguments(default, name)
+    parser.add_class_arguments(Trainer, "trainer", skip=OWN_TRAINER_ARGUMENTS)
+    set_trainer_defaults(parser)
+    return parser
 
-    def own(found: re.Match[str]) -> str:
-        names = [name for name in re.split(r"[,\s]+", found[1]) if name.startswith("vit_lightning.")]
-        lines = textwrap.wrap(f"known subclasses: {', '.join(names)})", 90, subsequent_indent=" " * 24)
-        return ",\n" + " " * 24 + "\n".join(lines) if names else ")"
 
-    return re.sub(r",\s+known\s+subclasses:\s+([^)]*)\)", own, text)
+def _is_option(action: Action) -> bool:
+    """Whether it is neither a file for a whole group nor the help of one class, which jsonargparse adds."""
+    return hasattr(action, "_typehint") and not action.option_strings[0].endswith(".help")
+
+
+def _explained(action: Any, default: Any) -> list[str]:
+    kind = " | ".join(dict.fromkeys(_kinds(action._typehint)))
+    if isinstance(default, Namespace | dict):
+        default = default["class_path"]
+    shown = "" if default is None else f" (default: {str(default).lower() if isinstance(default, bool) else default})"
+    text = re.sub(r":\w+:`~?([^`]+)`", r"\1", action.help or "").replace("``", "")  # Lightning writes reStructuredText
+    if shown:
+        text = re.sub(r"\s+Default: \S+\s*$", "", text)
+    if classes := list(_own_choices(action._typehint)):
+        text = f"{text.rstrip('.')}: {', '.join(classes)}."
+    return [*_wrapped(f"{action.option_strings[0]} {kind}{shown}", "  "), *_wrapped(text, " " * 8)]
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def _kinds(hint: Any) -> Iterator[str]:
+    """Yields the values that an option of a type takes, in words; null is left out."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        for part in inner:
+            yield from _kinds(part)
+    elif origin is Literal:
+        yield from map(str, inner)
+    elif origin is tuple:
+        yield f"[{', '.join(' | '.join(_kinds(part)) for part in inner)}]"
+    elif inspect.isclass(origin) and issubclass(origin, list):
+        yield f"list of {' | '.join(dict.fromkeys(_kinds(inner[0])))}"
+    elif hint is not NoneType:
+        yield TYPES.get(origin or hint, "class")
+
+
+def _own_choices(hint: Any) -> Iterator[str]:
+    """Yields our own classes that a type allows, if it is one of our own."""
+    for part in get_args(hint) or (hint,):
+        if get_args(part):
+            yield from _own_choices(part)
+        elif inspect.isclass(part) and part.__module__.startswith("vit_lightning."):
+            yield from own_classes(part)

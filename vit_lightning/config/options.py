@@ -94,7 +94,6 @@ class PredictOptions(TrainedOptions):
     """Options of ``lightning predict``.
 
     Args:
-        ckpt: run folder (its best checkpoint), checkpoint file, or https://...#sha256=CHECKSUM.
         top_k: number of top classes per image.
         format: format of the predictions of image files.
     """

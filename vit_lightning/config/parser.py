@@ -1,4 +1,4 @@
-"""jsonargparse parsers and help of the options, and objects made by them."""
+"""The jsonargparse parser of the options, and objects made by it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from torch import nn
 
 from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.digits import Digits
 from vit_lightning.errors import UserError
-from vit_lightning.models.vit import ViT
 
 OWN_TRAINER_ARGUMENTS: set[str | int] = {
     "default_root_dir",
@@ -28,43 +26,28 @@ OWN_TRAINER_ARGUMENTS: set[str | int] = {
 
 DEFAULT_CLASSES = {"model": "vit_lightning.ViT", "data": "vit_lightning.Digits"}
 
-HELP = """Options are written the same in a config and as flags. model.class_path and data.class_path choose other
-classes (data: CIFAR10, CIFAR100, Digits, HuggingFaceSet, ImageFolder, TorchvisionSet), whose arguments
-then replace those below; blocks such as model.attention have arguments too (--model.attention.dropout=0.1)."""
-
 
 @lru_cache
 def make_parser(command: str = "fit") -> ArgumentParser:
     """Returns the parser of a config merged with the flags of a command."""
     parser = ArgumentParser(prog=f"lightning {command}", exit_on_error=False, allow_abbrev=False)
-    _add_plain_options(parser, command)
-    for name, kind in (("model", nn.Module), ("data", ImageData)):
-        parser.add_argument(f"--{name}", type=kind, default={"class_path": DEFAULT_CLASSES[name]})
+    add_plain_options(parser, command)
+    parser.add_argument("--model", type=nn.Module)  # no defaults: another class would get those of the same name
+    parser.add_argument("--data", type=ImageData)
     for name, settings in Settings()._asdict().items():
         parser.add_argument(f"--{name}", type=type(settings), default=settings)
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, skip=OWN_TRAINER_ARGUMENTS)
+    set_trainer_defaults(parser)
+    return parser
+
+
+def set_trainer_defaults(parser: ArgumentParser) -> None:
+    """Sets the defaults that differ from those of Lightning's Trainer."""
     parser.set_defaults({"trainer.enable_model_summary": False})
-    return parser
 
 
-def make_help(command: str, positional: str = "") -> ArgumentParser:
-    """Returns a parser for ``--help``, which lists the arguments of the default classes too."""
-    words = ("lightning", command, positional, "[--config CONFIG.yaml ...] [--OPTION=VALUE ...]")
-    usage = " ".join(filter(None, words))
-    parser = ArgumentParser(prog=f"lightning {command}", usage=usage, description=HELP)
-    parser.add_argument("--config", type=str, help="config file; several are merged in order, and flags come last")
-    if command == "fit":
-        text = "option that may differ from that of the resumed run; may be given several times"
-        parser.add_argument("--allow-config-change", type=str, metavar="OPTION", help=text)
-    parser.add_argument("--trust-config", type=bool, default=False, help="configs may name classes of any package")
-    _add_plain_options(parser, command)
-    for name, default in (("model", ViT), ("data", Digits), *((n, type(s)) for n, s in Settings()._asdict().items())):
-        parser.add_class_arguments(default, name)
-    parser.add_class_arguments(Trainer, "trainer", skip=OWN_TRAINER_ARGUMENTS)
-    return parser
-
-
-def _add_plain_options(parser: ArgumentParser, command: str) -> None:
+def add_plain_options(parser: ArgumentParser, command: str) -> None:
+    """Adds the options that belong to no group."""
     for options in (RunOptions, COMMAND_OPTIONS.get(command), ConfigOptions):
         if options is not None:
             parser.add_class_arguments(options, instantiate=False)

@@ -54,17 +54,18 @@ class ViT(NamedSequential):
         distillation_token: whether a second one follows it, with a head of its own (DeiT): the logits are the mean of
             both heads, and in training the pair.
         register_tokens: number of tokens between those and the patches that no head reads.
-        pool: cls takes the class token, mean the mean over the patch tokens (never over the class token); or another
-            pool of ``heads.py``.
+        pool: cls takes the class token, mean the mean over the patch tokens (never over the class token); or a class:
+            AttentionPool, ClassTokenAndMeanPool, MaxPool, MeanAllPool, MeanMaxPool.
         patch_projection: patches to tokens by a strided convolution or by a linear layer; equal for equal weights.
-        positions: learned for each token, fixed 2-D sine and cosine, or none; or another block of ``positions.py``.
-        norm: norm before each attention and feed-forward part and after the encoder.
+        positions: learned for each token, fixed 2-D sine and cosine, or none; or LearnedPatchPositions.
+        norm: norm before each attention and feed-forward part and after the encoder: LayerNorm or RMSNorm.
         embedding_norm: norm of the tokens before the encoder; none when not given.
         final_norm: the last norm goes before the pool, after it, or there is none.
-        block: encoder block; TransformerEncoderBlock is pre-norm, CrateBlock is in ``crate.py``, and a block of your
+        block: encoder block; TransformerEncoderBlock is pre-norm, CrateBlock is that of CRATE, and a block of your
             own takes the arguments of TransformerEncoderBlock.
-        attention: attention of each block; others are in ``attention.py`` and ``crate.py``.
-        feed_forward: feed-forward part of each block; others are in ``feed_forward.py`` and ``crate.py``.
+        attention: attention of each block: MultiHeadAttention, SeparateAttention, DividedAfterSoftmaxAttention,
+            RotaryAttention or MSSA.
+        feed_forward: feed-forward part of each block: FeedForwardBlock, SwiGLU, PackedSwiGLU or ISTA.
         emb_dropout: dropout probability on the embedded patches.
         head_dropout: dropout probability on the pooled vector.
         patch_dropout: fraction of the patches dropped in training.
