@@ -7,7 +7,7 @@ import math
 from torch import nn
 
 from vit_lightning.models.patches import ClassToken, LearnedTokens
-from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions
+from vit_lightning.models.positions import LearnedPositions
 
 
 def initialise(network: nn.Module) -> None:
@@ -23,7 +23,7 @@ def initialise(network: nn.Module) -> None:
                 nn.init.xavier_uniform_(matrix)
         elif isinstance(module, (nn.Linear, nn.Conv2d)):
             _initialise_matrix(name, module)
-        elif isinstance(module, (LearnedPositions, LearnedPatchPositions)):
+        elif isinstance(module, LearnedPositions):
             nn.init.normal_(module.table, std=0.02)
         elif isinstance(module, LearnedTokens) and not isinstance(module, ClassToken):
             nn.init.normal_(module.token, std=0.02)  # registers that start equal would stay equal

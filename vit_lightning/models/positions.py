@@ -33,13 +33,12 @@ class LearnedPositions(nn.Module):
         return tokens + self.table.to(tokens.dtype)
 
 
-class LearnedPatchPositions(nn.Module):
+class LearnedPatchPositions(LearnedPositions):
     """A learned vector for each patch, none for the tokens before them (big_vision; DeiT III)."""
 
     def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0) -> None:
-        super().__init__()
+        super().__init__(grid, emb_size)
         self.prefix_tokens = prefix_tokens
-        self.table = nn.Parameter(torch.zeros(1, grid[0] * grid[1], emb_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return tokens + F.pad(self.table.to(tokens.dtype), (0, 0, self.prefix_tokens, 0))

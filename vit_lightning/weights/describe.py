@@ -191,17 +191,17 @@ def _feed_forward(part: Any, problems: list[str]) -> Options:
 
 
 def _head(vit: ViT, problems: list[str]) -> Options:
-    pool = {"pool": "cls"} if isinstance(vit.head, DistilledHead) else _pool(vit.head.pool, vit, problems)
-    representation_size = _at(vit.head, "representation.linear.out_features")
-    return {**pool, "head_dropout": _at(vit.head, "dropout.p", 0.0), "representation_size": representation_size}
-
-
-def _pool(pool: Any, vit: ViT, problems: list[str]) -> Options:
+    options: Options = {
+        "head_dropout": _at(vit.head, "dropout.p", 0.0),
+        "representation_size": _at(vit.head, "representation.linear.out_features"),
+    }
+    if isinstance(vit.head, DistilledHead):
+        return options
+    pool: Any = vit.head.pool
     kind = _kind(pool, POOLS, "pool", problems)
-    if kind is None:
-        return {}
-    name = kind + ("_all" if getattr(pool, "prefix", False) else "")
-    options: Options = {"pool": name if vit.prefix_tokens else name.removesuffix("_all")}
+    if kind is not None:
+        name = kind + ("_all" if getattr(pool, "prefix", False) else "")
+        options["pool"] = name if vit.prefix_tokens else name.removesuffix("_all")
     if kind == "attention":
         options["pool_hidden"] = pool.feed_forward.contract.in_features
         options["pool_activation"] = _activation(pool.feed_forward.activation, problems)

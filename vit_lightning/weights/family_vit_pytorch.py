@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vit_lightning.weights.fields import Field, side, size, word
 from vit_lightning.weights.options import Options
-from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family, Layout, Names, Shapes, Theirs
+from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family, Layout, Names, Theirs
 
 _NORM = "layernorm_1e-05"
 _FIXED: Options = {"patch_norm": _NORM, "patch_token_norm": _NORM, "norm": _NORM, "qkv_bias": False}
@@ -76,10 +76,6 @@ def _vit_names(options: Options, layout: Layout) -> Names:
     }
 
 
-def _find_vit_layout(shapes: Shapes) -> Layout:
-    return {"version": "older" if len(shapes.get("pos_embedding", ())) == 3 else "current"}
-
-
 def _empty_class_token(options: Options, layout: Layout) -> dict[str, tuple[int, ...]]:
     absent = layout["version"] == "current" and not options["class_token"]
     return {"cls_token": (0, options["emb_size"])} if absent else {}
@@ -99,7 +95,7 @@ VIT_PYTORCH = Family(
     fixed=_FIXED,
     read_rest=_read_vit,
     layouts={"version": ("current", "older")},
-    find_layout=_find_vit_layout,
+    find_layout=lambda shapes: {"version": "older" if len(shapes.get("pos_embedding", ())) == 3 else "current"},
     extra=_empty_class_token,
 )
 
