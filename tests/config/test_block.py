@@ -84,9 +84,10 @@ def test_ista_without_a_block_is_crate_s_as_it_was_before_there_was_a_choice(tmp
     assert "encoder.0.feed_forward.feed_forward.dictionary" in weights(then)
 
 
-def test_ista_with_a_named_block_gets_that_block(tmp_path):
-    flags = ["--config", str(CRATE), "--model.block=TransformerEncoderBlock"]
-    assert "encoder.0.feed_forward.fn.feed_forward.dictionary" in weights(resolve(flags))
+def test_ista_in_a_block_with_residuals_is_an_error():
+    with pytest.raises(UserError) as caught:
+        resolve(["--config", str(CRATE), "--model.block=TransformerEncoderBlock"])
+    assert caught.value.problems == ["model.feed_forward=ISTA needs block=CrateBlock"]
 
 
 @pytest.mark.parametrize("path", [CRATE, DIGITS], ids=lambda path: path.stem)
