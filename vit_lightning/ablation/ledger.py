@@ -186,16 +186,16 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
     if others and not path.exists():  # in this order: a parallel process creates ledger.json first
         raise UserError(f"out={folder} holds other things than an ablation (choose a new folder)")
     create_once(path, json.dumps(now, indent=2) + "\n")
-    began = read_json(path)
-    if "arms" not in began:
+    ledger = find_ledger(folder)
+    if ledger is None:
         raise UserError(f"{path} cannot be read")
-    plan_changes, code_changes = _changes(began, now)
+    plan_changes, code_changes = _changes(ledger.facts, now)
     if plan_changes:
         advice = f"the plan differs from the one that {folder} began with: undo that, or choose another --out"
         raise UserError([*(f"{folder}: {text}" for text in plan_changes), advice])
     for text in code_changes:
         _note_change(folder, text)
-    return Ledger(folder, began), code_changes
+    return ledger, code_changes
 
 
 def find_ledger(folder: Path) -> Ledger | None:
@@ -306,10 +306,8 @@ def _changes(began: dict[str, Any], now: dict[str, Any]) -> tuple[list[str], lis
     for arm, page in now["pages"].items():
         for key, (before, after) in changes_since(began["pages"].get(arm, page), page).items():
             plan.append(f"arm {arm}: {key} was {before}, is {after}")
-    code = began["code"]
-    return plan, [
-        f"{key} was {code.get(key)}, is {now['code'][key]}" for key in now["code"] if code.get(key) != now["code"][key]
-    ]
+    before, after = began["code"], now["code"]
+    return plan, [f"{key} was {before.get(key)}, is {after[key]}" for key in after if before.get(key) != after[key]]
 
 
 def _note_change(folder: Path, text: str) -> None:

@@ -144,12 +144,10 @@ def _parameters(given: Any, problems: list[str]) -> dict[str, dict[str, Any]]:
     if not isinstance(given, dict):
         problems.append(f"parameters={given} must hold keys with {{value: ...}} or {{values: [...]}}")
         return {}
-    problems += [
-        f"parameters.{key}={value} must be {{value: ...}} or {{values: [...]}}"
-        for key, value in given.items()
-        if not isinstance(value, dict)
-    ]
-    return {key: value for key, value in given.items() if isinstance(value, dict)}
+    found = {key: value for key, value in given.items() if isinstance(value, dict)}
+    wrong = [f"parameters.{key}={value}" for key, value in given.items() if key not in found]
+    problems += [f"{text} must be {{value: ...}} or {{values: [...]}}" for text in wrong]
+    return found
 
 
 def _shared_words(command: Any, problems: list[str]) -> list[str]:

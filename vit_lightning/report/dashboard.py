@@ -99,23 +99,15 @@ def make_workspace(report: Report, project: str, entity: str) -> Any:
 
     study = report.study
     curves = [panels.LinePlot(title=name, x="Step", y=[name]) for name in (study.metric, "train/loss", "lr")]
-    result = [
-        panels.MarkdownPanel(markdown=_answer(report)),
-        panels.BarPlot(title=study.report, metrics=[study.report]),
-    ]
+    answer = [panels.MarkdownPanel(markdown=_answer(report))]
+    bars = [panels.BarPlot(title=study.report, metrics=[study.report])]
+    sections = {"Result": answer + bars, "Learning curves": curves, "Costs": _costs(study)}
     return workspaces.Workspace(
         entity=entity,
         project=project,
         name=f"Ablation {study.name}",
-        sections=[
-            workspaces.Section(name="Result", panels=result, is_open=True),
-            workspaces.Section(name="Learning curves", panels=curves, is_open=True),
-            workspaces.Section(name="Costs", panels=_costs(study), is_open=True),
-        ],
-        runset_settings=workspaces.RunsetSettings(
-            filters=_own_runs(study),
-            groupby=[workspaces.Metric("JobType")],
-        ),
+        sections=[workspaces.Section(name=name, panels=shown, is_open=True) for name, shown in sections.items()],
+        runset_settings=workspaces.RunsetSettings(filters=_own_runs(study), groupby=[workspaces.Metric("JobType")]),
     )
 
 
@@ -124,13 +116,8 @@ def make_wandb_report(report: Report, project: str, entity: str) -> Any:
     import wandb_workspaces.reports.v2 as blocks
 
     study = report.study
-    runs = blocks.Runset(
-        entity=entity,
-        project=project,
-        name=study.name,
-        filters=_own_runs(study),
-        groupby=["JobType"],
-    )
+    own = _own_runs(study)
+    runs = blocks.Runset(entity=entity, project=project, name=study.name, filters=own, groupby=["JobType"])
     curves = [blocks.LinePlot(title=name, x="Step", y=[name]) for name in (study.metric, "train/loss")]
     return blocks.Report(
         entity=entity,

@@ -60,6 +60,11 @@ def _kind(number: int, kinds: Sequence[str]) -> str:
     return kinds[number // len(COLOURS) % len(kinds)]
 
 
+def _canvas(height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots()
+
+
 def _stacked(values: Curve, room: float) -> Curve:
     """Returns offsets that keep equal points from hiding each other."""
     near = np.round(values, 9)  # differences of equal numbers differ in their last digits
@@ -86,8 +91,7 @@ def seeds_figure(analysis: Analysis) -> Figure:
     """Draws every run as a point, runs of one seed joined, with the mean of each arm."""
     unit = unit_of(analysis.study.report)
     arms = analysis.arms
-    figure = Figure(figsize=(WIDTH, 0.7 + 0.6 * len(arms)), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = _canvas(0.7 + 0.6 * len(arms))
     for seed in [*analysis.study.seeds, *analysis.study.added_seeds]:
         places = [(unit.scale * arm.values[seed], row) for row, arm in enumerate(arms) if seed in arm.values]
         axis.plot(*zip(*places, strict=True), color="0.6", linewidth=0.6, zorder=1) if places else None
@@ -104,8 +108,7 @@ def seeds_figure(analysis: Analysis) -> Figure:
 def differences_figure(analysis: Analysis) -> Figure:
     """Draws paired differences with both intervals, zero and the range of differences too small to matter."""
     study, unit, comparisons = analysis.study, unit_of(analysis.study.report), analysis.comparisons
-    figure = Figure(figsize=(WIDTH, 0.7 + 0.75 * len(comparisons)), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = _canvas(0.7 + 0.75 * len(comparisons))
     edge = unit.scale * study.smallest_effect
     axis.axvspan(-edge, edge, color="0.5", alpha=0.18, linewidth=0)
     axis.axvline(0, color=INK, linewidth=0.8)
@@ -148,8 +151,7 @@ def curve_figures(analysis: Analysis) -> list[Figure]:
 
 def _curves(analysis: Analysis, rows: dict[tuple[str, int], list[dict[str, Any]]], name: str) -> Figure:
     unit = unit_of(name)
-    figure = Figure(figsize=(WIDTH, 2.8), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = _canvas(2.8)
     handles: dict[str, Any] = {}
     for number, arm in enumerate(analysis.arms):
         done = []

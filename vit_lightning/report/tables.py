@@ -302,9 +302,8 @@ def check_table(checks: Sequence[Check]) -> Table:
 
 def failed_table(study: Study) -> Table:
     """Runs that failed, with their causes, and runs that have not finished."""
-    rows = [
-        [run.arm, str(run.seed), run.state, run.cause or "", run.folder] for run in study.runs if run.state != "done"
-    ]
+    without = [run for run in study.runs if run.state != "done"]
+    rows = [[run.arm, str(run.seed), run.state, run.cause or "", run.folder] for run in without]
     return Table("Failed or missing", ["arm", "seed", "state", "cause", "folder"], rows)
 
 

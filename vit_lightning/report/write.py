@@ -36,23 +36,21 @@ def write_report(report: Report) -> list[Path]:
 def verdicts(analysis: Analysis) -> list[dict[str, Any]]:
     """Returns the contents of ``verdicts.json``; differences in the metric's own units, null for unknown numbers."""
     study = analysis.study
-    found = []
-    for one in analysis.comparisons:
-        numbers = {name: getattr(one.claim, name) for name in ("difference", "low", "high", "p", "p_adjusted")}
-        found.append(
-            {
-                "arm": one.arm,
-                "baseline": study.baseline,
-                "metric": study.report,
-                "n": one.claim.n,
-                **{name: None if math.isnan(value) else value for name, value in numbers.items()},
-                "verdict": one.claim.verdict,
-                "seeds_needed": one.seeds_needed,
-                "look": study.number,
-                "level": analysis.rules.level,
-            }
-        )
-    return found
+    names = ("difference", "low", "high", "p", "p_adjusted")
+    return [
+        {
+            "arm": one.arm,
+            "baseline": study.baseline,
+            "metric": study.report,
+            "n": one.claim.n,
+            **{name: None if math.isnan(value := getattr(one.claim, name)) else value for name in names},
+            "verdict": one.claim.verdict,
+            "seeds_needed": one.seeds_needed,
+            "look": study.number,
+            "level": analysis.rules.level,
+        }
+        for one in analysis.comparisons
+    ]
 
 
 def make_markdown(report: Report) -> str:
