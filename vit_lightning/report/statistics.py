@@ -110,17 +110,14 @@ def judge(differences: Sequence[Values], rules: Rules) -> list[Comparison]:
     p_values = [paired_p(values) for values in differences]
     adjusted, weighed = holm(p_values, level)
     equivalence, _ = holm([equivalence_p(values, rules.smallest_effect) for values in differences], level)
+    tests = zip(differences, p_values, adjusted, equivalence, weighed, strict=True)
     found = []
-    for values, p, p_adjusted, p_equivalence, arms in zip(
-        differences, p_values, adjusted, equivalence, weighed, strict=True
-    ):
-        mean = float(np.mean(values)) if len(values) else math.nan
+    for values, p, p_adjusted, p_equivalence, arms in tests:
+        n, sd = len(values), spread(values)
+        mean = float(np.mean(values)) if n else math.nan
         reading, claim = t_interval(values, rules.interval_level), t_interval(values, level / arms)
-        verdict = _verdict(len(values), mean, p_adjusted, p_equivalence, rules)
-        sd = spread(values)
-        found.append(
-            Comparison(len(values), mean, sd, *reading, *claim, level / arms, p, p_adjusted, p_equivalence, verdict)
-        )
+        verdict = _verdict(n, mean, p_adjusted, p_equivalence, rules)
+        found.append(Comparison(n, mean, sd, *reading, *claim, level / arms, p, p_adjusted, p_equivalence, verdict))
     return found
 
 

@@ -280,13 +280,10 @@ def effect_table(analysis: Analysis) -> Table:
 def config_table(analysis: Analysis, differences: Sequence[ConfigDifference]) -> Table:
     """Keys that differ between the configs of the runs."""
     arms = [arm.name for arm in analysis.arms]
-    rows = [
-        [
-            difference.key + ("" if difference.planned else " (not in the plan)"),
-            *(", ".join(map(_as_yaml, difference.values.get(arm, []))) or NONE for arm in arms),
-        ]
-        for difference in differences
-    ]
+    rows = []
+    for difference in differences:
+        values = [", ".join(map(_as_yaml, difference.values.get(arm, []))) or NONE for arm in arms]
+        rows.append([difference.key + ("" if difference.planned else " (not in the plan)"), *values])
     return Table("Keys that differ between the runs' config.yaml", ["key", *arms], rows)
 
 
