@@ -200,7 +200,7 @@ def test_row_13_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path, whole):
     faults = "0:9:batch_start:FULL,0:17:batch_start:FREE,0:19:batch_start:BRIM,0:22:batch_start:FREE"
     assert harness.fit(tmp_path, *EVERY_EIGHT, fault=faults) == 0, harness.log(tmp_path)
     said = harness.log(tmp_path)
-    assert "last.ckpt was not written (File too large); what was there before is intact, and training goes on" in said
+    assert "last.ckpt was not written (File too large); the file before it is intact, and training continues" in said
     outcome = harness.outcome(tmp_path)
     # a best checkpoint that the disk did not take is lost, and the warning says so; training itself is not
     for part in ("weights", "optimizer", "schedule", "loops", "batches"):
@@ -220,7 +220,7 @@ def test_row_13_a_run_that_lost_a_save_still_goes_on(tmp_path, whole):
 def test_row_13_a_disk_that_stays_full_ends_training(tmp_path, whole):
     assert harness.fit(tmp_path, fault="0:10:batch_start:FULL") == 2
     said = harness.log(tmp_path)
-    assert "3 saves in a row failed: training stops here" in said
+    assert "3 saves in a row failed: training stops" in said
     assert "Traceback" not in said
     assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 10
     assert not list((tmp_path / "run/checkpoints").glob(".*"))

@@ -204,7 +204,7 @@ def test_row_23_an_address_with_its_checksum_is_loaded_and_kept(tmp_path, server
     assert harness.command(tmp_path, *words, WANDB_MODE="disabled", no_proxy="127.0.0.1") == 0, harness.log(tmp_path)
     kept.write_bytes(kept.read_bytes()[:-200])
     (tmp_path / "log.txt").unlink()
-    assert "cannot be had" in refused(tmp_path, *words)
+    assert "cannot be downloaded" in refused(tmp_path, *words)
 
 
 FOREIGN_PAGES = {

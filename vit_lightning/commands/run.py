@@ -118,7 +118,7 @@ def _train(run: Run, newest: Restored | None) -> None:
     for complaint in complaints:
         warnings.warn(f"{complaint}: falling back to {path.name if path else None}", stacklevel=2)
     done = checkpoint.get("global_step", 0)
-    run.metrics.go_on(done, checkpoint.get("row"))
+    run.metrics.resume(done, checkpoint.get("row"))
     run.mirror.catch_up(run.folder)
     if checkpoint.get("finished"):
         return
@@ -167,7 +167,7 @@ def _test_best(run: Run) -> Results:
     results: Results = {
         "seed": run.experiment.seed,
         "parameters": count_parameters(run.module),
-        "flops": run.mirror.page["flops"],
+        "flops": run.mirror.run_config["flops"],
         "epochs": last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"],
         "steps": last["global_step"],
         "best_step": checkpoint["global_step"],

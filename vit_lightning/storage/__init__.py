@@ -1,4 +1,4 @@
-"""The files of a run, each written whole or not at all, and W&B as their mirror.
+"""Files of a run, each complete or absent, and their mirror on W&B.
 
 Offers the run folder, checkpoint files, ``metrics.jsonl``, ``results.json`` and the W&B logger. Imports no other room.
 """

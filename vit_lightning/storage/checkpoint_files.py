@@ -1,7 +1,7 @@
 """Checkpoint files: complete or absent, with a checksum, and read as data alone.
 
-A checkpoint is the zip file of ``torch.save``. Its comment holds the SHA-256 of all that comes before the comment, so
-that a file carries its own checksum wherever it is copied, and any zip reader still opens it.
+A checkpoint is the zip file of ``torch.save``. Its comment holds the SHA-256 of everything before the comment, so that
+a file carries its own checksum wherever it is copied, and any zip reader still opens it.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ from vit_lightning.errors import CannotResume, UserError, first_line
 LAST, PREVIOUS, BEST = (Path(f"checkpoints/{name}.ckpt") for name in ("last", "previous", "best"))
 DOWNLOADS = Path("data/checkpoints")
 FAILURES = 3
-"""Saves in a row that may fail before training stops."""
+"""Failed saves in a row after which training stops."""
 
 _TAG = b"sha256="
 _COMMENT = len(_TAG) + 64
-_TAIL = 2 + _COMMENT  # what the checksum leaves out: the length of the comment, and the comment
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and then puts it there, so that it is complete or absent.
+    """Lightning plugin that writes a checkpoint beside its path and then renames it, so that it is complete or absent.
 
-    Lightning's own goes through the temporary folder of the machine, is cut short if that lies on another disk, and is
-    not told to reach the disk. Here the last checkpoint also makes the one before it ``previous.ckpt``, the first file
-    of each name is read back before it takes its place, and a disk that is full ends training only when it stays full.
+    Lightning's own plugin writes to the temporary folder of the machine, may leave a truncated file if that is on
+    another disk, and does not flush it. Here a new last checkpoint also renames the one before it to ``previous.ckpt``,
+    the first file of each name is read back before it is renamed, and a full disk ends training only if it stays full.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.failures = 0
-        """Saves in a row that failed."""
-        self._proved: set[str] = set()
+        """Failed saves in a row."""
+        self._read_back: set[str] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         target = Path(path)
@@ -53,20 +52,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._write(checkpoint, part)
-            if len(self._proved) < 2 and target.name not in self._proved:  # the trial, and the first with an optimizer
-                _prove(part)
-                self._proved.add(target.name)
+            if len(self._read_back) < 2 and target.name not in self._read_back:  # the trial, and the first with moments
+                _check_readable(part)
+                self._read_back.add(target.name)
             if target.name == LAST.name and target.is_file():
                 os.replace(target, target.with_name(PREVIOUS.name))
             os.replace(part, target)
             _flush_folder(target.parent)
-        except OSError as fault:
-            self._failed(part, target, fault)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-        else:
             self.failures = 0
+        except OSError as fault:
+            self._count_failure(target, fault)
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
 
     def _write(self, checkpoint: dict[str, Any], part: Path) -> None:
         with part.open("w+b") as file:
@@ -74,30 +72,27 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 torch.save(checkpoint, file)
             except OSError:
                 raise
-            except Exception as fault:  # pickle has many ways to say that it cannot
+            except Exception as fault:  # pickle raises many types
                 raise UserError(f"a checkpoint of this run cannot be written: {first_line(fault)}") from fault
             seal(file)
             file.flush()
             os.fsync(file.fileno())
 
-    def _failed(self, part: Path, target: Path, fault: OSError) -> None:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+    def _count_failure(self, target: Path, fault: OSError) -> None:
         self.failures += 1
-        text = f"{target} was not written ({fault.strerror or fault}); what was there before is intact"
+        text = f"{target} was not written ({fault.strerror or fault}); the file before it is intact"
         if self.failures >= FAILURES:
-            raise UserError(f"{text}. {self.failures} saves in a row failed: training stops here") from fault
-        warnings.warn(f"{text}, and training goes on", stacklevel=2)
+            raise UserError(f"{text}. {self.failures} saves in a row failed: training stops") from fault
+        warnings.warn(f"{text}, and training continues", stacklevel=2)
 
     def load_checkpoint(
         self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Tensors and plain data, checked; nothing in the file can run, whatever ``weights_only`` says."""
+        """Returns a checked checkpoint of tensors and plain data; loads no code, whatever ``weights_only`` is."""
         return read_checkpoint(Path(path), mmap=False)
 
 
-def _prove(part: Path) -> None:
-    """What cannot be loaded again is found now, not after a crash."""
+def _check_readable(part: Path) -> None:
     try:
         read_checkpoint(part)
     except UserError as error:
@@ -108,8 +103,8 @@ def _prove(part: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Makes the names in a folder reach the disk."""
-    with contextlib.suppress(OSError):  # some file systems know no such thing
+    """Flushes the names in a folder to the disk."""
+    with contextlib.suppress(OSError):  # some file systems cannot
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -118,59 +113,39 @@ def _flush_folder(folder: Path) -> None:
 
 
 def seal(file: BinaryIO) -> None:
-    """Puts its checksum into the comment of a zip file that is open for reading and writing."""
+    """Writes the checksum of a zip file into its comment; the file is open for reading and writing."""
     size = file.seek(0, os.SEEK_END) - 2  # without a comment, its length is the last two bytes
     digest = _digest(file, size)
     file.seek(size)
-    file.write(struct.pack("<H", _COMMENT) + _TAG + digest)
+    file.write(struct.pack("<H", _COMMENT) + _TAG + digest.encode())
 
 
-def sealed(path: Path) -> bool:
-    """Whether a file holds a checksum, and it is right.
-
-    Raises:
-        UserError: the checksum is wrong.
-    """
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END) - _TAIL
-        if size < 0:
-            return False
-        file.seek(size)
-        tail = file.read(_TAIL)
-        if tail[:2] != struct.pack("<H", _COMMENT) or not tail[2:].startswith(_TAG):
-            return False
-        if _digest(file, size) != tail[2 + len(_TAG) :]:
-            raise UserError(f"{path} is damaged: its checksum is not that of its contents")
-        return True
-
-
-def _digest(file: BinaryIO, size: int) -> bytes:
-    """SHA-256 of the first ``size`` bytes."""
+def _digest(file: BinaryIO, size: int) -> str:
+    """Returns the SHA-256 of the first ``size`` bytes."""
     sha = hashlib.sha256()
     file.seek(0)
     while size > 0 and (part := file.read(min(size, 1 << 20))):
         sha.update(part)
         size -= len(part)
-    return sha.hexdigest().encode()
+    return sha.hexdigest()
 
 
 def read_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
-    """The contents of a checkpoint; only tensors and plain data are read, nothing in it can run.
+    """Returns the contents of a checkpoint; reads tensors and plain data only, and loads no code.
 
     Args:
         path: the file.
-        mmap: whether tensors are read when they are used; not for those that will be written to.
+        mmap: whether tensors are mapped from the file; not for tensors that will be written to.
 
     Raises:
-        UserError: the file is missing, damaged, or more than tensors and plain data.
+        UserError: the file is missing, damaged, or holds more than tensors and plain data.
     """
     try:
-        _refuse_archive(path)
-        has_checksum = sealed(path)
+        has_checksum = _check_archive(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except UserError:
         raise
-    except UnpicklingError as fault:  # its own text advises to load it all the same
+    except UnpicklingError as fault:  # its own text advises to load it anyway
         raise UserError(f"{path} cannot be read: it holds more than tensors and plain data") from fault
     except Exception as fault:  # torch raises a dozen types for damaged files
         raise UserError(
@@ -179,38 +154,48 @@ def read_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise UserError(f"{path} is no Lightning checkpoint: it has no state_dict")
     if not has_checksum and ("page" in checkpoint or {"config", "between_steps"} <= checkpoint.keys()):
-        raise UserError(f"{path} is damaged: it has no checksum (or a version of long ago wrote it)")
+        raise UserError(f"{path} is damaged: it has no checksum (or a very old version wrote it)")
     if "page" in checkpoint:  # its name in earlier runs
         checkpoint["config"] = checkpoint.pop("page")
     return checkpoint
 
 
-def _refuse_archive(path: Path) -> None:
-    """Only what ``torch.save`` writes: a zip file, nothing in it compressed, so that it cannot grow when it is read."""
+def _check_archive(path: Path) -> bool:
+    """Returns whether a zip file of ``torch.save`` has a checksum.
+
+    Raises:
+        UserError: it is no zip file, is compressed (so that it could grow when it is read), or its checksum is wrong.
+    """
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} cannot be read as a checkpoint: it is no zip file of torch.save, or was cut short")
     with zipfile.ZipFile(path) as archive:
-        records = archive.infolist()
+        records, comment = archive.infolist(), archive.comment
     if any(record.compress_type != zipfile.ZIP_STORED for record in records):
         raise UserError(f"{path} cannot be read as a checkpoint: it is compressed, which torch.save never does")
     if sum(record.file_size for record in records) > path.stat().st_size:
         raise UserError(f"{path} cannot be read as a checkpoint: its parts are larger than the file")
+    if not comment.startswith(_TAG):
+        return False
+    with path.open("rb") as file:
+        if _digest(file, path.stat().st_size - 2 - _COMMENT) != comment.removeprefix(_TAG).decode(errors="replace"):
+            raise UserError(f"{path} is damaged: its checksum is not that of its contents")
+    return True
 
 
 class Restored(NamedTuple):
-    """A checkpoint to go on from."""
+    """Checkpoint from which a run resumes."""
 
     path: Path
     checkpoint: dict[str, Any]
     complaints: list[str]
-    """What is wrong with newer ones."""
+    """Problems of newer ones."""
 
 
 def newest_checkpoint(folder: Path) -> Restored | None:
-    """The newest checkpoint of a run that can be read; None without any.
+    """Returns the newest readable checkpoint of a run; None if there are no files.
 
     Raises:
-        CannotResume: there are files, but none can be read.
+        CannotResume: none of the files can be read.
     """
     complaints: list[str] = []
     for name in (LAST, PREVIOUS, BEST):
@@ -230,42 +215,46 @@ def newest_checkpoint(folder: Path) -> Restored | None:
     return None
 
 
-def find_checkpoint(place: str | Path, key: str = "ckpt") -> Path:
-    """The file to load for a run folder (its best checkpoint, or its last if it has no best), a file or an address."""
-    if "://" in str(place):
-        return download(str(place), key)
-    place = Path(place)
-    if place.is_dir():
-        found = [place / name for name in (BEST, LAST) if (place / name).is_file()]
+def find_checkpoint(source: str | Path, key: str = "ckpt") -> Path:
+    """Returns the checkpoint file of a run folder (the best, or else the last), of a file or of a URL.
+
+    Args:
+        source: run folder, file, or URL followed by ``#sha256=`` and the checksum, kept in ``data/checkpoints``.
+        key: option that errors name.
+    """
+    if "://" in str(source):
+        return _download(str(source), key)
+    path = Path(source)
+    if path.is_dir():
+        found = [path / name for name in (BEST, LAST) if (path / name).is_file()]
         if not found:
-            raise UserError(f"{key}={place}: the folder holds neither {BEST} nor {LAST}")
+            raise UserError(f"{key}={path}: the folder holds neither {BEST} nor {LAST}")
         return found[0]
-    if not place.is_file():
-        raise UserError(f"{key}={place} is neither a run folder nor a file")
-    return place
+    if not path.is_file():
+        raise UserError(f"{key}={path} is neither a run folder nor a file")
+    return path
 
 
-def download(address: str, key: str = "ckpt") -> Path:
-    """The file of an address that ends in ``#sha256=`` and the checksum of the file; kept in ``data/checkpoints``."""
-    found = re.fullmatch(r"(https?://[^#]+)#sha256=([0-9a-f]{64})", address)
+def _download(source: str, key: str) -> Path:
+    found = re.fullmatch(r"(https?://[^#]+)#sha256=([0-9a-f]{64})", source)
     if found is None:
-        raise UserError(f"{key}={address} needs the file's checksum behind it: http(s)://...#sha256=<64 hex digits>")
+        raise UserError(f"{key}={source} needs the checksum of the file: http(s)://...#sha256=<64 hex digits>")
     url, digest = found.groups()
     path = DOWNLOADS / f"{digest}.ckpt"
     if path.is_file():
         with path.open("rb") as file:
-            if _digest(file, path.stat().st_size).decode() == digest:
+            if _digest(file, path.stat().st_size) == digest:
                 return path
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         torch.hub.download_url_to_file(url, str(path), hash_prefix=digest)
-    except Exception as fault:  # of urllib, of sockets, and RuntimeError for another checksum
-        raise UserError(f"{key}={address} cannot be had: {first_line(fault)}") from fault
+    except Exception as fault:  # of urllib and sockets; RuntimeError for a wrong checksum
+        raise UserError(f"{key}={source} cannot be downloaded: {first_line(fault)}") from fault
     return path
 
 
 def run_folder_of(checkpoint: Path) -> Path | None:
-    """The run folder that a checkpoint file lies in, if it lies in one."""
+    """Returns the run folder of a checkpoint file; None if it is in none."""
     folder = checkpoint.absolute().parent.parent
     if not (folder / "config.yaml").is_file():
         return None
@@ -273,7 +262,11 @@ def run_folder_of(checkpoint: Path) -> Path | None:
 
 
 def network_weights(network: nn.Module, checkpoint: dict[str, Any], path: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint for a network, which must be of the same architecture."""
+    """Returns the weights of a checkpoint for a network of the same architecture.
+
+    Raises:
+        UserError: names or shapes differ.
+    """
     prefix = "network."
     weights: dict[str, Tensor] = {
         name.removeprefix(prefix): value for name, value in checkpoint["state_dict"].items() if name.startswith(prefix)
@@ -295,7 +288,7 @@ def network_weights(network: nn.Module, checkpoint: dict[str, Any], path: Path) 
 
 
 def load_network(network: nn.Module, checkpoint: dict[str, Any], path: Path) -> None:
-    """Puts the weights of a checkpoint into a network of the same architecture."""
+    """Loads the weights of a checkpoint into a network of the same architecture."""
     weights = network_weights(network, checkpoint, path)
     if any(weight.dtype == torch.float64 for weight in weights.values()):
         network.double()  # precision 64-true

@@ -1,4 +1,4 @@
-"""Where a run took place: what one needs to know to repeat it."""
+"""Environment of a run: versions, hardware, code and command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACKAGES = (
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, hardware, the state of the code in git, and the command; nothing from environment variables."""
+    """Returns versions, hardware, the state of the code in git, and the command; no environment variables."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(["lightning", *sys.argv[1:]]) if "lightning" in sys.argv[0] else shlex.join(sys.argv),
@@ -62,17 +62,18 @@ def _processor() -> str:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """Commit of a folder's checkout, and the files that differ from it; None where it is none."""
-    commit = _ask_git(folder, "rev-parse", "HEAD")
+    """Returns the commit of a folder and the files that differ from it; None outside a git repository."""
+    commit = _run_git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    changed = (_ask_git(folder, "status", "--porcelain") or "").splitlines()
+    changed = (_run_git(folder, "status", "--porcelain") or "").splitlines()
     return {"commit": commit.strip(), "changed": changed}
 
 
-def _ask_git(folder: Path, *arguments: str) -> str | None:
+def _run_git(folder: Path, *arguments: str) -> str | None:
     try:
-        answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5)
+        return subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout if answer.returncode == 0 else None

@@ -1,4 +1,4 @@
-"""The folder of a run: made for one process alone, with files that are there whole or not at all."""
+"""The run folder: locked by one process, with files that are complete or absent."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ LOCK = ".lock"
 
 
 class InUse(UserError):
-    """A folder that a live process holds. Exit code 2."""
+    """Run folder that a live process holds. Exit code 2."""
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes; known before Lightning has connected the others."""
+    """Whether this is the process that writes, rank 0; known before Lightning has connected the ranks."""
     return not _get_rank()
 
 
 @contextlib.contextmanager
 def new_folder(out: Path | None, parent: Path, suffix: str) -> Iterator[Path]:
-    """A folder that is this process's alone: ``out``, or a new one in ``parent`` named after the time.
+    """Makes and locks a folder: ``out``, or a new one in ``parent`` named after the time.
 
-    Made exclusively, so that two runs that start in the same instant never share one, and held until the end; taken
-    away again if nothing was written to it. Only the first process makes it.
+    Runs that start at the same time get different folders. An empty folder is removed at the end. Only rank 0 makes it.
     """
     if not is_first():
         yield out or parent
@@ -73,10 +72,10 @@ def _make_new(parent: Path, suffix: str) -> Path:
 
 @contextlib.contextmanager
 def hold(folder: Path, key: str) -> Iterator[None]:
-    """Keeps other processes out of a run folder; ends with the process, however that ends.
+    """Locks a run folder; the lock ends with the process, however that ends.
 
     Raises:
-        InUse: a live process holds it; names ``key``.
+        InUse: a live process holds it; the message names ``key``.
     """
     if not is_first():
         yield
@@ -91,27 +90,29 @@ def hold(folder: Path, key: str) -> Iterator[None]:
 
 
 def try_hold(folder: Path) -> int | None:
-    """Locks a folder for this process; None if another one has it.
+    """Locks a folder; returns a file descriptor for ``release``, or None if another process holds the folder.
 
     A POSIX record lock: the kernel drops it when the process dies, data-loading workers do not inherit it, and it works
-    on shared file systems. Where there are no locks at all, it warns and takes the folder for free.
+    on shared file systems. On a file system without locks it warns and takes the folder to be free.
     """
     path = folder / LOCK
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError:  # another process has just given up the folder, or it is not ours to write
+        except OSError:  # another process has just removed the folder, or it cannot be written to
             return None
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as fault:
             if fault.errno not in (errno.EACCES, errno.EAGAIN):
-                warnings.warn(f"{folder}: {fault.strerror}: nothing keeps a second process out", stacklevel=2)
+                warnings.warn(
+                    f"{folder}: {fault.strerror}: the folder cannot be locked against a second process", stacklevel=2
+                )
                 return handle
             os.close(handle)
             return None
         with contextlib.suppress(FileNotFoundError):
-            if os.fstat(handle).st_ino == path.stat().st_ino:  # else its last holder has just taken it away
+            if os.fstat(handle).st_ino == path.stat().st_ino:  # else its last holder has just removed it
                 os.ftruncate(handle, 0)
                 os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
                 return handle
@@ -119,7 +120,7 @@ def try_hold(folder: Path) -> int | None:
 
 
 def release(folder: Path, lock: int) -> None:
-    """Ends ``try_hold``."""
+    """Releases the lock of ``try_hold``."""
     (folder / LOCK).unlink(missing_ok=True)
     os.close(lock)
 
@@ -132,7 +133,7 @@ def _holder(folder: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the mapping in a JSON file; an empty one where there is none that can be read."""
+    """Returns the mapping in a JSON file; an empty one if it cannot be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -141,10 +142,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file that is there complete or not at all."""
+    """Writes a file that is complete or absent."""
     if is_first():
         part = path.with_name(f".{path.name}.part")
-        part.write_text(text, encoding="utf-8", errors="surrogateescape")  # as names of files may be
+        part.write_text(text, encoding="utf-8", errors="surrogateescape")  # file names may hold any bytes
         os.replace(part, path)
 
 
@@ -159,7 +160,7 @@ def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 @contextlib.contextmanager
 def log_warnings(folder: Path) -> Iterator[None]:
-    """Writes warnings of Python and of Lightning to ``warnings.log``, besides where they go anyway."""
+    """Also writes warnings of Python, Lightning and W&B to ``warnings.log``."""
     if not is_first():
         yield
         return
@@ -183,7 +184,7 @@ def _also_to(file: TextIO) -> Any:
     show = warnings.showwarning
 
     def show_and_write(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
-        with contextlib.suppress(OSError):  # a disk that is full must not end the training
+        with contextlib.suppress(OSError):  # a full disk must not end training
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {filename}:{lineno}: {category.__name__}: {message}\n")
         show(message, category, filename, lineno, *rest)
 

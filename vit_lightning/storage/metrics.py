@@ -1,4 +1,4 @@
-"""What a run writes down while it goes."""
+"""``metrics.jsonl`` and ``results.json`` of a run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from vit_lightning.storage.folder import write_whole
+from vit_lightning.storage.folder import read_json, write_whole
 
 
 class MetricsFile(Logger):
     """Lightning logger that appends each set of metrics as one line of JSON to ``metrics.jsonl`` in the run folder.
 
-    A line is written out at once, so that a killed run keeps all it had logged; what a full disk does not take is kept
-    and written later. Keys besides the metrics: ``step`` (Lightning's: 0 is the first optimizer step), ``epoch`` and
-    ``time`` (seconds since 1970).
+    A line is written at once, so that a killed run keeps everything it has logged; on a full disk lines are kept in
+    memory and written later. Keys besides the metrics: ``step`` (0 is the first optimizer step), ``epoch`` and ``time``
+    (seconds since 1970).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,15 +63,15 @@ class MetricsFile(Logger):
             while self._pending:
                 self._pending = self._pending[self._file.write(self._pending) :]
         except OSError as fault:
-            warnings.warn(f"metrics.jsonl takes no more rows now ({fault.strerror}), they are kept", stacklevel=4)
+            warnings.warn(f"metrics.jsonl cannot be written now ({fault.strerror}), its rows are kept", stacklevel=4)
 
     @rank_zero_only
-    def go_on(self, step: int, row: dict[str, Any] | None) -> None:
-        """Says that the rows after ``step`` optimizer steps come again, from a run that goes on from there.
+    def resume(self, step: int, row: dict[str, Any] | None) -> None:
+        """Marks that the run resumes after ``step`` optimizer steps, so that later rows are logged again.
 
         Args:
-            step: steps that are done.
-            row: what the checkpoint knows to be the last row before it, written if the kill came before the row.
+            step: completed optimizer steps.
+            row: last row before the checkpoint, stored in it; written if a kill has prevented that.
         """
         known = read_metrics(self.folder) if (self.folder / "metrics.jsonl").is_file() else []
         if known:
@@ -81,7 +81,7 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the run folder holds config.yaml."""
+        """Does nothing: the run folder holds config.yaml."""
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -93,7 +93,7 @@ class MetricsFile(Logger):
 
 
 def _open_lines(path: Path) -> FileIO:
-    """The file, to append whole lines to; a line that a kill cut short is ended first."""
+    """Opens the file to append lines; ends a last line that a kill has truncated."""
     file = path.open("a+b", buffering=0)
     if file.tell() > 0:
         file.seek(-1, os.SEEK_END)
@@ -103,7 +103,7 @@ def _open_lines(path: Path) -> FileIO:
 
 
 def json_number(value: float | Tensor) -> float | str:
-    """A number for JSON: a float32 with its own digits only, and words for nan and infinity, which JSON lacks."""
+    """Returns a number for JSON: a float32 with its shortest digits; text for nan and infinity, which JSON lacks."""
     number = float(value)
     if not math.isfinite(number):
         return str(number)
@@ -112,7 +112,7 @@ def json_number(value: float | Tensor) -> float | str:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of ``metrics.jsonl``, each step once; a line that a kill cut short is left out."""
+    """Returns the rows of ``metrics.jsonl`` without truncated lines and rows that a resumed run has logged again."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows: list[dict[str, Any]] = []
     for line in lines:
@@ -120,7 +120,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except json.JSONDecodeError:
             continue
-        if "resumed" in row:  # what was logged after the checkpoint that the run went on from comes again
+        if "resumed" in row:  # rows after the checkpoint are logged again
             rows = [earlier for earlier in rows if earlier["step"] < row["step"]]
         else:
             rows.append(row)
@@ -128,18 +128,15 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def write_results(folder: Path, results: Mapping[str, Any]) -> None:
-    """``results.json``, with a checksum: a run with a whole one is over, whatever became of its process."""
+    """Writes ``results.json`` with a checksum; a run with an intact one is finished."""
     sealed = {**results, "sha256": _digest(results)}
     write_whole(folder / "results.json", json.dumps(sealed, indent=2) + "\n")
 
 
 def read_results(folder: Path) -> dict[str, Any] | None:
-    """What ``results.json`` holds, without its checksum; None if there is none, or it is damaged."""
-    try:
-        results: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        return results if results.pop("sha256") == _digest(results) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    """Returns ``results.json`` without its checksum; None if it is missing or damaged."""
+    results = read_json(folder / "results.json")
+    return results if results.pop("sha256", None) == _digest(results) else None
 
 
 def _digest(results: Mapping[str, Any]) -> str:

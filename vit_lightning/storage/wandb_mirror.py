@@ -1,7 +1,7 @@
-"""Weights & Biases as a mirror of a run: it may be away, slow or dead, and training does not notice.
+"""Weights & Biases as a mirror of a run; training does not depend on it.
 
-``metrics.jsonl`` is the truth; what W&B lacks is sent from there (``run.py: sync``). The settings and bounds come from
-trials with wandb 0.31 against servers that refuse, hang, answer with errors or die (``tests/test_wandb_mirror.py``).
+``metrics.jsonl`` is the source: ``lightning sync`` sends the rows that W&B lacks. Settings and time limits were tested
+with wandb 0.31 and servers that refuse, hang, answer with errors or die (``tests/storage/test_wandb_mirror.py``).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from vit_lightning.errors import first_line
 from vit_lightning.storage.metrics import read_metrics
 
 START_SECONDS = 6.0
-"""How long an online start may take before the run goes offline."""
+"""Seconds that an online start may take before the run is offline."""
 FINISH_SECONDS = 10.0
-"""How long the upload may take after the last row."""
+"""Seconds that the upload may take after the last row."""
 
 
 @dataclass
@@ -33,14 +33,14 @@ class WandbConfig:
     """Weights & Biases.
 
     Args:
-        mode: online, offline or disabled; when not given, WANDB_MODE, else online if there is a key.
-        project: project that the run belongs to.
-        entity: user or team; the key's own by default.
-        group: group of the run, such as the ablation that it is a part of.
-        job_type: kind of the run, such as the arm of an ablation.
+        mode: online, offline or disabled; by default WANDB_MODE, else online with an API key and offline without.
+        project: W&B project of the run.
+        entity: W&B user or team, by default that of the API key.
+        group: W&B group of the run, such as the name of an ablation.
+        job_type: W&B job type of the run, such as an arm of an ablation.
         tags: tags of the run.
         notes: notes on the run.
-        log_model: whether the best checkpoint and the configuration go up as an artifact.
+        log_model: whether to upload the best checkpoint and the config as an artifact.
     """
 
     mode: Literal["online", "offline", "disabled"] | None = None
@@ -54,18 +54,18 @@ class WandbConfig:
 
 
 class WandbMirror(Logger):
-    """Lightning logger that mirrors a run. After any fault of W&B it is silent; nothing of it raises or hangs.
+    """Lightning logger that mirrors a run. It neither raises nor hangs, and after an error of W&B it logs no more.
 
     Args:
-        folder: the run folder; its name is the run's, and W&B's own folder lies in it.
-        run_id: the same over all restarts of the run.
+        folder: the run folder, which names the run and contains W&B's own folder.
+        run_id: W&B id of the run, the same in each resume.
         config: project, group, mode and so on.
-        page: the resolved configuration, with what else describes the run.
+        run_config: the run's config with further facts, as shown by W&B.
     """
 
-    def __init__(self, folder: Path, run_id: str, config: WandbConfig, page: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, run_id: str, config: WandbConfig, run_config: Mapping[str, Any]) -> None:
         super().__init__()
-        self.folder, self.run_id, self.config, self.page = folder, run_id, config, page
+        self.folder, self.run_id, self.config, self.run_config = folder, run_id, config, run_config
         self.mode = "disabled"
         self.reason = ""
         self._wandb: Any = None
@@ -81,27 +81,27 @@ class WandbMirror(Logger):
 
     @property
     def is_live(self) -> bool:
-        """Whether W&B has taken everything until now."""
+        """Whether W&B has accepted everything so far."""
         return self._run is not None
 
     @rank_zero_only
     def start(self, otherwise: Sequence[str] = ("offline",)) -> None:
-        """Online if a key is found and the server answers, else offline; after about 8 s at most.
+        """Starts online if there is a key and the server answers, else offline; takes about 8 s at most.
 
         Args:
-            otherwise: modes to be in where it cannot be online; none for a run that is only sent.
+            otherwise: modes to try if it cannot be online; none to send a finished run.
         """
-        wanted = self.config.mode or _MODES.get(os.environ.get("WANDB_MODE", ""))
-        if wanted == "disabled":
+        mode = self.config.mode or _MODES.get(os.environ.get("WANDB_MODE", ""))
+        if mode == "disabled":
             return
         try:
             self._wandb = import_wandb(self.folder)
             self._setup()
-            wanted = wanted or _MODES.get(self._wandb.setup().settings.mode, "online")
-            if wanted == "online" and not has_key(self._wandb):
-                wanted, self.reason = "offline", "no API key"
-            self._start_in(["online", *otherwise] if wanted == "online" else otherwise)
-        except Exception as fault:  # W&B must never be the reason that training does not start
+            mode = mode or _MODES.get(self._wandb.setup().settings.mode, "online")
+            if mode == "online" and not has_key(self._wandb):
+                mode, self.reason = "offline", "no API key"
+            self._start_in(["online", *otherwise] if mode == "online" else otherwise)
+        except Exception as fault:  # training must start without W&B as well
             self.reason = first_line(fault)
 
     def _start_in(self, modes: Sequence[str]) -> None:
@@ -119,32 +119,32 @@ class WandbMirror(Logger):
                     job_type=self.config.job_type,
                     tags=self.config.tags,
                     notes=self.config.notes,
-                    config=dict(self.page),
+                    config=dict(self.run_config),
                     settings=self._settings(),
                 )
             except Exception as fault:
                 self.reason = first_line(fault)
-                self._bounded(lambda: self._wandb.teardown(1), 1.5)  # else: "run ID is in use"
+                self._with_time_limit(lambda: self._wandb.teardown(1), 1.5)  # else: "run ID is in use"
                 self._setup()
             else:
                 self.mode = mode
                 return
 
     def _setup(self) -> None:
-        # silent before anything logs in; the settings of init alone come too late for that
+        # silent before the login; the settings of init come too late for that
         self._wandb.setup(self._wandb.Settings(silent=True, x_service_wait=5))
 
     def _settings(self) -> Any:
         return self._wandb.Settings(
             silent=True,
-            console="off",  # does not touch what the run prints
+            console="off",  # leaves stdout and stderr alone
             init_timeout=START_SECONDS,
             finish_timeout=FINISH_SECONDS,
             x_graphql_retry_wait_max_seconds=5,
             x_file_stream_retry_wait_max_seconds=5,
             x_file_transfer_retry_wait_max_seconds=5,
             x_transaction_log_flush_interval=1.0,  # by default a SIGKILL loses 15 s
-            x_disable_machine_info=True,  # no command line, user and host in its files
+            x_disable_machine_info=True,  # no command line, user or host in its files
             x_save_requirements=False,
             disable_code=True,
             disable_git=True,
@@ -154,12 +154,12 @@ class WandbMirror(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """One row; rows of the same step become one, rows of a step that W&B has are left out."""
+        """Logs a row; W&B merges rows of the same step and ignores rows of earlier steps."""
         self._guarded(lambda: self._run.log(dict(metrics), step=step))
 
     @rank_zero_only
     def catch_up(self, folder: Path) -> None:
-        """Sends the rows of ``metrics.jsonl`` that W&B lacks, such as those that a kill kept from it."""
+        """Sends the rows of ``metrics.jsonl`` that W&B lacks, for example after a kill."""
         if self.mode != "online" or not (folder / "metrics.jsonl").is_file():
             return
         for step, row in merged_by_step(read_metrics(folder)):
@@ -167,30 +167,30 @@ class WandbMirror(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the whole page goes up once, at the start."""
+        """Does nothing: ``start`` has sent the config."""
 
     @rank_zero_only
     def log_images(self, images: Mapping[str, Path], step: int | None = None) -> None:
-        """PNG files, by name."""
+        """Logs PNG files by name."""
         self._guarded(
             lambda: self._run.log({name: self._wandb.Image(str(path)) for name, path in images.items()}, step=step)
         )
 
     @rank_zero_only
     def log_table(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """A table, by name."""
+        """Logs a table."""
         self._guarded(
             lambda: self._run.log({name: self._wandb.Table(columns=list(header), data=[list(row) for row in rows])})
         )
 
     @rank_zero_only
     def log_summary(self, values: Mapping[str, Any]) -> None:
-        """Final values."""
+        """Sets final values of the run."""
         self._guarded(lambda: self._run.summary.update(dict(values)))
 
     @rank_zero_only
     def log_model(self, files: Sequence[Path]) -> None:
-        """Files as an artifact of kind model."""
+        """Uploads files as an artifact of type model."""
 
         def send() -> None:
             artifact = self._wandb.Artifact(f"{self.folder.name}-best", type="model")
@@ -202,25 +202,25 @@ class WandbMirror(Logger):
 
     @rank_zero_only
     def finish(self, exit_code: int = 0) -> None:
-        """Ends the run and waits a bounded time for the upload."""
+        """Ends the run and waits a limited time for the upload."""
         if self._wandb is None:
             return
         if self._run is not None:
             run, self._run = self._run, None
-            finished = self._bounded(lambda: run.finish(exit_code), FINISH_SECONDS + 5.0)
+            finished = self._with_time_limit(lambda: run.finish(exit_code), FINISH_SECONDS + 5.0)
             if not finished or getattr(run, "_finish_timed_out", False):
                 self.reason = "W&B did not answer in time"
-        self._bounded(self._wandb.teardown, 5.0)  # here, not when the process ends
+        self._with_time_limit(self._wandb.teardown, 5.0)  # else the end of the process could hang
         shutil.rmtree(self.folder / "wandb" / "cache", ignore_errors=True)
 
     def hint(self) -> str:
-        """Where the run can be seen, in one line."""
+        """Returns a line that says how to view the run."""
         if self.mode == "online":
             return f"W&B         {self._run.url}" if self._run is not None else ""
         if self.mode == "offline":
             why = f" ({self.reason})" if self.reason else ""
-            look, send = f"wandb leet {self.folder / 'wandb'}", f"lightning sync {self.folder}"
-            return f"W&B         offline{why}; look: {look}; send: {send} (or wandb sync)"
+            view, send = f"wandb leet {self.folder / 'wandb'}", f"lightning sync {self.folder}"
+            return f"W&B         offline{why}; view: {view}; send: {send} (or wandb sync)"
         return f"W&B         off ({self.reason})" if self.reason else ""
 
     def _guarded(self, call: Callable[[], object]) -> None:
@@ -228,18 +228,15 @@ class WandbMirror(Logger):
             return
         try:
             call()
-        except Exception as fault:  # W&B's own process is gone: nothing more can be mirrored
+        except Exception as fault:  # W&B's own process has died: nothing more can be sent
             self.reason, self._run = first_line(fault), None
 
-    def _bounded(self, call: Callable[[], object], seconds: float) -> bool:
-        """Runs ``call`` in a thread; if it does not return in time, ends W&B's own process, which frees it.
-
-        Returns whether it did.
-        """
+    def _with_time_limit(self, call: Callable[[], object], seconds: float) -> bool:
+        """Returns whether ``call``, run in a thread, returned in time; else kills W&B's own process, which ends it."""
         singleton = getattr(self._wandb.sdk.wandb_setup, "_singleton", None)
 
         def work() -> None:
-            with contextlib.suppress(BaseException):  # teardown ends in SystemExit
+            with contextlib.suppress(BaseException):  # teardown raises SystemExit
                 call()
 
         thread = threading.Thread(target=work, daemon=True)
@@ -265,7 +262,7 @@ _MODES = {
 
 
 def merged_by_step(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, dict[str, float]]]:
-    """One row for each step, in order: W&B drops a second row of a step that is over."""
+    """Yields one row for each step, in order: W&B drops a row of an earlier step."""
     merged: dict[int, dict[str, float]] = {}
     for row in rows:
         numbers = {name: float(value) for name, value in row.items() if name not in ("step", "time")}
@@ -274,20 +271,18 @@ def merged_by_step(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, dic
 
 
 def import_wandb(folder: Path) -> Any:
-    """Imports wandb late and so that what it writes stays in the run folder, and it reports nothing of itself."""
+    """Imports wandb so that all its files are in the run folder, and without error reports to W&B."""
     cache = folder / "wandb" / "cache"
     cache.mkdir(parents=True, exist_ok=True)
-    os.environ["WANDB_ERROR_REPORTING"] = "false"  # sent to the same server, it takes 12 s at exit if that one hangs
+    os.environ["WANDB_ERROR_REPORTING"] = "false"  # a report takes 12 s at exit if the server hangs
     os.environ["WANDB_CACHE_DIR"] = os.environ["WANDB_DATA_DIR"] = str(cache)
     before = tempfile.tempdir
-    tempfile.tempdir = str(cache)  # the import makes two folders, which a SIGKILL leaves behind
+    tempfile.tempdir = str(cache)  # the import makes two folders, which a SIGKILL would leave
     try:
         import wandb
     finally:
         tempfile.tempdir = before
-    with contextlib.suppress(
-        AttributeError
-    ):  # where images lie until they are sent: made once, for the first run alone
+    with contextlib.suppress(AttributeError):  # the folder of unsent images, which wandb makes for the first run only
         media = wandb.sdk.data_types._private.MEDIA_TMP
         media.name = str(cache / "media")
         Path(media.name).mkdir(exist_ok=True)
@@ -295,11 +290,11 @@ def import_wandb(folder: Path) -> Any:
 
 
 def has_key(wandb: Any) -> bool:
-    """Whether a key is configured: environment, netrc or settings; without network and without asking."""
+    """Whether an API key is configured (environment, netrc or settings); uses neither network nor prompt."""
     from wandb.sdk.lib import wbauth
 
     try:
         host = wandb.setup().settings.base_url
         return bool(wbauth.authenticate_session(host=host, source="", prompt=False, update_session=False))
-    except Exception:  # a key that is none
+    except Exception:  # an invalid key
         return False
