@@ -47,7 +47,7 @@ def test_what_the_source_lacks_is_cut_from_training(tmp_path):
     data = of(tmp_path, parquet(tmp_path, "train"))
     sizes = {split: len(data.dataset(split)) for split in ("train", "val", "test")}
     assert sizes == {"train": 28, "val": 4, "test": 8}
-    assert len({name for split in sizes for name in data.dataset(split).names}) == 40
+    assert len({name for split in sizes for name in data.dataset(split).encoded.names}) == 40
 
 
 @installed

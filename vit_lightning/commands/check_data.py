@@ -1,4 +1,4 @@
-"""``lightning check-data``: reads every image once and tells what is wrong with them, before a run does."""
+"""``lightning check-data``: reads every image once and reports damage and duplicates before training."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
-from vit_lightning.data.splits import Split
+from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError
 from vit_lightning.storage.folder import write_whole
 
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
 Report = dict[str, Any]
+DUPLICATES = ("within_splits", "across_splits", "with_other_labels")
+"""Kinds of groups of equal images, as in the keys of ``data.json``."""
 
 
 class Found(NamedTuple):
-    """What is known of one image once it has been read."""
+    """One image once it has been read."""
 
     split: Split
     label: int
@@ -40,28 +41,27 @@ class Found(NamedTuple):
     size: tuple[int, int] = (0, 0)
     """Width and height in pixels."""
     digest: str = ""
-    """Of the pixels, so that a copy under another name or in another lossless format has the same."""
-    sums: tuple[int, ...] = ()
-    """Of each channel's values, 0 to 255."""
-    squares: tuple[int, ...] = ()
+    """Hash of the pixels, the same for a copy under another name or in another lossless format."""
+    moments: tuple[tuple[int, int], ...] = ()
+    """For each channel, the sums of its values, 0 to 255, and of their squares."""
 
 
 def check_data(experiment: Experiment) -> Report:
-    """Reads all images of all splits; leaves ``data.json``, ``index.html`` and ``samples.png`` in a folder.
+    """Reads all images of all splits; writes ``data.json``, ``index.html`` and ``samples.png`` to a new folder.
 
     Raises:
         UserError: images are damaged and ``data.on_bad_image`` is error; after the report is written.
     """
     data = experiment.data
     with session(experiment, "check-data") as folder:
-        data.in_memory = False  # each is read once, and the first that is damaged must not be the last
+        data.in_memory = False  # each is read once, and all damaged ones are to be found, not only the first
         data.prepare_data()
         found = list(read_all_images(data))
         report = summarise(found, data.class_names)
         write_whole(folder / "data.json", json.dumps(report, indent=2) + "\n")
         _draw_samples(data, found, folder / "samples.png")
         write_whole(folder / "index.html", page(report, experiment.name))
-    say(table(report))
+    say(text(report))
     say(f"report      {folder / 'index.html'}")
     damaged = [line for split in SPLITS for line in report["splits"][split]["damaged"]]
     if damaged and data.on_bad_image == "error":
@@ -70,7 +70,7 @@ def check_data(experiment: Experiment) -> Report:
 
 
 def read_all_images(data: ImageData) -> Iterator[Found]:
-    """Every image of every split, with a bar."""
+    """Yields every image of every split, in order, with a progress bar."""
     datasets: dict[Split, Any] = {split: data.dataset(split) for split in SPLITS}
     for split, dataset in datasets.items():
         if not hasattr(dataset, "whole"):
@@ -94,30 +94,31 @@ def read_one(dataset: Any, split: Split, index: int) -> Found:
     digest = hashlib.sha256(repr(pixels.shape).encode() + np.ascontiguousarray(pixels).data).hexdigest()
     values = np.arange(256)
     counts = [np.bincount(pixels[..., channel].ravel(), minlength=256) for channel in range(channels)]
-    sums, squares = ([int(count @ power) for count in counts] for power in (values, values**2))
-    return Found(split, label, name, None, (width, height), digest, tuple(sums), tuple(squares))
+    moments = tuple((int(count @ values), int(count @ values**2)) for count in counts)
+    return Found(split, label, name, None, (width, height), digest, moments)
 
 
 def summarise(found: Sequence[Found], class_names: Sequence[str]) -> Report:
-    """The report, as plain data."""
+    """Returns the report as plain data, as in ``data.json``."""
     good = [image for image in found if image.fault is None]
     copies = defaultdict(list)
     for image in good:
         copies[image.digest].append(image)
-    groups = [group for group in copies.values() if len(group) > 1]
+    duplicates: dict[str, list[list[str]]] = {kind: [] for kind in DUPLICATES}
+    for group in copies.values():
+        if len(group) > 1:
+            names = [f"{image.split}: {image.name}" for image in group]
+            splits, labels = {image.split for image in group}, {image.label for image in group}
+            duplicates["within_splits" if len(splits) == 1 else "across_splits"].append(names)
+            if len(labels) > 1:
+                duplicates["with_other_labels"].append(names)
     return {
         "splits": {
             split: _split_report([image for image in found if image.split == split], class_names) for split in SPLITS
         },
-        "duplicates_within_splits": [_named(group) for group in groups if len({i.split for i in group}) == 1],
-        "duplicates_across_splits": [_named(group) for group in groups if len({i.split for i in group}) > 1],
-        "duplicates_with_other_labels": [_named(group) for group in groups if len({i.label for i in group}) > 1],
+        **{f"duplicates_{kind}": groups for kind, groups in duplicates.items()},
         **mean_and_std([image for image in good if image.split == "train"]),
     }
-
-
-def _named(group: Sequence[Found]) -> list[str]:
-    return [f"{image.split}: {image.name}" for image in group]
 
 
 def _split_report(images: Sequence[Found], class_names: Sequence[str]) -> Report:
@@ -135,47 +136,38 @@ def _split_report(images: Sequence[Found], class_names: Sequence[str]) -> Report
 
 
 def mean_and_std(images: Sequence[Found]) -> dict[str, list[float]]:
-    """Of all pixels, between 0 and 1, for each channel; from whole numbers, so exact until the last division."""
+    """Returns mean and standard deviation of each channel, of pixels between 0 and 1; exact until the last division."""
     pixels = sum(image.size[0] * image.size[1] for image in images)
-    if not pixels:
-        return {"mean": [], "std": []}
-    sums = [sum(values) for values in zip(*(image.sums for image in images), strict=True)]
-    squares = [sum(values) for values in zip(*(image.squares for image in images), strict=True)]
-    return {
-        "mean": [round(total / pixels / 255, 4) for total in sums],
-        "std": [
-            round((square * pixels - total**2) ** 0.5 / pixels / 255, 4)
-            for total, square in zip(sums, squares, strict=True)
-        ],
-    }
+    statistics: dict[str, list[float]] = {"mean": [], "std": []}
+    for channel in zip(*(image.moments for image in images), strict=True):
+        total, squares = (sum(values) for values in zip(*channel, strict=True))
+        statistics["mean"].append(round(total / pixels / 255, 4))
+        statistics["std"].append(round((squares * pixels - total**2) ** 0.5 / pixels / 255, 4))
+    return statistics
 
 
-def _rows(report: Report) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("split", "images", "classes", "per class", "width", "height", "damaged")]
+def tables(report: Report) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Returns the rows of the splits, under a header, and pairs of a name and a value of the whole."""
+    splits: list[tuple[str, ...]] = [("split", "images", "classes", "per class", "width", "height", "damaged")]
     for split, part in report["splits"].items():
         counts = [count for count in part["per_class"].values() if count] or [0]
         spans = [f"{part[side]['min']} to {part[side]['max']}" for side in ("width", "height")]
         per_class = f"{min(counts)} to {max(counts)}"
-        rows.append((split, str(part["images"]), str(len(counts)), per_class, *spans, str(len(part["damaged"]))))
-    return rows
+        splits.append((split, str(part["images"]), str(len(counts)), per_class, *spans, str(len(part["damaged"]))))
+    facts = [(f"duplicates {kind.replace('_', ' ')}", str(len(report[f"duplicates_{kind}"]))) for kind in DUPLICATES]
+    return splits, [*facts, *((name, ", ".join(f"{v:.4f}" for v in report[name])) for name in ("mean", "std"))]
 
 
-def _facts(report: Report) -> list[tuple[str, str]]:
-    kinds = ("within splits", "across splits", "with other labels")
-    facts = [(f"duplicates {kind}", str(len(report[f"duplicates_{kind.replace(' ', '_')}"]))) for kind in kinds]
-    return [*facts, *((name, ", ".join(f"{value:.4f}" for value in report[name])) for name in ("mean", "std"))]
-
-
-def table(report: Report) -> str:
-    """The report on one screen."""
-    rows = _rows(report)
+def text(report: Report) -> str:
+    """Returns the tables as text, for one screen."""
+    rows, facts = tables(report)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join([*lines, *(f"{name:<30} {value}" for name, value in _facts(report))])
+    return "\n".join([*lines, *(f"{name:<30} {value}" for name, value in facts)])
 
 
 def page(report: Report, title: str) -> str:
-    """The report as one HTML page beside ``samples.png``."""
+    """Returns the report as one HTML page beside ``samples.png``."""
 
     def listed(heading: str, lines: Sequence[str]) -> str:
         items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
@@ -185,34 +177,33 @@ def page(report: Report, title: str) -> str:
         cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
         return "<table>" + "".join(f"<tr>{row}</tr>\n" for row in cells) + "</table>\n"
 
-    classes = [("class", *report["splits"])] + [
-        (name, *(str(part["per_class"][name]) for part in report["splits"].values()))
-        for name in report["splits"]["train"]["per_class"]
-    ]
+    parts = report["splits"].values()
+    classes = zip(*(part["per_class"].values() for part in parts), strict=True)
+    counts = [(name, *map(str, row)) for name, row in zip(report["splits"]["train"]["per_class"], classes, strict=True)]
+    together = {kind: [", ".join(group) for group in report[f"duplicates_{kind}"]] for kind in DUPLICATES}
     style = "body{font-family:sans-serif;margin:2em} td{padding:.1em .8em;text-align:right} img{max-width:100%}"
-    parts = [
+    sections = [
         f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><style>{style}</style>",
         f"<h1>{html.escape(title)}</h1>",
-        grid(_rows(report)),
-        grid(_facts(report)),
-        listed("Damaged", [line for part in report["splits"].values() for line in part["damaged"]]),
-        listed("The same in several splits", [", ".join(group) for group in report["duplicates_across_splits"]]),
-        listed("The same under other labels", [", ".join(group) for group in report["duplicates_with_other_labels"]]),
-        listed("The same within a split", [", ".join(group) for group in report["duplicates_within_splits"]]),
+        *map(grid, tables(report)),
+        listed("Damaged", [line for part in parts for line in part["damaged"]]),
+        listed("The same in several splits", together["across_splits"]),
+        listed("The same under other labels", together["with_other_labels"]),
+        listed("The same within a split", together["within_splits"]),
         "<h2>Samples</h2><img src=samples.png>",
-        grid(classes),
+        grid([("class", *report["splits"]), *counts]),
     ]
-    return "\n".join(parts)
+    return "\n".join(sections)
 
 
 def _draw_samples(data: ImageData, found: Sequence[Found], path: Path) -> None:
-    """Up to 64 training images, as many of each class, as they look where nothing is random."""
-    places: dict[int, list[int]] = defaultdict(list)
+    """Draws up to 64 training images, as many of each class, with the centre crop."""
+    of_class: dict[int, list[int]] = defaultdict(list)
     for index, image in enumerate(image for image in found if image.split == "train"):
         if image.fault is None:
-            places[image.label].append(index)
-    each = max(1, 64 // max(1, len(places)))
-    chosen = [index for label in sorted(places) for index in places[label][:each]][:64]
+            of_class[image.label].append(index)
+    each = max(1, 64 // max(1, len(of_class)))
+    chosen = [index for label in sorted(of_class) for index in of_class[label][:each]][:64]
     if chosen:
         batch = data.dataset("train").__getitems__(Request(chosen, None))  # type: ignore[attr-defined]
         titles = [data.class_names[label] for label in batch.labels.tolist()]

@@ -30,17 +30,17 @@ def show_batch(experiment: Experiment) -> None:
 
 
 def visible(data: ImageData, images: torch.Tensor) -> torch.Tensor:
-    """Normalised images (b, c, H, W) as uint8 again."""
+    """Returns normalised images (b, c, H, W) as uint8."""
     mean, std = (torch.tensor(value)[:, None, None] for value in (data.mean, data.std))
     return ((images * std + mean) * 255.0).round().clamp(0.0, 255.0).to(torch.uint8)
 
 
 def label_texts(batch: Batch, names: list[str]) -> list[str]:
-    """The class of each image, or the shares of its two classes in percent."""
+    """Returns the class of each image, or the percentages of the two classes of a mixed one."""
     if batch.targets is None:
         return [names[label] for label in batch.labels.tolist()]
-    shares, classes = batch.targets.topk(2, dim=1)
+    fractions, classes = batch.targets.topk(2, dim=1)
     return [
-        names[first] if share > 0.995 else f"{100 * share:.0f} {names[first]}, {100 * rest:.0f} {names[second]}"
-        for (share, rest), (first, second) in zip(shares.tolist(), classes.tolist(), strict=True)
+        names[first] if fraction > 0.995 else f"{100 * fraction:.0f} {names[first]}, {100 * rest:.0f} {names[second]}"
+        for (fraction, rest), (first, second) in zip(fractions.tolist(), classes.tolist(), strict=True)
     ]

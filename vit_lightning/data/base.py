@@ -53,6 +53,8 @@ class ImageData(LightningDataModule):
     fraction: float = 1.0
     shots: int | None = None
 
+    image_size: tuple[int, int] = field(init=False)
+    """Height and width in pixels of the model's input."""
     in_channels: int = field(default=3, init=False)
     mean: Statistics = field(init=False)
     std: Statistics = field(init=False)
@@ -86,11 +88,6 @@ class ImageData(LightningDataModule):
         if not 0.0 <= self.max_bad_share <= 1.0:
             problems.append(f"max_bad_share={self.max_bad_share} must be between 0 and 1")
         return problems
-
-    @property
-    @abstractmethod
-    def image_size(self) -> tuple[int, int]:
-        """Height and width in pixels of the model's input."""
 
     @property
     @abstractmethod

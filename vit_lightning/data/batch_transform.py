@@ -1,6 +1,7 @@
 """From uint8 batches to the model's input: augmentation, normalisation and mixing, on the device of the batch."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -17,6 +18,7 @@ Statistics = tuple[float, ...]
 """One number for each channel, of pixels between 0 and 1."""
 
 
+@dataclass(kw_only=True, frozen=True)
 class BatchTransform:
     """Augments (training only), normalises and mixes batches.
 
@@ -28,17 +30,11 @@ class BatchTransform:
         repetitions: how often each training image comes in a row; mixing skips its copies.
     """
 
-    def __init__(
-        self,
-        *,
-        augment: Sequence[Augmentation],
-        mixing: Sequence[Mixing],
-        mean: Statistics,
-        std: Statistics,
-        repetitions: int,
-    ) -> None:
-        self.augment, self.mixing, self.mean, self.std = augment, mixing, tuple(mean), tuple(std)
-        self.repetitions = repetitions
+    augment: Sequence[Augmentation]
+    mixing: Sequence[Mixing]
+    mean: Statistics
+    std: Statistics
+    repetitions: int
 
     def __call__(self, batch: Batch, *, num_classes: int, key: int) -> Batch:
         """Returns the batch with float32 images; ``key`` draws the mixing of a training batch."""
@@ -62,7 +58,7 @@ class BatchTransform:
 
     def normalise(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         """Returns uint8 images (b, c, H, W) as float32, with mean 0 and standard deviation 1 over training images."""
-        mean, scale = _normalisation(self.mean, self.std, images.device)
+        mean, scale = _normalisation(tuple(self.mean), tuple(self.std), images.device)
         out = torch.empty(images.shape, dtype=torch.float32, device=images.device) if out is None else out
         return out.copy_(images).sub_(mean).mul_(scale)  # in place: large new memory costs more than the arithmetic
 

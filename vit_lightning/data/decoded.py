@@ -8,8 +8,10 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from tqdm import tqdm
 from vit_lightning.data.batches import Batch, Request
 from vit_lightning.data.decoding import Box, Pixels, decode, decode_whole
 from vit_lightning.data.images import Images, all_damaged
+from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 
 
@@ -44,34 +47,41 @@ def centre_box(width: int, height: int, *, target: tuple[int, int], fraction: fl
     return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
 
 
+class Encoded(NamedTuple):
+    """Encoded images of a split."""
+
+    read: Callable[[Any], Path | bytes]
+    """Returns the file of an image, or its content."""
+    images: Sequence[Any]
+    """Arguments of ``read``."""
+    labels: Sequence[int]
+    names: Sequence[str]
+
+    def part(self, indices: Sequence[int]) -> Encoded:
+        images, labels = [self.images[i] for i in indices], [self.labels[i] for i in indices]
+        return Encoded(self.read, images, labels, [self.names[i] for i in indices])
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class DecodedImages(Dataset[Batch]):
     """Images that are decoded one by one, cropped and resized to one size: uint8 (3, H, W).
 
     Args:
-        source: returns the file of an index, or its content.
-        labels: label of each image.
+        encoded: the images, their labels and names.
         image_size: height and width of the result.
         min_area: smallest fraction of the area that a random crop shows.
         centre_share: fraction of the sides that the centre crop shows, used without a random key.
-        names: name of each image.
         skip: whether a batch leaves out images that cannot be decoded; otherwise they are an error.
     """
 
-    def __init__(
-        self,
-        source: Callable[[int], Path | bytes],
-        labels: Sequence[int],
-        *,
-        image_size: tuple[int, int],
-        min_area: float,
-        centre_share: float,
-        names: Sequence[str],
-        skip: bool,
-    ) -> None:
-        self.names = names
-        self.source, self.labels = source, torch.tensor(labels)
-        self.image_size, self.min_area, self.centre_share = image_size, min_area, centre_share
-        self.skip = skip
+    encoded: Encoded
+    image_size: tuple[int, int]
+    min_area: float
+    centre_share: float
+    skip: bool
+
+    def __post_init__(self) -> None:
+        self.labels = torch.tensor(self.encoded.labels)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -82,10 +92,10 @@ class DecodedImages(Dataset[Batch]):
         rows = images.numpy()
         good: list[int] = []
         skipped: list[str] = []
-        for place, (index, key) in enumerate(zip(request.indices, keys, strict=True)):
+        for position, (index, key) in enumerate(zip(request.indices, keys, strict=True)):
             try:
                 rows[len(good)] = self.pixels(index, key).transpose(2, 0, 1)
-                good.append(place)
+                good.append(position)
             except UserError as error:
                 if not self.skip:
                     return error
@@ -96,9 +106,13 @@ class DecodedImages(Dataset[Batch]):
         kept = None if request.keys is None else torch.tensor(request.keys)[good]
         return Batch(images[: len(good)], self.labels[indices], indices, kept, skipped=tuple(skipped))
 
+    def source(self, index: int) -> Path | bytes:
+        """Returns the file of an image, or its content."""
+        return self.encoded.read(self.encoded.images[index])
+
     def fingerprint(self) -> str:
         """Returns a hash of names and labels; the files themselves are not opened."""
-        rows = (f"{name}\0{label}\n" for name, label in zip(self.names, self.labels.tolist(), strict=True))
+        rows = (f"{name}\0{label}\n" for name, label in zip(self.encoded.names, self.labels.tolist(), strict=True))
         return hashlib.sha256("".join(rows).encode(errors="surrogateescape")).hexdigest()
 
     def whole(self, index: int) -> Pixels:
@@ -111,7 +125,7 @@ class DecodedImages(Dataset[Batch]):
         return self._name(self.source(index), index)
 
     def _name(self, source: Path | bytes, index: int) -> str:
-        return str(source) if isinstance(source, Path) else self.names[index]
+        return str(source) if isinstance(source, Path) else self.encoded.names[index]
 
     def pixels(self, index: int, key: int | None) -> Pixels:
         """Returns the crop that a key draws, or without one the centre crop; uint8 (H, W, 3)."""
@@ -128,45 +142,38 @@ KEPT_BYTES = 2**30
 """Decoded images of a split that are kept in memory by default."""
 
 
-def keep_if_small(dataset: DecodedImages, split: str, in_memory: bool | None) -> DecodedImages | Images:
-    """Returns the dataset decoded if ``in_memory``; by default if its crops are not random and it is small."""
-    height, width = dataset.image_size
-    if in_memory is None:
-        in_memory = dataset.min_area == 1.0 and 3 * height * width * len(dataset) <= KEPT_BYTES
-    return keep(dataset, f"{split} images", random_part=split == "train") if in_memory else dataset
-
-
-def keep(dataset: DecodedImages, text: str, *, random_part: bool) -> Images:
-    """Decodes all images of a dataset, with a progress bar.
-
-    Args:
-        text: description of the bar.
-        random_part: whether images are decoded as for training, for which ``min_area`` must be 1, or as for a test.
+def keep_if_small(dataset: DecodedImages, split: Split, in_memory: bool | None) -> DecodedImages | Images:
+    """Returns the dataset decoded if ``in_memory``; by default if its crops are not random and it is small.
 
     Raises:
         UserError: an image is damaged and the dataset does not skip.
     """
-    assert not random_part or dataset.min_area == 1.0
     height, width = dataset.image_size
+    if in_memory is None:
+        in_memory = dataset.min_area == 1.0 and 3 * height * width * len(dataset) <= KEPT_BYTES
+    if not in_memory:
+        return dataset
+    assert split != "train" or dataset.min_area == 1.0
     images = torch.zeros(len(dataset), height, width, 3, dtype=torch.uint8)
     rows, faults = images.numpy(), {}
 
     def read(index: int) -> UserError | None:
         try:
-            rows[index] = dataset.pixels(index, 0 if random_part else None)
+            rows[index] = dataset.pixels(index, 0 if split == "train" else None)
         except UserError as error:
             return error
         return None
 
     # threads, since Pillow decodes outside of Python's lock
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        bar = tqdm(range(len(dataset)), desc=text, unit=" images", disable=None, leave=False)
+        bar = tqdm(range(len(dataset)), desc=f"{split} images", unit=" images", disable=None, leave=False)
         for index, error in zip(bar, pool.map(read, range(len(dataset))), strict=True):
-            if error is not None and not dataset.skip:
+            if error is None:
+                continue
+            if not dataset.skip:
                 pool.shutdown(cancel_futures=True)
                 raise error
-            if error is not None:
-                faults[index] = str(error)
+            faults[index] = str(error)
     return KeptImages(images.permute(0, 3, 1, 2).contiguous(), dataset, faults=faults)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -40,29 +41,28 @@ def decode(source: Path | bytes, name: str, *, size: tuple[int, int], choose_box
     Raises:
         UserError: damaged, not representable in 8 bits, or needs more than ``MAX_BYTES``.
     """
-    try:
-        with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
-            return _decode(image, size, choose_box)
-    except Exception as fault:
-        raise _named(name, fault) from fault
+    with _opened(source, name) as image:
+        return _decode(image, size, choose_box)
 
 
 def decode_whole(source: Path | bytes, name: str) -> Pixels:
     """Returns the whole image, uint8 (height, width, 3); see ``decode``."""
+    with _opened(source, name) as image:
+        _refuse_large(image)
+        return np.asarray(to_rgb(ImageOps.exif_transpose(image)))
+
+
+@contextmanager
+def _opened(source: Path | bytes, name: str) -> Iterator[Image.Image]:
+    """Opens an image; errors inside, of any of the many types that Pillow raises, become a UserError with its name."""
     try:
         with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
-            _refuse_large(image)
-            return np.asarray(to_rgb(ImageOps.exif_transpose(image)))
+            yield image
+    except UserError as fault:
+        raise UserError(f"{name}: {fault}") from fault
     except Exception as fault:
-        raise _named(name, fault) from fault
-
-
-def _named(name: str, fault: Exception) -> UserError:
-    """Returns a UserError with the image's name, for any of the many types that Pillow raises."""
-    if isinstance(fault, UserError):
-        return UserError(f"{name}: {fault}")
-    text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault) or type(fault).__name__
-    return UserError(f"{name}: damaged image ({' '.join(text.split())})")
+        text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault) or type(fault).__name__
+        raise UserError(f"{name}: damaged image ({' '.join(text.split())})") from fault
 
 
 def _decode(image: Image.Image, size: tuple[int, int], choose_box: Callable[[int, int], Box]) -> Pixels:

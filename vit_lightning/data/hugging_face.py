@@ -1,12 +1,12 @@
 """Image sets in the layout of Hugging Face ``datasets``: from the hub, or Parquet files on disk."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.data.image_set import SPLIT_NAMES, Encoded, ImageSet
+from vit_lightning.data.decoded import Encoded
+from vit_lightning.data.image_set import SPLIT_NAMES, ImageSet
 from vit_lightning.data.parquet import MAX_GROUP_BYTES, ParquetTable, need_datasets, parquet_files
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
@@ -117,8 +117,9 @@ class HuggingFaceSet(ImageSet):
         return labels
 
     def source_splits(self) -> dict[Split, Encoded]:
-        return {split: self._encoded(split, labels) for split, labels in self._labels.items()}
-
-    def _encoded(self, split: Split, labels: Sequence[int]) -> Encoded:
-        read = partial(_content, self._tables[split], self.image_column)
-        return Encoded(read, range(len(labels)), labels, [f"{self.path}, {split}, row {i}" for i in range(len(labels))])
+        encoded = {}
+        for split, labels in self._labels.items():
+            names = [f"{self.path}, {split}, row {row}" for row in range(len(labels))]
+            read = partial(_content, self._tables[split], self.image_column)
+            encoded[split] = Encoded(read, range(len(labels)), labels, names)
+        return encoded

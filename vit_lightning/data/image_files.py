@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils.data import Dataset
 from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch, Request
-from vit_lightning.data.decoded import DecodedImages
+from vit_lightning.data.decoded import DecodedImages, Encoded
 from vit_lightning.data.image_folder import SUFFIXES, images_in
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
@@ -54,13 +55,9 @@ class ImageFiles(ImageData):
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
         self.files: list[Path] = []
-        self._class_names, self._image_size, self.in_channels = class_names, pair(image_size), in_channels
+        self._class_names, self.image_size, self.in_channels = class_names, pair(image_size), in_channels
         self.centre_share, self.mean, self.std = centre_share, tuple(mean), tuple(std)
         self.on_bad_image, self.max_bad_share = on_bad_image, 1.0
-
-    @property
-    def image_size(self) -> tuple[int, int]:
-        return self._image_size
 
     @property
     def class_names(self) -> list[str]:
@@ -68,39 +65,35 @@ class ImageFiles(ImageData):
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         return _Files(
-            self.files.__getitem__,
-            [0] * len(self.files),
+            encoded=Encoded(Path, self.files, [0] * len(self.files), list(map(str, self.files))),
             image_size=self.image_size,
             min_area=1.0,
             centre_share=self.centre_share,
-            names=[str(file) for file in self.files],
             skip=False,
             gray=self.in_channels == 1,
         )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Files(DecodedImages):
     """Images without labels; a damaged one is white, has the label DAMAGED, and is listed as skipped."""
 
-    def __init__(self, *arguments: Any, gray: bool, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.gray = gray
+    gray: bool
 
     def __getitems__(self, request: Request) -> Batch:
-        height, width = self.image_size
-        images = np.full((len(request.indices), height, width, 3), 255, dtype=np.uint8)
+        images = torch.full((len(request.indices), 1 if self.gray else 3, *self.image_size), 255, dtype=torch.uint8)
         labels = torch.zeros(len(request.indices), dtype=torch.long)
         problems: list[str] = []
         for position, index in enumerate(request.indices):
             try:
-                images[position] = self.pixels(index, None)
+                image = Image.fromarray(self.pixels(index, None))
             except UserError as error:
                 problems += error.problems
                 labels[position] = DAMAGED
-        if self.gray:
-            images = np.stack([np.asarray(Image.fromarray(image).convert("L"))[..., None] for image in images])
-        tensor = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
-        return Batch(tensor, labels, torch.tensor(request.indices), None, skipped=tuple(problems))
+            else:
+                pixels = np.atleast_3d(np.asarray(image.convert("L") if self.gray else image))
+                images[position] = torch.from_numpy(pixels).permute(2, 0, 1)
+        return Batch(images, labels, torch.tensor(request.indices), None, skipped=tuple(problems))
 
 
 def data_of_files(ckpt: str, checkpoint: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from vit_lightning.data.image_set import SPLIT_NAMES, Encoded, ImageSet
+from vit_lightning.data.decoded import Encoded
+from vit_lightning.data.image_set import SPLIT_NAMES, ImageSet
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 

@@ -1,18 +1,15 @@
 """Base of the data modules whose images lie encoded in files or tables."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import cached_property
 
 from torch.utils.data import Dataset
 
 from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
-from vit_lightning.data.decoded import DecodedImages, keep_if_small
+from vit_lightning.data.decoded import DecodedImages, Encoded, keep_if_small
 from vit_lightning.data.splits import Split, cut_problems, stratified_cut
 from vit_lightning.sizes import pair
 
@@ -23,21 +20,6 @@ SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     "test": ("test",),
 }
 """Names of a split in folders, files and sets of the hub."""
-
-
-class Encoded(NamedTuple):
-    """Encoded images of a split."""
-
-    read: Callable[[Any], Path | bytes]
-    """Returns the file of an image, or its content."""
-    images: Sequence[Any]
-    """Arguments of ``read``."""
-    labels: Sequence[int]
-    names: Sequence[str]
-
-    def part(self, indices: Sequence[int]) -> "Encoded":
-        images, labels = [self.images[i] for i in indices], [self.labels[i] for i in indices]
-        return Encoded(self.read, images, labels, [self.names[i] for i in indices])
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -106,18 +88,11 @@ class ImageSet(ImageData):
         return splits
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
-        encoded = self._splits[split]
         dataset = DecodedImages(
-            partial(_read, encoded.read, encoded.images),
-            encoded.labels,
+            encoded=self._splits[split],
             image_size=pair(self.image_size),
             min_area=self.min_area,
             centre_share=self.centre_share,
-            names=encoded.names,
             skip=self.on_bad_image == "skip",
         )
         return keep_if_small(dataset, split, self.in_memory)
-
-
-def _read(read: Callable[[Any], Path | bytes], images: Sequence[Any], index: int) -> Path | bytes:
-    return read(images[index])

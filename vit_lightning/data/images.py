@@ -24,13 +24,7 @@ class Images(Dataset[Batch]):
         faults: errors of images that could not be decoded, by index; batches leave these out.
     """
 
-    def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        *,
-        faults: Mapping[int, str] | None = None,
-    ) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, *, faults: Mapping[int, str] | None = None) -> None:
         assert images.dtype == torch.uint8
         assert len(images) == len(labels)
         self.images, self.labels = images, labels

@@ -28,19 +28,18 @@ class _Facts:
     image_size: tuple[int, int]
     mean: Statistics
     std: Statistics
-    train: dict[str, Any] = field(default_factory=lambda: {"train": True})
-    test: dict[str, Any] = field(default_factory=lambda: {"train": False})
+    has_split: bool = False
+    """Whether torchvision's class has the argument ``split`` ("train" or "test"), not ``train`` (a boolean)."""
 
 
-_SPLIT = {"train": {"split": "train"}, "test": {"split": "test"}}
 _FACTS: dict[str, _Facts] = {
     "CIFAR10": _Facts(10, (32, 32), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "CIFAR100": _Facts(100, (32, 32), (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "MNIST": _Facts(10, (28, 28), (0.1307,), (0.3081,)),
     "FashionMNIST": _Facts(10, (28, 28), (0.2860,), (0.3530,)),
     "KMNIST": _Facts(10, (28, 28), (0.1918,), (0.3483,)),
-    "SVHN": _Facts(10, (32, 32), (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), **_SPLIT),
-    "STL10": _Facts(10, (96, 96), (0.4467, 0.4398, 0.4066), (0.2603, 0.2566, 0.2713), **_SPLIT),
+    "SVHN": _Facts(10, (32, 32), (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), has_split=True),
+    "STL10": _Facts(10, (96, 96), (0.4467, 0.4398, 0.4066), (0.2603, 0.2566, 0.2713), has_split=True),
     "USPS": _Facts(10, (16, 16), (0.2469,), (0.2989,)),
 }
 
@@ -65,15 +64,12 @@ class TorchvisionSet(ImageData):
     def __post_init__(self) -> None:
         super().__post_init__()
         facts = _FACTS[self.name]
+        self.image_size = facts.image_size
         self.mean, self.std, self.in_channels = facts.mean, facts.std, len(facts.mean)
 
     def problems(self) -> list[str]:
         problems = super().problems() + cut_problems(val_share=self.val_share)
         return problems if self.name in _FACTS else [*problems, f"name={self.name} is none of {', '.join(_FACTS)}"]
-
-    @property
-    def image_size(self) -> tuple[int, int]:
-        return _FACTS[self.name].image_size
 
     @property
     def num_classes(self) -> int:
@@ -93,7 +89,7 @@ class TorchvisionSet(ImageData):
     def _set(self, part: Literal["train", "test"], *, download: bool = False) -> Any:
         import torchvision
 
-        arguments = _FACTS[self.name].train if part == "train" else _FACTS[self.name].test
+        arguments: dict[str, Any] = {"split": part} if _FACTS[self.name].has_split else {"train": part == "train"}
         try:
             return getattr(torchvision.datasets, self.name)(str(self.root), download=download, **arguments)
         except (OSError, RuntimeError) as fault:
