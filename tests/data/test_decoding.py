@@ -268,7 +268,7 @@ def test_sixteen_bits_are_rounded_to_the_nearest_of_eight(form):
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])
 def test_no_rounding_reaches_beyond_the_image(mode, form):
     white = encoded(Image.new(mode, (29, 29), "white"), form)  # 28 * (29 / 28) is above 29, and 29 * (15 / 29) above 15
-    middle = partial(centre_box, target=(28, 28), share=1.0)
+    middle = partial(centre_box, target=(28, 28), fraction=1.0)
     assert decode(white, "x", size=(28, 28), choose_box=middle).min() == 255
     assert decode(white, "x", size=(9, 9), choose_box=all_of).min() == 255
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vit_lightning.data.limits import Limit, refuse
 from vit_lightning.data.resampling import resample, resize_weights
-from vit_lightning.errors import UserError
 from vit_lightning.random_keys import mix, shift_right, uniform
 
 
@@ -34,8 +34,7 @@ class RandomCrop(Augmentation):
     """
 
     def __init__(self, padding: int = 4) -> None:
-        if padding < 0:
-            raise UserError(f"augment.RandomCrop.padding={padding} must be at least 0")
+        refuse("augment.RandomCrop", ("padding", padding, padding >= 0, "at least 0"))
         self.padding = padding
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -56,8 +55,7 @@ class HorizontalFlip(Augmentation):
     """
 
     def __init__(self, p: float = 0.5) -> None:
-        if not 0.0 <= p <= 1.0:
-            raise UserError(f"augment.HorizontalFlip.p={p} must be between 0 and 1")
+        refuse("augment.HorizontalFlip", ("p", p, 0.0 <= p <= 1.0, "between 0 and 1"))
         self.p = p
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -77,13 +75,7 @@ class RandomResizedCrop(Augmentation):
     """
 
     def __init__(self, scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (3 / 4, 4 / 3)) -> None:
-        problems = []
-        if not 0.0 < scale[0] <= scale[1] <= 1.0:
-            problems.append(f"augment.RandomResizedCrop.scale={list(scale)} must be above 0 and at most 1, in order")
-        if not 0.0 < ratio[0] <= ratio[1]:
-            problems.append(f"augment.RandomResizedCrop.ratio={list(ratio)} must be above 0, the smaller first")
-        if problems:
-            raise UserError(problems)
+        refuse("augment.RandomResizedCrop", *_box_limits(scale, ratio))
         self.scale, self.ratio = scale, ratio
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -114,6 +106,13 @@ class RandomResizedCrop(Augmentation):
         return top, left, rows, columns
 
 
+def _box_limits(scale: tuple[float, float], ratio: tuple[float, float]) -> tuple[Limit, Limit]:
+    return (
+        ("scale", list(scale), 0.0 < scale[0] <= scale[1] <= 1.0, "above 0 and at most 1, in order"),
+        ("ratio", list(ratio), 0.0 < ratio[0] <= ratio[1], "above 0, the smaller first"),
+    )
+
+
 class RandomErasing(Augmentation):
     """A random box of an image is covered (Zhong et al. 2020), before normalisation.
 
@@ -131,15 +130,7 @@ class RandomErasing(Augmentation):
         ratio: tuple[float, float] = (0.3, 1 / 0.3),
         fill: Literal["black", "noise"] = "noise",
     ) -> None:
-        problems = []
-        if not 0.0 <= p <= 1.0:
-            problems.append(f"augment.RandomErasing.p={p} must be between 0 and 1")
-        if not 0.0 < scale[0] <= scale[1] <= 1.0:
-            problems.append(f"augment.RandomErasing.scale={list(scale)} must be above 0 and at most 1, in order")
-        if not 0.0 < ratio[0] <= ratio[1]:
-            problems.append(f"augment.RandomErasing.ratio={list(ratio)} must be above 0, the smaller first")
-        if problems:
-            raise UserError(problems)
+        refuse("augment.RandomErasing", ("p", p, 0.0 <= p <= 1.0, "between 0 and 1"), *_box_limits(scale, ratio))
         self.p, self.fill = p, fill
         self._boxes = RandomResizedCrop(scale, ratio)
 
@@ -168,13 +159,12 @@ class RandomAffine(Augmentation):
     """
 
     def __init__(self, degrees: float = 10.0, scale: tuple[float, float] = (0.9, 1.1), translate: float = 0.1) -> None:
-        problems = []
-        if degrees < 0.0 or translate < 0.0:
-            problems.append(f"augment.RandomAffine.degrees={degrees} and translate={translate} must be at least 0")
-        if not 0.0 < scale[0] <= scale[1]:
-            problems.append(f"augment.RandomAffine.scale={list(scale)} must be above 0, the smaller factor first")
-        if problems:
-            raise UserError(problems)
+        refuse(
+            "augment.RandomAffine",
+            ("degrees", degrees, not degrees < 0.0, "at least 0"),
+            ("translate", translate, not translate < 0.0, "at least 0"),
+            ("scale", list(scale), 0.0 < scale[0] <= scale[1], "above 0, the smaller factor first"),
+        )
         self.degrees, self.scale, self.translate = degrees, scale, translate
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from vit_lightning.data.bad_images import OnBadImage, list_bad_images, refuse_to
 from vit_lightning.data.batch_transform import BatchTransform, Statistics
 from vit_lightning.data.batches import Batch, Loader, Request
 from vit_lightning.data.images import Images
+from vit_lightning.data.limits import problems_of
 from vit_lightning.data.mixing import Mixing
 from vit_lightning.data.sampling import evaluation_requests, nested_subset, train_batch_count, train_requests
 from vit_lightning.data.splits import Split
@@ -79,14 +80,13 @@ class ImageData(LightningDataModule):
             for key, limit in least.items()
             if (value := getattr(self, key)) is not None and value < limit
         ]
-        if self.split_seed >= 2**32:
-            problems.append(f"split_seed={self.split_seed} must be below 2**32")
-        if not 0.0 < self.fraction <= 1.0:
-            problems.append(f"fraction={self.fraction} must be above 0 and at most 1")
+        problems += problems_of(
+            ("split_seed", self.split_seed, self.split_seed < 2**32, "below 2**32"),
+            ("fraction", self.fraction, 0.0 < self.fraction <= 1.0, "above 0 and at most 1"),
+            ("max_bad_share", self.max_bad_share, 0.0 <= self.max_bad_share <= 1.0, "between 0 and 1"),
+        )
         if self.shots is not None and self.fraction != 1.0:
             problems.append(f"shots={self.shots} beside fraction={self.fraction}: give one of the two")
-        if not 0.0 <= self.max_bad_share <= 1.0:
-            problems.append(f"max_bad_share={self.max_bad_share} must be between 0 and 1")
         return problems
 
     @property

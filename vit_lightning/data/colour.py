@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vit_lightning.data.augment import Augmentation
-from vit_lightning.errors import UserError
+from vit_lightning.data.limits import refuse
 from vit_lightning.random_keys import uniform
 
 
@@ -113,13 +113,8 @@ class ColorJitter(Augmentation):
         self, brightness: float = 0.3, contrast: float = 0.3, saturation: float = 0.3, hue: float = 0.0
     ) -> None:
         values = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
-        problems = [
-            f"augment.ColorJitter.{name}={value} must be at least 0" for name, value in values.items() if value < 0
-        ]
-        if hue > 0.5:
-            problems.append(f"augment.ColorJitter.hue={hue} must be at most 0.5")
-        if problems:
-            raise UserError(problems)
+        limits = [(name, value, not value < 0.0, "at least 0") for name, value in values.items()]
+        refuse("augment.ColorJitter", *limits, ("hue", hue, not hue > 0.5, "at most 0.5"))
         self.strengths = (brightness, contrast, saturation, hue)
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class _Files(DecodedImages):
                 labels[position] = DAMAGED
             else:
                 pixels = np.atleast_3d(np.asarray(image.convert("L") if self.gray else image))
-                images[position] = torch.from_numpy(pixels).permute(2, 0, 1)
+                images.numpy()[position] = pixels.transpose(2, 0, 1)
         return Batch(images, labels, torch.tensor(request.indices), None, skipped=tuple(problems))
 
 

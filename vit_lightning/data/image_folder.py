@@ -17,13 +17,12 @@ def _class_folders(folder: Path) -> list[str]:
     return [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
 def images_in(folder: Path) -> Iterator[Path]:
-    images = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-    return (path for path in images if not _hidden(path.relative_to(folder)))
+    """Yields the images in a folder and its subfolders, without hidden files and folders."""
+    for path in folder.rglob("*"):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.suffix.lower() in SUFFIXES and not hidden:
+            yield path
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

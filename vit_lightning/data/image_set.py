@@ -10,6 +10,7 @@ from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoded import DecodedImages, Encoded, keep_if_small
+from vit_lightning.data.limits import problems_of
 from vit_lightning.data.splits import Split, cut_problems, stratified_cut
 from vit_lightning.sizes import pair
 
@@ -61,15 +62,13 @@ class ImageSet(ImageData):
 
     def problems(self) -> list[str]:
         problems = super().problems()
-        problems += [
-            f"{key}={value} must be above 0 and at most 1"
-            for key in ("min_area", "centre_share")
-            if not 0.0 < (value := getattr(self, key)) <= 1.0
-        ]
+        problems += problems_of(
+            ("min_area", self.min_area, 0.0 < self.min_area <= 1.0, "above 0 and at most 1"),
+            ("centre_share", self.centre_share, 0.0 < self.centre_share <= 1.0, "above 0 and at most 1"),
+            ("image_size", self.image_size, min(pair(self.image_size)) >= 1, "at least 1"),
+        )
         if self.in_memory and self.min_area < 1:
             problems.append(f"in_memory={self.in_memory} needs min_area=1 (augment may hold RandomResizedCrop)")
-        if min(pair(self.image_size)) < 1:
-            problems.append(f"image_size={self.image_size} must be at least 1")
         return problems + cut_problems(val_share=self.val_share, test_share=self.test_share)
 
     @abstractmethod

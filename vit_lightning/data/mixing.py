@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vit_lightning.errors import UserError
+from vit_lightning.data.limits import refuse
 
 
 class Mixing(ABC):
@@ -21,8 +21,7 @@ class Mixing(ABC):
     """
 
     def __init__(self, alpha: float) -> None:
-        if not (alpha > 0.0 and math.isfinite(alpha)):
-            raise UserError(f"mixing.{type(self).__name__}.alpha={alpha} must be above 0")
+        refuse(f"mixing.{type(self).__name__}", ("alpha", alpha, alpha > 0.0 and math.isfinite(alpha), "above 0"))
         self.alpha = alpha
 
     def __call__(

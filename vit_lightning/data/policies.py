@@ -11,8 +11,8 @@ from torch import Tensor
 from vit_lightning.data import colour
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.colour import ColorJitter
+from vit_lightning.data.limits import refuse
 from vit_lightning.data.resampling import blur_weights, resample
-from vit_lightning.errors import UserError
 from vit_lightning.random_keys import mix, uniform
 
 Operation = Callable[[Tensor, Tensor], Tensor]
@@ -135,11 +135,11 @@ class RandAugment(Augmentation):
     """
 
     def __init__(self, num_ops: int = 2, magnitude: int = 9) -> None:
-        problems = [] if num_ops >= 1 else [f"augment.RandAugment.num_ops={num_ops} must be at least 1"]
-        if not 0 <= magnitude <= 30:
-            problems.append(f"augment.RandAugment.magnitude={magnitude} must be between 0 and 30")
-        if problems:
-            raise UserError(problems)
+        limits = (
+            ("num_ops", num_ops, num_ops >= 1, "at least 1"),
+            ("magnitude", magnitude, 0 <= magnitude <= 30, "between 0 and 30"),
+        )
+        refuse("augment.RandAugment", *limits)
         self.num_ops, self.magnitude = num_ops, magnitude
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -176,10 +176,11 @@ class ThreeAugment(Augmentation):
     """
 
     def __init__(self, jitter: float = 0.3, max_sigma: float = 2.0) -> None:
-        if max_sigma < 0.1:
-            raise UserError(f"augment.ThreeAugment.max_sigma={max_sigma} must be at least 0.1")
-        if jitter < 0.0:
-            raise UserError(f"augment.ThreeAugment.jitter={jitter} must be at least 0")
+        limits = (
+            ("max_sigma", max_sigma, not max_sigma < 0.1, "at least 0.1"),
+            ("jitter", jitter, not jitter < 0.0, "at least 0"),
+        )
+        refuse("augment.ThreeAugment", *limits)
         self.max_sigma = max_sigma
         self.jitter = ColorJitter(jitter, jitter, jitter)
 
