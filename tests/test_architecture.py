@@ -105,3 +105,17 @@ def test_an_untyped_namespace_stays_in_its_room():
         if "jsonargparse import" in (text := path.read_text()) and "Namespace" in text and not name.startswith("config")
     }
     assert users == set(), "commands take an Experiment"
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    odd = []
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+                continue
+            first = (ast.get_docstring(node) or "-").split()[0]
+            returns = getattr(node, "returns", None)
+            boolean = returns is not None and "bool" in ast.unparse(returns)
+            if first in ("What", "Of", "Where", "How", "Who", "Which") or (first == "Whether" and not boolean):
+                odd.append(f"{name}: {first} ... ({getattr(node, 'name', 'module')})")
+    assert not odd

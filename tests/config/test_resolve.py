@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def test_every_page_is_valid_and_builds_its_model(path, images):
     network, classes = experiment.make_network(), experiment.data.num_classes
     assert arguments(experiment)["num_classes"] == getattr(network, "num_classes", classes) == classes
     assert experiment.name == path.stem
+    class_paths = re.findall(r"vit_lightning\.[\w.]+", experiment.to_yaml())
+    assert all(name.count(".") == 1 for name in class_paths), "public names outlive moves of their modules"
     assert experiment.trainer["max_epochs"] == experiment.make_trainer_arguments()["max_epochs"] == 3
 
 

@@ -143,7 +143,7 @@ class Ledger:
         """Records a failed attempt; returns whether the run has failed for good."""
         progress = self.progress(run)
         ends = [read_json(path) for path in sorted(self.claims_folder(run).glob("*.end"), reverse=True)]
-        since = itertools.takewhile(lambda end: end.get("outcome") != "failed", ends)  # a retry counts anew
+        since = itertools.takewhile(lambda end: end.get("outcome") != "failed", ends)  # a retry counts from zero
         alike = 1 + sum((end.get("kind"), end.get("progress")) == (kind, progress) for end in since)
         final = alike >= ATTEMPTS.get(kind, 1)
         claim.end("failed" if final else "again", kind=kind, cause=cause, progress=progress)

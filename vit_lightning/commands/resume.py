@@ -1,4 +1,4 @@
-"""Which run to resume, and which options may have changed since it began."""
+"""The run to resume, and the options that may have changed since it began."""
 
 from __future__ import annotations
 
