@@ -43,6 +43,20 @@ def test_a_table_gives_the_images_of_the_folder_that_it_was_made_of(tmp_path):
 
 
 @installed
+def test_a_column_of_paths_is_read_too(tmp_path):
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    write_images(tmp_path / "images", 20)
+    paths = [str(path) for path in sorted((tmp_path / "images").iterdir())]
+    (tmp_path / "tables").mkdir()
+    table = pyarrow.table({"image": paths, "label": [number % 2 for number in range(20)]})
+    write_table(table, tmp_path / "tables" / "train.parquet")
+    data = of(tmp_path, tmp_path / "tables", min_area=1.0)
+    assert next(iter(data.train_dataloader())).images.shape == (14, 3, 8, 8)
+
+
+@installed
 def test_what_the_source_lacks_is_cut_from_training(tmp_path):
     data = of(tmp_path, parquet(tmp_path, "train"))
     sizes = {split: len(data.dataset(split)) for split in ("train", "val", "test")}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+import yaml
 from jsonargparse import Namespace
 
 from vit_lightning.config.check_network import (
@@ -71,9 +72,11 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     problems += monitor_problems(config, monitored)
     if problems:
         raise Unfit(problems)
-    return Experiment(
-        config=to_plain(config), data=data, settings=Settings(**settings), options=options, **vars(run), **given
-    )
+    try:
+        plain = to_plain(config)
+    except (TypeError, ValueError, yaml.YAMLError) as fault:  # of a default of some callback, such as an enum
+        raise Unfit([f"the config cannot be written to config.yaml: {' '.join(str(fault).split())}"]) from fault
+    return Experiment(config=plain, data=data, settings=Settings(**settings), options=options, **vars(run), **given)
 
 
 def _with_class(merged: Config, key: str) -> Config:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -44,22 +45,29 @@ def _from_run(place: str) -> tuple[nn.Module, Statistics]:
     if not isinstance(checkpoint.get("config"), dict):
         raise UserError(f"{KEY}={place} holds no config, so that its model is unknown")
     try:
-        data, network = _make(checkpoint["config"])
+        network, statistics = _make(checkpoint["config"], checkpoint.get("test_view"))
     except UserError as error:
         raise UserError([f"{KEY}={place}: {problem}" for problem in error.problems]) from error
     load_network(network, checkpoint, path)
-    return network, (data.mean, data.std)
+    return network, statistics
 
 
-def _make(config: dict[str, Any]) -> tuple[ImageData, nn.Module]:
-    """Returns data module and network of a checkpoint's config, the network with random weights."""
+def _make(config: dict[str, Any], view: dict[str, Any] | None) -> tuple[nn.Module, Statistics]:
+    """Returns the network of a checkpoint's config, with random weights, and mean and std of its images.
+
+    Args:
+        config: the checkpoint's config.
+        view: its description of the test images, so that its data need not be there; earlier checkpoints have none.
+    """
     path = str(config["model"]["class_path"])
     if find_class(path) is None:
         raise UserError(f"its model {path} is of a package that may not be imported, or is not there any more")
     try:
-        return make_data(config), make_network(unflatten(with_block(flatten(config))))
+        source: Any = make_data(config) if view is None else SimpleNamespace(**view)
+        network = make_network(unflatten(with_block(flatten(config))))
     except ArgumentError as fault:
         raise UserError(" ".join(str(fault).split())) from fault
+    return network, (tuple(source.mean), tuple(source.std))
 
 
 def _from_torchvision(name: str) -> tuple[nn.Module, Statistics]:

@@ -24,9 +24,9 @@ def _content(table: Any, column: str, row: int) -> Path | bytes:
 class HuggingFaceSet(ImageSet):
     """A set with an image column and a label column, through the library ``datasets`` (an extra of this package).
 
-    Parquet files on disk are read in place; sets of the hub, and files with row groups of more than 16 MiB, are first
-    unpacked into ``cache``. A split that the source lacks, or whose labels are all -1, is cut from the training
-    images, stratified, by ``split_seed``.
+    Parquet files on disk are read in place; sets of the hub, files with row groups of more than 16 MiB, and files that
+    hold paths or pixels in place of encoded images, are first unpacked into ``cache``. A split that the source lacks,
+    or whose labels are all -1, is cut from the training images, stratified, by ``split_seed``.
 
     Args:
         path: folder with Parquet files that have train, val or test in their names, or the name of a set on the hub.
@@ -63,7 +63,10 @@ class HuggingFaceSet(ImageSet):
         datasets = need_datasets("class_path=HuggingFaceSet")
         files = self._files() if Path(self.path).is_dir() else {}
         tables: dict[str, Any] = {split: ParquetTable(paths, self.image_column) for split, paths in files.items()}
-        if not tables or max(table.largest_group for table in tables.values()) > MAX_GROUP_BYTES:
+        in_place = all(
+            table.holds_encoded_images and table.largest_group <= MAX_GROUP_BYTES for table in tables.values()
+        )
+        if not tables or not in_place:
             tables = self._unpacked(datasets, files)
         found = {split: tables[name] for split, names in SPLIT_NAMES.items() for name in names if name in tables}
         if "train" not in found:

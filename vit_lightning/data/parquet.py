@@ -96,6 +96,19 @@ class ParquetTable:
         return list(self.features)
 
     @property
+    def holds_encoded_images(self) -> bool:
+        """Whether the image column holds files as bytes, or bytes and path; ``datasets`` reads other forms."""
+        import pyarrow
+
+        schema = self._metadata[0].schema.to_arrow_schema()
+        if self.image_column not in schema.names:
+            return True  # which is reported as a missing column
+        kind = schema.field(self.image_column).type
+        if pyarrow.types.is_struct(kind):
+            return {"bytes", "path"} <= {field.name for field in kind}
+        return bool(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))
+
+    @property
     def largest_group(self) -> int:
         """Bytes of the largest row group."""
         return max((self._metadata[n].row_group(g).total_byte_size for n, g in self._groups), default=0)

@@ -65,7 +65,7 @@ class Checkpoints(Checkpoint):
         self.settings, self.config, self.guard = settings, config, guard
         self.best_score: float | None = None
         self.best_step = 0
-        self._saved_step = -1
+        self._saved_step = self._written_step = -1  # they differ while a disk is full
         self._validated_step = -1
         self._saved_time = time.monotonic()
         self._due = False
@@ -97,7 +97,7 @@ class Checkpoints(Checkpoint):
         """Writes ``last.ckpt`` after a batch if training can resume from here; returns whether it could."""
         # not before a validation, which a resumed run would skip
         possible = _between_steps(trainer) and not _validates_now(trainer)
-        if possible and self._saved_step != trainer.global_step:
+        if possible and self._written_step != trainer.global_step:
             self._save_last(trainer)
         return possible
 
@@ -121,7 +121,8 @@ class Checkpoints(Checkpoint):
 
     def _save_last(self, trainer: Trainer) -> None:
         self._saved_step, self._saved_time, self._due = trainer.global_step, time.monotonic(), False
-        self._write(trainer, self.last)
+        if self._write(trainer, self.last):
+            self._written_step = trainer.global_step
 
     def _save_best(self, trainer: Trainer) -> None:
         if self.settings.monitor not in trainer.callback_metrics:
