@@ -43,7 +43,7 @@ COMMANDS = {
         "make a workspace and a report of an ablation in W&B", "ablation.publish:dashboard", "ABLATION_FOLDER", "folder"
     ),
     "sync": Command(
-        "upload a run or an ablation to W&B, or what W&B lacks of it", "ablation.publish:sync", "FOLDER", "folder"
+        "upload a run or an ablation to W&B, only what is missing there", "ablation.publish:sync", "FOLDER", "folder"
     ),
 }
 

@@ -158,7 +158,7 @@ def test_all_that_is_wrong_with_a_plan_at_once(in_folder):
         "seed_everything: 0 comes twice",
         "arm cls comes twice",
         "arm cls: seed_everything: it identifies the run",
-        "ablation.alpa: there is no such rule",
+        "ablation.alpa: there is no such option",
         "ablation.smallest_effect is missing",
         "ablation.name=a/b must be a plain name",
         "ablation.alpha=2 must be a number above 0 and below 0.5",

@@ -101,7 +101,7 @@ def test_what_cannot_be_is_answered_at_once(digits_run, in_folder, capsys):
         ("predict", ckpt, "no.jpg", "--format=xml"): ["format=xml must be one of csv, json"],
         ("predict", ckpt, "no.jpg", "--topk=2"): ["did you mean top_k?"],
         ("predict", "no.jpg"): ["ckpt is missing"],
-        ("test", ckpt, "no.jpg"): ["no.jpg: what is this?"],
+        ("test", ckpt, "no.jpg"): ["no.jpg: unexpected argument"],
         ("test", ckpt, "--top_k=2"): ["top_k=2: there is no such option"],
     }
     for words, problems in asked.items():

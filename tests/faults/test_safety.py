@@ -255,7 +255,7 @@ def test_row_23_hyper_parameters_build_nothing(foreign, tmp_path, trained, marke
 def test_row_23_a_page_with_python_in_it_is_no_page(foreign, tmp_path, tag):
     what = f"!!python/{tag} [marker, w]" if "open" in tag else f"!!python/{tag} ''"
     (tmp_path / "page.yaml").write_text(f"experiment: {what}\n")
-    assert "is no YAML" in refused(tmp_path, "fit", "--config=page.yaml", *RUN)
+    assert "is not valid YAML" in refused(tmp_path, "fit", "--config=page.yaml", *RUN)
     (tmp_path / "log.txt").unlink()
     refused(tmp_path, "fit", f"--trainer.callbacks=[{what}]", *RUN)
 

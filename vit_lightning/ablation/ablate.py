@@ -83,7 +83,7 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
     found, valid = find_problems(given, parser)
     config = AblateConfig(**vars(parser.parse_object({"file": "", **valid})))
     problems = [problem.text for problem in found]
-    problems += [f"{word}: what is this? (options are given as --key=value)" for word in files]
+    problems += [f"{word}: unexpected argument (options are given as --key=value)" for word in files]
     if "file" not in given:
         problems.append("give a plan: lightning ablate experiments/ablations/PLAN.yaml")
     for key in ("workers", "threads", "add_seeds"):

@@ -168,7 +168,7 @@ def _rules(parameters: Mapping[str, Any], problems: list[str]) -> dict[str, Any]
         problems.append(f"parameters.ablation.value is missing: it holds {', '.join(RULES)}")
         return {}
     problems += [
-        f"ablation.{key}: there is no such rule (choose {', '.join(RULES)})" for key in rules if key not in RULES
+        f"ablation.{key}: there is no such option (choose {', '.join(RULES)})" for key in rules if key not in RULES
     ]
     problems += [f"ablation.{key} is missing" for key in RULES if key not in rules]
     name = rules.get("name", "ablation")

@@ -17,6 +17,7 @@ from typing import Any, get_args, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser
 
+import vit_lightning
 from vit_lightning.config.files import Config, full_name, own_classes, unflatten
 from vit_lightning.config.options import Settings
 from vit_lightning.config.parser import DEFAULT_CLASSES
@@ -159,12 +160,16 @@ def _wrong_value(path: Path, config: Config, text: str) -> Problem:
     value = _get(config, path)
     for inner, class_path in _class_paths(value, path):
         if find_class(class_path) is None:
-            reason = REMOVED.get(str(class_path).rpartition(".")[2], f" is not there{_choices(_dotted(inner))}")
+            reason = REMOVED.get(
+                str(class_path).rpartition(".")[2], f" is not there{_choices(_dotted(inner), str(class_path))}"
+            )
             return Problem(inner, f"{_dotted(inner)}.class_path={class_path}{reason}")
     kinds = re.findall(r"^(?: *- )?Expected an? (.+?)(?:\. Got value.*|: .*|)$", text, re.MULTILINE)
     if not kinds or "is abstract" in text:
         reason = "a class_path is missing" if "is abstract" in text else " ".join(text.split())
         return Problem(path, f"{_dotted(path)}: {reason}")
+    if isinstance(value, str) and kinds == ["dot import path string"] and find_class(value) is None:
+        return Problem(path, f"{_dotted(path)}={value} is not there{_choices('', value)}")
     words = [_pair(text) if "tuple" in kind else _word(kind) for kind in kinds]
     return Problem(path, f"{_dotted(path)}={value} must be {' or '.join(dict.fromkeys(words))}")
 
@@ -246,10 +251,12 @@ def find_class(class_path: Any) -> Any:
     return None
 
 
-def _choices(key: str) -> str:
-    """Returns a hint with our own classes for ``model`` and ``data``."""
-    kind = {"model": ViT, "data": ImageData}.get(key)
-    return f" (choose {', '.join(own_classes(kind))} or give module.Class)" if kind else " (give module.Class)"
+def _choices(key: str, class_path: str) -> str:
+    """Returns a hint: all our own classes for ``model`` and ``data``, elsewhere the one of the most similar name."""
+    if kind := {"model": ViT, "data": ImageData}.get(key):
+        return f" (choose {', '.join(own_classes(kind))} or give module.Class)"
+    near = difflib.get_close_matches(class_path.rpartition(".")[2], vit_lightning.__all__, n=1)
+    return f" (did you mean {near[0]}?)" if near else " (give module.Class)"
 
 
 def _get(config: Any, path: Path) -> Any:

@@ -49,7 +49,7 @@ def read_flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """Returns options and values of ``--key=value`` and ``--key value``, in order; a key without a value is "true"."""
     flags, words = split_words(arguments)
     if words:
-        raise UserError(f"{words[0]}: what is this? (options are given as --key=value)")
+        raise UserError(f"{words[0]}: unexpected argument (options are given as --key=value)")
     return flags
 
 
@@ -91,7 +91,7 @@ def parse_yaml(text: str, source: str) -> Any:
         loader.duplicates = []
         value = loader.get_single_data()
     except yaml.YAMLError as fault:
-        raise UserError(f"{source} is no YAML: {' '.join(str(fault).split())}") from fault
+        raise UserError(f"{source} is not valid YAML: {' '.join(str(fault).split())}") from fault
     if loader.duplicates:
         raise UserError([f"{source}: {duplicate}" for duplicate in loader.duplicates])
     return value

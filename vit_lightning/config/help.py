@@ -23,9 +23,10 @@ from vit_lightning.models.vit import ViT
 
 WIDTH = 100
 
-INTRODUCTION = """Options are written the same in a config and as flags. model.class_path and data.class_path choose
-other classes (data: {data}), whose arguments then replace those below. Where a class is asked for, give its class path
-(MODULE.NAME; of vit_lightning NAME is enough); its arguments follow behind a dot (--model.attention.dropout=0.1)."""
+INTRODUCTION = """Options are written the same in a config and as flags. The model and data options below are those of
+the default classes, ViT and Digits; with another model.class_path or data.class_path ({data}), its arguments take
+their place. A class is given as MODULE.NAME, or NAME for those of vit_lightning, and takes arguments of its own
+(--model.attention.dropout=0.1)."""
 
 TYPES = {bool: "true | false", int: "int", float: "float", str: "text", Path: "path", dict: "mapping"}
 
@@ -52,9 +53,11 @@ def _parser_with_arguments_of_classes(command: str) -> ArgumentParser:
     parser = ArgumentParser()
     parser.add_argument("--config", type=str, help="config file; several are merged in order, and flags come last")
     if command == "fit":
-        text = "option that may differ from that of the resumed run; may be given several times"
+        text = "name of an option that may differ from that of the resumed run, such as optimizer.lr; may be repeated"
         parser.add_argument("--allow-config-change", type=str, help=text)
-    parser.add_argument("--trust-config", type=bool, default=False, help="configs may name classes of any package")
+    parser.add_argument(
+        "--trust-config", type=bool, default=False, help="configs may name, and so run, classes of any package"
+    )
     add_plain_options(parser, command)
     for name, default in (("model", ViT), ("data", Digits), *((n, type(s)) for n, s in Settings()._asdict().items())):
         parser.add_class_arguments(default, name)

@@ -37,7 +37,7 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class ConfigOptions:
-    """Options of an experiment beside its groups.
+    """General options.
 
     Args:
         experiment: name of the experiment; by default that of the last config file.
@@ -64,13 +64,14 @@ class ConfigOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of one call of a command, which a run's config.yaml leaves out.
+    """Options of this call only, not saved in the run's config.yaml.
 
     Args:
         print_config: print the complete config and exit.
         out: new folder for the results.
-        resume: auto resumes the newest run of this config that is neither finished nor in use, and starts a new one if
-            there is none; must exits with code 3 if there is none. As a flag also a run folder.
+        resume: never starts a new run; auto resumes the newest run of this config that is neither finished nor in use,
+            or starts a new one; must does the same, but exits with code 3 if there is none. On the command line, a run
+            folder may be given instead.
     """
 
     print_config: bool = False

@@ -32,7 +32,7 @@ def resolve(arguments: Sequence[str], command: str = "fit") -> Experiment:
     """
     flags, words = split_words(arguments)
     if words and command != "predict":
-        raise UserError(f"{words[0]}: what is this? (options are given as --key=value)")
+        raise UserError(f"{words[0]}: unexpected argument (options are given as --key=value)")
     trust, allowed = _permissions(flags, command)
     options = [(key, value) for key, value in flags if key not in PERMISSIONS]
     config, unreadable = merge_all(options, command, files=bool(words))

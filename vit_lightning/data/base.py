@@ -39,8 +39,9 @@ class ImageData(LightningDataModule):
         num_workers: processes that load images.
         split_seed: seed that draws the images of the splits that the source does not have.
         augment: random changes of the training images, in order.
-        mixing: ways to mix the images of a training batch, of which each batch draws one.
-        repetitions: how often an epoch shows each of its training images, which are then that many times fewer.
+        mixing: MixUp or CutMix or both; one of them is drawn at random for each training batch.
+        repetitions: repeated augmentation: each image comes this many times in an epoch, which keeps its length and so
+            uses 1 / repetitions of the images.
         fraction: fraction of the training images of each class that is used; a larger one contains every smaller one.
         shots: training images of each class that are used, instead of a fraction.
     """

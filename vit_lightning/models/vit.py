@@ -47,17 +47,18 @@ class ViT(NamedSequential):
         patch_size: height and width of a patch in pixels; must divide the image size.
         in_channels: channels of the images.
         num_classes: number of classes; 0 returns the pooled features instead of logits.
-        emb_size: width of the tokens.
+        emb_size: embedding dimension, the width of the tokens.
         depth: number of encoder blocks.
         num_heads: number of attention heads.
         class_token: whether a learned token goes before the patches.
-        distillation_token: whether a second one follows it, with a head of its own (DeiT): the logits are the mean of
-            both heads, and in training the pair.
-        register_tokens: number of tokens between those and the patches that no head reads.
+        distillation_token: whether a distillation token with a head of its own is added (DeiT). The logits are the mean
+            of both heads; in training both are returned.
+        register_tokens: number of extra learned tokens, which the head does not use (Darcet et al. 2024).
         pool: cls takes the class token, mean the mean over the patch tokens (never over the class token); or a class:
             AttentionPool, ClassTokenAndMeanPool, MaxPool, MeanAllPool, MeanMaxPool.
         patch_projection: patches to tokens by a strided convolution or by a linear layer; equal for equal weights.
-        positions: learned for each token, fixed 2-D sine and cosine, or none; or LearnedPatchPositions.
+        positions: position embeddings: learned for each token, fixed 2-D sine and cosine, or none; or a class:
+            LearnedPatchPositions.
         norm: norm before each attention and feed-forward part and after the encoder: LayerNorm or RMSNorm.
         embedding_norm: norm of the tokens before the encoder; none when not given.
         final_norm: the last norm goes before the pool, after it, or there is none.
@@ -70,7 +71,7 @@ class ViT(NamedSequential):
         head_dropout: dropout probability on the pooled vector.
         patch_dropout: fraction of the patches dropped in training.
         drop_path: probability of dropping a branch (stochastic depth) in the last block.
-        drop_path_schedule: whether that grows linearly from 0 in the first block, or is constant as in DeiT III.
+        drop_path_schedule: whether drop_path grows linearly from 0 in the first block, or is constant as in DeiT III.
         layer_scale: initial value of a learned factor on each branch; none when not given.
         representation_size: width of a layer with tanh before the classifier; none when not given.
         activation_checkpointing: whether training recomputes each block in the backward pass to save memory; the

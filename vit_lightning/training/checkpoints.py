@@ -22,10 +22,10 @@ from vit_lightning.training.divergence import FiniteGuard
 
 @dataclass
 class CheckpointConfig:
-    """Checkpoints, which are written at the end of each epoch and at these intervals.
+    """Checkpoints: last.ckpt is written after each epoch and at these intervals, best.ckpt after a validation.
 
     Args:
-        monitor: validation metric by which best.ckpt is chosen.
+        monitor: logged metric by which best.ckpt is chosen.
         mode: whether higher (max) or lower (min) values of monitor are better.
         every_n_steps: optimizer steps after which last.ckpt is written again.
         every_minutes: minutes after which last.ckpt is written again.

@@ -55,8 +55,8 @@ class OptimizerConfig:
             min_lr at the end; constant keeps lr.
         decay_fraction: fraction of training in which wsd decays.
         warmup_epochs: epochs of linear warm-up from warmup_lr to lr; at most all of training.
-        warmup_steps: the same in optimizer steps.
-        warmup_fraction: the same as a fraction of training.
+        warmup_steps: optimizer steps of warm-up, in place of warmup_epochs.
+        warmup_fraction: warm-up as a fraction of training, in place of warmup_epochs.
         warmup_lr: learning rate at which the warm-up starts.
         min_lr: learning rate at the end of training; multiplied by layer_decay like lr.
     """
