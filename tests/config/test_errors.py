@@ -25,7 +25,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "unknown pooling": ([DIGITS, "--model.pool=max"], ["model.pool=max", "cls, mean"]),
     "duplicate key": (["--config=twice.yaml"], ["twice.yaml", "depth comes twice", "line 4"]),
     "missing page": (["--config=nowhere.yaml"], ["config=nowhere.yaml", "No such file"]),
-    "broken page": (["--config=broken.yaml"], ["config=broken.yaml", "no YAML"]),
+    "broken page": (["--config=broken.yaml"], ["config=broken.yaml", "not valid YAML"]),
     "class that is not there": ([DIGITS, "--data=ImagesFolder"], ["data.class_path=ImagesFolder", "ImageFolder"]),
     "callback that is not there": (["--config=callback.yaml"], ["trainer.callbacks", "EarlyStoping"]),
     "missing data folder": ([*FOLDER, "--data.root=nowhere"], ["data.root=nowhere", "not a folder"]),

@@ -29,7 +29,7 @@ def test_a_page_has_no_key_twice_and_knows_numbers(tmp_path):
 def test_code_in_a_page_does_not_run(tmp_path):
     page, marker = tmp_path / "page.yaml", tmp_path / "marker"
     page.write_text(f"a: !!python/object/apply:os.mkdir [{marker}]\n")
-    with pytest.raises(UserError, match="no YAML"):
+    with pytest.raises(UserError, match="not valid YAML"):
         read_config(page)
     assert not marker.exists()
 
