@@ -29,6 +29,8 @@ def example(name: str) -> str:
 def unchanged_tables():
     kept = [(table, dict(table)) for table in (METRICS, FAMILIES, COMMANDS)]
     yield
+    for name in ("my_blocks", "my_data"):  # other tests have files of these names too
+        sys.modules.pop(name, None)
     for table, entries in kept:
         table.clear()
         table.update(entries)

@@ -32,8 +32,8 @@ def make_parser(command: str = "fit") -> ArgumentParser:
     """Returns the parser of a config merged with the flags of a command."""
     parser = ArgumentParser(prog=f"lightning {command}", exit_on_error=False, allow_abbrev=False)
     add_plain_options(parser, command)
-    parser.add_argument("--model", type=nn.Module)  # no defaults: another class would get those of the same name
-    parser.add_argument("--data", type=ImageData)
+    parser.add_argument("--model", type=nn.Module, default={"class_path": DEFAULT_CLASSES["model"]})
+    parser.add_argument("--data", type=ImageData)  # no default: another class would get its values of the same name
     for name, settings in Settings()._asdict().items():
         parser.add_argument(f"--{name}", type=type(settings), default=settings)
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, skip=OWN_TRAINER_ARGUMENTS)

@@ -169,15 +169,18 @@ def _check_archive(path: Path) -> bool:
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} cannot be read as a checkpoint: it is no zip file of torch.save, or was cut short")
     with zipfile.ZipFile(path) as archive:
-        records, comment = archive.infolist(), archive.comment
+        records = archive.infolist()
     if any(record.compress_type != zipfile.ZIP_STORED for record in records):
         raise UserError(f"{path} cannot be read as a checkpoint: it is compressed, which torch.save never does")
     if sum(record.file_size for record in records) > path.stat().st_size:
         raise UserError(f"{path} cannot be read as a checkpoint: its parts are larger than the file")
-    if not comment.startswith(_TAG):
-        return False
     with path.open("rb") as file:
-        if _digest(file, path.stat().st_size - 2 - _COMMENT) != comment.removeprefix(_TAG).decode(errors="replace"):
+        size = max(0, file.seek(0, os.SEEK_END) - 2 - _COMMENT)
+        file.seek(size)
+        tail = file.read()  # read here, since zipfile takes a comment whose length is wrong
+        if not tail.startswith(struct.pack("<H", _COMMENT) + _TAG):
+            return False
+        if _digest(file, size) != tail[2 + len(_TAG) :].decode(errors="replace"):
             raise UserError(f"{path} is damaged: its checksum is not that of its contents")
     return True
 
