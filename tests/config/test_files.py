@@ -4,7 +4,7 @@ import pytest
 
 from vit_lightning import UserError
 from vit_lightning.config.files import flatten, read_config, read_flags, unflatten
-from vit_lightning.config.merge import merge, page_of_flag
+from vit_lightning.config.merge import merge, config_of_flag
 
 DEFAULTS = {"model": "vit_lightning.ViT"}
 
@@ -67,10 +67,10 @@ def test_what_is_said_later_wins_key_by_key(base, said, merged):
 
 
 def test_a_flag_is_a_small_page():
-    assert page_of_flag("a.init_args.b", "1") == {"a": {"b": "1"}}
-    assert page_of_flag("a", "[1, {class_path: B, init_args: {c: 2}}]") == {"a": [1, {"class_path": "B", "c": 2}]}
-    assert page_of_flag("data", "Digits") == {"data": {"class_path": "Digits"}}
-    assert page_of_flag("a", '"[0.9]"') == {"a": "[0.9]"}
-    assert page_of_flag("a", '"best" run') == {"a": '"best" run'}
+    assert config_of_flag("a.init_args.b", "1") == {"a": {"b": "1"}}
+    assert config_of_flag("a", "[1, {class_path: B, init_args: {c: 2}}]") == {"a": [1, {"class_path": "B", "c": 2}]}
+    assert config_of_flag("data", "Digits") == {"data": {"class_path": "Digits"}}
+    assert config_of_flag("a", '"[0.9]"') == {"a": "[0.9]"}
+    assert config_of_flag("a", '"best" run') == {"a": '"best" run'}
     with pytest.raises(UserError, match="a="):
-        page_of_flag("a", "[1")
+        config_of_flag("a", "[1")

@@ -42,7 +42,7 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
         merged["experiment"] = paths[-1].stem
     for key, value in flags:
         if key != "config":
-            merged = merge(merged, page_of_flag(key, value))
+            merged = merge(merged, config_of_flag(key, value))
     for config in trained:
         _check_split(config, merged)
     return merged, unreadable
@@ -104,7 +104,7 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def page_of_flag(key: str, value: str) -> Config:
+def config_of_flag(key: str, value: str) -> Config:
     """Returns a flag as a config; ``--model=CLASS`` and ``--data=CLASS`` name a class."""
     # other values stay words: jsonargparse reads them as what the option's type needs
     quoted = len(value) > 1 and value[0] == value[-1] == '"'
