@@ -4,7 +4,7 @@ import pytest
 
 from vit_lightning import UserError
 from vit_lightning.config.files import flatten, read_config, read_flags, unflatten
-from vit_lightning.config.merge import merge, config_of_flag
+from vit_lightning.config.merge import config_of_flag, merge
 
 DEFAULTS = {"model": "vit_lightning.ViT"}
 

@@ -57,7 +57,7 @@ def test_row_08_a_signal_in_mid_accumulation_waits_for_its_end(tmp_path):
 
 
 def test_row_18_a_run_that_goes_on_is_held_against_others(tmp_path):
-    process = harness.start(tmp_path, "fit", *harness.FLAGS, "--trainer.max_epochs=400", fault="0:*:batch_start:SLEEP")
+    process = harness.start(tmp_path, "fit", *harness.FLAGS, fault="0:9:batch_start:STOP")
     end = time.monotonic() + 60
     while not (tmp_path / "run/checkpoints/last.ckpt").exists() and time.monotonic() < end:
         time.sleep(0.05)
@@ -67,4 +67,4 @@ def test_row_18_a_run_that_goes_on_is_held_against_others(tmp_path):
     assert "out=run is in use by a live run" in harness.log(tmp_path)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    assert harness.go_on(tmp_path, "--trainer.max_epochs=4", "--allow-config-change=trainer.max_epochs") == 0
+    assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)[-2000:]
