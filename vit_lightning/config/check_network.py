@@ -10,7 +10,7 @@ import torch
 from jsonargparse import Namespace
 from torch import Tensor, nn
 
-from vit_lightning.config.check_options import find_class
+from vit_lightning.config.trust import find_class
 from vit_lightning.errors import UserError
 
 

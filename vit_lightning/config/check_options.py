@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import importlib
 import inspect
 import re
 from collections.abc import Collection, Iterator
@@ -18,10 +17,10 @@ from typing import Any, get_args, get_type_hints
 from jsonargparse import ArgumentError, ArgumentParser
 
 import vit_lightning
-from vit_lightning.config.files import Config, full_name, own_classes, unflatten
+from vit_lightning.config.files import Config, own_classes, unflatten
 from vit_lightning.config.options import Settings
 from vit_lightning.config.parser import DEFAULT_CLASSES
-from vit_lightning.config.trust import may_import
+from vit_lightning.config.trust import find_class
 from vit_lightning.data.base import ImageData
 from vit_lightning.models.vit import ViT
 
@@ -35,9 +34,6 @@ WORDS = {
     "dot import path string": "a class path",
 }
 """Types as jsonargparse's errors name them, and as ours do."""
-
-LIGHTNING_CLASSES = [f"lightning.pytorch.{kind}" for kind in ("callbacks", "loggers", "profilers", "strategies")]
-"""Modules of classes that a config may name without a module."""
 
 FROM_DATA = {"image_size": 8, "in_channels": 3, "num_classes": 2}
 """Arguments of a network that follow from the data, with values of the right types."""
@@ -235,20 +231,6 @@ def _class_paths(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
             yield path, value["class_path"]
         for key, item in value.items():
             yield from _class_paths(item, (*path, key))
-
-
-def find_class(class_path: Any) -> Any:
-    """Returns the class or function of a name that may be imported, None if there is none."""
-    name = str(full_name(class_path))
-    if "." in name and not may_import(name):
-        return None
-    module, _, attribute = name.rpartition(".")
-    for home in [module] if module else LIGHTNING_CLASSES:
-        try:
-            return getattr(importlib.import_module(home), attribute)
-        except (ImportError, AttributeError, ValueError):
-            continue
-    return None
 
 
 def _choices(key: str, class_path: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vit_lightning.config.check_options import find_class
+from vit_lightning.config.trust import find_class
 from vit_lightning.models.crate import ISTA
 from vit_lightning.models.vit import ViT
 

@@ -13,10 +13,10 @@ import torch
 from jsonargparse import ArgumentError
 from torch import nn
 
-from vit_lightning.config.check_options import find_class
 from vit_lightning.config.experiment import make_data, make_network
 from vit_lightning.config.files import flatten, unflatten
 from vit_lightning.config.old_configs import with_block
+from vit_lightning.config.trust import find_class
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint

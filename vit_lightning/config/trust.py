@@ -6,6 +6,7 @@ allows all packages that it names.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ _allowed_once: set[str] = set()
 
 CLASS_KEYS = ("model", "data", "callbacks", "logger", "plugins", "profiler", "strategy")
 """Options whose value may be a class path itself."""
+
+LIGHTNING_CLASSES = [f"lightning.pytorch.{kind}" for kind in ("callbacks", "loggers", "profilers", "strategies")]
+"""Modules of classes that a config may name without a module."""
 
 
 def restrict_imports(config: Config, *, trust: bool) -> None:
@@ -80,3 +84,17 @@ def may_import(name: str, packages: Collection[str] | None = None) -> bool:
     return all(part.isidentifier() for part in parts) and any(
         parts[: len(package)] == package for package in (package.split(".") for package in known)
     )
+
+
+def find_class(class_path: Any) -> Any:
+    """Returns the class or function of a name that may be imported, None if there is none."""
+    name = str(full_name(class_path))
+    if "." in name and not may_import(name):
+        return None
+    module, _, attribute = name.rpartition(".")
+    for home in [module] if module else LIGHTNING_CLASSES:
+        try:
+            return getattr(importlib.import_module(home), attribute)
+        except (ImportError, AttributeError, ValueError):
+            continue
+    return None
