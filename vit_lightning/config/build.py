@@ -21,7 +21,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, unflatten
 from vit_lightning.config.old_configs import with_block
 from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
-from vit_lightning.config.parser import DEFAULT_CLASSES, instantiate, make_parser, to_plain
+from vit_lightning.config.parser import DEFAULT_CLASSES, instantiate, make_parser, parse_part, to_plain
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import STEP_METRICS, metric_names
@@ -34,7 +34,7 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     """Makes and checks all parts of an experiment, each once."""
     parser = make_parser(command)
     data_config = _with_class(merged, "data")
-    data: ImageData = instantiate(make_parser().parse_object(unflatten({"data": data_config})), "data")
+    data: ImageData = instantiate(parse_part("data", unflatten(data_config)), "data")
     try:
         data.check()
         facts = data_facts(data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 
 from vit_lightning.config.check_network import leave_out_defaults_of_others
 from vit_lightning.config.options import CommandOptions, Resume, Settings
-from vit_lightning.config.parser import instantiate, make_parser
+from vit_lightning.config.parser import instantiate, parse_part
 from vit_lightning.data.base import ImageData
 
 
@@ -72,8 +71,7 @@ class Experiment:
             replaced: arguments to use in place of those of the config, of which nothing is made.
         """
         given = {key: value for key, value in self.trainer.items() if key not in (replaced or {})}
-        parsed = make_parser().parse_object({"trainer": deepcopy(given)})  # jsonargparse writes into nested lists
-        return {**vars(instantiate(parsed, "trainer")), **(replaced or {})}
+        return {**vars(instantiate(parse_part("trainer", given), "trainer")), **(replaced or {})}
 
     def to_yaml(self) -> str:
         """Returns a config file that repeats the run."""
@@ -91,13 +89,13 @@ class Experiment:
 
 def make_data(config: Mapping[str, Any]) -> ImageData:
     """Returns the data module of a config in plain data; reads no images."""
-    data: ImageData = instantiate(make_parser().parse_object({"data": deepcopy(config["data"])}), "data")
+    data: ImageData = instantiate(parse_part("data", config["data"]), "data")
     return data
 
 
 def make_network(config: Mapping[str, Any]) -> nn.Module:
     """Returns the network of a complete config in plain data, with new random weights."""
-    parsed = make_parser().parse_object({"model": deepcopy(config["model"])})
+    parsed = parse_part("model", config["model"])
     leave_out_defaults_of_others(parsed.model, config["model"].get("init_args", {}))
     network: nn.Module = instantiate(parsed, "model")
     return network
