@@ -15,7 +15,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from vit_lightning import Digits
 from vit_lightning.cli import main
-from vit_lightning.commands.figures import image_grid
+from vit_lightning.commands.figures import balanced, confusion, curves, image_grid
 from vit_lightning.commands.test_report import (
     calibration_bins,
     calibration_error,
@@ -117,3 +117,43 @@ def test_long_names_stay_within_their_image():
     figure = image_grid(np.zeros((2, 3, 8, 8), dtype=np.uint8), ["n" * 60, "$_a$\nb"], [False, True])
     assert [text.get_text() for text in figure.axes[0].texts] == [f"{'n' * 22}\u2026", "$_a$\nb"]
     figure.savefig("/dev/null", format="png")  # a name is no formula
+
+
+@pytest.mark.parametrize(("classes", "count", "each"), [(2, 40, 20), (10, 40, 4), (100, 40, 1), (10, 8, 1)])
+def test_a_sample_is_balanced_and_spread(classes, count, each):
+    labels = np.sort(np.arange(1000) % classes)
+    chosen = balanced(labels, count)
+    shown, counts = np.unique(labels[chosen], return_counts=True)
+    assert len(chosen) == len({*chosen}) == each * len(shown)
+    assert set(counts.tolist()) == {each}
+    assert len(shown) == min(classes, count)
+    assert shown[-1] + 1 >= 0.85 * classes
+    assert np.ptp(np.array(chosen)[labels[chosen] == shown[0]]) >= (each - 1) * (1000 // classes) // each
+
+
+def test_a_sample_takes_what_there_is():
+    assert balanced([1, 0, 1, 1], 40) == [1, 0, 2, 3]
+    assert balanced([], 40) == []
+
+
+def test_losses_that_differ_in_kind_share_no_panel():
+    rows = [{"step": 9, "val/loss": 2.0, "val/acc": 0.25}, {"step": 9, "train/loss": 1.0, "train/acc": 0.5}]
+    plain = curves(rows, "run", best_step=10).axes
+    smoothed = curves(rows, "run", objective="label smoothing 0.1", best_step=10).axes
+    assert [axis.get_ylabel() for axis in plain] == ["loss", "accuracy", "learning rate"]
+    assert [axis.get_ylabel() for axis in smoothed][:2] == [
+        "training loss (label smoothing 0.1)",
+        "validation loss (cross entropy)",
+    ]
+    assert plain[1].get_title().endswith(": 25.00 %")
+    assert smoothed[1].get_title().endswith(": 2.0000")
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(2, "3\n75 %"), (12, "3"), (101, None)])
+def test_cells_of_the_confusion_matrix_hold_counts_while_there_is_room(classes, shown):
+    matrix = np.zeros((classes, classes), dtype=np.int64)
+    matrix[0, :2] = 3, 1
+    axis = confusion(matrix, [str(label) for label in range(classes)]).axes[0]
+    assert [text.get_text() for text in axis.texts][:1] == ([] if shown is None else [shown])
+    assert axis.images[0].get_array()[0, 0] == 0.75
+    assert axis.get_title() == "3 of 4 test images are right"

@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from vit_lightning.commands.console import say
-from vit_lightning.commands.figures import image_grid
+from vit_lightning.commands.figures import balanced, image_grid, save
 from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
@@ -198,13 +198,10 @@ def page(report: Report, title: str) -> str:
 
 def _draw_samples(data: ImageData, found: Sequence[Found], path: Path) -> None:
     """Draws up to 64 training images, as many of each class, with the centre crop."""
-    of_class: dict[int, list[int]] = defaultdict(list)
-    for index, image in enumerate(image for image in found if image.split == "train"):
-        if image.fault is None:
-            of_class[image.label].append(index)
-    each = max(1, 64 // max(1, len(of_class)))
-    chosen = [index for label in sorted(of_class) for index in of_class[label][:each]][:64]
+    images = [image for image in found if image.split == "train"]
+    good = [index for index, image in enumerate(images) if image.fault is None]
+    chosen = [good[position] for position in balanced([images[index].label for index in good], 64)]
     if chosen:
         batch = data.dataset("train").__getitems__(Request(chosen, None))  # type: ignore[attr-defined]
         titles = [data.class_names[label] for label in batch.labels.tolist()]
-        image_grid(batch.images.numpy(), titles, [False] * len(titles)).savefig(path, dpi=150)
+        save(image_grid(batch.images.numpy(), titles, [False] * len(titles)), path)

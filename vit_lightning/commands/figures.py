@@ -3,39 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-
-from vit_lightning.metric_facts import METRICS
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 Rows = Sequence[dict[str, Any]]
 
 
-def curves(rows: Rows, title: str) -> Figure:
-    """Draws loss and accuracy over the steps of a run.
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure as PNG, sharp on a screen of high resolution too."""
+    figure.savefig(path, dpi=150)
+
+
+def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, best_step: int | None = None) -> Figure:
+    """Draws loss, accuracy and learning rate over the steps of a run, and marks its best checkpoint.
 
     Args:
         rows: rows of ``metrics.jsonl``, from ``read_metrics``.
         title: title of the figure; the test accuracy is added if there is one.
+        objective: differences of the training loss from plain cross entropy, such as label smoothing. With any, it has
+            a panel of its own, since it cannot be compared with the loss of the validation.
+        mixed: whether training images are mixed, so that their accuracy is that of the larger part.
+        best_step: optimizer steps before the best checkpoint.
     """
-    figure = Figure(figsize=(9, 3.6))  # fixed margins: a layout engine takes longer than the drawing
-    loss, accuracy = figure.subplots(
-        1, 2, gridspec_kw={"left": 0.07, "right": 0.99, "bottom": 0.13, "top": 0.9, "wspace": 0.18}
-    )
-    steps, values = _series(rows, "train/loss_step")
-    loss.plot(steps, values, color="0.75", linewidth=0.8, label="training, batch")
-    for axis, metric in ((loss, "loss"), (accuracy, "acc")):
-        for stage, name, colour in (("train", "training", "C0"), ("val", "validation", "C1")):
-            steps, values = _series(rows, f"{stage}/{metric}")
-            axis.plot(steps, values, color=colour, marker="o" if len(steps) < 3 else None, label=name)
-        axis.set(xlabel="step", ylabel=METRICS[metric].label)
+    training = [("train/loss_step", "0.8"), ("train/loss", "C0")]
+    panels = {"loss": [*training, ("val/loss", "C1")]}
+    if objective:
+        panels = {f"training loss ({objective})": training, "validation loss (cross entropy)": [("val/loss", "C1")]}
+    panels |= {"accuracy": [("train/acc", "C0"), ("val/acc", "C1")], "learning rate": [("lr", "C2")]}
+    figure = Figure(figsize=(3.9 * len(panels), 3.8))  # fixed margins: a layout engine takes longer than the drawing
+    width = figure.get_figwidth()
+    margins = {"left": 0.65 / width, "right": 1 - 0.15 / width, "bottom": 0.21, "top": 0.84, "wspace": 0.27}
+    axes = figure.subplots(1, len(panels), sharex=True, gridspec_kw=margins)
+    for axis, (label, drawn) in zip(axes, panels.items(), strict=True):
+        for name, colour in drawn:
+            steps, values = _series(rows, name)
+            thin = {"linewidth": 0.8} if name == "train/loss_step" else {"marker": "o" if len(steps) < 3 else None}
+            axis.plot(steps, values, color=colour, **thin)
+            if name.startswith("val/") and best_step is not None and best_step - 1 in steps:
+                best = values[steps.index(best_step - 1)]
+                axis.plot([best_step - 1], [best], "o", color=colour, markersize=5)
+                shown = f"{100 * best:.2f} %" if label == "accuracy" else f"{best:.4f}"
+                axis.set_title(f"validation at the best checkpoint: {shown}", fontsize=8)
+        if best_step is not None:
+            axis.axvline(best_step - 1, color="0.4", linestyle=":", linewidth=1)
+        if "loss" in label:
+            axis.set(ylim=_without_outliers([value for name, _ in drawn for value in _series(rows, name)[1]]))
+        axis.set(xlabel="step", ylabel=label)
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.grid(alpha=0.3)
-    names = ("train/loss_step", "train/loss", "val/loss")
-    loss.set(ylim=_without_outliers([value for name in names for value in _series(rows, name)[1]]))
-    loss.legend(frameon=False)
-    accuracy.legend(frameon=False, loc="lower right")
+    axes[-2].yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes[-1].ticklabel_format(axis="y", scilimits=(-2, 3))
+    key = {"training, of a batch": "0.8", "training" + ", mixed images" * mixed: "C0", "validation": "C1"}
+    lines = [Line2D([], [], color=colour) for colour in key.values()]
+    if best_step is not None:
+        key[f"best checkpoint (step {best_step:,})"] = "0.4"
+        lines.append(Line2D([], [], color="0.4", linestyle=":"))
+    figure.legend(lines, key, frameon=False, loc="lower center", ncols=len(key), fontsize=9)
     steps, tested = _series(rows, "test/acc")
     figure.suptitle(f"{title}: test accuracy {100 * tested[-1]:.2f} %" if len(tested) else title)
     return figure
@@ -119,20 +148,49 @@ def _short(text: str, letters: int) -> str:
 
 
 def confusion(matrix: np.ndarray[Any, Any], names: Sequence[str]) -> Figure:
-    """Draws a confusion matrix of counts (true, predicted)."""
-    size = min(12.0, 2.5 + 0.4 * len(names))
-    figure = Figure(figsize=(size, size), layout="constrained")
+    """Draws a confusion matrix of counts (true, predicted); colours are shares of the true class.
+
+    Up to 20 classes have their counts in the cells, up to 10 their percentages too; more than 100 have no names.
+    """
+    classes = len(names)
+    size = min(12.0, 3.4 + 0.45 * classes)
+    figure = Figure(figsize=(size + 0.8, size), layout="constrained")
     axis = figure.subplots()
-    axis.imshow(matrix / np.maximum(1, matrix.sum(axis=1, keepdims=True)), cmap="Blues", vmin=0, vmax=1)
-    axis.set(xlabel="predicted", ylabel="true")
-    if len(names) <= 20:
-        axis.set_xticks(range(len(names)), names, rotation=90)
-        axis.set_yticks(range(len(names)), names)
-        for (row, column), count in np.ndenumerate(matrix):
-            if count:
-                dark = count > 0.5 * matrix[row].sum()
-                axis.text(column, row, str(count), ha="center", va="center", fontsize=7, color="w" if dark else "k")
+    shares = matrix / np.maximum(1, matrix.sum(axis=1, keepdims=True))
+    # without numbers, few errors among many classes must be seen by their colour
+    drawn = axis.imshow(shares, cmap="Blues", norm=PowerNorm(1.0 if classes <= 20 else 0.5, vmin=0, vmax=1))
+    figure.colorbar(drawn, ax=axis, format=PercentFormatter(1.0), label="share of the true class", shrink=0.8)
+    right, images = int(np.trace(matrix)), int(matrix.sum())
+    axis.set(xlabel="predicted class", ylabel="true class", title=f"{right:,} of {images:,} test images are right")
+    if classes <= 100:
+        shown = [_short(name, 24) for name in names]
+        axis.set_xticks(range(classes), shown, rotation=90, parse_math=False)
+        axis.set_yticks(range(classes), shown, parse_math=False)
+        axis.tick_params(labelsize=8 if classes <= 20 else 5)
+    for (row, column), count in np.ndenumerate(matrix):
+        if count and classes <= 20:
+            text = f"{count}\n{100 * shares[row, column]:.0f} %" if classes <= 10 else str(count)
+            colour = "w" if shares[row, column] > 0.5 else "k"
+            axis.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
     return figure
+
+
+def balanced(labels: Sequence[int] | np.ndarray[Any, Any], count: int) -> list[int]:
+    """Returns positions of up to ``count`` labels in the order of their classes, as many of each class.
+
+    They are spread evenly over the classes, if there are more than ``count``, and over the labels of each class.
+    """
+    labels = np.asarray(labels)
+    classes = _spread(np.unique(labels), count)
+    each = count // max(1, len(classes))
+    return [int(position) for label in classes for position in _spread(np.flatnonzero(labels == label), each)]
+
+
+def _spread(values: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+    """Returns up to ``count`` of the values, evenly spaced."""
+    count = min(count, len(values))
+    chosen: np.ndarray[Any, Any] = values[np.arange(count) * len(values) // max(1, count)]
+    return chosen
 
 
 def _series(rows: Rows, name: str) -> tuple[list[int], list[float]]:

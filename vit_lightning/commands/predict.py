@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from vit_lightning.commands.console import say
-from vit_lightning.commands.figures import image_grid
+from vit_lightning.commands.figures import image_grid, save
 from vit_lightning.commands.session import load_trained, make_trainer, session
 from vit_lightning.commands.test_report import write_rows
 from vit_lightning.config.experiment import Experiment
@@ -138,4 +138,4 @@ def _draw(path: Path, data: ImageFiles, rows: Sequence[int], predictions: Sequen
     """Draws images as the model gets them, each with its file name and most likely class."""
     images = data.dataset("test").__getitems__(Request(list(rows), None)).images  # type: ignore[attr-defined]
     titles = [f"{Path(one.file).name}\n{one.classes[0]} ({100 * one.probabilities[0]:.0f} %)" for one in predictions]
-    image_grid(np.asarray(images), titles, [False] * len(titles), columns=5).savefig(path, dpi=150)
+    save(image_grid(np.asarray(images), titles, [False] * len(titles), columns=5), path)

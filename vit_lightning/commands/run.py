@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 
 from vit_lightning.commands.console import print_summary, say
-from vit_lightning.commands.figures import curves
+from vit_lightning.commands.figures import curves, save
 from vit_lightning.commands.session import Results, logged, make_module, make_trainer
 from vit_lightning.commands.test_report import FIGURES, interval, report_test
 from vit_lightning.config.experiment import Experiment
@@ -131,11 +131,26 @@ def _train(run: Run, newest: Restored | None) -> None:
 
 def _draw_and_mirror(run: Run, results: Results) -> None:
     """Draws the figures of a run and sends them with its results to W&B."""
-    curves(read_metrics(run.folder), run.folder.name).savefig(run.folder / "curves.png", dpi=100)
+    rows, best_step = read_metrics(run.folder), results["best_step"]
+    objective, mixed = _objective(run.experiment), bool(run.experiment.data.mixing)
+    drawn = curves(rows, run.folder.name, objective=objective, mixed=mixed, best_step=best_step)
+    save(drawn, run.folder / "curves.png")
     if run.predictions.table:
         say(report_test(run.folder, run.predictions.table, run.experiment.data))
     mirror_results(run.mirror, results)
     run.mirror.finish()
+
+
+def _objective(experiment: Experiment) -> str:
+    """Returns in words what distinguishes the training loss from plain cross entropy; empty if nothing does."""
+    loss, distillation = experiment.settings.loss, experiment.settings.distillation
+    parts = [
+        "binary cross entropy" * (loss.name == "bce"),
+        f"label smoothing {loss.label_smoothing:g}" * (loss.label_smoothing > 0.0),
+        "mixed images" * bool(experiment.data.mixing),
+        "distillation" * (distillation.teacher is not None),
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def mirror_results(mirror: WandbMirror, results: Results) -> None:

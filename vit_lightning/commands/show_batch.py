@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vit_lightning.commands.console import say
-from vit_lightning.commands.figures import image_grid
+from vit_lightning.commands.figures import image_grid, save
 from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
@@ -25,7 +25,7 @@ def show_batch(experiment: Experiment) -> None:
         pixels = visible(data, batch.images[:SHOWN])
         titles = label_texts(batch, data.class_names)[:SHOWN]
         path = folder / "batch.png"
-        image_grid(pixels.numpy(), titles, [False] * len(titles)).savefig(path, dpi=150)
+        save(image_grid(pixels.numpy(), titles, [False] * len(titles)), path)
     say(f"{len(titles)} of {len(batch.images)} images of the first batch: {path}")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import binomtest
 
-from vit_lightning.commands.figures import confusion, image_grid, reliability
+from vit_lightning.commands.figures import balanced, confusion, image_grid, reliability, save
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.storage.folder import to_csv, write_whole
@@ -23,6 +23,8 @@ Table = dict[str, Array]
 FIGURES = ("confusion", "test_images", "calibration", "worst_errors")
 SHOWN_CLASSES = 20
 """Largest number of classes whose accuracies are printed; they are written in any case."""
+SAMPLE = 40
+"""Number of images in ``test_images.png``."""
 WORST = 20
 """Number of errors in ``errors.csv`` and ``worst_errors.png``."""
 BINS = 15
@@ -90,15 +92,15 @@ def report_test(folder: Path, table: Table, data: ImageData) -> str:
     worst = worst[np.argsort(-table["loss"][worst], kind="stable")][:WORST]
     drawn = {
         "confusion": confusion(_confusion_matrix(table, len(names)), names),
-        "test_images": _sheet(data, table, np.arange(min(32, len(correct)))),
+        "test_images": _sheet(data, table, balanced(table["label"], SAMPLE)),
         "calibration": reliability(
             *calibration_bins(table["confidence"], correct), calibration_error(table["confidence"], correct)
         ),
     }
     if len(worst):
-        drawn["worst_errors"] = _worst_sheet(data, table, worst)
+        drawn["worst_errors"] = _sheet(data, table, worst, columns=5, losses=True)
     for name, figure in drawn.items():
-        figure.savefig(folder / f"{name}.png", dpi=100)
+        save(figure, folder / f"{name}.png")
     rows = class_rows(table, names)
     write_rows(folder / "classes.csv", ("class", "images", "correct", "accuracy", "low", "high"), rows)
     _write_errors(folder / "errors.csv", data, table, worst)
@@ -137,22 +139,20 @@ def _write_errors(path: Path, data: ImageData, table: Table, worst: Array) -> No
     write_rows(path, ("index", "image", "label", "prediction", "confidence", "loss"), rows)
 
 
-def _sheet(data: ImageData, table: Table, rows: Array) -> Figure:
-    """Draws test images under their predicted classes; the true class follows where it differs."""
-    names, predictions, labels = data.class_names, table["prediction"][rows], table["label"][rows]
-    titles = [names[p] if p == t else f"{names[p]} ({names[t]})" for p, t in zip(predictions, labels, strict=True)]
-    return image_grid(_images(data, table["index"][rows]), titles, (predictions != labels).tolist())
-
-
-def _worst_sheet(data: ImageData, table: Table, rows: Array) -> Figure:
-    """Draws the errors of highest loss with predicted class, confidence, true class and loss."""
+def _sheet(
+    data: ImageData, table: Table, rows: Sequence[int] | Array, *, columns: int = 8, losses: bool = False
+) -> Figure:
+    """Draws test images under prediction and confidence; an error is red, and its true class follows."""
     names = data.class_names
-    columns = (table[name][rows] for name in ("prediction", "confidence", "label", "loss"))
-    titles = [
-        f"{names[prediction]} ({100 * confidence:.0f} %)\ntrue {names[label]}, loss {loss:.1f}"
-        for prediction, confidence, label, loss in zip(*columns, strict=True)
-    ]
-    return image_grid(_images(data, table["index"][rows]), titles, [True] * len(titles), columns=5)
+    titles, wrong = [], []
+    for row in rows:
+        prediction, label, loss = int(table["prediction"][row]), int(table["label"][row]), table["loss"][row]
+        wrong.append(prediction != label)
+        true = f"\ntrue {names[label]}" if wrong[-1] else ""
+        titles.append(
+            f"{names[prediction]} ({100 * table['confidence'][row]:.0f} %){true}{f', loss {loss:.1f}' * losses}"
+        )
+    return image_grid(_images(data, table["index"][rows]), titles, wrong, columns=columns)
 
 
 def _images(data: ImageData, indices: Array) -> Array:

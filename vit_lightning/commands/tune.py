@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from vit_lightning.commands.console import say
-from vit_lightning.commands.figures import rate_search
+from vit_lightning.commands.figures import rate_search, save
 from vit_lightning.commands.session import make_module, make_trainer, session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.options import BatchSizeSearchOptions, LearningRateSearchOptions
@@ -135,7 +135,7 @@ def find_learning_rate(experiment: Experiment) -> dict[str, Any]:
         }
         write_whole(folder / "rates.json", json.dumps(results, indent=2) + "\n")
         if is_first():
-            rate_search(rates, losses, smoothed, suggestion, lr).savefig(folder / "rates.png", dpi=100)
+            save(rate_search(rates, losses, smoothed, suggestion, lr), folder / "rates.png")
     say(f"loss over learning rate: {folder / 'rates.png'}")
     if suggestion is None:
         raise UserError(

@@ -91,5 +91,5 @@ def _save_images(report: Report) -> dict[str, Path]:
     folder = report.study.folder / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in report.figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=120, facecolor="white", transparent=False)
+        figure.savefig(folder / f"{name}.png", dpi=150, facecolor="white", transparent=False)
     return {f"{REPORT}/{name}": folder / f"{name}.png" for name in report.figures}
