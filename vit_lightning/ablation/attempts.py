@@ -27,6 +27,7 @@ from vit_lightning.ablation.ledger import Kind, Ledger, Planned
 from vit_lightning.ablation.plan import Plan
 from vit_lightning.commands.fit import fit
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.own_files import OwnFault
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import CannotResume, Diverged, UserError
 from vit_lightning.signals import obey_parent
@@ -230,7 +231,7 @@ def _kind(fault: BaseException) -> Kind:
         return "diverged"
     if isinstance(fault, CannotResume):
         return "cannot resume"
-    if isinstance(fault, UserError):
+    if isinstance(fault, UserError) and not isinstance(fault, OwnFault):
         return "configuration"
     memory = ("can't allocate memory", "out of memory", "cannot allocate memory")
     if isinstance(fault, MemoryError) or any(words in str(fault).lower() for words in memory):

@@ -275,7 +275,7 @@ def _resolve_arms(plan: Plan, goal: str) -> list[str]:
     found: dict[str, list[str]] = {}
     for arm in plan.arms:
         try:
-            plan.experiments[arm] = resolve(plan.arguments(arm, plan.seeds[0]))
+            plan.experiments[arm] = resolve(plan.arguments(arm, plan.seeds[0]), folders=[Path(plan.file).parent])
             problems = _metric_problems(plan, plan.experiments[arm], goal)
         except UserError as error:
             problems = error.problems

@@ -20,9 +20,10 @@ from vit_lightning.commands.resume import (
     unfinished_run,
 )
 from vit_lightning.commands.run import Run, prepare, train_and_test
-from vit_lightning.commands.session import Results, logged, make_module, make_trainer
+from vit_lightning.commands.session import Results, logged, make_module, make_trainer, own_faults
 from vit_lightning.config.changes import changes_since
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.own_files import changed_files, keep_own_files
 from vit_lightning.errors import CannotResume, UserError
 from vit_lightning.storage.checkpoint_files import BEST, LAST, network_weights, newest_checkpoint, read_checkpoint
 from vit_lightning.storage.environment import describe_environment
@@ -49,6 +50,7 @@ def fit(experiment: Experiment) -> Results:
     with new_folder(experiment.out, _parent(experiment), f"seed{experiment.seed}") as folder:
         run = prepare(experiment, arguments, folder)
         write_whole(folder / "config.yaml", experiment.to_yaml())
+        keep_own_files(folder)
         _write_environment(run)
         return train_and_test(run)
 
@@ -93,10 +95,10 @@ def _continue(folder: Path, experiment: Experiment) -> Results:
     written, given = read_run_config(folder), experiment.config
     results = read_results(folder)
     if results is not None:
-        return _finished(folder, results, changes_since(written, given))
-    newest = newest_checkpoint(folder)
-    changed = changes_since(written if newest is None else newest.checkpoint["config"], given)
-    new = changes_since(written, given)
+        return _finished(folder, results, changes_since(written, given) | changed_files(folder))
+    newest, files = newest_checkpoint(folder), changed_files(folder)
+    changed = changes_since(written if newest is None else newest.checkpoint["config"], given) | files
+    new = changes_since(written, given) | files
     # a change that config.yaml notes was allowed then, even if the run was killed before its next checkpoint
     noted = {key for key in changed if key not in new and key in noted_changes(folder / "config.yaml")}
     refuse_changes(changed, [*experiment.allowed_changes, *noted], folder)
@@ -110,6 +112,7 @@ def _continue(folder: Path, experiment: Experiment) -> Results:
     if newest is not None:
         network_weights(run.module.network, newest.checkpoint, newest.path)
     remove_partial_files(folder)
+    keep_own_files(folder)
     _write_environment(run)
     if new:
         step = 0 if newest is None else newest.checkpoint["global_step"]
@@ -143,7 +146,8 @@ def _fast_dev_run(experiment: Experiment) -> Results:
     seed_everything(experiment.seed, verbose=False)
     data, module = experiment.data, make_module(experiment)
     trainer = make_trainer(experiment.make_trainer_arguments(), Path("runs"), [StepSeeds(experiment.seed)], [])
-    trainer.fit(module, datamodule=data)
-    trainer.test(module, datamodule=data, verbose=False)
+    with own_faults(None):
+        trainer.fit(module, datamodule=data)
+        trainer.test(module, datamodule=data, verbose=False)
     say("fast_dev_run: training, validation and test work; nothing was written")
     return logged(trainer, "")

@@ -11,6 +11,7 @@ import yaml
 
 from vit_lightning.commands.console import say
 from vit_lightning.config.changes import changes_since
+from vit_lightning.config.own_files import changed_files
 from vit_lightning.errors import UserError
 from vit_lightning.storage.folder import release, try_hold
 from vit_lightning.storage.metrics import read_results
@@ -39,6 +40,11 @@ def refuse_changes(changed: Mapping[str, tuple[Any, Any]], allowed: Sequence[str
         change = f"{key}={after}, but {folder} has {before}"
         if key in NEVER:
             problems.append(f"{change}: it decides which images form a batch and cannot change within a run")
+        elif key.endswith(".py") and not _is_allowed(key, allowed):
+            problems.append(
+                f"{key} has changed: {folder / key} is a copy of what the run began with (to resume with the copy: "
+                f"--resume {folder}; with the new file: --allow-config-change {key})"
+            )
         elif not _is_allowed(key, allowed):
             problems.append(f"{change} (to change it: --allow-config-change {key})")
     if problems:
@@ -80,7 +86,7 @@ def unfinished_run(parent: Path, config: Mapping[str, Any], allowed: Sequence[st
     passed_over: list[str] = []
     for folder in _newest_first(parent):
         try:
-            changed = changes_since(read_run_config(folder), config)
+            changed = changes_since(read_run_config(folder), config) | changed_files(folder)
         except UserError:  # its config is damaged, so that it cannot be the same one
             continue
         if any(key in NEVER or not _is_allowed(key, allowed) for key in changed):

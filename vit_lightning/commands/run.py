@@ -19,7 +19,7 @@ from lightning.pytorch import Trainer, seed_everything
 
 from vit_lightning.commands.console import print_summary, say
 from vit_lightning.commands.figures import curves, save
-from vit_lightning.commands.session import Results, logged, make_module, make_trainer
+from vit_lightning.commands.session import Results, logged, make_module, make_trainer, own_faults
 from vit_lightning.commands.test_report import FIGURES, interval, report_test
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.bad_images import BAD_IMAGES
@@ -93,7 +93,7 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     say(f"{run.experiment.name}: {_describe(run.module, run.experiment.data)}")
     run.mirror.start()
     try:
-        with log_warnings(run.folder):
+        with own_faults(run.folder), log_warnings(run.folder):
             _train(run, newest)
             results = _test_best(run)
     except BaseException as fault:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
@@ -15,6 +17,7 @@ from lightning.pytorch.loggers import Logger
 from vit_lightning.commands.console import quiet
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.options import TrainedOptions
+from vit_lightning.config.own_files import OwnFault, own_traceback
 from vit_lightning.config.teachers import load_teacher
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import (
@@ -24,7 +27,7 @@ from vit_lightning.storage.checkpoint_files import (
     read_checkpoint,
     run_folder_of,
 )
-from vit_lightning.storage.folder import new_folder
+from vit_lightning.storage.folder import is_first, new_folder
 from vit_lightning.storage.metrics import json_number
 from vit_lightning.training.callbacks import TrainingBar
 from vit_lightning.training.classifier import ViTClassifier
@@ -45,8 +48,34 @@ def session(experiment: Experiment, command: str) -> Iterator[Path]:
     if isinstance(experiment.options, TrainedOptions):
         path = find_checkpoint(experiment.options.ckpt)
         parent, suffix = (run_folder_of(path) or Path("runs") / path.stem) / command, ""
-    with new_folder(experiment.out, parent, suffix) as folder:
+    with new_folder(experiment.out, parent, suffix) as folder, own_faults(folder):
         yield folder
+
+
+@contextlib.contextmanager
+def own_faults(folder: Path | None) -> Iterator[None]:
+    """Shows an error of the user's own code by its lines in their files; ``error.log`` has the whole traceback.
+
+    Args:
+        folder: the run folder; None where nothing is written.
+
+    Raises:
+        OwnFault: in place of the error.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as fault:
+        text = own_traceback(fault)
+        if text is None:
+            raise
+        if folder is not None and folder.is_dir():
+            log = folder / ("error.log" if is_first() else f"error-rank{_get_rank()}.log")
+            with contextlib.suppress(OSError):  # a full disk
+                log.write_text("".join(traceback.format_exception(fault)), encoding="utf-8")
+                text += f"\nwhole traceback: {log}"
+        raise OwnFault(text) from fault
 
 
 def make_module(experiment: Experiment, kind: type[ViTClassifier] = ViTClassifier) -> ViTClassifier:

@@ -10,6 +10,7 @@ import torch
 from jsonargparse import Namespace
 from torch import Tensor, nn
 
+from vit_lightning.config.own_files import one_line, where
 from vit_lightning.config.trust import find_class
 from vit_lightning.errors import UserError
 
@@ -37,14 +38,17 @@ def empty_network(make: Callable[[], nn.Module]) -> nn.Module:
     """
     with torch.random.fork_rng(devices=[]):
         try:
-            with torch.device("meta"):
-                return make()
-        except NotImplementedError:  # it looks at its own weights
-            return make().to("meta")
-        except (ValueError, TypeError, AssertionError) as fault:
+            try:
+                with torch.device("meta"):
+                    return make()
+            except (NotImplementedError, UserError) as fault:  # it looks at its own numbers
+                if isinstance(fault, UserError) and "meta tensor" not in str(fault):
+                    raise
+                return make().to("meta")
+        except (ValueError, TypeError, AssertionError, NotImplementedError) as fault:
             if isinstance(fault, UserError):
                 raise
-            raise UserError(f"model: {type(fault).__name__}: {' '.join(str(fault).split())}") from fault
+            raise UserError(f"model: {where(fault) or one_line(fault)}") from fault
 
 
 def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -> list[str]:
@@ -56,6 +60,10 @@ def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             given = network.train()(torch.empty(2, *shape))
     except Exception as fault:  # whatever the layers of others raise
+        if "meta tensor" in str(fault):  # it looks at its numbers: only training shows whether it works
+            return []
+        if place := where(fault):
+            return [f"model: {place}"]
         reason = " ".join(str(fault).split())[:300]
         first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
         if first is not None and first.in_channels != shape[0]:

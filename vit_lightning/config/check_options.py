@@ -19,6 +19,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 import vit_lightning
 from vit_lightning.config.files import Config, own_classes, unflatten
 from vit_lightning.config.options import Settings
+from vit_lightning.config.own_files import searched
 from vit_lightning.config.parser import DEFAULT_CLASSES
 from vit_lightning.config.trust import find_class
 from vit_lightning.data.base import ImageData
@@ -235,10 +236,11 @@ def _class_paths(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
 
 def _choices(key: str, class_path: str) -> str:
     """Returns a hint: all our own classes for ``model`` and ``data``, elsewhere the one of the most similar name."""
+    folders = f"; searched: installed packages, {searched()}" if "." in class_path and searched() else ""
     if kind := {"model": ViT, "data": ImageData}.get(key):
-        return f" (choose {', '.join(own_classes(kind))} or give module.Class)"
+        return f" (choose {', '.join(own_classes(kind))} or give module.Class{folders})"
     near = difflib.get_close_matches(class_path.rpartition(".")[2], vit_lightning.__all__, n=1)
-    return f" (did you mean {near[0]}?)" if near else " (give module.Class)"
+    return f" (did you mean {near[0]}?{folders})" if near else f" (give module.Class{folders})"
 
 
 def _get(config: Any, path: Path) -> Any:

@@ -14,6 +14,7 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
+from vit_lightning.config.own_files import where
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 
@@ -87,7 +88,12 @@ def instantiate(config: Namespace, key: str) -> Any:
         return _part_parser(key).instantiate(Namespace({key: config[key]}))[key]
     except NotImplementedError:  # of a network that cannot be built without memory
         raise
-    except (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as fault:
+    except Exception as fault:
+        place = where(fault)
+        if place is not None and not isinstance(fault, UserError):
+            raise UserError(f"{key}: {place}") from fault
+        if not isinstance(fault, ValueError | TypeError | OSError | RuntimeError | MisconfigurationException):
+            raise
         cause: BaseException | None = fault
         while cause is not None and not isinstance(cause, UserError):
             cause = cause.__context__  # jsonargparse raises its own error for classes in lists

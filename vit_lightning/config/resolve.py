@@ -16,16 +16,22 @@ from vit_lightning.config.merge import merge_all
 from vit_lightning.config.parser import make_parser
 from vit_lightning.config.trust import restrict_imports
 from vit_lightning.errors import UserError
+from vit_lightning.storage.checkpoint_files import BEST, run_folder_of
 
 PERMISSIONS = ("trust-config", "allow-config-change")
 """Flags that no config can hold, because it cannot vouch for itself."""
 
 
-def resolve(arguments: Sequence[str], command: str = "fit") -> Experiment:
+def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Path] = ()) -> Experiment:
     """Returns the experiment of a command line: config files, flags, defaults, and what the model gets from the data.
 
     A command that uses a trained model starts from the config in its checkpoint. Where ``predict`` is given image
     files, they replace the data of that config, which need not be there.
+
+    Args:
+        arguments: the command line, without the command.
+        command: the command.
+        folders: more folders with files of the user's own, beside those of the configs and the working folder.
 
     Raises:
         UserError: all problems, each with option, value and choices.
@@ -36,7 +42,7 @@ def resolve(arguments: Sequence[str], command: str = "fit") -> Experiment:
     trust, allowed = _permissions(flags, command)
     options = [(key, value) for key, value in flags if key not in PERMISSIONS]
     config, unreadable = merge_all(options, command, files=bool(words))
-    restrict_imports(config, trust=trust)
+    restrict_imports(config, trust=trust, folders=_folders(flags, folders))
     if unreadable:  # values cannot be checked without the rest of the config, but names of options can
         found, _ = find_problems(config, make_parser(command))
         raise UserError([*unreadable, *(problem.text for problem in found if not problem.missing)])
@@ -61,6 +67,17 @@ def _permissions(flags: Sequence[tuple[str, str]], command: str) -> tuple[bool, 
     if allowed and command != "fit":
         raise UserError(f"allow-config-change={','.join(allowed)} is for a run that is resumed, with fit")
     return trust == "true", allowed
+
+
+def _folders(flags: Sequence[tuple[str, str]], more: Sequence[Path]) -> list[Path]:
+    """Returns the folders whose Python files a config may name: of the trained run, of the configs, the working folder.
+
+    The folder of the run itself comes last: for the other processes of a run, which may not know the folder of a plan.
+    """
+    given = [(key, Path(value)) for key, value in flags]
+    trained = [run_folder_of(path / BEST if path.is_dir() else path) for key, path in given if key == "ckpt"]
+    configs = [path.parent for key, path in reversed(given) if key == "config"]
+    return [*filter(None, trained), *configs, *more, Path.cwd(), *(path for key, path in given if key == "out")]
 
 
 def _all_problems(config: Config, command: str, fault: Exception) -> list[str]:

@@ -7,14 +7,14 @@ allows all packages that it names.
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jsonargparse
 
 from vit_lightning.config.files import Config, full_name
+from vit_lightning.config.own_files import import_problem, search
 from vit_lightning.errors import UserError
 
 PACKAGES = ["vit_lightning", "lightning", "timm", "torch.nn", "torch.optim", "torchmetrics", "torchvision"]
@@ -28,19 +28,27 @@ LIGHTNING_CLASSES = [f"lightning.pytorch.{kind}" for kind in ("callbacks", "logg
 """Modules of classes that a config may name without a module."""
 
 
-def restrict_imports(config: Config, *, trust: bool) -> None:
+def restrict_imports(config: Config, *, trust: bool, folders: Iterable[Path] = ()) -> None:
     """Lets jsonargparse import from the known packages alone, or with ``trust`` also from those that the config names.
 
+    Args:
+        config: the merged config.
+        trust: whether the config may name any package.
+        folders: where modules of the user's own are searched, with trust.
+
     Raises:
-        UserError: without trust, each class of another package, before anything of it is imported.
+        UserError: without trust, each class of another package, before anything of it is imported; with trust, each
+            module whose import fails.
     """
     named = [(path, name) for path, name in _class_paths(config) if not _is_known(name)]
+    search(folders if trust else ())
     if trust:
-        if (here := str(Path.cwd())) not in sys.path:
-            sys.path.insert(0, here)  # as python -m does: a config may name a class in a file beside it
         names = {name.split(".")[0] for _, name in named}
         allowed = [*PACKAGES, *(name for name in names if name.isidentifier())]
         _allow(allowed)
+        found = [(path, name, import_problem(name)) for path, name in named]
+        if problems := [f"{path}={name}: {problem}" for path, name, problem in found if problem]:
+            raise UserError(problems)
         return
     _allow(PACKAGES)
     if named:

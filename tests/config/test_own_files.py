@@ -1,0 +1,149 @@
+"""Files of the user's own: where they are found, whose errors are shown, and what a run keeps of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from runs import REPOSITORY
+
+from vit_lightning.config.own_files import changed_files, keep_own_files, own_modules, search
+from vit_lightning.config.resolve import resolve
+from vit_lightning.errors import UserError
+
+NET = """import torch
+from pieces.width import WIDTH
+
+
+class Net(torch.nn.Sequential):
+    def __init__(self, num_classes: int):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, WIDTH), torch.nn.Linear(WIDTH, num_classes))
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    yield
+    search(())
+
+
+def project(folder: Path, *, net: str = NET, width: int = 7) -> str:
+    """Writes a config and the files that it names; returns the flag."""
+    (folder / "pieces").mkdir(parents=True)
+    (folder / "pieces" / "width.py").write_text(f"WIDTH = {width}\n")
+    (folder / "my_net.py").write_text(net)
+    (folder / "exp.yaml").write_text("model: {class_path: my_net.Net}\n")
+    return f"--config={folder / 'exp.yaml'}"
+
+
+def width(flag: str) -> int:
+    return resolve([flag, "--trust-config"]).make_network()[1].out_features
+
+
+def problems(*arguments: str) -> str:
+    with pytest.raises(UserError) as caught:
+        resolve([*arguments, "--trust-config"])
+    return str(caught.value)
+
+
+def test_a_file_beside_the_config_is_found_from_another_folder_and_none_is_taken_for_another(in_folder):
+    one, other = project(in_folder / "one"), project(in_folder / "other", width=9)
+    (in_folder / "away").mkdir()
+    assert (width(one), width(other), width(one)) == (7, 9, 7)
+    assert set(own_modules()) == {"my_net", "pieces.width"}
+    (in_folder / "one" / "pieces" / "width.py").write_text("WIDTH = 8\n")  # of the same length, in the same second
+    assert width(one) == 8
+    assert not list(in_folder.rglob("__pycache__"))
+    with pytest.raises(UserError, match="--trust-config"):
+        resolve([one])
+    assert not own_modules()
+    assert "my_net" not in sys.modules
+    assert not [place for place in sys.path if str(in_folder) in place]
+
+
+def test_the_last_config_and_then_the_working_folder_are_searched(in_folder):
+    one, other = project(in_folder / "one"), project(in_folder / "other", width=9)
+    project(in_folder / "here", width=5)
+    assert resolve([one, other, "--trust-config"]).make_network()[1].out_features == 9
+    digits = f"--config={REPOSITORY / 'experiments' / 'digits.yaml'}"
+    in_here = [digits, "--model=here.my_net.Net", "--trust-config"]
+    (in_folder / "here" / "my_net.py").write_text(NET.replace("pieces", "here.pieces"))  # folders are packages too
+    assert resolve(in_here).make_network()[1].out_features == 5
+
+
+@pytest.mark.parametrize("name", ["random", "datasets_of_mine", "yaml"])
+def test_a_file_shadows_no_installed_module(in_folder, name):
+    flag = project(in_folder / "one")
+    (in_folder / "one" / f"{name}.py").write_text(NET)
+    (in_folder / "one" / "exp.yaml").write_text(f"model: {{class_path: {name}.Net}}\n")
+    if name == "datasets_of_mine":
+        assert width(flag) == 7
+    else:
+        assert f"one/{name}.py has the name of a module of" in problems(flag)
+        assert "my_net" not in str(sys.modules[name].__file__)
+
+
+ERRORS = {
+    "a name": (
+        NET.replace("WIDTH)", "WIDE)", 1),
+        ["one/my_net.py, line 7: NameError: name 'WIDE'", "Flatten()"],
+    ),
+    "at import": (f"{NET}\nnnn.Linear(3)\n", ["one/my_net.py, line 9: NameError: name 'nnn'", "\n    nnn.Linear(3)"]),
+    "a syntax": (NET.replace("):", ")", 1), ["one/my_net.py, line 5: SyntaxError: expected ':'", "\n    class Net"]),
+    "another module": (
+        f"import nowhere_to_be_found\n{NET}",
+        ["one/my_net.py, line 1: ModuleNotFoundError: No module named 'nowhere_to_be_found'"],
+    ),
+    "a name of a module": (NET.replace("import WIDTH", "import WIDE"), ["one/my_net.py, line 2: ImportError: cannot"]),
+    "the forward pass": (
+        f"{NET}    def forward(self, images):\n        return images.nope\n",
+        ["one/my_net.py, line 9: AttributeError", "\n    return images.nope"],
+    ),
+    "no such class": (NET.replace("class Net", "class Nett"), ["model.class_path=my_net.Net is not there", "one"]),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_an_error_in_a_file_of_the_user_s_is_shown_with_its_line(in_folder, case):
+    text, expected = ERRORS[case]
+    found = problems(project(in_folder / "one", net=text))
+    for part in expected:
+        assert part in found, found
+    assert len(found.splitlines()) <= 3
+
+
+def test_a_module_that_is_not_there_names_the_folders(in_folder):
+    (in_folder / "configs").mkdir()
+    (in_folder / "configs" / "exp.yaml").write_text("model: {class_path: no_such.Net}\n")
+    found = problems("--config=configs/exp.yaml")
+    assert "model.class_path=no_such.Net is not there" in found
+    assert "searched: installed packages, configs, the working folder" in found
+
+
+def test_a_network_that_looks_at_its_numbers_is_built_all_the_same(in_folder):
+    looks = NET.replace(
+        "        super()", "        rates = [float(r) for r in torch.linspace(0, 1, 3)]\n        super()"
+    )
+    looks += "    def forward(self, images):\n        return super().forward(images / images.std().item())\n"
+    assert width(project(in_folder / "one", net=looks)) == 7
+
+
+def test_copies_are_what_was_imported_and_win_in_a_run_folder(in_folder):
+    flag = project(in_folder / "one")
+    run = in_folder / "run"
+    run.mkdir()
+    experiment = resolve([flag, "--trust-config"])
+    (in_folder / "one" / "my_net.py").write_text("raise SystemError('edited while the run began')\n")
+    keep_own_files(run)
+    assert (run / "my_net.py").read_text() == NET
+    assert (run / "pieces" / "width.py").read_text() == "WIDTH = 7\n"
+    (run / "config.yaml").write_text(experiment.to_yaml())
+    (run / "environment.json").write_text("{}")
+    assert width(f"--config={run / 'config.yaml'}") == 7
+    assert set(own_modules().values()) == {run / "my_net.py", run / "pieces" / "width.py"}
+    (in_folder / "one" / "my_net.py").write_text(NET.replace("Flatten()", "Flatten(1)"))
+    assert width(flag) == 7
+    assert list(changed_files(run)) == ["my_net.py"]
+    torch.manual_seed(0)
