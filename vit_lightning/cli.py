@@ -47,6 +47,34 @@ COMMANDS = {
     ),
 }
 
+MEANT = {
+    "train": "fit",
+    "training": "fit",
+    "run": "fit",
+    "start": "fit",
+    "resume": "fit --resume RUN_FOLDER",
+    "continue": "fit --resume RUN_FOLDER",
+    "eval": "test",
+    "evaluate": "test",
+    "val": "validate",
+    "valid": "validate",
+    "infer": "predict",
+    "inference": "predict",
+    "classify": "predict",
+    "sweep": "ablate",
+    "ablation": "ablate",
+    "ablations": "ablate",
+    "compare": "ablate",
+    "tune": "lr-find",
+    "batch-size": "scale-batch",
+    "data": "check-data",
+    "batch": "show-batch",
+    "upload": "sync",
+    "configs": "fit --config CONFIG.yaml",
+    "version": "--version",
+}
+"""Words for which users of other programs know these commands."""
+
 USAGE = """usage: lightning COMMAND [--config CONFIG.yaml ...] [--OPTION=VALUE ...]
 
 {commands}
@@ -80,11 +108,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = arguments[0]
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f", did you mean {near[0]}?" if near else ""
-        print(f"lightning: there is no command {name}{hint} (choose {', '.join(COMMANDS)})", file=sys.stderr)
+        print(f"lightning: {_no_command(name, arguments)}", file=sys.stderr)
         return 2
     return _run(name, arguments[1:])
+
+
+def _no_command(name: str, arguments: Sequence[str]) -> str:
+    """Returns what is wrong with a command line that does not begin with a command."""
+    if name.startswith("-") or Path(name).suffix in (".yaml", ".yml"):
+        command = next((word for word in arguments if word in COMMANDS), "fit")
+        rest = " ".join(word for word in arguments if word != command)
+        return f"the command comes first: lightning {command} {rest}"
+    plain = name.lower().replace("_", "-")
+    near = difflib.get_close_matches(plain, COMMANDS, n=1)
+    meant = plain if plain in COMMANDS else MEANT.get(plain, near[0] if near else "")
+    hint = f", did you mean {meant}?" if meant else ""
+    return f"there is no command {name}{hint} (choose {', '.join(COMMANDS)})"
 
 
 def _run(name: str, arguments: list[str]) -> int:
@@ -118,11 +157,16 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
 
         if len(arguments) != 1 or arguments[0].startswith("-"):
             raise UserError(f"give one folder: lightning {name} {command.positional}")
+        if not Path(arguments[0]).is_dir():
+            raise UserError(f"{arguments[0]} is no folder: lightning {name} {command.positional}")
         call(Path(arguments[0]))
     else:
         from vit_lightning.commands.arguments import read_experiment
+        from vit_lightning.storage.folder import is_first
 
         experiment = read_experiment(name, _plain(arguments) if name == "fit" else arguments)
+        for text in experiment.replaced if is_first() else ():
+            print(f"lightning {name}: {text}", file=sys.stderr)
         if experiment.print_config:
             print(experiment.to_yaml(), end="")
         else:

@@ -4,7 +4,7 @@ import pytest
 
 from vit_lightning import UserError
 from vit_lightning.config.files import flatten, read_config, read_flags, unflatten
-from vit_lightning.config.merge import config_of_flag, merge
+from vit_lightning.config.merge import config_of_flag, merge, merge_all
 
 DEFAULTS = {"model": "vit_lightning.ViT"}
 
@@ -12,8 +12,20 @@ DEFAULTS = {"model": "vit_lightning.ViT"}
 def test_flags_are_read_in_order():
     words = ["--a.b=1", "--c", "2", "--on", "--d=", "--e=x=y"]
     assert read_flags(words) == [("a.b", "1"), ("c", "2"), ("on", "true"), ("d", ""), ("e", "x=y")]
-    with pytest.raises(UserError, match="a=1"):
-        read_flags(["a=1"])
+    assert read_flags(["--print-config", "a.yaml", "--retry", "false", "--trust_config=true"]) == [
+        ("print_config", "true"),
+        ("config", "a.yaml"),
+        ("retry", "false"),
+        ("trust-config", "true"),
+    ]
+    for words, said in (
+        (["a=1"], "--a=1"),
+        (["--a=", "1"], "no space"),
+        (["-a", "1"], "two dashes"),
+        (["--out"], "--out=NEW"),
+    ):
+        with pytest.raises(UserError, match=said):
+            read_flags(words)
 
 
 def test_a_page_has_no_key_twice_and_knows_numbers(tmp_path):
@@ -60,10 +72,45 @@ def test_flatten_and_unflatten_are_inverse():
         ({"m": "A"}, {"m": {"x": 1}}, {"m": {"class_path": "A", "x": 1}}),
         ({"model": {"x": 1}}, {"model": {"class_path": "ViT"}}, {"model": {"x": 1, "class_path": "ViT"}}),
         ({"model": {"x": 1}}, {"model": {"class_path": "B"}}, {"model": {"class_path": "B"}}),
+        ({"m": {"class_path": "A", "x": 1}}, {"m": "B"}, {"m": "B"}),
+        (
+            {"model": {"depth": 6, "patch_size": 4, "pool": "mean"}},
+            {"model": {"preset": "S/16", "patch_size": 8}},
+            {"model": {"pool": "mean", "preset": "S/16", "patch_size": 8}},
+        ),
+        ({"model": {"preset": "S/16"}}, {"model": {"depth": 6}}, {"model": {"preset": "S/16", "depth": 6}}),
+        (
+            {"model": {"class_path": "a.Net", "depth": 6}},
+            {"model": {"preset": "S"}},
+            {"model": {"class_path": "a.Net", "depth": 6, "preset": "S"}},
+        ),
     ],
 )
 def test_what_is_said_later_wins_key_by_key(base, said, merged):
     assert merge(base, said, DEFAULTS) == merged
+
+
+def test_a_later_preset_or_class_says_what_it_replaces(tmp_path):
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("model: {patch_size: 4, depth: 6, pool: mean, attention: {class_path: A, dropout: 0.1}}\n")
+    second.write_text("model: {preset: S/16}\n")
+    configs = [("config", str(first)), ("config", str(second))]
+    merged = merge_all(configs, "fit")
+    assert merged.replaced == ["model.preset=S/16 replaces depth=6, patch_size=4 of first.yaml"]
+    assert merged.config["model"]["preset"] == "S/16"
+    assert not {"patch_size", "depth"} & merged.config["model"].keys()
+    flags = [("model.depth", "3"), ("model.preset", "Ti/4"), ("model.attention", "B"), ("config", str(first))]
+    merged = merge_all(flags, "fit")  # flags are one source, in any order
+    assert merged.replaced == [
+        "model.preset=Ti/4 replaces depth=6, patch_size=4 of first.yaml",
+        "model.attention=B replaces dropout=0.1 of first.yaml",
+    ]
+    assert merged.config["model"] == {"pool": "mean", "attention": "B", "preset": "Ti/4", "depth": "3"}
+    assert merge_all([*flags[:1], ("model.class_path", "a.B")], "fit").config["model"] == {
+        "class_path": "a.B",
+        "depth": "3",
+    }
+    assert not merge_all([("config", str(second)), ("config", str(first))], "fit").replaced
 
 
 def test_a_flag_is_a_small_page():

@@ -67,13 +67,9 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
     Raises:
         UserError: all that is wrong with them.
     """
-    flags, files = split_words(arguments)
-    given: dict[str, Any] = {}
-    for name, value in flags:
-        key = name.replace("-", "_")
-        is_switch = key in ("dry_run", "retry", "trust_config") and value not in ("true", "false")
-        files += [value] if is_switch else []  # the word behind a switch is not its value
-        given[key] = "true" if is_switch else value
+    flags, words = split_words(arguments)
+    files = [value for name, value in flags if name == "config"] + words
+    given: dict[str, Any] = {name.replace("-", "_"): value for name, value in flags if name != "config"}
     if files:
         given["file"] = files.pop(0)
     if "slurm" in given:

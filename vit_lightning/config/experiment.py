@@ -32,6 +32,8 @@ class Experiment:
     """Options that may differ from those of a resumed run."""
     options: CommandOptions | None = None
     """Options that only this command has."""
+    replaced: tuple[str, ...] = ()
+    """Sentences on options of earlier config files that a later class or preset put out of use."""
     images: tuple[Path, ...] = ()
     """Image files and folders that ``predict`` was given."""
 

@@ -24,6 +24,23 @@ NOT_CHOSEN = ("ImageData", "ImageFiles")
 """Public classes that no config chooses: a base, and the images given to ``predict``."""
 
 
+SWITCHES = ("print_config", "trust-config", "dry-run", "retry")
+"""Flags that are true without a value; a word behind one is its value only if it is true or false."""
+
+VALUED = {
+    "config": "CONFIG.yaml",
+    "ckpt": "RUN_FOLDER",
+    "out": "NEW_FOLDER",
+    "resume": "auto, must or a run folder",
+    "experiment": "NAME",
+    "init_from": "RUN_FOLDER",
+    "allow-config-change": "OPTION",
+}
+"""Flags whose value is a text, so that true would pass for one, and examples of their values."""
+
+CONFIG_FILES = (".yaml", ".yml")
+
+
 class _StrictLoader(yaml.SafeLoader):
     """YAML loader that reports duplicate keys and reads 1e-3 as a number."""
 
@@ -48,24 +65,49 @@ _StrictLoader.add_implicit_resolver(
 def read_flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """Returns options and values of ``--key=value`` and ``--key value``, in order; a key without a value is "true"."""
     flags, words = split_words(arguments)
-    if words:
-        raise UserError(f"{words[0]}: unexpected argument (options are given as --key=value)")
+    refuse_words(words)
     return flags
 
 
+def refuse_words(words: Sequence[str]) -> None:
+    """Refuses words of a command line that are neither options nor config files."""
+    if not words:
+        return
+    first = words[0]
+    name = first.strip("-")
+    if first.startswith("-") and name:
+        raise UserError(f"{first}: an option has two dashes and its full name: --{'config' if name == 'c' else name}")
+    if Path(first).is_dir():
+        raise UserError(f"{first}: unexpected argument, a folder (a run's is given as --resume or --ckpt)")
+    hint = f": --{first}" if "=" in first else " (options are given as --key=value, configs as --config FILE.yaml)"
+    raise UserError(f"{first}: unexpected argument{hint}")
+
+
 def split_words(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Returns the flags, as ``read_flags`` does, and the words that are neither flags nor their values."""
+    """Returns the flags, as ``read_flags`` does, and the words that are neither flags nor their values.
+
+    A YAML file among the words is a config. Switches are spelled as in ``SWITCHES``, given with - or _.
+    """
     flags: list[tuple[str, str]] = []
     words: list[str] = []
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--") or word == "--":
-            words.append(word)
+            if word.endswith(CONFIG_FILES):
+                flags.append(("config", word))
+            else:
+                words.append(word)
             continue
         key, equals, value = word[2:].partition("=")
+        key = next((switch for switch in SWITCHES if key.replace("_", "-") == switch.replace("_", "-")), key)
         if not equals:
-            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+            takes = rest[:1] in (["true"], ["false"]) if key in SWITCHES else rest and not rest[0].startswith("--")
+            value = rest.pop(0) if takes else "true"
+            if not takes and key in VALUED:
+                raise UserError(f"--{key} needs a value: --{key}={VALUED[key]}")
+        elif not value and rest and not rest[0].startswith("-"):
+            raise UserError(f"{word} {rest[0]}: there must be no space after the equals sign: {word}{rest[0]}")
         flags.append((key, value))
     return flags, words
 

@@ -4,48 +4,96 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from vit_lightning.config.files import Config, flatten, full_name, parse_yaml, read_config
+from vit_lightning.config.files import Config, flatten, full_name, parse_yaml, read_config, word
 from vit_lightning.config.options import TRAINED, Settings
 from vit_lightning.config.parser import DEFAULT_CLASSES
 from vit_lightning.data.image_files import data_of_files
 from vit_lightning.errors import UserError
+from vit_lightning.models.presets import Preset
 from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint
 
 GROUPS = ("model", "data", "trainer", *Settings._fields)
 """Options that hold options; ``model:`` with nothing under it changes nothing."""
 
 
-def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = False) -> tuple[Config, list[str]]:
-    """Returns the merged config of a command line, and the problems of config files that could not be read.
+class Dropped(NamedTuple):
+    """A value of an earlier config that a later class or preset put out of use."""
+
+    reason: str
+    """The later option, such as model.preset=S/16."""
+    group: str
+    """Dotted key of the class that had the value as an argument."""
+    name: str
+    value: Any
+
+
+class Merged(NamedTuple):
+    """The config of a command line."""
+
+    config: Config
+    unreadable: list[str]
+    """Problems of config files that could not be read."""
+    replaced: list[str]
+    """A sentence for each class or preset that put values of an earlier config file out of use."""
+
+
+def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = False) -> Merged:
+    """Merges config files and flags; flags are one source, in which an argument holds wherever its class is named.
 
     Args:
         flags: options and values of the command line, in order.
         command: the command; if it uses a trained model, the config of its checkpoint comes first.
         files: whether image files replace the data of that config.
     """
-    configs: list[Config] = [_config_of_checkpoint(flags, files=files)] if command in TRAINED else []
-    trained = configs[:1]
+    trained = [_config_of_checkpoint(flags, files=files)] if command in TRAINED else []
+    configs: list[tuple[Path, Config]] = []
     unreadable: list[str] = []
     paths = [Path(value) for key, value in flags if key == "config"]
     for path in paths:
         try:
-            configs.append(read_config(path))
+            configs.append((path, read_config(path)))
         except UserError as error:
             unreadable += error.problems
     merged: Config = {}
-    for config in configs:
+    dropped: list[Dropped] = []
+    for config in (*trained, *(config for _, config in configs)):
         given = {key: value for key, value in config.items() if value is not None or key not in GROUPS}
-        merged = merge(merged, given)
+        merged = merge(merged, given, dropped=dropped)
     if paths and "experiment" not in merged:
         merged["experiment"] = paths[-1].stem
-    for key, value in flags:
+    for key, value in sorted(flags, key=lambda flag: _rank(flag[0])):
         if key != "config":
-            merged = merge(merged, config_of_flag(key, value))
+            merged = merge(merged, config_of_flag(key, value), dropped=dropped)
     for config in trained:
         _check_split(config, merged)
-    return merged, unreadable
+    return Merged(merged, unreadable, _sentences(dropped, configs))
+
+
+def _rank(key: str) -> tuple[int, bool]:
+    """Ranks flags: a class before its arguments, and a preset before the sizes beside it."""
+    parts = [part for part in key.split(".") if part not in ("class_path", "init_args")]
+    return len(parts), parts != ["model", "preset"]
+
+
+def _sentences(dropped: Sequence[Dropped], configs: Sequence[tuple[Path, Config]]) -> list[str]:
+    """Returns what is to be told of values that were given in config files; those of a checkpoint are complete."""
+    told: dict[str, list[str]] = {}
+    for reason, group, name, value in dropped:
+        having = [path.name for path, config in configs if name in _group(config, group)]
+        if having and value is not None:
+            told.setdefault(f"{reason} replaces {{}} of {having[-1]}", []).append(f"{name}={word(value)}")
+    return [
+        text.format(", ".join(items[:8]) + (f" and {len(items) - 8} more" if len(items) > 8 else ""))
+        for text, items in told.items()
+    ]
+
+
+def _group(config: Any, dotted: str) -> Mapping[str, Any]:
+    for key in dotted.split("."):
+        config = config.get(key) if isinstance(config, dict) else None
+    return config if isinstance(config, dict) else {}
 
 
 def _config_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool) -> Config:
@@ -74,8 +122,14 @@ def _check_split(trained: Config, given: Config) -> None:
         )
 
 
-def merge(base: Config, config: Config, defaults: Mapping[str, str] = DEFAULT_CLASSES) -> Config:
-    """Returns ``base`` updated by ``config``; the arguments of a class that is replaced by another are dropped.
+def merge(
+    base: Config,
+    config: Config,
+    defaults: Mapping[str, str] = DEFAULT_CLASSES,
+    group: str = "",
+    dropped: list[Dropped] | None = None,
+) -> Config:
+    """Returns ``base`` updated by ``config``, without arguments of a replaced class and sizes of a replaced preset.
 
     ``key+`` appends to a list.
 
@@ -83,21 +137,39 @@ def merge(base: Config, config: Config, defaults: Mapping[str, str] = DEFAULT_CL
         base: the earlier config.
         config: the later one.
         defaults: class of each key whose class need not be named.
+        group: dotted key of what the configs are the arguments of; empty for whole configs.
+        dropped: gets what is dropped.
     """
-    merged = dict(base)
+    merged, dropped = dict(base), [] if dropped is None else dropped
+    if group == "model" and "preset" in config and _is_own(merged.get("class_path", DEFAULT_CLASSES["model"])):
+        sizes = [name for name in Preset._fields if name in merged]
+        dropped += [Dropped(f"model.preset={config['preset']}", group, name, merged.pop(name)) for name in sizes]
     for key, value in config.items():
         before = merged.get(key)
         if key.endswith("+"):
             merged[key[:-1]] = [*_as_list(merged.get(key[:-1])), *_as_list(value)]
         elif isinstance(before, str) and isinstance(value, dict) and "class_path" not in value:
             merged[key] = {"class_path": before, **value}
-        elif isinstance(before, dict) and isinstance(value, dict):
-            old, new = before.get("class_path", defaults.get(key)), value.get("class_path")
-            same = new is None or (old is not None and full_name(old) == full_name(new))
-            merged[key] = merge(before, value, {}) if same else value
+        elif isinstance(before, dict) and isinstance(value, dict | str):
+            dotted = f"{group}.{key}" if group else key
+            old, new = before.get("class_path", defaults.get(key)), _class_of(value)
+            if isinstance(value, dict) and (new is None or (old is not None and full_name(old) == full_name(new))):
+                merged[key] = merge(before, value, {}, dotted, dropped)
+                continue
+            merged[key] = value
+            reason = f"{dotted}.class_path={new}" if isinstance(value, dict) else f"{dotted}={new}"
+            dropped += [Dropped(reason, dotted, name, item) for name, item in before.items() if name != "class_path"]
         else:
             merged[key] = value
     return merged
+
+
+def _class_of(value: Config | str) -> Any:
+    return value.get("class_path") if isinstance(value, dict) else value
+
+
+def _is_own(class_path: Any) -> bool:
+    return str(full_name(class_path)).startswith("vit_lightning.")
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -11,8 +11,9 @@ from vit_lightning.config.build import Unfit, build
 from vit_lightning.config.check_options import find_problems, remove
 from vit_lightning.config.check_values import secret_problems
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import Config, split_words
+from vit_lightning.config.files import Config, refuse_words, split_words
 from vit_lightning.config.merge import merge_all
+from vit_lightning.config.options import TRAINED
 from vit_lightning.config.parser import make_parser
 from vit_lightning.config.trust import restrict_imports
 from vit_lightning.errors import UserError
@@ -37,18 +38,20 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
         UserError: all problems, each with option, value and choices.
     """
     flags, words = split_words(arguments)
-    if words and command != "predict":
-        raise UserError(f"{words[0]}: unexpected argument (options are given as --key=value)")
+    refuse_words(words if command != "predict" else [word for word in words if word.startswith("-")])
     trust, allowed = _permissions(flags, command)
     options = [(key, value) for key, value in flags if key not in PERMISSIONS]
-    config, unreadable = merge_all(options, command, files=bool(words))
+    named = {key.split(".")[0] for key, _ in flags}
+    if command not in TRAINED and not named & {"config", "model", "data", "module"}:
+        raise UserError(f"a config is missing: lightning {command} --config CONFIG.yaml{_configs_here()}")
+    config, unreadable, replaced = merge_all(options, command, files=bool(words))
     restrict_imports(config, trust=trust, folders=_folders(flags, folders))
     if unreadable:  # values cannot be checked without the rest of the config, but names of options can
         found, _ = find_problems(config, make_parser(command))
         raise UserError([*unreadable, *(problem.text for problem in found if not problem.missing)])
     if secrets := secret_problems(config):
         raise UserError(secrets)
-    given = {"allowed_changes": allowed, "images": tuple(Path(word) for word in words)}
+    given = {"allowed_changes": allowed, "images": tuple(Path(word) for word in words), "replaced": tuple(replaced)}
     try:
         return build(config, command, given)
     except Unfit:
@@ -56,6 +59,13 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
     except (ArgumentError, UserError) as error:
         fault = error
     raise UserError(_all_problems(config, command, fault))
+
+
+def _configs_here() -> str:
+    """Returns the first configs of the folder ``experiments``, if there is one."""
+    found = sorted(Path("experiments").glob("*.yaml"))
+    found.sort(key=lambda path: path.stem != "digits")  # the one that is done in seconds
+    return f" (such as {', '.join(map(str, found[:4]))})" if found else ""
 
 
 def _permissions(flags: Sequence[tuple[str, str]], command: str) -> tuple[bool, tuple[str, ...]]:
