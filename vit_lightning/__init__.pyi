@@ -6,6 +6,7 @@
 from vit_lightning.commands.fit import fit as fit
 from vit_lightning.config.experiment import Experiment as Experiment
 from vit_lightning.config.resolve import resolve as resolve
+from vit_lightning.data.augment import Augmentation as Augmentation
 from vit_lightning.data.augment import HorizontalFlip as HorizontalFlip
 from vit_lightning.data.augment import RandomAffine as RandomAffine
 from vit_lightning.data.augment import RandomCrop as RandomCrop
@@ -19,12 +20,15 @@ from vit_lightning.data.image_files import ImageFiles as ImageFiles
 from vit_lightning.data.image_folder import ImageFolder as ImageFolder
 from vit_lightning.data.mixing import CutMix as CutMix
 from vit_lightning.data.mixing import MixUp as MixUp
+from vit_lightning.data.per_image import PerImage as PerImage
 from vit_lightning.data.policies import RandAugment as RandAugment
 from vit_lightning.data.policies import ThreeAugment as ThreeAugment
 from vit_lightning.data.policies import TrivialAugment as TrivialAugment
 from vit_lightning.data.torchvision_sets import CIFAR10 as CIFAR10
 from vit_lightning.data.torchvision_sets import CIFAR100 as CIFAR100
 from vit_lightning.data.torchvision_sets import TorchvisionSet as TorchvisionSet
+from vit_lightning.data.wrapped_dataset import WrappedDataset as WrappedDataset
+from vit_lightning.data.wrapped_module import WrappedDataModule as WrappedDataModule
 from vit_lightning.errors import UserError as UserError
 from vit_lightning.models.attention import DividedAfterSoftmaxAttention as DividedAfterSoftmaxAttention
 from vit_lightning.models.attention import MultiHeadAttention as MultiHeadAttention

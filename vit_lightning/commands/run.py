@@ -91,6 +91,7 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     """Trains from step 0 or from a checkpoint, unless training has finished; then tests the best checkpoint."""
     started = time.time()
     say(f"{run.experiment.name}: {_describe(run.module, run.experiment.data)}")
+    say(run.experiment.data.notice)
     run.mirror.start()
     try:
         with own_faults(run.folder), log_warnings(run.folder):
@@ -217,7 +218,8 @@ def _peak_memory_mb() -> float:
 
 def _describe(module: ViTClassifier, data: ImageData) -> str:
     height, width = data.image_size
+    name = data.title.rpartition(".")[2]
     return (
-        f"{type(module.network).__name__} with {count_parameters(module):,} parameters on {type(data).__name__}, "
+        f"{type(module.network).__name__} with {count_parameters(module):,} parameters on {name}, "
         f"{data.num_classes} classes, images {data.in_channels}x{height}x{width}"
     )

@@ -135,7 +135,6 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
                 "callbacks": [*own, *callbacks],
                 "logger": [*own_loggers, *loggers] or False,
                 "default_root_dir": folder,
-                "use_distributed_sampler": False,  # our loaders split the images among ranks without repeating any
             }
         )
         # with max_steps, Lightning would end an epoch twice if a run resumes from a checkpoint at its end

@@ -16,6 +16,7 @@ from vit_lightning.data.bad_images import BAD_IMAGES, bad_image_lines, refuse_to
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.decoded import DecodedImages
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD
+from vit_lightning.data.items import Items
 from vit_lightning.data.parquet import PLAN, UNFINISHED, file_name, need_datasets
 from vit_lightning.data.splits import SPLITS
 from vit_lightning.errors import UserError
@@ -85,7 +86,7 @@ def _refuse_other(out: Path, data: ImageData, images_in_file: int) -> None:
 def _write_split(out: Path, split: str, data: ImageData, images_in_file: int) -> tuple[int, list[str]]:
     """Writes the files of a split; returns the number of images, and the errors of those that are left out."""
     dataset: Any = data.dataset(split)  # type: ignore[arg-type]
-    if not isinstance(dataset, DecodedImages):
+    if not isinstance(dataset, DecodedImages | Items):
         raise UserError(f"data: {type(dataset).__name__} has no encoded images (choose ImageFolder or HuggingFaceSet)")
     starts = range(0, len(dataset), images_in_file)
     images, skipped = 0, list[str]()
@@ -115,7 +116,7 @@ def _metadata(path: Path) -> Any:
         return None
 
 
-def _write_file(path: Path, dataset: DecodedImages, indices: range, class_names: list[str]) -> None:
+def _write_file(path: Path, dataset: DecodedImages | Items, indices: range, class_names: list[str]) -> None:
     import datasets
     import pyarrow
     from pyarrow.parquet import ParquetWriter
@@ -131,7 +132,7 @@ def _write_file(path: Path, dataset: DecodedImages, indices: range, class_names:
             try:
                 dataset.whole(index)
             except UserError as error:
-                if not dataset.skip:
+                if not getattr(dataset, "skip", False):
                     raise
                 skipped += error.problems
                 continue

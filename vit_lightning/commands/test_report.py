@@ -92,12 +92,13 @@ def report_test(folder: Path, table: Table, data: ImageData) -> str:
     worst = worst[np.argsort(-table["loss"][worst], kind="stable")][:WORST]
     drawn = {
         "confusion": confusion(_confusion_matrix(table, len(names)), names),
-        "test_images": _sheet(data, table, balanced(table["label"], SAMPLE)),
         "calibration": reliability(
             *calibration_bins(table["confidence"], correct), calibration_error(table["confidence"], correct)
         ),
     }
-    if len(worst):
+    if data.own_loaders:
+        drawn["test_images"] = _sheet(data, table, balanced(table["label"], SAMPLE))
+    if data.own_loaders and len(worst):
         drawn["worst_errors"] = _sheet(data, table, worst, columns=5, losses=True)
     for name, figure in drawn.items():
         save(figure, folder / f"{name}.png")
@@ -129,7 +130,7 @@ def _class_lines(rows: Sequence[tuple[str, int, int, float, float, float]]) -> s
 
 
 def _write_errors(path: Path, data: ImageData, table: Table, worst: Array) -> None:
-    dataset: Any = data.dataset("test")
+    dataset: Any = data.dataset("test") if data.own_loaders else None
     rows = []
     for row in worst:
         index, label, prediction = (int(table[name][row]) for name in ("index", "label", "prediction"))

@@ -181,6 +181,8 @@ def scale_batch(experiment: Experiment) -> dict[str, Any]:
     """
     data, options = experiment.data, experiment.options
     assert isinstance(options, BatchSizeSearchOptions)
+    if not data.own_loaders:
+        raise UserError(f"data.{data.title}: the batch size of a LightningDataModule is its own")
     first, limit = data.batch_size, options.max_batch_size
     if first > limit:
         raise UserError(f"max_batch_size={limit} must not be below data.batch_size={first}, which is tried first")

@@ -37,6 +37,7 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     data: ImageData = instantiate(parse_part("data", unflatten(data_config)), "data")
     try:
         data.check()
+        data.check_augment()
         facts = data_facts(data)
     except UserError as error:
         raise UserError([f"data.{problem}" for problem in error.problems]) from error

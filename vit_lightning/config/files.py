@@ -20,8 +20,8 @@ from vit_lightning.errors import UserError
 
 Config = dict[str, Any]
 
-NOT_CHOSEN = ("ImageData", "ImageFiles")
-"""Public classes that no config chooses: a base, and the images given to ``predict``."""
+NOT_CHOSEN = ("ImageData", "ImageFiles", "WrappedDataset", "WrappedDataModule", "PerImage")
+"""Public classes that no config chooses: a base, images given to ``predict``, what is put around the code of others."""
 
 
 SWITCHES = ("print_config", "trust-config", "dry-run", "retry")

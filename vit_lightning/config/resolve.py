@@ -14,6 +14,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, refuse_words, split_words
 from vit_lightning.config.merge import merge_all
 from vit_lightning.config.options import TRAINED
+from vit_lightning.config.own_data import with_own_data
 from vit_lightning.config.parser import make_parser
 from vit_lightning.config.trust import restrict_imports
 from vit_lightning.errors import UserError
@@ -51,6 +52,10 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
         raise UserError([*unreadable, *(problem.text for problem in found if not problem.missing)])
     if secrets := secret_problems(config):
         raise UserError(secrets)
+    config, problems = with_own_data(config)
+    if problems:
+        found, _ = find_problems(config, make_parser(command))
+        raise UserError([*problems, *(problem.text for problem in found if not problem.missing)])
     given = {"allowed_changes": allowed, "images": tuple(Path(word) for word in words), "replaced": tuple(replaced)}
     try:
         return build(config, command, given)

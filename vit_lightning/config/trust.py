@@ -21,7 +21,8 @@ PACKAGES = ["vit_lightning", "lightning", "timm", "torch.nn", "torch.optim", "to
 _allowed: list[str] = list(PACKAGES)
 _allowed_once: set[str] = set()
 
-CLASS_KEYS = ("model", "data", "callbacks", "logger", "plugins", "profiler", "strategy")
+CLASS_KEYS: tuple[str, ...] = ("model", "data", "callbacks", "logger", "plugins", "profiler", "strategy")
+CLASS_KEYS += ("dataset_class", "augment", "transform")
 """Options whose value may be a class path itself."""
 
 LIGHTNING_CLASSES = [f"lightning.pytorch.{kind}" for kind in ("callbacks", "loggers", "profilers", "strategies")]

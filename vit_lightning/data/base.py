@@ -6,8 +6,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -19,12 +20,15 @@ from vit_lightning.data.bad_images import OnBadImage, list_bad_images, refuse_to
 from vit_lightning.data.batch_transform import BatchTransform, Statistics
 from vit_lightning.data.batches import Batch, Loader, Request
 from vit_lightning.data.images import Images
+from vit_lightning.data.items import Items, gives_items
 from vit_lightning.data.limits import problems_of
 from vit_lightning.data.mixing import Mixing
+from vit_lightning.data.per_image import PerImage, PerImageFirst
 from vit_lightning.data.sampling import evaluation_requests, nested_subset, train_batch_count, train_requests
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 from vit_lightning.random_keys import mix_one, one_key
+from vit_lightning.sizes import pair
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -67,6 +71,8 @@ class ImageData(LightningDataModule):
 
     def __post_init__(self) -> None:
         super().__init__()
+        if self.augment is not None:
+            self.augment = [change if isinstance(change, Augmentation) else PerImage(change) for change in self.augment]
         if problems := self.problems():
             raise UserError(problems)
         self.bad_images: dict[Split, set[str]] = {"train": set(), "val": set(), "test": set()}
@@ -96,8 +102,25 @@ class ImageData(LightningDataModule):
         """Name of each class, in the order of the labels."""
 
     @abstractmethod
-    def make_dataset(self, split: Split) -> Dataset[Batch]:
-        """Makes the dataset of a split; called once for each."""
+    def make_dataset(self, split: Split) -> Any:
+        """Makes the dataset of a split; called once for each.
+
+        It gives a ``Batch`` for a ``Request``, as ``Images`` does, or it is any map-style dataset of (image, label)
+        items (``Items``).
+        """
+
+    own_loaders: ClassVar[bool] = True
+    """Whether the loaders are ours: order, single images and batch size."""
+
+    @property
+    def title(self) -> str:
+        """Class of the data, as in errors."""
+        return f"class_path={type(self).__module__}.{type(self).__qualname__}"
+
+    @property
+    def notice(self) -> str:
+        """Limits of this data that a run says at its start."""
+        return ""
 
     @property
     def num_classes(self) -> int:
@@ -121,10 +144,39 @@ class ImageData(LightningDataModule):
             "std": list(self.std),
         }
 
+    def check_augment(self) -> None:
+        """Tries each change of single images on a black one.
+
+        Raises:
+            UserError: one fails, or changes size or type.
+        """
+        images = torch.zeros(1, self.in_channels, *self.image_size, dtype=torch.uint8)
+        problems = []
+        for change in self.augment or []:
+            try:
+                if isinstance(change, PerImage):
+                    change(images, torch.zeros(1, dtype=torch.int64))
+            except UserError as error:
+                problems += error.problems
+        if problems:
+            raise UserError(problems)
+
     def dataset(self, split: Split) -> Dataset[Batch]:
         if split not in self._datasets:
-            self._datasets[split] = self.make_dataset(split)
+            made = self.make_dataset(split)
+            self._datasets[split] = self.batches_of(made) if gives_items(made) else made
         return self._datasets[split]
+
+    def batches_of(self, dataset: Any, indices: Sequence[int] | None = None) -> Items:
+        """Returns a dataset of single (image, label) items, or those with ``indices``, as one of batches."""
+        return Items(
+            dataset,
+            title=f"data.{self.title}",
+            image_size=pair(self.image_size),
+            in_channels=self.in_channels,
+            num_classes=self.num_classes,
+            indices=indices,
+        )
 
     def setup(self, stage: str = "fit") -> None:
         splits: dict[str, list[Split]] = {"fit": ["train", "val"], "validate": ["val"]}
@@ -236,11 +288,14 @@ class ImageData(LightningDataModule):
         if split not in self._loaders or len(self._loaders[split]) != length:
             dataset = self.dataset(split)
             device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
-            if split == "train" and isinstance(dataset, Images) and device.type == "cuda":
+            loaded: Any = dataset
+            if split == "train" and (first := self._changed_when_loaded()):
+                loaded = PerImageFirst(dataset, first)
+            elif split == "train" and isinstance(dataset, Images) and device.type == "cuda":
                 dataset.move_to(device)
             on_device = isinstance(dataset, Images) and dataset.is_moved
             self._loaders[split] = Loader(
-                dataset,
+                loaded,
                 requests,
                 length,
                 num_workers=0 if on_device else self.num_workers,
@@ -248,6 +303,11 @@ class ImageData(LightningDataModule):
                 on_skipped=partial(self._on_skipped, split),
             )
         return self._loaders[split]
+
+    def _changed_when_loaded(self) -> list[PerImage]:
+        """Returns the changes of single images before all augmentations of whole batches."""
+        first = takewhile(lambda change: isinstance(change, PerImage), self.augment or [])
+        return [change for change in first if isinstance(change, PerImage)]
 
     def _on_skipped(self, split: Split, problems: Sequence[str]) -> None:
         """Lists images that were left out, in the run folder too; stops when there are too many."""

@@ -44,7 +44,7 @@ class BatchTransform:
         for part in (slice(start, start + count) for start in range(0, len(images), count)):
             pixels = batch.images[part]
             if batch.keys is not None:
-                for number, augment in enumerate(self.augment):
+                for number, augment in enumerate(self.augment[batch.augmented :], batch.augmented):
                     pixels = augment(pixels, mix(batch.keys[part], number))
             self.normalise(pixels, images[part])
         batch = batch._replace(images=images)

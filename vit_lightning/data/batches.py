@@ -26,6 +26,8 @@ class Batch(NamedTuple):
     """(b, classes), fraction of each class in a mixed image; None without mixing."""
     skipped: tuple[str, ...] = ()
     """Errors of images that the dataset left out; empty once the loader has reported them."""
+    augmented: int = 0
+    """Number of augmentations that have been applied where the images are loaded."""
 
 
 class Request(NamedTuple):

@@ -1,0 +1,80 @@
+"""Classes and functions of others: their arguments from plain values, and their errors in one line."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+
+from vit_lightning.errors import UserError
+
+Own = type[Any] | Callable[..., Any]
+"""A class or function of others; a config names it by its path."""
+
+
+def name_of(own: Any) -> str:
+    """Returns the module and name of a class, a function, or the class of an object."""
+    named = own if hasattr(own, "__qualname__") else type(own)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def argument_names(own: Own) -> list[str]:
+    """Returns the names of the arguments of a class or function."""
+    return _add(ArgumentParser(), own, set())
+
+
+def make(own: Own, arguments: Mapping[str, Any]) -> Any:
+    """Calls a class or function with plain arguments, of which those with a ``class_path`` are made first.
+
+    Raises:
+        UserError: it raises an error, whose file and line are named.
+    """
+    try:
+        parser, parsed = _parsed(own, arguments)
+        return own(**(vars(parser.instantiate(parsed)["own"]) if arguments else {}))
+    except UserError:
+        raise
+    except Exception as fault:
+        raise UserError(error_of(fault)) from fault
+
+
+def plain_arguments(own: Own, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments with values of the types that a class or function declares, as plain data.
+
+    Raises:
+        UserError: names a wrong value.
+    """
+    try:
+        parser, parsed = _parsed(own, arguments)
+        plain: dict[str, Any] = yaml.safe_load(parser.dump(parsed))["own"] if arguments else {}
+    except ArgumentError as fault:
+        raise UserError(" ".join(str(fault).replace('Parser key "own.', '"').split())[:300]) from fault
+    return plain
+
+
+def _parsed(own: Own, arguments: Mapping[str, Any]) -> tuple[ArgumentParser, Namespace]:
+    """Returns a parser of the given arguments alone, and their values."""
+    parser = ArgumentParser(exit_on_error=False)
+    _add(parser, own, {*argument_names(own)} - {*arguments})
+    parsed: Namespace = parser.parse_object({"own": dict(arguments)} if arguments else {})
+    return parser, parsed
+
+
+def _add(parser: ArgumentParser, own: Own, without: set[str]) -> list[str]:
+    skip: set[str | int] = {*without}
+    if isinstance(own, type):
+        names = parser.add_class_arguments(own, "own", fail_untyped=False, instantiate=False, skip=skip)
+    else:
+        names = parser.add_function_arguments(own, "own", fail_untyped=False, skip=skip)
+    return [str(name).removeprefix("own.") for name in names]
+
+
+def error_of(fault: BaseException) -> str:
+    """Returns an error in one line, with the file and line that raised it."""
+    frames = traceback.extract_tb(fault.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}{where}"

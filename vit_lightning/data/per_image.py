@@ -1,0 +1,92 @@
+"""Augmentations of single images, such as torchvision's v2 transforms, on batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from vit_lightning.data.augment import Augmentation
+from vit_lightning.data.batches import Batch, Request
+from vit_lightning.data.own_code import Own, error_of, make, name_of
+from vit_lightning.data.seeded import seeded
+from vit_lightning.errors import UserError
+from vit_lightning.random_keys import mix
+
+
+class PerImage(Augmentation):
+    """Random change of one image at a time, by one of torchvision's v2 transforms or any other callable.
+
+    It gets a uint8 tensor (c, H, W) and returns one of the same shape. Before each image torch, ``random`` and numpy
+    are seeded by its key, so that the result depends on no batch, worker or resume. It runs on the CPU: in the loader's
+    workers if it comes before all augmentations of whole batches.
+
+    Args:
+        transform: class of the transform, or a function of one image.
+        arguments: arguments of the class, or further ones of the function.
+    """
+
+    def __init__(self, transform: Own, arguments: dict[str, Any] | None = None) -> None:
+        self.name = name_of(transform).rpartition(".")[2]
+        if isinstance(transform, type):
+            try:
+                transform = make(transform, arguments or {})
+            except UserError as error:
+                raise UserError(f"augment.{self.name}: {error}") from error
+        elif arguments:
+            transform = partial(transform, **arguments)
+        if not callable(transform):
+            raise UserError(f"augment.{self.name} cannot be called with an image")
+        self.transform = transform
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        before = images.to("cpu", torch.uint8)
+        after = torch.empty_like(before)
+        with seeded() as seed:
+            for number, key in enumerate(keys.tolist()):
+                seed(key)
+                after[number] = self._changed(before[number])
+        return after.to(images)
+
+    def _changed(self, image: Tensor) -> Tensor:
+        try:
+            changed = self.transform(image)
+        except Exception as fault:
+            raise UserError(f"augment.{self.name}: {error_of(fault)}") from fault
+        if not isinstance(changed, Tensor):
+            raise UserError(f"augment.{self.name} gives {type(changed).__name__}, not a tensor (c, H, W) of uint8")
+        if changed.dtype != torch.uint8:
+            text = f"augment.{self.name} gives {str(changed.dtype).removeprefix('torch.')} in place of uint8"
+            raise UserError(f"{text} (leave it out: images are normalised after it, by data.mean and data.std)")
+        if changed.shape != image.shape:
+            shapes = ["x".join(map(str, tensor.shape)) for tensor in (changed, image)]
+            raise UserError(f"augment.{self.name} gives {shapes[0]} for an image of {shapes[1]}: it must keep the size")
+        return changed
+
+
+class PerImageFirst(Dataset[Batch]):
+    """Dataset whose training images are changed one by one where they are loaded.
+
+    Args:
+        dataset: returns a batch for a request.
+        changes: the first augmentations of the training images.
+    """
+
+    def __init__(self, dataset: Any, changes: Sequence[PerImage]) -> None:
+        self.dataset, self.changes = dataset, changes
+
+    def __getitems__(self, request: Request) -> Batch | UserError:
+        batch: Batch | UserError = self.dataset.__getitems__(request)
+        if isinstance(batch, UserError) or batch.keys is None:
+            return batch
+        images = batch.images
+        try:
+            for number, change in enumerate(self.changes):
+                images = change(images, mix(batch.keys, number))
+        except UserError as error:
+            return UserError([f"data.{problem}" for problem in error.problems])
+        return batch._replace(images=images, augmented=len(self.changes))
