@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentError, ArgumentParser
 
 from vit_lightning.errors import UserError
 
@@ -34,8 +34,10 @@ def make(own: Own, arguments: Mapping[str, Any]) -> Any:
         UserError: it raises an error, whose file and line are named.
     """
     try:
-        parser, parsed = _parsed(own, arguments)
-        return own(**(vars(parser.instantiate(parsed)["own"]) if arguments else {}))
+        if not arguments:
+            return own()
+        parser = _parser(own, arguments)
+        return own(**vars(parser.instantiate(parser.parse_object({"own": dict(arguments)}))["own"]))
     except UserError:
         raise
     except Exception as fault:
@@ -48,20 +50,21 @@ def plain_arguments(own: Own, arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: names a wrong value.
     """
+    if not arguments:
+        return {}
     try:
-        parser, parsed = _parsed(own, arguments)
-        plain: dict[str, Any] = yaml.safe_load(parser.dump(parsed))["own"] if arguments else {}
+        parser = _parser(own, arguments)
+        plain: dict[str, Any] = yaml.safe_load(parser.dump(parser.parse_object({"own": dict(arguments)})))["own"]
     except ArgumentError as fault:
         raise UserError(" ".join(str(fault).replace('Parser key "own.', '"').split())[:300]) from fault
     return plain
 
 
-def _parsed(own: Own, arguments: Mapping[str, Any]) -> tuple[ArgumentParser, Namespace]:
-    """Returns a parser of the given arguments alone, and their values."""
+def _parser(own: Own, arguments: Mapping[str, Any]) -> ArgumentParser:
+    """Returns a parser of the given arguments alone."""
     parser = ArgumentParser(exit_on_error=False)
     _add(parser, own, {*argument_names(own)} - {*arguments})
-    parsed: Namespace = parser.parse_object({"own": dict(arguments)} if arguments else {})
-    return parser, parsed
+    return parser
 
 
 def _add(parser: ArgumentParser, own: Own, without: set[str]) -> list[str]:
