@@ -56,7 +56,7 @@ def _dataset(name: str, rest: Config, given: Config, problems: list[str], *, new
         problems.append(f"data.dataset_class={name} is not there")
         return {}
     theirs, ours = argument_names(own), _names(WrappedDataset, "dataset_class", "arguments")
-    ours_given, theirs_given = _sorted(rest, ours, theirs, name, problems, both=new)
+    ours_given, theirs_given = _sorted(rest, ours, theirs, name, problems, new=new)
     arguments = _typed(own, {**given, **theirs_given}, "data", problems)
     return {"class_path": full_name("WrappedDataset"), "dataset_class": name, "arguments": arguments, **ours_given}
 
@@ -66,7 +66,7 @@ def _module(module: Config, rest: Config, problems: list[str]) -> Config:
     theirs = [] if own is None else argument_names(own)
     new = len(module) == 1
     ours_given, theirs_given = _sorted(
-        rest, _names(WrappedDataModule, "module"), theirs, module["class_path"], problems, both=new
+        rest, _names(WrappedDataModule, "module"), theirs, module["class_path"], problems, new=new
     )
     return {"class_path": full_name("WrappedDataModule"), "module": {**module, **theirs_given}, **ours_given}
 
@@ -76,17 +76,20 @@ def _names(kind: type, *without: str) -> list[str]:
 
 
 def _sorted(
-    given: Config, ours: list[str], theirs: list[str], name: str, problems: list[str], *, both: bool
+    given: Config, ours: list[str], theirs: list[str], name: str, problems: list[str], *, new: bool
 ) -> tuple[Config, Config]:
-    """Returns the options that are ours and those that are theirs; with ``both``, a name of both goes to both."""
+    """Returns our options and theirs; a name of both is theirs if ``new``, else ours."""
     for key in given:
         if key not in (*ours, *theirs):
             near = difflib.get_close_matches(key, [*theirs, *ours], n=1, cutoff=0.6)
             choices = f"those of {name}: {', '.join(theirs) or 'none'}; ours: {', '.join(ours)}"
             hint = f"did you mean data.{near[0]}?" if near else f"choose among {choices}"
             problems.append(f"data.{key}={given[key]}: there is no such option ({hint})")
-    for_them = {key: value for key, value in given.items() if key in theirs and (both or key not in ours)}
-    return {key: value for key, value in given.items() if key in ours}, for_them
+    for_them = {key: value for key, value in given.items() if key in theirs and (new or key not in ours)}
+    for_us = {
+        key: value for key, value in given.items() if key in ours and (key not in for_them or key == "num_classes")
+    }
+    return for_us, for_them
 
 
 def _typed(own: Any, arguments: Config, key: str, problems: list[str]) -> Config:
