@@ -102,7 +102,7 @@ def test_a_run_from_start_to_prediction(lightning, installed, tmp_path):
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     tested = lightning("test", "--ckpt", "run")
     assert tested.returncode == 0, tested.stderr
-    assert f"{results['test/acc']:.4f}" in tested.stdout
+    assert f"accuracy {100 * results['test/acc']:.2f} %" in tested.stdout
     assert lightning("predict", "--ckpt=run").returncode == 0
 
 

@@ -92,6 +92,13 @@ def test_a_run_leaves_what_it_promises(in_folder, capsys):
     assert results["steps"] == 21
     said = capsys.readouterr().out
     for part in (
+        f"run         {folder.relative_to(in_folder)} (",
+        f"model       ViT, {results['parameters']:,} parameters\n",
+        "device      CPU, ",
+        "data        Digits, 10 classes, 8x8 pixels, 1 channel\n",
+        "images      1,294 training, 143 validation, 360 test (validation and test cut from the training",
+        "training    1 epoch, 21 steps, batch size 64\n",
+        "epoch 1/1  train loss ",
         f"{100 * results['test/acc']:.2f} %",
         f"lightning test --ckpt {folder.relative_to(in_folder)}",
         "images/s",
@@ -197,6 +204,15 @@ def test_lightning_s_callbacks_loggers_and_profilers_come_from_the_page(in_folde
     assert list(Path("out").glob("*times*"))
 
 
+def test_the_profile_is_printed_and_kept(in_folder, capsys):
+    run("--trainer.profiler=simple", "--trainer.enable_model_summary=true", "--trainer.limit_train_batches=2")
+    said = capsys.readouterr()
+    for stage in ("fit", "test"):
+        assert Path(f"out/{stage}-profile.txt").read_text().strip() in said.out
+    assert "run_training_batch" in said.out
+    assert "train_metrics" in said.out + said.err  # the summary of the model
+
+
 def test_a_folder_in_use_is_refused_before_training(results):
     before = Path("out/results.json").read_bytes()
     with pytest.raises(UserError, match="out=out is there already"):
@@ -259,12 +275,14 @@ def killed(folder: str, *flags: str, before_step: int) -> None:
 
 
 @pytest.mark.parametrize("before_step", [5, 21, *(pytest.param(step, marks=pytest.mark.full) for step in (0, 30, 41))])
-def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(in_folder, before_step):
+def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(in_folder, capsys, before_step):
     flags = ["--trainer.max_epochs=2", "--checkpoint.every_n_steps=4", "--model.emb_dropout=0.1"]
     reference = run(*flags, out="reference")
     killed("run", *flags, before_step=before_step)
     assert not Path("run/results.json").exists()
+    capsys.readouterr()
     assert numbers(fit(read_run(Path("run")))) == numbers(reference)
+    assert ("training    resumes after " in capsys.readouterr().out) == (before_step > 0)
     assert all(torch.equal(weight, weights("run")[name]) for name, weight in weights("reference").items())
     rows = [
         [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(Path(f))] for f in ("reference", "run")

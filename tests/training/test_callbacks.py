@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import random
+import re
 
 import numpy as np
 import pytest
@@ -67,9 +68,28 @@ def test_the_bar_shows_epoch_step_loss_accuracy_and_time_left(monkeypatch):
         assert part in last
 
 
-def test_the_bar_is_quiet_without_a_terminal(capsys):
-    fit(TrainingBar())
-    assert "epoch" not in capsys.readouterr().err
+def test_without_a_terminal_each_epoch_has_a_line(capsys):
+    fit(Stopwatch(), TrainingBar(), max_epochs=2)
+    first, last = (line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch"))
+    number = r"[\d.,]+"
+    shown = rf"train loss {number}  val loss {number}  val accuracy +{number} %  {number} images/s"
+    assert re.fullmatch(rf"epoch 1/2  {shown}  \d+:\d\d left", first)
+    assert re.fullmatch(rf"epoch 2/2  {shown}", last)
+
+
+def test_of_many_short_epochs_the_first_and_the_last_have_a_line(capsys):
+    end = {"max_epochs": 101, "max_steps": 9, "limit_train_batches": 3}
+    fit(TrainingBar(), **end, check_val_every_n_epoch=2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert [line.split("  ")[0] for line in lines] == ["epoch 1", "epoch 3"]
+    assert not any("val " in line for line in lines)  # the second epoch alone was validated
+
+
+def test_the_lines_can_be_turned_off(capsys):
+    bar = TrainingBar()
+    bar.disable()  # as on the other ranks
+    fit(bar)
+    assert "epoch" not in capsys.readouterr().out
 
 
 def test_the_learning_rate_is_logged():

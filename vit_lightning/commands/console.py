@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
+
+from vit_lightning.metric_facts import METRICS, Stage
 
 
 @rank_zero_only
@@ -17,10 +20,22 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
+def row(name: str, text: str) -> str:
+    """Returns a line of the start or the end of a run."""
+    return f"{name:<11} {text}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun, in the plural unless it is one."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def quiet() -> None:
     """Hides messages that Lightning prints at every start, and its advice that does not fit our data loaders."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    # printed only when the config asks for it
+    logging.getLogger("lightning.pytorch.callbacks.model_summary").setLevel(logging.INFO)
     for message in (
         ".*does not have many workers.*",
         ".*smaller than the logging interval.*",
@@ -32,23 +47,30 @@ def quiet() -> None:
 
 
 def print_summary(folder: Path, results: dict[str, Any]) -> None:
-    """Prints accuracy, loss, time and the folder of a finished run."""
-    rows = [("test", "test/acc", "test/loss"), ("validation", "val/acc", "val/loss")]
+    """Prints metrics, time and the folder of a finished run."""
+    best = f"   (best checkpoint, step {results['best_step']:,} of {results['steps']:,})"
+    lengths = counted(results["epochs"], "epoch"), counted(results["steps"], "step")
     lines = [
-        f"{name:<11} accuracy {100 * float(results[acc]):6.2f} %   loss {float(results[loss]):.4f}"
-        + _interval(results, acc)
-        for name, acc, loss in rows
-        if acc in results
+        stage_line("test", results),
+        (line := stage_line("val", results)) and line + best,
+        row(
+            "training",
+            f"{', '.join(lengths)}, {results['train_seconds']:.0f} s, "
+            f"{results['images_per_second']:,.0f} images/s; in all {results['seconds']:.0f} s",
+        ),
+        row("run", str(folder)),
+        row("test again", f"lightning test --ckpt {folder}"),
     ]
-    lines += [
-        f"{'training':<11} {results['epochs']} epochs, {results['steps']} steps, {results['train_seconds']:.0f} s, "
-        f"{results['images_per_second']:,.0f} images/s; total {results['seconds']:.0f} s",
-        f"{'run':<11} {folder}",
-        f"{'test again':<11} lightning test --ckpt {folder}",
-    ]
-    say("\n".join(lines))
+    say("\n".join(filter(None, lines)))
 
 
-def _interval(results: dict[str, Any], accuracy: str) -> str:
-    low, high = (results.get(f"{accuracy}_{end}") for end in ("low", "high"))
-    return "" if low is None or high is None else f"   95 % interval {100 * low:.1f} to {100 * high:.1f} %"
+def stage_line(stage: Stage, results: Mapping[str, Any]) -> str:
+    """Returns the metrics of a stage in one line, with the interval of the accuracy; an empty text without any."""
+    shown = []
+    for name, facts in sorted(METRICS.items(), key=lambda entry: entry[0] == "loss"):  # the loss comes last
+        if (value := results.get(f"{stage}/{name}")) is not None:
+            number = f"{100 * float(value):.2f} %" if facts.percent else f"{float(value):.4f}"
+            low, high = (results.get(f"{stage}/{name}_{end}") for end in ("low", "high"))
+            between = "" if low is None or high is None else f" (95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
+            shown.append(f"{facts.label} {number}{between}")
+    return row({"val": "validation"}.get(stage, stage), ", ".join(shown)) if shown else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from vit_lightning.commands.console import say
+from vit_lightning.commands.console import row, say, stage_line
 from vit_lightning.commands.session import Results, load_trained, logged, make_trainer, session
 from vit_lightning.commands.test_report import interval, report_test
 from vit_lightning.config.experiment import Experiment
@@ -36,6 +36,7 @@ def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Resu
         if is_first() and predictions.table:
             say(report_test(folder, predictions.table, data))
         write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
-    for name, value in {**results, "weights": path, "results": folder}.items():
-        say(f"{name:<13} {value:.4f}" if isinstance(value, float) else f"{name:<13} {value}")
+    say(stage_line("val" if stage == "validate" else "test", results))
+    say(row("weights", str(path)))
+    say(row("results", str(folder)))
     return results

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from lightning.pytorch import Trainer, seed_everything
 
-from vit_lightning.commands.console import print_summary, say
+from vit_lightning.commands.console import counted, print_summary, row, say
 from vit_lightning.commands.figures import curves, save
 from vit_lightning.commands.session import Results, logged, make_module, make_trainer, own_faults
+from vit_lightning.commands.start import Start, device_line, model_line
 from vit_lightning.commands.test_report import FIGURES, interval, report_test
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.bad_images import BAD_IMAGES
-from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import metric_names
 from vit_lightning.storage.checkpoint_files import (
@@ -83,6 +83,7 @@ def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, 
     facts = {"parameters": count_parameters(module), "flops": forward_flops(module.network, shape)}
     mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**config, **facts})
     own = [StepSeeds(experiment.seed), guard, LearningRate(), Stopwatch(), checkpoints, StopOnSignal(checkpoints)]
+    own.append(Start(experiment))
     trainer = make_trainer(arguments, folder, own, [metrics, mirror])
     return Run(experiment, folder, module, trainer, predictions, metrics, mirror)
 
@@ -90,9 +91,11 @@ def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, 
 def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     """Trains from step 0 or from a checkpoint, unless training has finished; then tests the best checkpoint."""
     started = time.time()
-    say(f"{run.experiment.name}: {_describe(run.module, run.experiment.data)}")
-    say(run.experiment.data.notice)
+    say(row("run", f"{run.folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
+    say(model_line(run.experiment, count_parameters(run.module)))
+    say(device_line(run.trainer))
     run.mirror.start()
+    say(run.mirror.place())
     try:
         with own_faults(run.folder), log_warnings(run.folder):
             _train(run, newest)
@@ -106,10 +109,13 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     results["peak_memory_mb"] = _peak_memory_mb()
     if is_first():
         _draw_and_mirror(run, results)
+    if is_first():
+        for path in sorted(run.folder.glob("*-profile*.txt")):
+            say(path.read_text(encoding="utf-8").strip())
     write_results(run.folder, results)
     print_summary(run.folder, results)
     if left_out := sum(map(len, run.experiment.data.bad_images.values())):
-        say(f"{'skipped':<11} {left_out} damaged images: {run.folder / BAD_IMAGES}")
+        say(row("skipped", f"{counted(left_out, 'damaged image')}: {run.folder / BAD_IMAGES}"))
     say(run.mirror.hint())
     return results
 
@@ -122,9 +128,8 @@ def _train(run: Run, newest: Restored | None) -> None:
     run.metrics.resume(done, checkpoint.get("row"))
     run.mirror.catch_up(run.folder)
     if checkpoint.get("finished"):
+        say(row("training", f"finished after {counted(done, 'step')}: only the test remains"))
         return
-    if path is not None:
-        say(f"resumes after {done} steps")
     if run.trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()
     run.trainer.fit(run.module, datamodule=run.experiment.data, ckpt_path=path, weights_only=True)
@@ -214,12 +219,3 @@ def _peak_memory_mb() -> float:
         return round(torch.cuda.max_memory_allocated() / 1e6, 1)
     unit = 1 if sys.platform == "darwin" else 1024
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
-
-
-def _describe(module: ViTClassifier, data: ImageData) -> str:
-    height, width = data.image_size
-    name = data.title.rpartition(".")[2]
-    return (
-        f"{type(module.network).__name__} with {count_parameters(module):,} parameters on {name}, "
-        f"{data.num_classes} classes, images {data.in_channels}x{height}x{width}"
-    )

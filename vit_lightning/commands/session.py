@@ -13,6 +13,7 @@ from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import PassThroughProfiler
 
 from vit_lightning.commands.console import quiet
 from vit_lightning.config.experiment import Experiment
@@ -139,6 +140,9 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         )
         # with max_steps, Lightning would end an epoch twice if a run resumes from a checkpoint at its end
         trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
+        profiler: Any = trainer.profiler  # type: ignore[attr-defined]
+        if not isinstance(profiler, PassThroughProfiler) and profiler.filename is None:
+            profiler.filename = "profile"  # fit-profile.txt in the run folder; else only in Lightning's log
         return trainer
     except Exception as fault:  # Lightning raises a dozen types
         named = ("accelerator", "devices", "strategy", "precision")

@@ -26,6 +26,7 @@ class Digits(ImageData):
     # of the training images for split_seed 0
     mean = (0.3053,)
     std = (0.3761,)
+    cut_splits = ("val", "test")
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         from sklearn.datasets import load_digits

@@ -11,7 +11,7 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoded import DecodedImages, Encoded, keep_if_small
 from vit_lightning.data.limits import problems_of
-from vit_lightning.data.splits import Split, cut_problems, stratified_cut
+from vit_lightning.data.splits import SPLITS, Split, cut_problems, stratified_cut
 from vit_lightning.sizes import pair
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -76,8 +76,12 @@ class ImageSet(ImageData):
         """Returns the splits that the source has, with training among them."""
 
     @cached_property
+    def _source(self) -> dict[Split, Encoded]:
+        return self.source_splits()
+
+    @cached_property
     def _splits(self) -> dict[Split, Encoded]:
-        splits = self.source_splits()
+        splits = {**self._source}
         missing: dict[Split, float] = {"test": self.test_share, "val": self.val_share}
         for split, share in missing.items():
             if split not in splits:
@@ -85,6 +89,14 @@ class ImageSet(ImageData):
                 rest, cut = stratified_cut(train.labels, share, self.split_seed, split=split)
                 splits[split], splits["train"] = train.part(cut), train.part(rest)
         return splits
+
+    @property
+    def cut_splits(self) -> tuple[Split, ...]:
+        return tuple(split for split in SPLITS if split not in self._source)
+
+    def count(self, split: Split) -> int:
+        """Returns the number of images of a split that are used; decodes none."""
+        return super().count(split) if split == "train" else len(self._splits[split].labels)
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         dataset = DecodedImages(

@@ -60,6 +60,7 @@ class TorchvisionSet(ImageData):
     root: Path = Path("data")
     batch_size: int = 128
     val_share: float = 0.1
+    cut_splits = ("val",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

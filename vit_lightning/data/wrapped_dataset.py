@@ -167,6 +167,11 @@ class WrappedDataset(ImageData):
                 self._parts[split] = train, [indices[i] for i in cut]
                 self._parts["train"] = train, [indices[i] for i in rest]
 
+    @property
+    def cut_splits(self) -> tuple[Split, ...]:
+        train = self._parts["train"][0]
+        return tuple(split for split, (dataset, _) in self._parts.items() if split != "train" and dataset is train)
+
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         dataset, indices = self._parts[split]
         return self.batches_of(dataset, indices)

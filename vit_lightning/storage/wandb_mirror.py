@@ -68,6 +68,7 @@ class WandbMirror(Logger):
         self.folder, self.run_id, self.config, self.run_config = folder, run_id, config, run_config
         self.mode = "disabled"
         self.reason = ""
+        self.url = ""
         self._wandb: Any = None
         self._run: Any = None
 
@@ -127,7 +128,7 @@ class WandbMirror(Logger):
                 self._with_time_limit(lambda: self._wandb.teardown(1), 1.5)  # else: "run ID is in use"
                 self._setup()
             else:
-                self.mode = mode
+                self.mode, self.url = mode, str(self._run.url or "")
                 return
 
     def _setup(self) -> None:
@@ -213,10 +214,17 @@ class WandbMirror(Logger):
         self._with_time_limit(self._wandb.teardown, 5.0)  # else the end of the process could hang
         shutil.rmtree(self.folder / "wandb" / "cache", ignore_errors=True)
 
+    def place(self) -> str:
+        """Returns a line that says at the start where the run is."""
+        if self.mode == "offline":
+            return f"W&B         offline{f' ({self.reason})' if self.reason else ''}"
+        return self.hint()
+
     def hint(self) -> str:
-        """Returns a line that says how to view the run."""
+        """Returns a line that says how to view the run, and how to send what W&B lacks."""
         if self.mode == "online":
-            return f"W&B         {self._run.url}" if self._run is not None else ""
+            lacking = f"; it lacks some of it ({self.reason}): lightning sync {self.folder}" if self.reason else ""
+            return f"W&B         {self.url}{lacking}"
         if self.mode == "offline":
             why = f" ({self.reason})" if self.reason else ""
             view, send = f"wandb leet {self.folder / 'wandb'}", f"lightning sync {self.folder}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import random
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -141,14 +144,29 @@ def gather(trainer: Trainer, rows: torch.Tensor) -> torch.Tensor:
     return torch.cat(gathered)
 
 
+FEW_EPOCHS = 100
+"""Most epochs of a training that all have a line in a log."""
+SECONDS_BETWEEN_LINES = 5.0
+"""Seconds between two lines in the log of a longer training."""
+
+
 class TrainingBar(ProgressBar):
-    """One progress bar for the whole training: epoch, step, loss, accuracy, time left; none without a terminal."""
+    """One progress bar for the whole training: epoch, step, loss, accuracy, time left.
+
+    Without a terminal each epoch prints one line to stdout instead. Of more than ``FEW_EPOCHS`` epochs, or if nobody
+    knows how many there will be, only the first has one, the last, and one every ``SECONDS_BETWEEN_LINES`` at most.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._bar: tqdm[Any] = tqdm(disable=True)
         self._epochs = ""
         self._enabled = True
+        self._total: int | None = None
+        self._began = (0.0, 0)  # time and completed batches
+        self._rate_since = (0.0, 0)  # seconds and images of the stopwatch at the last line
+        self._line, self._line_time = "", -math.inf
+        self._validated = False
 
     def disable(self) -> None:
         self._enabled = False
@@ -165,7 +183,10 @@ class TrainingBar(ProgressBar):
         ends = [trainer.num_training_batches * epochs] if epochs > 0 else []
         ends += [steps * trainer.accumulate_grad_batches] if steps > 0 else []
         self._epochs = f"/{epochs}" if epochs > 0 and ends[0] == min(ends) else ""
-        self._open(int(min(ends)) if ends else None, initial=progress.completed)
+        self._total = int(min(ends)) if ends and math.isfinite(min(ends)) else None
+        self._open(self._total, initial=progress.completed)
+        self._began, self._rate_since = (time.monotonic(), progress.completed), _stopwatch(trainer)
+        self._line_time = -math.inf
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -174,9 +195,20 @@ class TrainingBar(ProgressBar):
             self._show(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validated = not trainer.sanity_checking
         self._show(trainer, pl_module)
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        metrics = trainer.callback_metrics  # on every rank, since metrics are summed over them
+        if self._enabled and self._bar.disable:
+            self._line = self._text(trainer, metrics)
+            few = 0 < (trainer.max_epochs or 0) <= FEW_EPOCHS
+            if few or time.monotonic() - self._line_time >= SECONDS_BETWEEN_LINES:
+                self._print_line(trainer)
+        self._validated = False
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._print_line(trainer)
         self._bar.close()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -202,6 +234,31 @@ class TrainingBar(ProgressBar):
             bar_format="{desc} {percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt}{postfix}, {remaining} left",
         )
 
+    def _print_line(self, trainer: Trainer) -> None:
+        if self._line:
+            with contextlib.suppress(OSError):  # a log on a full disk, or a reader that has gone, must not end training
+                print(self._line, flush=True)
+            self._line, self._line_time, self._rate_since = "", time.monotonic(), _stopwatch(trainer)
+
+    def _text(self, trainer: Trainer, metrics: Mapping[str, Any]) -> str:
+        """Returns the line of an epoch: losses, validation, images per second of training, time left."""
+        epoch = f"{trainer.current_epoch + 1}".rjust(max(0, len(self._epochs) - 1))
+        names = {"train/loss": ("train", METRICS["loss"]), "val/loss": ("val", METRICS["loss"])}
+        names |= {f"val/{name}": ("val", facts) for name, facts in METRICS.items() if facts.in_bar}
+        parts = [f"epoch {epoch}{self._epochs}"]
+        for name, (stage, facts) in names.items():
+            if name in metrics and (stage == "train" or self._validated):  # else of an earlier epoch
+                value = float(metrics[name])
+                parts.append(f"{stage} {facts.label} {f'{100 * value:6.2f} %' if facts.percent else f'{value:.4f}'}")
+        seconds, images = (now - then for now, then in zip(_stopwatch(trainer), self._rate_since, strict=True))
+        if seconds:
+            parts.append(f"{images / seconds:,.0f} images/s")
+        done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        if self._total is not None and self._began[1] < done < self._total:
+            each = (time.monotonic() - self._began[0]) / (done - self._began[1])
+            parts.append(f"{tqdm.format_interval(each * (self._total - done))} left")
+        return "  ".join(parts)
+
     def _show(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._bar.disable:
             return
@@ -212,3 +269,11 @@ class TrainingBar(ProgressBar):
         values = [f"{text} {metrics[name]:.3f}" for name, text in names.items() if name in metrics]
         self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}{self._epochs}", refresh=False)
         self._bar.set_postfix_str(", ".join(values), refresh=False)
+
+
+def _stopwatch(trainer: Trainer) -> tuple[float, int]:
+    """Returns seconds and images of training by the Trainer's ``Stopwatch``; zeros if it has none."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Stopwatch):
+            return callback.seconds, callback.images
+    return 0.0, 0

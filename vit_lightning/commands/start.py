@@ -1,0 +1,88 @@
+"""The lines with which a run begins: where it writes, what it trains, on what and for how long."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from vit_lightning.commands.console import counted, row, say
+from vit_lightning.config.experiment import Experiment
+from vit_lightning.data.base import ImageData
+from vit_lightning.data.splits import Split
+
+SPLIT_WORDS: dict[Split, str] = {"train": "training", "val": "validation", "test": "test"}
+
+
+def model_line(experiment: Experiment, parameters: int) -> str:
+    name = str(experiment.config["model"]["class_path"]).removeprefix("vit_lightning.")
+    return row("model", f"{name}, {counted(parameters, 'parameter')}")
+
+
+def device_line(trainer: Trainer) -> str:
+    """Returns the devices of all processes, and the precision as it is named in a config."""
+    device = trainer.strategy.root_device
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"CPU, {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else device.type.upper()
+    several = f"{trainer.world_size} x " if trainer.world_size > 1 else ""
+    return row("device", f"{several}{name}, precision {trainer.precision}")
+
+
+class Start(Callback):
+    """Callback that says before the first step what is trained on, and how many steps there are or remain.
+
+    Only then the images have been counted: by the loaders, so that nothing is read for this alone.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            data = self.experiment.data
+            say(row("data", f"{data.title.rpartition('.')[2]}, {_kind(data)}"))
+            if data.notice:
+                say(row("note", data.notice))
+            if data.own_loaders:
+                say(row("images", _splits(data, test=self.experiment.test)))
+            say(row("training", _length(trainer, data)))
+
+
+def _kind(data: ImageData) -> str:
+    height, width = data.image_size
+    return f"{data.num_classes} classes, {height}x{width} pixels, {counted(data.in_channels, 'channel')}"
+
+
+def _splits(data: ImageData, *, test: bool) -> str:
+    """Returns the number of images in each split, and which are cut from the training images."""
+    used: list[Split] = ["train", "val", "test"] if test else ["train", "val"]
+    sizes = ", ".join(f"{data.count(split):,} {SPLIT_WORDS[split]}" for split in used)
+    cut = " and ".join(SPLIT_WORDS[split] for split in used if split in data.cut_splits)
+    return f"{sizes}{f' ({cut} cut from the training images by split_seed={data.split_seed})' * bool(cut)}"
+
+
+def _length(trainer: Trainer, data: ImageData) -> str:
+    """Returns epochs, steps and batch size; in a resumed run, what is done and what remains."""
+    batches, epochs, done = trainer.num_training_batches, trainer.max_epochs or 0, trainer.global_step
+    parts = [counted(epochs, "epoch")] if epochs > 0 else []  # of unknown length
+    if not math.isinf(batches):
+        per_epoch = math.ceil(batches / trainer.accumulate_grad_batches)
+        limits = [limit for limit in (per_epoch * epochs, trainer.max_steps) if limit > 0]
+        left = min(limits, default=done) - done
+        parts = [_epochs(left / per_epoch), counted(left, "step")] if limits else []
+    if done:
+        parts = [f"resumes after {counted(done, 'step')}: {', '.join(parts)} to go"]
+    if data.own_loaders:
+        factors = [(trainer.world_size, "devices"), (trainer.accumulate_grad_batches, "accumulated")]
+        product = "".join(f" x {number} {name}" for number, name in factors if number > 1)
+        size = data.batch_size * math.prod(number for number, _ in factors)
+        parts.append(f"batch size {data.batch_size}{product}{f' = {size}' * bool(product)}")
+    return ", ".join(parts)
+
+
+def _epochs(number: float) -> str:
+    number = round(number, 1)
+    return counted(int(number), "epoch") if number == int(number) else f"{number:,} epochs"
