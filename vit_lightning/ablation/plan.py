@@ -293,8 +293,9 @@ def _metric_problems(plan: Plan, experiment: Experiment, goal: str) -> list[str]
     classes = experiment.data.num_classes
     chosen, reported = metric_names("val", classes=classes), metric_names("test", classes=classes)
     monitor, mode = experiment.settings.checkpoint.monitor, experiment.settings.checkpoint.mode
+    own = experiment.config["module"] is not None  # which may log metrics of its own
     problems = []
-    if plan.metric not in chosen:
+    if plan.metric not in chosen and not own:
         problems.append(f"metric.name={plan.metric} is no metric of validation (choose {', '.join(chosen)})")
     elif plan.metric != monitor:
         problems.append(
@@ -304,7 +305,7 @@ def _metric_problems(plan: Plan, experiment: Experiment, goal: str) -> list[str]
         problems.append(f"metric.goal={goal} must be one of {', '.join(GOALS)}")
     elif plan.metric == monitor and GOALS[goal] != mode:
         problems.append(f"metric.goal={goal}, but the config has checkpoint.mode={mode} (make them agree)")
-    if plan.report not in reported:
+    if plan.report not in reported and not own:
         problems.append(f"ablation.report={plan.report} is no metric of test (choose {', '.join(reported)})")
     if not experiment.test or experiment.trainer["limit_test_batches"] == 0:
         problems.append("test=false or trainer.limit_test_batches=0: without a test there is nothing to report")

@@ -32,7 +32,7 @@ def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Resu
         trainer = make_trainer(experiment.make_trainer_arguments({"logger": False}), folder, [predictions], [])
         measure = trainer.validate if stage == "validate" else trainer.test
         measure(module, datamodule=data, verbose=False)
-        results = logged(trainer, "val/" if stage == "validate" else "test/") | interval(predictions.table)
+        results = logged(trainer, "val" if stage == "validate" else "test") | interval(predictions.table)
         if is_first() and predictions.table:
             say(report_test(folder, predictions.table, data))
         write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")

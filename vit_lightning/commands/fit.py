@@ -19,7 +19,7 @@ from vit_lightning.commands.resume import (
     remove_partial_files,
     unfinished_run,
 )
-from vit_lightning.commands.run import Run, prepare, train_and_test
+from vit_lightning.commands.run import Run, network_of, prepare, train_and_test
 from vit_lightning.commands.session import Results, logged, make_module, make_trainer, own_faults
 from vit_lightning.config.changes import changes_since
 from vit_lightning.config.experiment import Experiment
@@ -30,6 +30,7 @@ from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import hold, is_first, new_folder, release, write_whole
 from vit_lightning.storage.metrics import read_metrics, read_results
 from vit_lightning.training.callbacks import StepSeeds
+from vit_lightning.training.classifier import ViTClassifier
 
 
 def fit(experiment: Experiment) -> Results:
@@ -110,7 +111,8 @@ def _continue(folder: Path, experiment: Experiment) -> Results:
         read_checkpoint(folder / BEST)  # finds damage now, not after the training
     run = prepare(experiment, experiment.make_trainer_arguments(), folder, begins=newest is None)
     if newest is not None:
-        network_weights(run.module.network, newest.checkpoint, newest.path)
+        prefix = "network." if isinstance(run.module, ViTClassifier) else ""
+        network_weights(network_of(run.module), newest.checkpoint, newest.path, prefix)
     remove_partial_files(folder)
     keep_own_files(folder)
     _write_environment(run)

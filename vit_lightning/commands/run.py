@@ -15,17 +15,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from torch import nn
 
 from vit_lightning.commands.console import counted, print_summary, row, say
 from vit_lightning.commands.figures import curves, save
-from vit_lightning.commands.session import Results, logged, make_module, make_trainer, own_faults
+from vit_lightning.commands.session import Results, load_weights, logged, make_module, make_trainer, own_faults
 from vit_lightning.commands.start import Start, device_line, model_line
 from vit_lightning.commands.test_report import FIGURES, interval, report_test
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.bad_images import BAD_IMAGES
 from vit_lightning.errors import UserError
-from vit_lightning.metric_facts import metric_names
+from vit_lightning.metric_facts import STEP_METRICS, metric_names
 from vit_lightning.storage.checkpoint_files import (
     Restored,
     find_checkpoint,
@@ -51,7 +52,7 @@ class Run:
 
     experiment: Experiment
     folder: Path
-    module: ViTClassifier
+    module: LightningModule
     trainer: Trainer
     predictions: TestPredictions
     metrics: MetricsFile
@@ -71,16 +72,20 @@ def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, 
     data, module = experiment.data, make_module(experiment)
     if begins and experiment.init_from is not None:
         path = find_checkpoint(experiment.init_from, "init_from")
-        load_network(module.network, read_checkpoint(path), path)
+        if isinstance(module, ViTClassifier):
+            load_network(module.network, read_checkpoint(path), path)
+        else:
+            load_weights(module, read_checkpoint(path), path)
     settings, config = experiment.settings, dict(experiment.config)
     predictions, metrics = TestPredictions(), MetricsFile(folder)
     guard = FiniteGuard(folder)
     checkpoints = Checkpoints(folder, settings.checkpoint, config, guard)
-    weights = sum(weight.numel() * weight.element_size() for weight in module.network.parameters())
-    if is_first() and (problem := space_problem(folder, weights, copies=3 + (module.average is not None))):
+    weights = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+    averages = getattr(module, "average", None) is not None
+    if is_first() and (problem := space_problem(folder, weights, copies=3 + averages)):
         raise UserError(problem)
     shape = (data.in_channels, *data.image_size)
-    facts = {"parameters": count_parameters(module), "flops": forward_flops(module.network, shape)}
+    facts = {"parameters": count_parameters(module), "flops": forward_flops(network_of(module), shape)}
     mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**config, **facts})
     own = [StepSeeds(experiment.seed), guard, LearningRate(), Stopwatch(), checkpoints, StopOnSignal(checkpoints)]
     own.append(Start(experiment))
@@ -184,6 +189,7 @@ def _test_best(run: Run) -> Results:
     assert newest is not None
     last = newest.checkpoint  # or previous.ckpt, if a kill came between the two renames of a save
     checkpoint = read_checkpoint(best)
+    own = type(run.module) is not ViTClassifier  # which may log metrics of its own
     watch, epoch_metrics = last["callbacks"]["Stopwatch"], metric_names("train", "val")
     results: Results = {
         "seed": run.experiment.seed,
@@ -194,23 +200,35 @@ def _test_best(run: Run) -> Results:
         "best_step": checkpoint["global_step"],
         "train_seconds": round(watch["seconds"], 3),
         "images_per_second": round(watch["images"] / watch["seconds"], 1) if watch["seconds"] else 0.0,
-        **{name: json_number(value) for name, value in checkpoint["metrics"].items() if name in epoch_metrics},
+        **{
+            name: json_number(value)
+            for name, value in checkpoint["metrics"].items()
+            if name in epoch_metrics or (own and name not in STEP_METRICS)
+        },
     }
     if run.experiment.test:
-        load_network(run.module.network, checkpoint, best)
+        load_weights(run.module, checkpoint, best)
         run.trainer.callbacks.append(run.predictions)  # type: ignore[attr-defined]
         # metrics.jsonl has the test at the last step, also if a resumed run had nothing left to train
         run.trainer.fit_loop.epoch_progress.current.completed = results["epochs"]
         run.trainer.fit_loop.epoch_loop._batches_that_stepped = results["steps"]
         run.trainer.test(run.module, datamodule=run.experiment.data, verbose=False)
-        results |= logged(run.trainer, "test/") | interval(run.predictions.table)
+        results |= logged(run.trainer, "test") | interval(run.predictions.table)
+        if own and not run.predictions.table:
+            say(f"no report of the test images: test_step of {type(run.module).__name__} returns no logits")
         if is_first() and run.predictions.table:
             np.savez_compressed(run.folder / "test_predictions.npz", **run.predictions.table)  # type: ignore[arg-type]
     return results
 
 
-def count_parameters(module: ViTClassifier) -> int:
-    return sum(weight.numel() for weight in module.network.parameters())
+def network_of(module: LightningModule) -> nn.Module:
+    """Returns what makes logits from images: the network of a classifier, or a module of the user's own itself."""
+    return module.network if isinstance(module, ViTClassifier) else module
+
+
+def count_parameters(module: LightningModule) -> int:
+    counted = network_of(module) if type(module) is ViTClassifier else module
+    return sum(weight.numel() for weight in counted.parameters())
 
 
 def _peak_memory_mb() -> float:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.rank_zero import _get_rank
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from vit_lightning.commands.console import quiet
+from vit_lightning.config.build import data_facts
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.options import TrainedOptions
 from vit_lightning.config.own_files import OwnFault, own_traceback
+from vit_lightning.config.own_module import class_of, make_own
 from vit_lightning.config.teachers import load_teacher
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import (
@@ -31,7 +34,7 @@ from vit_lightning.storage.checkpoint_files import (
 from vit_lightning.storage.folder import is_first, new_folder
 from vit_lightning.storage.metrics import json_number
 from vit_lightning.training.callbacks import TrainingBar
-from vit_lightning.training.classifier import ViTClassifier
+from vit_lightning.training.classifier import ViTClassifier, classify
 from vit_lightning.training.distillation import Distillation
 
 Results = dict[str, Any]
@@ -79,27 +82,57 @@ def own_faults(folder: Path | None) -> Iterator[None]:
         raise OwnFault(text) from fault
 
 
-def make_module(experiment: Experiment, kind: type[ViTClassifier] = ViTClassifier) -> ViTClassifier:
-    """Returns the LightningModule of an experiment, with new random weights."""
-    settings, data = experiment.settings, experiment.data
+def make_module(experiment: Experiment, search: type[ViTClassifier] | None = None) -> LightningModule:
+    """Returns the LightningModule of an experiment, with new random weights.
+
+    Args:
+        experiment: the experiment.
+        search: a subclass of ViTClassifier to train with in place of it; a class of the user's own is then mixed in.
+    """
+    settings, data, kind = experiment.settings, experiment.data, class_of(experiment.config)
+    if search is not None:
+        if not issubclass(kind, ViTClassifier):
+            raise UserError(f"module.class_path={kind.__name__} is no ViTClassifier: only these can be searched")
+        kind = search if kind is ViTClassifier else type(kind.__name__, (search, kind), {})
     chosen = settings.distillation
-    return kind(
-        experiment.make_network(),
-        num_classes=data.num_classes,
-        optimizer=settings.optimizer,
-        loss=settings.loss,
-        ema=settings.ema,
-        distillation=Distillation(chosen, load_teacher(chosen.teacher, data)) if chosen.teacher else None,
-    )
+    available = {
+        **data_facts(data),
+        "network": experiment.make_network() if experiment.config["model"] is not None else None,
+        "optimizer": settings.optimizer,
+        "loss": settings.loss,
+        "ema": settings.ema,
+        "distillation": Distillation(chosen, load_teacher(chosen.teacher, data)) if chosen.teacher else None,
+    }
+    module = make_own(experiment.config, available, kind)
+    if not _overrides(module, "predict_step"):
+        module.predict_step = partial(classify, module)  # type: ignore[method-assign]
+    return module
 
 
-def load_trained(experiment: Experiment) -> tuple[ViTClassifier, Path]:
+def _overrides(module: LightningModule, name: str) -> bool:
+    return getattr(type(module), name) is not getattr(LightningModule, name)
+
+
+def load_trained(experiment: Experiment) -> tuple[LightningModule, Path]:
     """Returns the LightningModule with the weights of ``ckpt``, and the checkpoint file that they come from."""
     assert isinstance(experiment.options, TrainedOptions)
     path = find_checkpoint(experiment.options.ckpt)
     module = make_module(experiment)
-    load_network(module.network, read_checkpoint(path), path)
+    load_weights(module, read_checkpoint(path), path)
     return module, path
+
+
+def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: Path) -> None:
+    """Loads the weights of a checkpoint into a module of the same architecture; metrics keep their own counts."""
+    if not isinstance(module, ViTClassifier):
+        load_network(module, checkpoint, path, prefix="")
+        return
+    load_network(module.network, checkpoint, path)
+    if type(module) is not ViTClassifier:
+        state = checkpoint["state_dict"]
+        others = ("network.", "train_metrics.", "val_metrics.", "test_metrics.")
+        own = {name: state[name] for name in module.state_dict() if name in state and not name.startswith(others)}
+        module.load_state_dict(own, strict=False)
 
 
 def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:

@@ -16,7 +16,8 @@ SPLIT_WORDS: dict[Split, str] = {"train": "training", "val": "validation", "test
 
 
 def model_line(experiment: Experiment, parameters: int) -> str:
-    name = str(experiment.config["model"]["class_path"]).removeprefix("vit_lightning.")
+    parts = [experiment.config[key] for key in ("module", "model")]
+    name = " of ".join(str(part["class_path"]).removeprefix("vit_lightning.") for part in parts if part is not None)
     return row("model", f"{name}, {counted(parameters, 'parameter')}")
 
 

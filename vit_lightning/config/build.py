@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import Namespace
+from lightning.pytorch import LightningModule
 
 from vit_lightning.config.check_network import (
     accepted,
@@ -21,6 +22,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, unflatten
 from vit_lightning.config.old_configs import with_block
 from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
+from vit_lightning.config.own_module import class_of, complete_module, filled_in, make_own, unused_problems
 from vit_lightning.config.parser import DEFAULT_CLASSES, instantiate, make_parser, parse_part, to_plain
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
@@ -42,7 +44,9 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     except UserError as error:
         raise UserError([f"data.{problem}" for problem in error.problems]) from error
     model = _with_class(merged, "model")
-    complete = with_block({**merged, "data": data_config, "model": {**accepted(facts, model["class_path"]), **model}})
+    chosen, module_class = complete_module(merged), class_of(merged)
+    with_facts = {**accepted(facts, model["class_path"]), **model}
+    complete = with_block({**merged, "module": None, "data": data_config, "model": with_facts})
     config = parser.parse_object(unflatten(complete))
     for name, fact in facts.items():  # an argument that a function hands on shows only now
         if name in config.model.init_args and name not in model:
@@ -66,15 +70,22 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
             settings[key] = instantiate(config, key)
         except UserError as error:
             problems += error.problems
-    if not any(problem.startswith("model.") for problem in problems):
+    problems += unused_problems(merged, module_class, settings)
+    has_network = "network" in filled_in(module_class)
+    if has_network and not any(problem.startswith("model.") for problem in problems):
         problems += _model_problems(config, facts, settings.get("optimizer"))
+    if chosen is not None and not problems:
+        problems += _module_problems(config, chosen, module_class, {**facts, **settings})
     problems += [*trainer_problems(config.trainer), *average_problems(config)]
     monitored = [*metric_names("val", "train", classes=facts["num_classes"]), *STEP_METRICS]
-    problems += monitor_problems(config, monitored)
+    if chosen is None:
+        problems += monitor_problems(config, monitored)
     if problems:
         raise Unfit(problems)
     try:
-        plain = to_plain(config)
+        plain = {**to_plain(config), "module": chosen}
+        if not has_network:
+            plain["model"] = None
     except (TypeError, ValueError, yaml.YAMLError) as fault:  # of a default of some callback, such as an enum
         raise Unfit([f"the config cannot be written to config.yaml: {' '.join(str(fault).split())}"]) from fault
     return Experiment(config=plain, data=data, settings=Settings(**settings), options=options, **vars(run), **given)
@@ -108,6 +119,20 @@ def data_facts(data: ImageData) -> dict[str, Any]:
     height, width = data.image_size
     size = height if height == width else [height, width]
     return {"image_size": size, "in_channels": data.in_channels, "num_classes": data.num_classes}
+
+
+def _module_problems(
+    config: Namespace, chosen: dict[str, Any], kind: type[LightningModule], given: dict[str, Any]
+) -> list[str]:
+    """Returns why a module of the user's own cannot be made."""
+    has_network = "network" in filled_in(kind)
+    network = empty_network(lambda: instantiate(config, "model")) if has_network else None
+    available = {**given, "network": network, "distillation": None}
+    try:
+        empty_network(lambda: make_own({"module": chosen}, available, kind), "module")
+    except UserError as error:
+        return error.problems
+    return []
 
 
 def _model_problems(config: Namespace, facts: dict[str, Any], optimizer: OptimizerConfig | None) -> list[str]:

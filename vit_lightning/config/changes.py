@@ -34,7 +34,7 @@ def changes_since(began: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
     lacking = [key for key in found if key not in known and not key.startswith(replaced)]
     if not lacking:
         return found
-    older = with_block(flatten(dict(now)))
+    older = with_block(flatten({key: value for key, value in now.items() if key != "model" or value is not None}))
     for key in lacking:
         _remove(older, key.split("."))
     try:

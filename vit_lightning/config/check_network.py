@@ -30,7 +30,7 @@ def leave_out_defaults_of_others(model: Namespace, given: Mapping[str, Any]) -> 
             del model.init_args[name]
 
 
-def empty_network(make: Callable[[], nn.Module]) -> nn.Module:
+def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Module:
     """Returns a network on the meta device; one that cannot be built there is built and then moved.
 
     Raises:
@@ -41,14 +41,17 @@ def empty_network(make: Callable[[], nn.Module]) -> nn.Module:
             try:
                 with torch.device("meta"):
                     return make()
-            except (NotImplementedError, UserError) as fault:  # it looks at its own numbers
-                if isinstance(fault, UserError) and "meta tensor" not in str(fault):
+            except (NotImplementedError, RuntimeError, UserError) as fault:  # it looks at its own numbers
+                if not isinstance(fault, NotImplementedError) and "meta tensor" not in str(fault):
                     raise
                 return make().to("meta")
-        except (ValueError, TypeError, AssertionError, NotImplementedError) as fault:
-            if isinstance(fault, UserError):
+        except UserError:
+            raise
+        except Exception as fault:
+            place = where(fault)
+            if place is None and not isinstance(fault, ValueError | TypeError | AssertionError | NotImplementedError):
                 raise
-            raise UserError(f"model: {where(fault) or one_line(fault)}") from fault
+            raise UserError(f"{key}: {place or one_line(fault)}") from fault
 
 
 def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -> list[str]:

@@ -182,7 +182,7 @@ def config_of_flag(key: str, value: str) -> Config:
     quoted = len(value) > 1 and value[0] == value[-1] == '"'
     given: Any = flatten(parse_yaml(value, f"{key}={value}")) if value[:1] in ("[", "{") or quoted else value
     parts = [part for part in key.split(".") if part != "init_args"]
-    if len(parts) == 1 and parts[0] in DEFAULT_CLASSES and isinstance(given, str):
+    if len(parts) == 1 and parts[0] in ("module", *DEFAULT_CLASSES) and isinstance(given, str):
         given = {"class_path": given}
     for part in reversed(parts):
         given = {part: given}

@@ -34,6 +34,7 @@ def make_parser(command: str = "fit") -> ArgumentParser:
     """Returns the parser of a config merged with the flags of a command."""
     parser = ArgumentParser(prog=f"lightning {command}", exit_on_error=False, allow_abbrev=False)
     add_plain_options(parser, command)
+    parser.add_argument("--module", type=Any, help="class_path and arguments of a LightningModule of one's own")
     for key in ("model", "data", *Settings._fields, "trainer"):
         _add_part(parser, key)
     return parser

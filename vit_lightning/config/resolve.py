@@ -108,6 +108,8 @@ def _all_problems(config: Config, command: str, fault: Exception) -> list[str]:
             break
         except UserError as error:
             problems += error.problems
+            if any(text.startswith("module.") for text in error.problems):  # without its class, others would follow
+                break
             if not all(remove(rest, tuple(text.split("=")[0].split("."))) for text in error.problems):
                 break
         except ArgumentError:  # a required option is missing

@@ -59,6 +59,8 @@ def _make(config: dict[str, Any], view: dict[str, Any] | None) -> tuple[nn.Modul
         config: the checkpoint's config.
         view: its description of the test images, so that its data need not be there; earlier checkpoints have none.
     """
+    if config["model"] is None:
+        raise UserError("its module takes no model, so that there is no network to learn from")
     path = str(config["model"]["class_path"])
     if find_class(path) is None:
         raise UserError(f"its model {path} is of a package that may not be imported, or is not there any more")

@@ -21,7 +21,7 @@ PACKAGES = ["vit_lightning", "lightning", "timm", "torch.nn", "torch.optim", "to
 _allowed: list[str] = list(PACKAGES)
 _allowed_once: set[str] = set()
 
-CLASS_KEYS: tuple[str, ...] = ("model", "data", "callbacks", "logger", "plugins", "profiler", "strategy")
+CLASS_KEYS: tuple[str, ...] = ("model", "module", "data", "callbacks", "logger", "plugins", "profiler", "strategy")
 CLASS_KEYS += ("dataset_class", "augment", "transform")
 """Options whose value may be a class path itself."""
 

@@ -49,6 +49,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         target = Path(path)
         part = target.with_name(f".{target.name}.part")
+        if "hyper_parameters" in checkpoint:  # of save_hyperparameters in a module of the user's own
+            plain = {name: value for name, value in checkpoint["hyper_parameters"].items() if _is_plain(value)}
+            checkpoint["hyper_parameters"] = plain
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             self._write(checkpoint, part)
@@ -90,6 +93,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ) -> dict[str, Any]:
         """Returns a checked checkpoint of tensors and plain data; loads no code, whatever ``weights_only`` is."""
         return read_checkpoint(Path(path), mmap=False)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be loaded as data alone."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value, *value.values()]))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _check_readable(part: Path) -> None:
@@ -264,13 +276,20 @@ def run_folder_of(checkpoint: Path) -> Path | None:
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
-def network_weights(network: nn.Module, checkpoint: dict[str, Any], path: Path) -> dict[str, Tensor]:
+def network_weights(
+    network: nn.Module, checkpoint: dict[str, Any], path: Path, prefix: str = "network."
+) -> dict[str, Tensor]:
     """Returns the weights of a checkpoint for a network of the same architecture.
+
+    Args:
+        network: the network.
+        checkpoint: contents of the file.
+        path: the file, for errors.
+        prefix: begin of the names of the network's weights in the checkpoint.
 
     Raises:
         UserError: names or shapes differ.
     """
-    prefix = "network."
     weights: dict[str, Tensor] = {
         name.removeprefix(prefix): value for name, value in checkpoint["state_dict"].items() if name.startswith(prefix)
     }
@@ -290,9 +309,9 @@ def network_weights(network: nn.Module, checkpoint: dict[str, Any], path: Path) 
     return weights
 
 
-def load_network(network: nn.Module, checkpoint: dict[str, Any], path: Path) -> None:
-    """Loads the weights of a checkpoint into a network of the same architecture."""
-    weights = network_weights(network, checkpoint, path)
+def load_network(network: nn.Module, checkpoint: dict[str, Any], path: Path, prefix: str = "network.") -> None:
+    """Loads the weights of a checkpoint into a network of the same architecture; arguments as of network_weights."""
+    weights = network_weights(network, checkpoint, path, prefix)
     if any(weight.dtype == torch.float64 for weight in weights.values()):
         network.double()  # precision 64-true
     network.load_state_dict(weights)

@@ -91,14 +91,15 @@ class LearningRate(Callback):
     """Callback that logs ``lr``, the learning rate of the first parameter group, at each logged step."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        pl_module.log("lr", trainer.optimizers[0].param_groups[0]["lr"], on_step=True, on_epoch=False)
+        if trainer.optimizers:
+            pl_module.log("lr", trainer.optimizers[0].param_groups[0]["lr"], on_step=True, on_epoch=False)
 
 
 class TestPredictions(Callback):
     """Callback that collects the predictions for the test images of all ranks.
 
     ``table`` has columns with a row per image, in the order of the images: index, label, prediction, confidence (the
-    probability of the prediction) and loss.
+    probability of the prediction) and loss. Empty where ``test_step`` returns no logits.
     """
 
     __test__ = False  # pytest would take it for a test
@@ -119,6 +120,8 @@ class TestPredictions(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
+        if not _fits(outputs, batch):
+            return
         logits = outputs.detach().float()
         confidence, prediction = logits.softmax(dim=-1).max(dim=-1)
         loss = cross_entropy(logits, batch.labels, reduction="none")
@@ -127,12 +130,20 @@ class TestPredictions(Callback):
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         rows = gather(trainer, torch.cat(self._parts) if self._parts else torch.empty(0, 5, dtype=torch.float64))
+        if not len(rows):
+            return
         rows = rows[rows[:, 0].argsort()]
         names, real = ("index", "label", "prediction", "confidence", "loss"), ("confidence", "loss")
         self.table = {
             name: column.numpy().astype(np.float32 if name in real else np.int32)
             for name, column in zip(names, rows.T, strict=True)
         }
+
+
+def _fits(outputs: Any, batch: Any) -> bool:
+    """Whether a test step of the user's own returned the logits of a batch."""
+    labels = getattr(batch, "labels", ())
+    return isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and len(outputs) == len(labels)
 
 
 def gather(trainer: Trainer, rows: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import BEST, LAST
+from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
 
 
@@ -126,6 +127,10 @@ class Checkpoints(Checkpoint):
 
     def _save_best(self, trainer: Trainer) -> None:
         if self.settings.monitor not in trainer.callback_metrics:
+            own = type(trainer.lightning_module) is not ViTClassifier  # whose metrics no check of the config knows
+            if own and self.best_score is None and _epoch_ends(trainer):
+                known = ", ".join(sorted(trainer.callback_metrics))
+                raise UserError(f"checkpoint.monitor={self.settings.monitor} is not logged (choose {known})")
             return
         score = float(trainer.callback_metrics[self.settings.monitor])
         sign = 1.0 if self.settings.mode == "max" else -1.0
@@ -149,7 +154,7 @@ class Checkpoints(Checkpoint):
         checkpoint["finished"] = self._finished or (trainer.should_stop and trainer.fit_loop._can_stop_early)
         checkpoint["between_steps"] = not trainer.fit_loop._should_accumulate()
         # inside an epoch, Lightning still has the training metrics of the previous one
-        stages = ("val/", "train/") if _epoch_ends(trainer) else ("val/",)
+        stages = ("val", "train") if _epoch_ends(trainer) else ("val",)
         metrics = {name: float(number) for name, number in trainer.callback_metrics.items()}
         checkpoint["metrics"] = {name: number for name, number in metrics.items() if name.startswith(stages)}
         checkpoint["row"] = _row_to_come(trainer)

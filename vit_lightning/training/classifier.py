@@ -125,10 +125,7 @@ class ViTClassifier(LightningModule):
         return output.logits
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Returns class probabilities (b, num_classes), labels (b,) and the index of each image in its split (b,)."""
-        logits = self(batch[0])
-        assert isinstance(logits, Tensor), "only training has several heads"
-        return {"probabilities": logits.float().softmax(dim=-1), "labels": batch[1], "indices": batch[2]}
+        return classify(self, batch, batch_idx)
 
     def on_fit_start(self) -> None:
         # after Trainer.validate their counts are inference tensors, which training may not change
@@ -184,6 +181,14 @@ class ViTClassifier(LightningModule):
                 "trainer.max_epochs=-1: the learning rate schedule needs an end (give trainer.max_epochs or max_steps)"
             )
         return int(total)
+
+
+def classify(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+    """Returns class probabilities (b, num_classes), labels (b,) and the index of each image in its split (b,)."""
+    logits = module(batch[0])
+    if not isinstance(logits, Tensor):
+        raise UserError(f"{type(module).__name__} gives {type(logits).__name__} where logits (b, classes) are expected")
+    return {"probabilities": logits.float().softmax(dim=-1), "labels": batch[1], "indices": batch[2]}
 
 
 def _reset(*stages: nn.ModuleDict) -> None:

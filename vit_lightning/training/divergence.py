@@ -60,6 +60,8 @@ class FiniteGuard(Callback):
         self._losses.append(loss.detach())
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        if not self._losses:  # another optimizer of a module of the user's own has had them
+            return
         total = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).sum()
         lr = optimizer.param_groups[0]["lr"]
         step = _Step(trainer.global_step, self._losses, self._indices, lr, total)
