@@ -198,4 +198,4 @@ def test_what_is_left_out_is_listed_and_not_too_much(in_folder, capsys):
     assert main(page(root, "--data.on_bad_image=skip", "shards")) == 0
     listed = [line.split(": ")[0] for line in Path("shards/bad_images.txt").read_text().splitlines()]
     assert listed == [str(root / "train/cat/003.jpg"), str(root / "test/dog/000.jpg")]
-    assert "2 damaged images were left out" in capsys.readouterr().out
+    assert "left out 2 damaged images" in capsys.readouterr().out

@@ -70,14 +70,17 @@ def check_data(experiment: Experiment) -> Report:
 
 
 def read_all_images(data: ImageData) -> Iterator[Found]:
-    """Yields every image of every split, in order, with a progress bar."""
+    """Yields every image of every split, in order, with a progress bar in a terminal."""
     datasets: dict[Split, Any] = {split: data.dataset(split) for split in SPLITS}
     for split, dataset in datasets.items():
         if not hasattr(dataset, "whole"):
             raise UserError(f"data: {type(data).__name__} has no way to read single images of {split}")
     total = sum(len(dataset) for dataset in datasets.values())
     # threads, since Pillow decodes outside of Python's lock; few, since an image may take 200 MB
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool, tqdm(total=total, unit=" images") as bar:
+    with (
+        ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool,
+        tqdm(total=total, unit=" images", disable=None) as bar,
+    ):
         for split, dataset in datasets.items():
             for found in pool.map(partial(read_one, dataset, split), range(len(dataset))):
                 bar.update()

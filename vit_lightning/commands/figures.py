@@ -34,11 +34,13 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
     training = [("train/loss_step", "0.8"), ("train/loss", "C0")]
     panels = {"loss": [*training, ("val/loss", "C1")]}
     if objective:
-        panels = {f"training loss ({objective})": training, "validation loss (cross entropy)": [("val/loss", "C1")]}
-    panels |= {"accuracy": [("train/acc", "C0"), ("val/acc", "C1")], "learning rate": [("lr", "C2")]}
+        panels = {"training loss": training, "validation loss (cross entropy)": [("val/loss", "C1")]}
+    panels["accuracy"] = [("train/acc", "C0"), ("val/acc", "C1")]
+    if _series(rows, "lr")[0]:  # not in a run of fewer steps than trainer.log_every_n_steps
+        panels["learning rate"] = [("lr", "C2")]
     figure = Figure(figsize=(3.9 * len(panels), 3.8))  # fixed margins: a layout engine takes longer than the drawing
     width = figure.get_figwidth()
-    margins = {"left": 0.65 / width, "right": 1 - 0.15 / width, "bottom": 0.21, "top": 0.84, "wspace": 0.27}
+    margins = {"left": 0.75 / width, "right": 1 - 0.15 / width, "bottom": 0.21, "top": 0.84, "wspace": 0.28}
     axes = figure.subplots(1, len(panels), sharex=True, gridspec_kw=margins)
     for axis, (label, drawn) in zip(axes, panels.items(), strict=True):
         for name, colour in drawn:
@@ -52,13 +54,17 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
                 axis.set_title(f"validation at the best checkpoint: {shown}", fontsize=8)
         if best_step is not None:
             axis.axvline(best_step - 1, color="0.4", linestyle=":", linewidth=1)
-        if "loss" in label:
+        if ("train/loss_step", "0.8") in drawn:
             axis.set(ylim=_without_outliers([value for name, _ in drawn for value in _series(rows, name)[1]]))
+        if label == "accuracy":
+            axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+        else:
+            axis.ticklabel_format(axis="y", scilimits=(-2, 3))
         axis.set(xlabel="step", ylabel=label)
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.grid(alpha=0.3)
-    axes[-2].yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes[-1].ticklabel_format(axis="y", scilimits=(-2, 3))
+    if objective:
+        axes[0].set_title(objective, fontsize=8, wrap=True)
     key = {"training, of a batch": "0.8", "training" + ", mixed images" * mixed: "C0", "validation": "C1"}
     lines = [Line2D([], [], color=colour) for colour in key.values()]
     if best_step is not None:
@@ -76,7 +82,7 @@ def image_grid(
     """Draws images (n, c, H, W), uint8, under titles of one or two lines; the titles of ``wrong`` ones are red."""
     rows = -(-len(images) // columns)
     _, channels, height, width = images.shape
-    gap = max(2, height // 4)
+    gap = max(3, height // 4)  # two lines of a title
     # one picture of all images is drawn many times faster than one axis per image
     sheet = np.full((rows * (height + gap), columns * (width + 1), channels), 255, dtype=np.uint8)
     inches = 1.2 if columns > 5 else 1.8
@@ -88,9 +94,10 @@ def image_grid(
         top, left = row * (height + gap) + gap, column * (width + 1)
         sheet[top : top + height, left : left + width] = image.transpose(1, 2, 0)
         colour = "C3" if bad else "black"
-        position = (left + width / 2 - 0.5, top - 0.7)
+        position = (left + width / 2 - 0.5, top - 0.5)
         text = "\n".join(_short(line, round(19 * inches)) for line in title.split("\n"))
-        axis.text(*position, text, ha="center", va="bottom", fontsize=7, color=colour, parse_math=False)
+        above: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+        axis.annotate(text, position, **above, fontsize=7, color=colour, parse_math=False)
     axis.imshow(sheet.squeeze(), cmap="gray" if channels == 1 else None, vmin=0, vmax=255, aspect="auto")
     return figure
 

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from vit_lightning.commands.console import say
+from vit_lightning.commands.console import counted, say
 from vit_lightning.commands.figures import image_grid, save
 from vit_lightning.commands.session import load_trained, make_trainer, session
 from vit_lightning.commands.test_report import write_rows
@@ -92,7 +92,7 @@ def predict_files(experiment: Experiment) -> None:
         top = ", ".join(f"{name} {100 * value:.1f} %" for name, value in list(zip(classes, values, strict=True))[:3])
         say(f"{file}: {top}")
     if predictions:
-        say(f"predictions of {len(predictions)} images: {path}")
+        say(f"predictions of {counted(len(predictions), 'image')}: {path}")
     problems = sorted(data.bad_images["test"])
     if problems and data.on_bad_image == "error":
         others = f"; those of the {len(predictions)} others are written" if predictions else ""

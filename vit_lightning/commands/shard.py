@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from vit_lightning.commands.console import quiet, say
+from vit_lightning.commands.console import counted, quiet, say
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.bad_images import BAD_IMAGES, bad_image_lines, refuse_too_many
 from vit_lightning.data.base import ImageData
@@ -55,7 +55,7 @@ def shard(experiment: Experiment, images_in_file: int = IMAGES_IN_FILE) -> Path:
         skipped = [problem for _, problems in written.values() for problem in problems]
         if skipped:
             write_whole(out / BAD_IMAGES, bad_image_lines(skipped))
-            say(f"{len(skipped)} damaged images were left out: {out / BAD_IMAGES}")
+            say(f"left out {counted(len(skipped), 'damaged image')}: {out / BAD_IMAGES}")
         (out / UNFINISHED).unlink()
     say(f"{', '.join(f'{count} {split}' for split, (count, _) in written.items())} images: {out}")
     say(f"read with   {' '.join(_flags(out, data))}")

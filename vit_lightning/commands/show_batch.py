@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vit_lightning.commands.console import say
+from vit_lightning.commands.console import counted, say
 from vit_lightning.commands.figures import image_grid, save
 from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
@@ -26,7 +26,7 @@ def show_batch(experiment: Experiment) -> None:
         titles = label_texts(batch, data.class_names)[:SHOWN]
         path = folder / "batch.png"
         save(image_grid(pixels.numpy(), titles, [False] * len(titles)), path)
-    say(f"{len(titles)} of {len(batch.images)} images of the first batch: {path}")
+    say(f"{len(titles)} of {counted(len(batch.images), 'image')} of the first batch: {path}")
 
 
 def visible(data: ImageData, images: torch.Tensor) -> torch.Tensor:
