@@ -203,3 +203,19 @@ def test_what_is_made_of_a_config_leaves_it_as_it_is():
 
 def test_a_class_has_its_own_defaults_not_those_of_the_default_class(in_folder):
     assert resolve(["--data=CIFAR10", "--model.patch_size=4"]).data.batch_size == 128  # that of Digits is 64
+
+
+def test_callbacks_loggers_and_profilers_are_named_without_their_modules():
+    callbacks = "--trainer.callbacks=[LearningRateMonitor, {class_path: EarlyStopping, monitor: val/loss}]"
+    words = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--trainer.profiler=simple"]
+    trainer = resolve([f"--config={DIGITS}", callbacks, *words]).trainer
+    assert [item["class_path"] for item in trainer["callbacks"]] == [
+        "lightning.pytorch.callbacks.LearningRateMonitor",
+        "lightning.pytorch.callbacks.EarlyStopping",
+    ]
+    assert trainer["logger"]["class_path"] == "lightning.pytorch.loggers.CSVLogger"
+    assert trainer["profiler"] == "simple"
+    with pytest.raises(UserError) as caught:
+        resolve([f"--config={DIGITS}", "--trainer.callbacks=[EarlyStopping]", "--trainer.logger=CSVLoger"])
+    assert "monitor of lightning.pytorch.callbacks.EarlyStopping is missing" in str(caught.value)
+    assert "trainer.logger.class_path=CSVLoger is not there (did you mean CSVLogger?)" in str(caught.value)

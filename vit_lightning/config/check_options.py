@@ -21,7 +21,7 @@ from vit_lightning.config.files import Config, own_classes, unflatten
 from vit_lightning.config.options import Settings
 from vit_lightning.config.own_files import searched
 from vit_lightning.config.parser import DEFAULT_CLASSES
-from vit_lightning.config.trust import find_class
+from vit_lightning.config.trust import find_class, lightning_classes
 from vit_lightning.data.base import ImageData
 from vit_lightning.models.vit import ViT
 
@@ -114,6 +114,8 @@ def _describe(fault: ArgumentError, config: Config, parser: ArgumentParser) -> P
             return _unknown(_locate(config, [*keys, found[1]], message), config, names, class_path)
         elif found := re.match(r"the following arguments are required: (\S+?)(,|$)", message):
             path = _locate(config, [*keys, found[1]], message)
+            if path[-1] != found[1].rpartition(".")[2]:  # of an item of a list
+                return Problem(path, f"{_dotted(path)}: {found[1]} of {class_path} is missing", missing=True)
             return Problem(path, f"{_dotted(path)} is missing", missing=True) if len(path) > 1 else None
         elif found := re.match(r"Subclasses are disabled for (\w+), thus '(.+?)' is not accepted", message):
             return _no_class(next(iter(config)), found[2], parser)
@@ -239,7 +241,8 @@ def _choices(key: str, class_path: str) -> str:
     folders = f"; searched: installed packages, {searched()}" if "." in class_path and searched() else ""
     if kind := {"model": ViT, "data": ImageData}.get(key):
         return f" (choose {', '.join(own_classes(kind))} or give module.Class{folders})"
-    near = difflib.get_close_matches(class_path.rpartition(".")[2], vit_lightning.__all__, n=1)
+    known = [*vit_lightning.__all__, *lightning_classes()]
+    near = difflib.get_close_matches(class_path.rpartition(".")[2], known, n=1)
     return f" (did you mean {near[0]}?{folders})" if near else f" (give module.Class{folders})"
 
 

@@ -28,6 +28,9 @@ CLASS_KEYS += ("dataset_class", "augment", "transform")
 LIGHTNING_CLASSES = [f"lightning.pytorch.{kind}" for kind in ("callbacks", "loggers", "profilers", "strategies")]
 """Modules of classes that a config may name without a module."""
 
+TRAINER_CLASSES = ("callbacks", "logger", "profiler", "strategy", "plugins")
+"""Options of the Trainer whose value may be a class."""
+
 
 def restrict_imports(config: Config, *, trust: bool, folders: Iterable[Path] = ()) -> None:
     """Lets jsonargparse import from the known packages alone, or with ``trust`` also from those that the config names.
@@ -93,6 +96,35 @@ def may_import(name: str, packages: Collection[str] | None = None) -> bool:
     return all(part.isidentifier() for part in parts) and any(
         parts[: len(package)] == package for package in (package.split(".") for package in known)
     )
+
+
+def with_full_names(config: Config) -> Config:
+    """Returns a flat config whose callbacks, loggers, profilers and strategies are named in full.
+
+    ``[EarlyStopping]`` becomes ``[{class_path: lightning.pytorch.callbacks.EarlyStopping}]``; words such as ``simple``
+    or ``ddp`` stay.
+    """
+    trainer = config.get("trainer")
+    if not isinstance(trainer, dict):
+        return config
+    named = {key: _with_full_name(trainer[key]) for key in TRAINER_CLASSES if key in trainer}
+    return {**config, "trainer": {**trainer, **named}}
+
+
+def _with_full_name(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_full_name(item) for item in value]
+    given = {"class_path": value} if isinstance(value, str) and (value[:1].isupper() or "." in value) else value
+    if not isinstance(given, dict) or not isinstance(given.get("class_path"), str):
+        return value
+    name = full_name(given["class_path"])
+    return {**given, "class_path": lightning_classes().get(name, name)}
+
+
+def lightning_classes() -> dict[str, str]:
+    """Returns the full names of Lightning's callbacks, loggers, profilers and strategies by their short ones."""
+    homes = {home: importlib.import_module(home) for home in LIGHTNING_CLASSES}
+    return {name: f"{home}.{name}" for home, module in homes.items() for name in module.__all__}
 
 
 def find_class(class_path: Any) -> Any:
