@@ -128,15 +128,21 @@ def _no_command(name: str, arguments: Sequence[str]) -> str:
 
 def _run(name: str, arguments: list[str]) -> int:
     from vit_lightning.errors import UserError
-    from vit_lightning.signals import exit_by_signal, handled
+    from vit_lightning.signals import STOP, ended_by_signals, print_from_first, stopped_by, wait_for_first_rank
 
     try:
-        with handled(exit_by_signal):
+        with ended_by_signals():
             _call(name, COMMANDS[name], arguments)
         sys.stdout.flush()  # here, where a reader that has gone can be told from a fault
     except UserError as error:
         _print_problems(name, error.problems)
         return error.exit_code
+    except SystemExit as end:
+        if end.code in [128 + number for number in STOP]:
+            if not getattr(end, "__notes__", None):  # nothing has been printed yet
+                print_from_first(stopped_by(int(end.code) - 128))
+            wait_for_first_rank()
+        raise
     except BrokenPipeError:
         if _is_read(sys.stdout):
             raise

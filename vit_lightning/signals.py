@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
+import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+UNRESPONSIVE = 5.0
+"""Seconds in which the main thread has to notice a signal: it may wait for another rank in a call of C++."""
+LIMIT = 8.0
+"""Seconds that the end of a process may take, such as an upload to W&B, once nothing more is to be saved."""
+
+_ending = threading.Event()
 
 
 @contextlib.contextmanager
@@ -29,9 +41,85 @@ def handled(handler: Callable[[int, FrameType | None], object], numbers: Sequenc
             signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
 
 
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Lets signals end the process of a command, soon also where its main thread waits in a call of C++."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _ending.clear()
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    earlier = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # else a child's signals come here
+    threading.Thread(target=_watch, args=(reading,), daemon=True, name="signals").start()
+    try:
+        with handled(exit_by_signal):
+            yield
+    finally:
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python ends: no traceback
+        signal.set_wakeup_fd(earlier)
+        os.close(writing)
+
+
+def _watch(reading: int) -> None:
+    """Ends this process if a signal does not, after its time is up."""
+    while number := int.from_bytes(os.read(reading, 1)):
+        if number not in STOP:
+            continue
+        # where training notes the signal, it ends by itself after a step, however long that takes
+        _ending.wait(UNRESPONSIVE if signal.getsignal(number) is exit_by_signal else None)
+        if _ending.is_set():
+            time.sleep(LIMIT)
+        else:
+            print_from_first(stopped_by(number))
+        wait_for_first_rank()
+        os._exit(128 + number)
+    os.close(reading)
+
+
+def stopped_by(number: int) -> str:
+    return f"stopped by {signal.Signals(number).name}"
+
+
+def print_from_first(text: str) -> None:
+    """Prints a line to stderr, unless this is another process than the first that Lightning launched."""
+    if not _is_launched():
+        print(f"lightning: {text}", file=sys.stderr, flush=True)
+
+
+def _is_launched() -> bool:
+    """Whether Lightning started this process as a further rank on this machine."""
+    return os.environ.get("LOCAL_RANK", "0") != "0" and "TORCHELASTIC_RUN_ID" not in os.environ
+
+
+def wait_for_first_rank() -> None:
+    """Waits until the first rank has ended, which Lightning kills a few seconds after it sees another rank end."""
+    parent, until = os.getppid(), time.monotonic() + UNRESPONSIVE + LIMIT
+    while _is_launched() and os.getppid() == parent and time.monotonic() < until:
+        time.sleep(0.02)
+
+
 def exit_by_signal(number: int, frame: FrameType | None) -> None:
     """Ends the process with 128 + the signal's number; Lightning alone would make that 0 or 1."""
+    if not _ending.is_set():  # more than one may come: timeout sends SIGTERM to a process and to its group
+        end_process(number)
+
+
+def end_process(number: int) -> NoReturn:
+    """Begins the end of this process with 128 + the signal's number; within ``LIMIT`` seconds it has ended."""
+    _ending.set()
     raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def withheld() -> Iterator[None]:
+    """Holds the signals back; a process or a thread that starts meanwhile never gets them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def obey_parent() -> None:
@@ -40,3 +128,11 @@ def obey_parent() -> None:
         signal.signal(number, exit_by_signal)
     for number in (signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+
+
+def die_with(parent: int) -> None:
+    """Lets this process die with its parent, also if that is killed; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(137)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -33,18 +34,35 @@ def test_row_08_a_signal_ends_training_with_a_checkpoint(tmp_path, whole, fault,
 
 
 @pytest.mark.parametrize(
-    ("fault", "saved"),
+    ("fault", "code"),
     [
-        pytest.param("15:forward:TERM", 8, marks=pytest.mark.full),
-        ("16:val:TERM", 8),
-        pytest.param("16:epoch_end:TERM", 16, marks=pytest.mark.full),
+        pytest.param("15:forward:TERM", 143, marks=pytest.mark.full),
+        ("16:val:KILL", -9),
+        pytest.param("16:val:TERM", 143, marks=pytest.mark.full),
+        pytest.param("16:epoch_end:TERM", 143, marks=pytest.mark.full),
+        pytest.param("32:val:INT", 130, marks=pytest.mark.full),
     ],
 )
-def test_row_08_a_signal_around_an_epoch_s_end(tmp_path, whole, fault, saved):
-    assert harness.fit(tmp_path, "--checkpoint.every_n_steps=null", fault=f"0:{fault}") == 143
-    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == saved
+def test_row_08_a_validation_loses_nothing_of_training(tmp_path, whole, fault, code):
+    assert harness.fit(tmp_path, "--checkpoint.every_n_steps=null", fault=f"0:{fault}") == code
+    checkpoint = read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")
+    assert checkpoint["global_step"] == (32 if fault.startswith("32") else 16)
+    assert checkpoint["before_validation"]
     assert harness.go_on(tmp_path) == 0
     assert not harness.differences(whole, harness.outcome(tmp_path))
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert results["seconds"] > results["train_seconds"] > checkpoint["callbacks"]["Stopwatch"]["seconds"] > 0.0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("step", [4, 16, 20])
+def test_row_08_the_same_with_validations_within_an_epoch_and_the_last_one_at_max_steps(tmp_path, step):
+    flags = ("--trainer.val_check_interval=0.5", "--trainer.max_steps=20", "--checkpoint.every_n_steps=null")
+    assert harness.fit(tmp_path / "whole", *flags) == 0
+    assert harness.fit(tmp_path, *flags, fault=f"0:{step}:val:KILL") == -9
+    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == step
+    assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)
+    assert not harness.differences(harness.outcome(tmp_path / "whole"), harness.outcome(tmp_path))
 
 
 def test_row_08_a_signal_in_mid_accumulation_waits_for_its_end(tmp_path):

@@ -7,7 +7,6 @@ must not have started computing threads of its own: it keeps to one.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import multiprocessing
 import os
@@ -30,7 +29,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import OwnFault
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import CannotResume, Diverged, UserError
-from vit_lightning.signals import obey_parent
+from vit_lightning.signals import die_with, obey_parent
 from vit_lightning.storage.folder import InUse, read_json, write_whole
 from vit_lightning.storage.metrics import read_results
 
@@ -175,7 +174,7 @@ def _work(
 ) -> None:
     """Runs the process of one attempt; ``words`` are the arguments of the equivalent command."""
     os.setpgid(0, 0)
-    _die_with(parent)
+    die_with(parent)  # another process will take the run over
     obey_parent()
     log = os.open(claim.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for handle, name in ((1, "stdout"), (2, "stderr")):
@@ -202,14 +201,6 @@ def _fit_alone(experiment: Experiment) -> None:
             if experiment.out and experiment.out.is_dir() and not os.access(experiment.out, os.W_OK):
                 raise
             time.sleep(0.5)
-
-
-def _die_with(parent: int) -> None:
-    """Lets this attempt die with the process that watches it: another process will take the run over."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(137)
 
 
 def _report_fault(fault: BaseException, path: Path) -> int:

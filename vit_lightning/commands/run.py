@@ -6,7 +6,6 @@ import json
 import resource
 import secrets
 import sys
-import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from vit_lightning.storage.checkpoint_files import (
 from vit_lightning.storage.folder import is_first, log_warnings
 from vit_lightning.storage.metrics import MetricsFile, json_number, read_metrics, write_results
 from vit_lightning.storage.wandb_mirror import WandbMirror
-from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions
+from vit_lightning.training.callbacks import EpochMetrics, LearningRate, StepSeeds, Stopwatch, TestPredictions
 from vit_lightning.training.checkpoints import Checkpoints, space_problem
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
@@ -55,6 +54,7 @@ class Run:
     module: LightningModule
     trainer: Trainer
     predictions: TestPredictions
+    stopwatch: Stopwatch
     metrics: MetricsFile
     mirror: WandbMirror
 
@@ -77,7 +77,7 @@ def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, 
         else:
             load_weights(module, read_checkpoint(path), path)
     settings, config = experiment.settings, dict(experiment.config)
-    predictions, metrics = TestPredictions(), MetricsFile(folder)
+    predictions, stopwatch, metrics = TestPredictions(), Stopwatch(), MetricsFile(folder)
     guard = FiniteGuard(folder)
     checkpoints = Checkpoints(folder, settings.checkpoint, config, guard)
     weights = sum(weight.numel() * weight.element_size() for weight in module.parameters())
@@ -87,15 +87,16 @@ def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, 
     shape = (data.in_channels, *data.image_size)
     facts = {"parameters": count_parameters(module), "flops": forward_flops(network_of(module), shape)}
     mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**config, **facts})
-    own = [StepSeeds(experiment.seed), guard, LearningRate(), Stopwatch(), checkpoints, StopOnSignal(checkpoints)]
-    own.append(Start(experiment))
+    own = [
+        *(StepSeeds(experiment.seed), guard, LearningRate(), EpochMetrics(), stopwatch),
+        *(checkpoints, StopOnSignal(checkpoints), Start(experiment)),
+    ]
     trainer = make_trainer(arguments, folder, own, [metrics, mirror])
-    return Run(experiment, folder, module, trainer, predictions, metrics, mirror)
+    return Run(experiment, folder, module, trainer, predictions, stopwatch, metrics, mirror)
 
 
 def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     """Trains from step 0 or from a checkpoint, unless training has finished; then tests the best checkpoint."""
-    started = time.time()
     say(row("run", f"{run.folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
     say(model_line(run.experiment, count_parameters(run.module)))
     say(device_line(run.trainer))
@@ -109,8 +110,9 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
         run.mirror.finish(exit_code=1)
         if isinstance(fault, KeyboardInterrupt | SystemExit):
             say(f"stopped; to resume: lightning fit --resume {run.folder}")
+            fault.add_note("printed")
         raise
-    results["seconds"] = round(time.time() - started, 3)
+    results["seconds"] = round(run.stopwatch.run_seconds, 3)
     results["peak_memory_mb"] = _peak_memory_mb()
     if is_first():
         _draw_and_mirror(run, results)
@@ -130,10 +132,12 @@ def _train(run: Run, newest: Restored | None) -> None:
     for complaint in complaints:
         warnings.warn(f"{complaint}: falling back to {path.name if path else None}", stacklevel=2)
     done = checkpoint.get("global_step", 0)
-    run.metrics.resume(done, checkpoint.get("row"))
+    # before a validation, the rows of the step that it follows are logged again
+    run.metrics.resume(done - checkpoint.get("before_validation", False), checkpoint.get("row"))
     run.mirror.catch_up(run.folder)
     if checkpoint.get("finished"):
         say(row("training", f"finished after {counted(done, 'step')}: only the test remains"))
+        run.stopwatch.load_state_dict(checkpoint["callbacks"]["Stopwatch"])
         return
     if run.trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()

@@ -23,6 +23,7 @@ from vit_lightning.config.options import TrainedOptions
 from vit_lightning.config.own_files import OwnFault, own_traceback
 from vit_lightning.config.own_module import class_of, make_own
 from vit_lightning.config.teachers import load_teacher
+from vit_lightning.data.workers import with_our_workers
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import (
     AtomicCheckpointIO,
@@ -176,6 +177,10 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         profiler: Any = trainer.profiler  # type: ignore[attr-defined]
         if not isinstance(profiler, PassThroughProfiler) and profiler.filename is None:
             profiler.filename = "profile"  # fit-profile.txt in the run folder; else only in Lightning's log
+        # Lightning's handler of SIGTERM communicates with the other ranks, which hangs
+        trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+        process = trainer.strategy.process_dataloader
+        trainer.strategy.process_dataloader = lambda dataloader: process(with_our_workers(dataloader))  # type: ignore
         return trainer
     except Exception as fault:  # Lightning raises a dozen types
         named = ("accelerator", "devices", "strategy", "precision")

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
+from vit_lightning.data.workers import WorkerLoader
 from vit_lightning.errors import UserError
 
 
@@ -67,7 +68,7 @@ class Loader:
         self.dataset = dataset
         self._on_skipped = on_skipped
         self._length = length
-        self._loader: DataLoader[Batch] = DataLoader(
+        self._loader = WorkerLoader(
             dataset,
             batch_sampler=_Requests(requests),  # type: ignore[arg-type]  # a request, not a list of indices
             collate_fn=_unchanged,

@@ -67,15 +67,16 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def resume(self, step: int, row: dict[str, Any] | None) -> None:
-        """Marks that the run resumes after ``step`` optimizer steps, so that later rows are logged again.
+        """Marks that the rows of ``step`` and later ones are logged again.
 
         Args:
-            step: completed optimizer steps.
+            step: number of the first such step, the first of all being 0.
             row: last row before the checkpoint, stored in it; written if a kill has prevented that.
         """
         known = read_metrics(self.folder) if (self.folder / "metrics.jsonl").is_file() else []
         if known:
             self.log_metrics({"resumed": 1.0}, step=step)
+            known = [earlier for earlier in known if earlier["step"] < step]
         if row and not any(earlier["step"] == row["step"] and row.keys() <= earlier.keys() for earlier in known):
             self.log_metrics({name: value for name, value in row.items() if name != "step"}, step=row["step"])
 

@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from torch.nn.functional import cross_entropy
+from torchmetrics import Metric
 from tqdm import tqdm
 
 from vit_lightning.metric_facts import METRICS
@@ -48,10 +49,14 @@ def seed_torch(key: int) -> None:
 
 
 class Stopwatch(Callback):
-    """Seconds of training, without validation, and number of training images over all ranks."""
+    """Callback that counts seconds of training without validation, seconds of the run, and images of all ranks.
+
+    Checkpoints hold the sums over the processes of a run: a killed one loses what came after its last checkpoint.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._earlier, self._began = 0.0, time.perf_counter()
         self.images = 0
         self._since = 0.0
 
@@ -80,11 +85,54 @@ class Stopwatch(Callback):
             self.seconds += time.perf_counter() - self._since
             self._since = 0.0
 
+    @property
+    def run_seconds(self) -> float:
+        """Seconds of this process and of those before it."""
+        return self._earlier + time.perf_counter() - self._began
+
     def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self.seconds, "images": self.images}
+        seconds = self.seconds + (time.perf_counter() - self._since if self._since else 0.0)
+        return {"seconds": seconds, "images": self.images, "run_seconds": self.run_seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.seconds, self.images = state_dict["seconds"], state_dict["images"]
+        self._earlier = state_dict.get("run_seconds", self.seconds)  # runs of earlier versions lack it
+
+
+class EpochMetrics(Callback):
+    """Callback that keeps the training metrics of an epoch for a run that resumes in the validation at its end.
+
+    Such a run trains no batch of that epoch, and Lightning knows only metrics that have been logged since the start.
+    """
+
+    def __init__(self) -> None:
+        self._restored: dict[str, Any] = {}
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        if trainer.training and loop._is_training_done:
+            numbers = loop._results.metrics(on_step=False)["callback"]
+            checkpoint["epoch_metrics"] = {name: torch.as_tensor(value).cpu() for name, value in numbers.items()}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._restored = checkpoint.get("epoch_metrics", {})
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for name in self._restored.keys() - trainer.callback_metrics.keys():
+            pl_module.log(name, self._restored[name])
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._forget(pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._forget(pl_module)
+
+    def _forget(self, pl_module: LightningModule) -> None:
+        if self._restored:  # Lightning resets only metrics that have been logged
+            for metric in pl_module.modules():
+                if isinstance(metric, Metric):
+                    metric.reset()
+        self._restored = {}
 
 
 class LearningRate(Callback):

@@ -23,7 +23,8 @@ from vit_lightning.training.divergence import FiniteGuard
 
 @dataclass
 class CheckpointConfig:
-    """Checkpoints: last.ckpt is written after each epoch and at these intervals, best.ckpt after a validation.
+    """Checkpoints: last.ckpt is written before each validation or else at the end of an epoch, and at these intervals;
+    best.ckpt after a validation.
 
     Args:
         monitor: logged metric by which best.ckpt is chosen.
@@ -52,7 +53,9 @@ class Checkpoints(Checkpoint):
 
     Lightning's ModelCheckpoint also writes in the last batch of an epoch and during accumulation, and a run resumed
     from there repeats or skips batches (PyTorch Lightning issues 19815, 20550, 21938). Here it is written at
-    the end of the epoch or of the accumulation instead.
+    the end of the accumulation, of the epoch, or before a validation, which a resumed run then begins with. It is not
+    written again after a validation: that would double the writes of each epoch, and a kill in the next epoch costs at
+    most a second validation.
 
     Args:
         folder: the run folder; the files go to ``checkpoints`` in it.
@@ -72,12 +75,27 @@ class Checkpoints(Checkpoint):
         self._due = False
         self._finished = False
         self._resumed = False
+        self._before_validation = False
+        self._begins_with_validation = False
+        self._max_steps: int | None = None  # kept until the validation with which a resumed run begins
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._begins_with_validation:  # Lightning would not even begin if max_steps have been trained
+            loop = trainer.fit_loop.epoch_loop
+            self._max_steps, loop.max_steps = loop.max_steps, -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._begins_with_validation and not _validates_now(trainer):
+            raise UserError(
+                "trainer: the run resumes before a validation, which the changed options leave out "
+                "(resume it with its own val_check_interval, check_val_every_n_epoch and limit_val_batches)"
+            )
         if not self._resumed:  # finds now what cannot be written or loaded again
             trial = self.last.with_name(".trial.ckpt")
-            written = self._write(trainer, trial)
-            trial.unlink(missing_ok=True)
+            try:
+                written = self._write(trainer, trial)
+            finally:
+                trial.unlink(missing_ok=True)
             if not written:
                 raise UserError(f"{self.last.parent} cannot hold checkpoints: nothing of this run could be kept")
         self._saved_time = time.monotonic()
@@ -91,16 +109,23 @@ class Checkpoints(Checkpoint):
             self._due |= trainer.strategy.broadcast(minutes >= every_minutes)
         if every_n_steps is not None and trainer.global_step - max(0, self._saved_step) >= every_n_steps:
             self._due = True
-        if self._due:
+        if self._due or _validates_now(trainer):
             self.save_if_possible(trainer)
 
     def save_if_possible(self, trainer: Trainer) -> bool:
         """Writes ``last.ckpt`` after a batch if training can resume from here; returns whether it could."""
-        # not before a validation, which a resumed run would skip
-        possible = _between_steps(trainer) and not _validates_now(trainer)
+        possible = _can_resume_here(trainer)
         if possible and self._written_step != trainer.global_step:
+            self._before_validation = _validates_now(trainer)
             self._save_last(trainer)
+            self._before_validation = False
         return possible
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._max_steps is not None and not trainer.sanity_checking:
+            loop = trainer.fit_loop.epoch_loop
+            loop.max_steps, self._max_steps = self._max_steps, None
+            loop.val_loop.batch_progress.total.reset_on_restart()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
@@ -108,13 +133,12 @@ class Checkpoints(Checkpoint):
         self._validated_step = trainer.global_step
         if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:  # else the end of the epoch saves
             self._save_best(trainer)
-            if self._due and _between_steps(trainer):
-                self._save_last(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._validated_step == trainer.global_step:  # else the score is that of older weights
             self._save_best(trainer)
-        self._save_last(trainer)
+        if self._written_step != trainer.global_step:
+            self._save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finished = True
@@ -158,6 +182,9 @@ class Checkpoints(Checkpoint):
         metrics = {name: float(number) for name, number in trainer.callback_metrics.items()}
         checkpoint["metrics"] = {name: number for name, number in metrics.items() if name.startswith(stages)}
         checkpoint["row"] = _row_to_come(trainer)
+        checkpoint["before_validation"] = self._before_validation
+        if self._before_validation:
+            _count_as_in_validation(checkpoint["loops"]["fit_loop"])
         checkpoint["ranks"] = trainer.world_size
         checkpoint["images"] = _fingerprint(trainer)
         view = getattr(trainer.datamodule, "test_view", None)  # type: ignore[attr-defined]
@@ -166,6 +193,7 @@ class Checkpoints(Checkpoint):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Refuses to resume with another number of devices or other images."""
         self._resumed = True
+        self._begins_with_validation = checkpoint.get("before_validation", False)
         problems = []
         if checkpoint["ranks"] != trainer.world_size:
             problems.append(
@@ -209,16 +237,34 @@ def _fingerprint(trainer: Trainer) -> str:
     return fingerprint() if callable(fingerprint) else ""
 
 
-def _between_steps(trainer: Trainer) -> bool:
-    """Whether training can resume from here: no gradients accumulated, and not in the last batch of an epoch."""
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    return not progress.is_last_batch and not trainer.fit_loop._should_accumulate()
+def _can_resume_here(trainer: Trainer) -> bool:
+    """Whether training can resume after this batch: no gradients are accumulated, and something follows in the epoch.
+
+    That is a batch or a validation, but none that depends on the time or on a callback that stops training.
+    """
+    if trainer.fit_loop._should_accumulate():
+        return False
+    if _validates_now(trainer):
+        return not trainer.should_stop and trainer._val_check_time_interval is None  # type: ignore[attr-defined]
+    return not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
 
 
 def _validates_now(trainer: Trainer) -> bool:
     """Whether validation follows this batch."""
     fetcher = trainer.fit_loop._data_fetcher
     return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+
+
+def _count_as_in_validation(loops: dict[str, Any]) -> None:
+    """Changes Lightning's counters after a batch to those of a validation that has begun, with which a run resumes.
+
+    With the counters of the batch, it would take the validation that follows for done.
+    """
+    for counts in (loops["epoch_loop.batch_progress"][which] for which in ("total", "current")):
+        counts["completed"] = counts["processed"]
+    validation = loops["epoch_loop.val_loop.batch_progress"]
+    for counts in (validation["total"], validation["current"]):
+        counts.update(ready=1, started=1, processed=0, completed=0)
 
 
 def space_problem(folder: Path, weights: int, *, copies: int = 3) -> str | None:

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 
-from vit_lightning.signals import handled
+from vit_lightning.signals import end_process, handled
+from vit_lightning.storage.folder import is_first
 from vit_lightning.training.checkpoints import Checkpoints
 
 
@@ -38,9 +40,10 @@ class StopOnSignal(Checkpoint):
         self._earlier = self._installed.enter_context(handled(self._note))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._received = number
+        self._received = self._received or number
         if number == signal.SIGINT:
-            print("\nstopping after this step (Ctrl-C again: at once)", file=sys.stderr, flush=True)
+            if is_first():
+                print("\nstopping after this step (Ctrl-C again: at once)", file=sys.stderr, flush=True)
             signal.signal(signal.SIGINT, self._earlier[signal.SIGINT] or signal.default_int_handler)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
@@ -49,7 +52,7 @@ class StopOnSignal(Checkpoint):
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and self._agreed(trainer):
-            self._exit()  # no state to write here: training resumes from the last checkpoint
+            self._exit()  # last.ckpt was written before the validation
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._agreed(trainer):
@@ -57,9 +60,15 @@ class StopOnSignal(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._installed.close()
+        if self._agreed(trainer):
+            self._exit()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._installed.close()
+        launcher = trainer.strategy.launcher
+        if isinstance(exception, SystemExit) and isinstance(launcher, _SubprocessScriptLauncher):
+            launcher.kill(signal.SIGTERM)  # other ranks on this machine, if the signal came to this process alone
+            launcher.procs.clear()  # else Lightning kills this process a few seconds after one of them has ended
 
     def _agreed(self, trainer: Trainer) -> bool:
         """Whether some rank has received a signal; all ranks have to call this at once."""
@@ -69,4 +78,4 @@ class StopOnSignal(Checkpoint):
         return self._received != 0
 
     def _exit(self) -> None:
-        raise SystemExit(128 + self._received)
+        end_process(self._received)
