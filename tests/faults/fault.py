@@ -1,9 +1,10 @@
 """A callback that writes down what a run trains on, and harms it as the variable VITL_FAULT says.
 
 ``VITL_FAULT="rank:step:point:kind"``, several separated by commas; the step counts completed batches, ``*`` is each.
-Points: batch_start, forward, after_backward, after_opt_step, val, ckpt_write (before the file takes its place),
-ckpt_done (after it has), epoch_end, train_end. Kinds: a signal (KILL, TERM, INT, STOP), EXC, NAN, HUGE, SLEEP; FULL
-(no file can grow beyond 20 kB), BRIM (beyond 64 bytes) and FREE stand for the disk.
+Points: setup, sanity, batch_start, forward, after_backward, after_opt_step, val, ckpt_write (before the file takes its
+place), ckpt_done (after it has), epoch_end, train_end, test. Kinds: a signal (KILL, TERM, INT, STOP), one to the whole
+process group (GROUP_TERM and so on), EXC, NAN, HUGE, SLEEP; FULL (no file can grow beyond 20 kB), BRIM (beyond 64
+bytes) and FREE stand for the disk.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Fault(Callback):
 
             checkpoint_io.os = type("os", (), {**vars(os), "replace": staticmethod(replace_after)})
             checkpoint_io._flush_folder = flush_after
+        self.at("setup")
 
     def at(self, point: str) -> None:
         done = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
@@ -68,6 +70,8 @@ class Fault(Callback):
                     weight.grad.fill_(GRADIENTS[kind])
         elif kind in DISKS:
             resource.setrlimit(resource.RLIMIT_FSIZE, (DISKS[kind] or hard, hard))
+        elif kind.startswith("GROUP_"):
+            os.killpg(0, getattr(signal, kind.replace("GROUP_", "SIG")))
         else:
             os.kill(os.getpid(), getattr(signal, f"SIG{kind}"))
 
@@ -98,8 +102,10 @@ class Fault(Callback):
         self.at("after_opt_step")
 
     def on_validation_batch_start(self, *args):
-        if not self.trainer.sanity_checking:
-            self.at("val")
+        self.at("sanity" if self.trainer.sanity_checking else "val")
+
+    def on_test_batch_start(self, *args):
+        self.at("test")
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.at("epoch_end")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,14 @@ FLAGS = (
 """Four epochs of eight batches of digits, with everything random that there is: 32 steps in about a second."""
 
 
-def start(folder: Path, *arguments: str, fault: str = "", **environment: str) -> BaseProcess:
+def start(
+    folder: Path, *arguments: str, fault: str = "", call: Callable[..., None] = processes.command, **environment: str
+) -> BaseProcess:
     """Starts the command in ``folder``; its output is appended to ``log.txt`` there."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "VITL_FAULT": fault, **environment}
     log = folder / "log.txt"
-    return processes.start(processes.command, *arguments, folder=folder, environment=environment, out=log, err=log)
+    return processes.start(call, *arguments, folder=folder, environment=environment, out=log, err=log)
 
 
 def command(folder: Path, *arguments: str, fault: str = "", **environment: str) -> int:

@@ -68,6 +68,7 @@ class Writes(Callback):
 
     def __init__(self) -> None:
         self.moments: list[tuple[int, bool, bool]] = []
+        self.in_last_batch: list[dict[str, Any]] = []
         self._in_batch = False
 
     def on_train_batch_start(self, *_):
@@ -80,11 +81,13 @@ class Writes(Callback):
         progress = trainer.fit_loop.epoch_loop.batch_progress
         accumulating = trainer.fit_loop._should_accumulate()
         self.moments.append((progress.current.ready, self._in_batch and progress.is_last_batch, accumulating))
+        if self.moments[-1][1]:
+            self.in_last_batch.append(checkpoint)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 @pytest.mark.parametrize("val_check_interval", [1.0, 0.4])
-def test_nothing_is_written_in_an_epoch_s_last_batch_or_while_gradients_accumulate(
+def test_nothing_is_written_while_gradients_accumulate_and_in_an_epoch_s_last_batch_only_as_of_its_validation(
     tmp_path, accumulate, val_check_interval
 ):
     writes = Writes()
@@ -92,7 +95,12 @@ def test_nothing_is_written_in_an_epoch_s_last_batch_or_while_gradients_accumula
     arguments = {"accumulate_grad_batches": accumulate, "val_check_interval": val_check_interval}
     fit(tmp_path, writes, config=config, **arguments)
     assert len(writes.moments) >= 3
-    assert not any(last or accumulating for _, last, accumulating in writes.moments)
+    assert not any(accumulating for _, _, accumulating in writes.moments)
+    assert len(writes.in_last_batch) == (3 if val_check_interval == 1.0 else 0)  # the other has none at its end
+    for checkpoint in writes.in_last_batch:
+        assert checkpoint["before_validation"]
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
+        assert progress["completed"] == progress["ready"] == 7
     assert all(ready % accumulate == 0 or ready == 7 for ready, _, _ in writes.moments)
 
 

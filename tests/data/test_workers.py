@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from processes import Running
+from torch.utils.data import DataLoader, Dataset
+
+from vit_lightning.data.workers import PATIENCE, with_our_workers
+
+
+class Slow(Dataset):
+    """Numbers of the processes that read them; the third is never ready."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            time.sleep(1000)
+        return os.getpid()
+
+
+def read_and_end(how: str) -> None:
+    """Reads two items by two workers, of which one is then stuck, and ends."""
+    workers = iter(with_our_workers(DataLoader(Slow(), batch_size=None, num_workers=2)))
+    pids = [next(workers) for _ in range(2)]
+    Path("pids").write_text(" ".join(map(str, pids)))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for pid in pids:
+            os.kill(pid, number)
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("how", "seconds"), [("ends", PATIENCE + 2), ("killed", 3.0)])
+def test_workers_ignore_signals_and_end_with_their_process(tmp_path, how, seconds):
+    running = Running(read_and_end, how, folder=tmp_path)
+    until = time.monotonic() + 60
+    while not (tmp_path / "pids").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    began = time.monotonic()
+    result = running.finish()
+    assert result.returncode == (0 if how == "ends" else -9), result.stderr
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() - began < 10:
+        time.sleep(0.01)
+    assert time.monotonic() - began < seconds
+    assert result.stderr == ""

@@ -1,0 +1,184 @@
+"""Rows 8 and 9 of the fault plan: signals to the process group, as of a terminal, of ``timeout`` and of a cluster."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import harness
+import processes
+import pytest
+
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.storage.metrics import read_results
+
+CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 138}
+LAST = "run/checkpoints/last.ckpt"
+
+
+def in_group(*arguments: str) -> None:
+    """Runs the command as the first of a process group, and lets it start the second rank by the installed program."""
+    os.setsid()
+    sys.argv = [processes.installed_program(), *arguments]
+    from vit_lightning.cli import main
+
+    sys.exit(main(arguments))
+
+
+def in_terminal(slave: str, *arguments: str) -> None:
+    """Runs the command as the foreground process of a terminal."""
+    os.setsid()
+    terminal = os.open(slave, os.O_RDWR)  # the terminal of this session from now on
+    for number in (0, 1, 2):
+        os.dup2(terminal, number)
+    processes.command(*arguments)
+
+
+def setting(workers: int, ranks: int) -> tuple[str, ...]:
+    flags = ("--checkpoint.every_n_steps=null", f"--data.num_workers={workers}")
+    if ranks == 1:
+        return flags
+    return (*flags, "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=81")
+
+
+def begin(folder: Path, *flags: str, fault: str = "", call: Callable[..., None] = in_group) -> BaseProcess:
+    arguments = (*flags,) if flags[0] == "fit" else ("fit", *harness.FLAGS, *flags)
+    return harness.start(folder, *arguments, fault=fault, call=call, PYTHONPATH=os.pathsep.join(sys.path))
+
+
+def ended(process: BaseProcess, seconds: float) -> int:
+    """The exit code as a shell has it."""
+    process.join(seconds)
+    if process.exitcode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        pytest.fail(f"it has not ended in {seconds} s")
+    return 128 - process.exitcode if process.exitcode < 0 else process.exitcode
+
+
+def is_whole(folder: Path, code: int) -> None:
+    """Checks what a signal has left: no process, no partial file, no traceback, a checkpoint of the last step."""
+    until = time.monotonic() + 5
+    while harness.orphans(folder) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not harness.orphans(folder)
+    said = harness.log(folder)
+    assert "Traceback" not in said, said
+    assert not [*folder.glob("run/.*.part"), *folder.glob("run/checkpoints/.*")]
+    witness = folder / "witness0.jsonl"
+    trained = len(witness.read_text().splitlines()) if witness.exists() else 0
+    assert (folder / LAST).exists() == (trained > 0), said
+    if trained:
+        assert read_checkpoint(folder / LAST)["global_step"] == trained
+    assert said.count("stopped") == 1 or code == 0 or not (folder / "run").exists(), said
+
+
+def go_on(folder: Path, whole: dict[str, object], flags: tuple[str, ...]) -> None:
+    """Checks that the run resumes and ends as the one that nothing stopped."""
+    resumes = (folder / "run/config.yaml").exists()
+    process = begin(folder, *(("fit", "--resume=run", "--trust-config") if resumes else flags))
+    assert ended(process, 120) == 0, harness.log(folder)
+    assert not harness.differences(whole, harness.outcome(folder))
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory):
+    """What each setting leads to when nothing stops it, and its seconds."""
+    known = {}
+
+    def whole(flags: tuple[str, ...]) -> tuple[dict[str, object], float]:
+        if flags not in known:
+            folder, started = tmp_path_factory.mktemp("whole"), time.monotonic()
+            assert ended(begin(folder, *flags), 120) == 0, harness.log(folder)
+            seconds = time.monotonic() - started
+            known[flags] = harness.outcome(folder), seconds
+        return known[flags]
+
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("point", "number", "workers", "ranks"),
+    [
+        ("12:batch_start", signal.SIGTERM, 2, 1),
+        ("16:val", signal.SIGINT, 2, 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in [
+                ("0:setup", signal.SIGTERM, 2, 1),
+                ("0:setup", signal.SIGINT, 2, 2),
+                ("0:sanity", signal.SIGUSR1, 2, 1),
+                ("0:sanity", signal.SIGTERM, 2, 2),
+                ("12:forward", signal.SIGINT, 2, 2),
+                ("16:val", signal.SIGUSR1, 0, 1),
+                ("16:val", signal.SIGTERM, 2, 2),
+                ("24:epoch_end", signal.SIGINT, 2, 1),
+                ("32:train_end", signal.SIGTERM, 2, 2),
+                ("32:test", signal.SIGTERM, 2, 1),
+                ("32:test", signal.SIGUSR1, 2, 2),
+            ]
+        ),
+    ],
+)
+def test_row_08_a_signal_to_the_group(tmp_path, wholes, point, number, workers, ranks):
+    flags = setting(workers, ranks)
+    process = begin(tmp_path, *flags, fault=f"0:{point}:GROUP_{number.name[3:]}")
+    assert ended(process, 120) == CODES[number], harness.log(tmp_path)
+    is_whole(tmp_path, CODES[number])
+    go_on(tmp_path, wholes(flags)[0], flags)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_row_09_twenty_signals_to_the_group_at_random_moments(tmp_path, wholes, workers, ranks):
+    flags = setting(workers, ranks)
+    whole, seconds = wholes(flags)
+    draw, slowest, count, tried = random.Random(10 * workers + ranks), 0.0, 0, 0
+    while count < 20:
+        number, folder = list(CODES)[count % 3], tmp_path / str(tried)
+        tried += 1
+        process = begin(folder, *flags, fault="0:*:batch_start:SLEEP,0:*:val:SLEEP")
+        while os.getpgid(process.pid) != process.pid:
+            time.sleep(0.001)
+        process.join(draw.uniform(0.0, seconds))
+        if process.exitcode is not None:  # it had ended before
+            continue
+        os.killpg(process.pid, number)
+        signalled = time.monotonic()
+        code = ended(process, 15)
+        slowest = max(slowest, time.monotonic() - signalled)
+        if code == 0 and read_results(folder / "run"):  # it was about to end
+            continue
+        assert code == CODES[number], harness.log(folder)
+        is_whole(folder, code)
+        go_on(folder, whole, flags)
+        count += 1
+    print(f"{workers} workers, {ranks} ranks: {count} signals, the slowest end took {slowest:.1f} s")
+
+
+def test_row_08_ctrl_c_in_a_terminal(tmp_path, wholes):
+    flags = setting(workers=2, ranks=1)
+    master, slave = os.openpty()
+    process = harness.start(
+        tmp_path, os.ttyname(slave), "fit", *harness.FLAGS, *flags, fault="0:*:batch_start:SLEEP", call=in_terminal
+    )
+    until = time.monotonic() + 60
+    while not (tmp_path / "witness0.jsonl").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    os.write(master, b"\x03")
+    assert ended(process, 15) == 130
+    os.set_blocking(master, False)
+    said = os.read(master, 1 << 16).decode()
+    os.close(slave)
+    os.close(master)
+    assert "stopping after this step" in said, said
+    (tmp_path / "log.txt").write_text(said)
+    is_whole(tmp_path, 130)
+    go_on(tmp_path, wholes(flags)[0], flags)
