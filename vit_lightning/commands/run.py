@@ -160,7 +160,7 @@ def _objective(experiment: Experiment) -> str:
     """Returns in words what distinguishes the training loss from plain cross entropy; empty if nothing does."""
     loss, distillation = experiment.settings.loss, experiment.settings.distillation
     parts = [
-        "binary cross entropy" * (loss.name == "bce"),
+        {"ce": "", "bce": "binary cross entropy"}.get(loss.name, loss.name),
         f"label smoothing {loss.label_smoothing:g}" * (loss.label_smoothing > 0.0),
         "mixed images" * bool(experiment.data.mixing),
         "distillation" * (distillation.teacher is not None),

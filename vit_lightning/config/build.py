@@ -23,18 +23,18 @@ from vit_lightning.config.files import Config, unflatten
 from vit_lightning.config.old_configs import with_block
 from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.own_module import class_of, complete_module, filled_in, make_own, unused_problems
-from vit_lightning.config.parser import DEFAULT_CLASSES, instantiate, make_parser, parse_part, to_plain
+from vit_lightning.config.parser import DEFAULT_CLASSES, instantiate, parse, parse_part, to_plain
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import STEP_METRICS, metric_names
 from vit_lightning.sizes import pair
 from vit_lightning.storage.checkpoint_files import find_checkpoint, network_weights, read_checkpoint
+from vit_lightning.training.losses import OwnLoss
 from vit_lightning.training.optim import OptimizerConfig, group_problems
 
 
 def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     """Makes and checks all parts of an experiment, each once."""
-    parser = make_parser(command)
     data_config = _with_class(merged, "data")
     data: ImageData = instantiate(parse_part("data", unflatten(data_config)), "data")
     try:
@@ -47,7 +47,7 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     chosen, module_class = complete_module(merged), class_of(merged)
     with_facts = {**accepted(facts, model["class_path"]), **model}
     complete = with_block({**merged, "module": None, "data": data_config, "model": with_facts})
-    config = parser.parse_object(unflatten(complete))
+    config = parse(complete, command)
     for name, fact in facts.items():  # an argument that a function hands on shows only now
         if name in config.model.init_args and name not in model:
             config.model.init_args[name] = fact
@@ -64,12 +64,15 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
         same = pair if name == "image_size" else int
         if name in named and same(named[name]) != same(fact):
             problems.append(f"model.{name}={named[name]} does not fit the data, which has {fact} (leave it out)")
-    settings = {}
+    settings: dict[str, Any] = {}
     for key in Settings._fields:
         try:
             settings[key] = instantiate(config, key)
         except UserError as error:
             problems += error.problems
+    if isinstance(settings.get("loss"), OwnLoss):
+        found = settings["loss"].problems(data.num_classes, mixes=bool(getattr(data, "mixing", None)))
+        problems += [f"loss.class_path={config.loss.class_path}: {text}" for text in found]
     problems += unused_problems(merged, module_class, settings)
     has_network = "network" in filled_in(module_class)
     if has_network and not any(problem.startswith("model.") for problem in problems):

@@ -7,9 +7,9 @@ from typing import Any
 
 from jsonargparse import ArgumentError
 
-from vit_lightning.config.files import flatten, unflatten
+from vit_lightning.config.files import flatten
 from vit_lightning.config.old_configs import with_block
-from vit_lightning.config.parser import make_parser, to_plain
+from vit_lightning.config.parser import parse, to_plain
 
 ALWAYS = ("data.num_workers",)
 """Options that may change within a run: order and augmentation do not depend on them."""
@@ -38,7 +38,7 @@ def changes_since(began: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
     for key in lacking:
         _remove(older, key.split("."))
     try:
-        defaults = _by_key(flatten(to_plain(make_parser().parse_object(unflatten(older)))))
+        defaults = _by_key(flatten(to_plain(parse(older))))
     except (ArgumentError, TypeError, ValueError):  # an option without a default
         return found
     found |= {key: (defaults.get(key), found[key][1]) for key in lacking}

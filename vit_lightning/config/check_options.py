@@ -17,10 +17,11 @@ from typing import Any, get_args, get_type_hints
 from jsonargparse import ArgumentError, ArgumentParser
 
 import vit_lightning
-from vit_lightning.config.files import Config, own_classes, unflatten
+from vit_lightning.config.files import Config, own_classes
 from vit_lightning.config.options import Settings
 from vit_lightning.config.own_files import searched
-from vit_lightning.config.parser import DEFAULT_CLASSES
+from vit_lightning.config.own_parts import PLACES, class_at, class_problems, nested, own_parts
+from vit_lightning.config.parser import DEFAULT_CLASSES, part_parser
 from vit_lightning.config.trust import find_class, lightning_classes
 from vit_lightning.data.base import ImageData
 from vit_lightning.models.vit import ViT
@@ -87,8 +88,13 @@ def _first_problem(key: str, value: Any, parser: ArgumentParser) -> Problem | No
     if isinstance(given, dict) and key == "model" and (network := find_class(given["class_path"])) is not None:
         named = inspect.signature(network).parameters
         given = {**{name: fact for name, fact in FROM_DATA.items() if name in named}, **given}
+    own = own_parts({key: given})
+    for name, class_path in own:
+        if problems := class_problems(name, class_path):
+            return Problem(tuple(name.split(".")), problems[0])
+    parser = part_parser(key, own) if own else parser
     try:
-        parser.parse_object(unflatten({key: given}), defaults=False)
+        parser.parse_object(nested({key: given}), defaults=False)
     except ArgumentError as fault:
         return _describe(fault, {key: value}, parser)
     return None
@@ -110,10 +116,12 @@ def _describe(fault: ArgumentError, config: Config, parser: ArgumentParser) -> P
                 _locate(config, [*found[1].split("."), found[2]], message), config, _names(parser, found[1])
             )
         elif found := re.match(r"Option '(.+?)' is not accepted", message):
-            names = _arguments(class_path, keyword_only=is_block) if class_path else _names(parser)
-            return _unknown(_locate(config, [*keys, found[1]], message), config, names, class_path)
+            keys += found[1].split(".")
+            group = ".".join(keys[:-1])
+            names = _arguments(class_path, keyword_only=is_block) if class_path else _names(parser, group)
+            return _unknown(_locate(config, keys, message), config, names, class_path or class_at(config, group))
         elif found := re.match(r"the following arguments are required: (\S+?)(,|$)", message):
-            path = _locate(config, [*keys, found[1]], message)
+            path = _locate(config, [*keys, *found[1].split(".")], message)
             if path[-1] != found[1].rpartition(".")[2]:  # of an item of a list
                 return Problem(path, f"{_dotted(path)}: {found[1]} of {class_path} is missing", missing=True)
             return Problem(path, f"{_dotted(path)} is missing", missing=True) if len(path) > 1 else None
@@ -188,6 +196,13 @@ def _word(kind: str) -> str:
 def _unknown(path: Path, config: Config, known: Collection[str], class_path: str = "") -> Problem:
     value, (*parent, name) = _get(config, path), path
     shown = "" if isinstance(value, dict | list) else f"={value}"
+    place = PLACES.get(_dotted(tuple(parent)))
+    if place is not None and class_path and name in place.replaced:
+        if name == "name":
+            return Problem(
+                path, f"{_dotted(path)}={value} beside {_dotted((*parent, 'class_path'))}: give one of the two"
+            )
+        return Problem(path, f"{_dotted(path)}={value}: {class_path} takes no {name} (choose {', '.join(known)})")
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     hint = f"did you mean {_dotted((*parent, near[0]))}?" if near else f"choose {', '.join(known)}"
     if not near and class_path and _hides_arguments(find_class(class_path), known):
@@ -212,7 +227,7 @@ def _no_class(key: str, class_path: str, parser: ArgumentParser) -> Problem:
 def _names(parser: ArgumentParser, group: str = "") -> list[str]:
     """Returns the options of a parser, or of one of its groups."""
     defaults = parser.get_defaults()
-    return list(vars(defaults[group] if group else defaults))
+    return [name for name in vars(defaults[group] if group else defaults) if name != "class_path"]
 
 
 def _arguments(class_path: str, *, keyword_only: bool) -> list[str]:

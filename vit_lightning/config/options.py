@@ -15,7 +15,7 @@ from vit_lightning.storage.wandb_mirror import WandbConfig
 from vit_lightning.training.checkpoints import CheckpointConfig
 from vit_lightning.training.distillation import DistillationConfig
 from vit_lightning.training.ema import EMAConfig
-from vit_lightning.training.losses import LossConfig
+from vit_lightning.training.losses import LossConfig, OwnLoss
 from vit_lightning.training.optim import OptimizerConfig
 
 TRAINED = ("validate", "test", "predict")
@@ -28,7 +28,7 @@ class Settings(NamedTuple):
     """Groups of a config that are plain settings."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
-    loss: LossConfig = LossConfig()
+    loss: LossConfig | OwnLoss = LossConfig()
     ema: EMAConfig = EMAConfig()
     distillation: DistillationConfig = DistillationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

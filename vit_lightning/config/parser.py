@@ -13,8 +13,10 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from torch import nn
 
+from vit_lightning.config.files import Config
 from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.own_files import where
+from vit_lightning.config.own_parts import Own, add_own_parts, bind, nested, own_parts
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 
@@ -29,27 +31,61 @@ OWN_TRAINER_ARGUMENTS: set[str | int] = {
 DEFAULT_CLASSES = {"model": "vit_lightning.ViT", "data": "vit_lightning.Digits"}
 
 
-@lru_cache
-def make_parser(command: str = "fit") -> ArgumentParser:
-    """Returns the parser of a config merged with the flags of a command."""
+def parse(config: Config, command: str = "fit", *, defaults: bool = True) -> Namespace:
+    """Parses a flat config.
+
+    Raises:
+        ArgumentError: the first unknown option or wrong type.
+        UserError: a class of a loss, an optimizer or a schedule is not there.
+    """
+    parsed: Namespace = make_parser(command, own_parts(config)).parse_object(nested(config), defaults=defaults)
+    return parsed
+
+
+def make_parser(command: str = "fit", own: Own = ()) -> ArgumentParser:
+    """Returns the parser of a config merged with the flags of a command.
+
+    Args:
+        command: the command.
+        own: class paths of the config's loss, optimizer and schedule, whose arguments are options then.
+    """
+    return _parser_with(command, own) if own else _usual_parser(command)
+
+
+def _parser_with(command: str, own: Own) -> ArgumentParser:
     parser = ArgumentParser(prog=f"lightning {command}", exit_on_error=False, allow_abbrev=False)
     add_plain_options(parser, command)
     parser.add_argument("--module", type=Any, help="class_path and arguments of a LightningModule of one's own")
     for key in ("model", "data", *Settings._fields, "trainer"):
-        _add_part(parser, key)
+        _add_part(parser, key, own)
     return parser
 
 
 @lru_cache
-def _part_parser(key: str) -> ArgumentParser:
+def _usual_parser(command: str) -> ArgumentParser:
+    return _parser_with(command, ())
+
+
+def part_parser(key: str, own: Own = ()) -> ArgumentParser:
     """Returns the parser of one part of a config: many times faster than that of all."""
+    return _part_parser_with(key, own) if own else _usual_part_parser(key)
+
+
+def _part_parser_with(key: str, own: Own) -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False)
-    _add_part(parser, key)
+    _add_part(parser, key, own)
     return parser
 
 
-def _add_part(parser: ArgumentParser, key: str) -> None:
-    if key == "model":
+@lru_cache
+def _usual_part_parser(key: str) -> ArgumentParser:
+    return _part_parser_with(key, ())
+
+
+def _add_part(parser: ArgumentParser, key: str, own: Own) -> None:
+    if any(name.split(".")[0] == key for name, _ in own):
+        add_own_parts(parser, key, own)
+    elif key == "model":
         parser.add_argument("--model", type=nn.Module, default={"class_path": DEFAULT_CLASSES["model"]})
     elif key == "data":
         parser.add_argument("--data", type=ImageData)  # no default: another class would get its values of the same name
@@ -63,7 +99,7 @@ def _add_part(parser: ArgumentParser, key: str) -> None:
 
 def parse_part(key: str, value: Any) -> Namespace:
     """Returns one part of a config, which is given as plain data, with the defaults of its classes."""
-    parsed: Namespace = _part_parser(key).parse_object({key: deepcopy(value)})  # jsonargparse writes into nested lists
+    parsed: Namespace = part_parser(key).parse_object({key: deepcopy(value)})  # jsonargparse writes into nested lists
     return parsed
 
 
@@ -86,7 +122,9 @@ def instantiate(config: Namespace, key: str) -> Any:
         UserError: all problems that its class finds.
     """
     try:
-        return _part_parser(key).instantiate(Namespace({key: config[key]}))[key]
+        own = own_parts({key: config[key]})
+        made = part_parser(key, own).instantiate(Namespace({key: config[key]}))[key]
+        return bind(key, made, own) if own else made
     except NotImplementedError:  # of a network that cannot be built without memory
         raise
     except Exception as fault:
@@ -108,7 +146,7 @@ def to_plain(config: Namespace) -> dict[str, Any]:
     for options in (RunOptions, *COMMAND_OPTIONS.values()):
         for field in fields(options):
             kept.pop(field.name, None)
-    plain: dict[str, Any] = _plain(yaml.safe_load(make_parser().dump(kept, skip_unset=False)))
+    plain: dict[str, Any] = _plain(yaml.safe_load(make_parser(own=own_parts(kept)).dump(kept, skip_unset=False)))
     return plain
 
 

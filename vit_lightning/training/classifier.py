@@ -16,7 +16,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import METRICS, Stage, make_metrics
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
-from vit_lightning.training.losses import HeadsLoss, LossConfig, make_loss, mean_over_heads
+from vit_lightning.training.losses import Criterion, HeadsLoss, LossConfig, OwnLoss, make_loss, mean_over_heads
 from vit_lightning.training.optim import ConfiguredGroups, OptimizerConfig, optimizer_and_schedule
 
 
@@ -44,7 +44,7 @@ class ViTClassifier(LightningModule):
         network: a ViT or any other module.
         num_classes: number of classes, by default ``network.num_classes``.
         optimizer: learning rate, weight decay and schedule.
-        loss: the training loss; validation and test use plain cross entropy.
+        loss: the training loss, also as a callable of logits and targets; validation and test use plain cross entropy.
         ema: whether validation, test and checkpoints use averaged weights.
         distillation: distillation from a teacher.
     """
@@ -55,7 +55,7 @@ class ViTClassifier(LightningModule):
         *,
         num_classes: int | None = None,
         optimizer: OptimizerConfig | None = None,
-        loss: LossConfig | None = None,
+        loss: LossConfig | OwnLoss | Criterion | None = None,
         ema: EMAConfig | None = None,
         distillation: Distillation | None = None,
     ) -> None:
@@ -66,11 +66,12 @@ class ViTClassifier(LightningModule):
         self.network = network
         self.num_classes = classes
         self.optimizer_config = optimizer or OptimizerConfig()
-        self.configured_groups = ConfiguredGroups()
+        self.configured_groups = ConfiguredGroups(self.optimizer_config.arguments)
         self.distillation = distillation
         self.average = WeightAverage(ema) if ema is not None and ema.decay is not None else None
         plain = nn.CrossEntropyLoss()
-        self.losses: dict[Stage, nn.Module] = {"train": make_loss(loss or LossConfig()), "val": plain, "test": plain}
+        self.training_loss = loss if callable(loss) else make_loss(loss or LossConfig())
+        self.losses: dict[Stage, Criterion] = {"train": self.training_loss, "val": plain, "test": plain}
         self.heads_losses: dict[Stage, HeadsLoss] = {
             stage: mean_over_heads(criterion) for stage, criterion in self.losses.items()
         }

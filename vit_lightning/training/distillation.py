@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.training.losses import HeadsLoss
+from vit_lightning.training.losses import Criterion, HeadsLoss
 
 Statistics = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel by which images are normalised."""
@@ -129,7 +129,7 @@ class Distillation(Callback):
             teacher_loss = temperature**2 * F.kl_div(student, target, reduction="batchmean", log_target=True)
         return (1.0 - self.config.alpha) * label_loss + self.config.alpha * teacher_loss
 
-    def heads_loss(self, criterion: nn.Module) -> HeadsLoss:
+    def heads_loss(self, criterion: Criterion) -> HeadsLoss:
         """Returns the loss of all heads: the first learns from the labels and the last from the teacher."""
 
         def loss(heads: tuple[Tensor, ...], targets: Tensor, images: Tensor) -> Tensor:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, first_line
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""Loss, a scalar, from logits (b, classes) and labels (b,), or class probabilities (b, classes) of mixed images."""
 
 HeadsLoss = Callable[[tuple[Tensor, ...], Tensor, Tensor], Tensor]
 """Loss from the logits of each head, (b, num_classes), the targets and the images."""
@@ -21,7 +24,8 @@ class LossConfig:
     """The loss in training.
 
     Args:
-        name: ce (cross entropy) or bce (binary cross entropy of each class, Touvron et al. 2022, DeiT III).
+        name: ce (cross entropy) or bce (binary cross entropy of each class, Touvron et al. 2022, DeiT III). In its
+            place class_path gives any class or function of (logits, targets), with its own arguments.
         label_smoothing: fraction of the target that is spread over all classes, also with mixup and cutmix.
     """
 
@@ -31,6 +35,55 @@ class LossConfig:
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
             raise UserError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1")
+
+
+@dataclass(frozen=True)
+class OwnLoss:
+    """A loss of the user's.
+
+    Args:
+        make: returns a new one.
+        name: its class or function.
+    """
+
+    make: Callable[[], Criterion]
+    name: str
+    label_smoothing: float = field(default=0.0, init=False)
+    """None that we know of."""
+
+    def problems(self, classes: int, *, mixes: bool) -> list[str]:
+        """Returns the reasons for which it cannot be trained with, found on a few random logits.
+
+        Args:
+            classes: number of classes.
+            mixes: whether targets may be class probabilities too.
+        """
+        labels = torch.arange(4) % classes
+        kinds = {"labels": labels}
+        if mixes:
+            kinds["class probabilities, which data.mixing makes"] = F.one_hot(labels, classes).float()
+        with torch.random.fork_rng(devices=[]):
+            criterion = self.make()
+            if isinstance(criterion, nn.Module) and any(weight.requires_grad for weight in criterion.parameters()):
+                return [f"{type(criterion).__name__} has parameters, which the optimizer does not train"]
+            for kind, targets in kinds.items():
+                if problem := _problem(criterion, torch.randn(4, classes, requires_grad=True), targets):
+                    return [f"with {kind}: {problem}"]
+        return []
+
+
+def _problem(criterion: Criterion, logits: Tensor, targets: Tensor) -> str:
+    try:
+        loss = criterion(logits, targets)
+        if not isinstance(loss, Tensor) or loss.shape != () or not loss.is_floating_point():
+            given = f"shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
+            return f"it gives {given} where a scalar is expected"
+        if not loss.requires_grad:
+            return "it gives no gradient"
+        torch.autograd.grad(loss, logits)
+    except Exception as fault:  # whatever the user's code raises
+        return f"{type(fault).__name__}: {first_line(fault)}"
+    return ""
 
 
 class BinaryCrossEntropy(nn.Module):
@@ -51,14 +104,16 @@ class BinaryCrossEntropy(nn.Module):
         return F.binary_cross_entropy_with_logits(logits, smoothed)
 
 
-def make_loss(config: LossConfig) -> nn.Module:
-    """Returns a loss of logits (b, classes) against labels (b,) or class probabilities (b, classes)."""
+def make_loss(config: LossConfig | OwnLoss) -> Criterion:
+    """Returns a new loss of logits (b, classes) against labels (b,) or class probabilities (b, classes)."""
+    if isinstance(config, OwnLoss):
+        return config.make()
     if config.name == "bce":
         return BinaryCrossEntropy(config.label_smoothing)
     return nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
 
 
-def mean_over_heads(criterion: nn.Module) -> HeadsLoss:
+def mean_over_heads(criterion: Criterion) -> HeadsLoss:
     """Returns the mean of a criterion over the heads."""
 
     def loss(heads: tuple[Tensor, ...], targets: Tensor, images: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Collection
+import pickle
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -12,9 +14,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, first_line
 from vit_lightning.training.optimizers import Lion, MuonWithAdamW
-from vit_lightning.training.schedules import Schedule, lr_factor
+from vit_lightning.training.schedules import OwnSchedule, Schedule, lr_factor
 
 _OPTIMIZERS = {
     "betas": ("adamw", "adam", "lion", "muon"),
@@ -42,7 +44,8 @@ class OptimizerConfig:
     """An optimizer and a learning rate schedule with warm-up.
 
     Args:
-        name: adamw, adam, sgd, lion, or muon (Muon for the matrices of the encoder, AdamW for all other parameters).
+        name: adamw, adam, sgd, lion, or muon (Muon for the matrices of the encoder, AdamW for all other parameters). In
+            its place class_path gives any torch.optim class, with its own arguments.
         lr: learning rate after the warm-up.
         weight_decay: weight decay of matrices; none for norms, biases, class token and positions. Decoupled, except for
             adam and sgd, which add it to the gradient.
@@ -52,7 +55,8 @@ class OptimizerConfig:
         nesterov: whether sgd uses Nesterov momentum.
         layer_decay: learning rate of each block relative to the next one; 1 for the same learning rate everywhere.
         schedule: cosine or linear decay from lr to min_lr; wsd (warm-up, stable, decay) keeps lr and decays linearly to
-            min_lr at the end; constant keeps lr.
+            min_lr at the end; constant keeps lr. Also a class of torch.optim.lr_scheduler, or a function of step and
+            total steps after the warm-up that returns a factor of lr, with its arguments.
         decay_fraction: fraction of training in which wsd decays.
         warmup_epochs: epochs of linear warm-up from warmup_lr to lr; at most all of training.
         warmup_steps: optimizer steps of warm-up, in place of warmup_epochs.
@@ -113,10 +117,81 @@ class OptimizerConfig:
             if self.name not in optimizers and getattr(self, name) != defaults[name]
         ]
 
+    @property
+    def arguments(self) -> Collection[str] | None:
+        """Arguments of the optimizer that a resumed run takes from the config; None for all values of its groups."""
+        return None
+
     def count_warmup(self, *, total_steps: int, steps_per_epoch: int) -> int:
         """Returns the optimizer steps of the warm-up."""
         steps = self.warmup_steps or (self.warmup_fraction or 0.0) * total_steps or self.warmup_epochs * steps_per_epoch
         return min(round(steps), total_steps)
+
+
+@dataclass
+class OwnOptimizerConfig(OptimizerConfig):
+    """An optimizer or a schedule of the user's, or both, whose class paths are ``name`` and ``schedule``.
+
+    Args:
+        make: returns the optimizer of parameter groups, which have ``lr``, ``weight_decay`` and ``lr_scale``; None for
+            the one of ``name``.
+        own_arguments: its arguments.
+        factors: returns the factors of lr in the steps after the warm-up; None for those of ``schedule``.
+    """
+
+    make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None
+    own_arguments: tuple[str, ...] = ()
+    factors: OwnSchedule | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.factors is not None and self.min_lr:
+            raise UserError(f"min_lr={self.min_lr} does nothing for a schedule of your own: it gives all factors of lr")
+
+    @property
+    def arguments(self) -> Collection[str] | None:
+        # an optimizer may keep other numbers in its groups, which belong to its state
+        return None if self.make is None else {"lr", "initial_lr", "weight_decay", "lr_scale", *self.own_arguments}
+
+    def problems(self, groups: list[dict[str, Any]]) -> list[str]:
+        """Returns the reasons for which these groups cannot be trained or a run not resumed, found on a few weights."""
+        problems = []
+        if self.factors is not None:
+            try:
+                self.factors(self.lr or 1.0, 4)
+            except UserError as error:
+                problems += [f"schedule={self.schedule}: {problem}" for problem in error.problems]
+        if self.make is not None and (problem := self._optimizer_problem(groups)):
+            problems.append(f"class_path={self.name}: {problem}")
+        return problems
+
+    def _optimizer_problem(self, groups: list[dict[str, Any]]) -> str:
+        assert self.make is not None
+        weight = nn.Parameter(torch.ones(2, 2))
+        weight.grad = torch.ones(2, 2)
+        file = io.BytesIO()
+        try:
+            optimizer: object = self.make([{**group, "params": _stand_ins(group["params"])} for group in groups])
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                return f"it gives {type(optimizer).__name__} where a torch.optim.Optimizer is expected"
+            one = self.make([{**groups[0], "params": [weight]}])
+            one.step()
+        except Exception as fault:  # whatever the class raises
+            return f"{type(fault).__name__}: {first_line(fault)}"
+        if self.weight_decay and "weight_decay" not in {*optimizer.defaults, *self.own_arguments}:
+            return f"{type(optimizer).__name__} has no weight decay (give optimizer.weight_decay=0)"
+        torch.save(one.state_dict(), file)
+        file.seek(0)
+        try:
+            torch.load(file, weights_only=True)
+        except pickle.UnpicklingError as fault:
+            return f"the state of {type(optimizer).__name__} is not tensors and numbers alone: {first_line(fault)}"
+        return ""
+
+
+def _stand_ins(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Returns parameters of the same shapes that take no memory."""
+    return [nn.Parameter(torch.zeros(()).expand(weight.shape)) for weight in weights]
 
 
 def parameter_groups(
@@ -212,8 +287,13 @@ def optimizer_and_schedule(
     optimizer = _make_optimizer(network, config, _groups(network, config))
     lr = config.lr or 1.0  # with lr=0, min_lr and warmup_lr are 0 as well
     warmup_steps = config.count_warmup(total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+    own: Sequence[float] = ()
+    if isinstance(config, OwnOptimizerConfig) and config.factors is not None:
+        own = config.factors(lr, max(1, total_steps - warmup_steps))
 
     def factor(step: int) -> float:  # no partial: LambdaLR would put it into checkpoints
+        if own and step >= warmup_steps:
+            return own[min(step - warmup_steps, len(own) - 1)]
         return lr_factor(
             step,
             total_steps=total_steps,
@@ -228,18 +308,26 @@ def optimizer_and_schedule(
 
 
 class ConfiguredGroups(Callback):
-    """Callback that restores learning rates and weight decay of the config after a checkpoint has loaded older ones."""
+    """Callback that restores learning rates and weight decay of the config after a checkpoint has loaded older ones.
 
-    def __init__(self) -> None:
+    Args:
+        names: values of the parameter groups that it restores, by default all.
+    """
+
+    def __init__(self, names: Collection[str] | None = None) -> None:
+        self._names = names
         self._configured: list[tuple[LambdaLR, list[dict[str, Any]]]] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._configured = [
-            (schedule, [{k: v for k, v in group.items() if k != "params"} for group in schedule.optimizer.param_groups])
+            (schedule, [self._restored(group) for group in schedule.optimizer.param_groups])
             for schedule in schedules
             if isinstance(schedule, LambdaLR)
         ]
+
+    def _restored(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in group.items() if k != "params" and (self._names is None or k in self._names)}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for schedule, groups in self._configured:
@@ -251,10 +339,10 @@ class ConfiguredGroups(Callback):
 def group_problems(network: nn.Module, config: OptimizerConfig) -> list[str]:
     """Returns the reasons for which the optimizer cannot train a network."""
     try:
-        _groups(network, config)
+        groups = _groups(network, config)
     except UserError as error:
         return error.problems
-    return []
+    return config.problems(groups) if isinstance(config, OwnOptimizerConfig) else []
 
 
 def _groups(network: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
@@ -269,7 +357,9 @@ def _make_optimizer(network: nn.Module, config: OptimizerConfig, groups: list[di
     fused = all(weight.is_floating_point() and weight.device.type in ("cpu", "cuda") for weight in network.parameters())
     lr, betas, eps = config.lr, config.betas or (0.9, 0.999), config.eps
     optimizer: torch.optim.Optimizer
-    if config.name == "adamw":
+    if isinstance(config, OwnOptimizerConfig) and config.make is not None:
+        optimizer = config.make(groups)
+    elif config.name == "adamw":
         optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused)
     elif config.name == "adam":
         optimizer = torch.optim.Adam(groups, lr=lr, betas=betas, eps=eps, fused=fused)
@@ -283,5 +373,5 @@ def _make_optimizer(network: nn.Module, config: OptimizerConfig, groups: list[di
         optimizer = MuonWithAdamW(groups, lr=lr, momentum=momentum, betas=betas, eps=eps, fused=fused)
     # Lightning refuses to clip gradients of an optimizer that unscales them itself, as the fused ones do, even in
     # bfloat16 where nothing is scaled; with this attribute a scaler unscales first, so that clipping is right
-    optimizer._step_supports_amp_scaling = False  # type: ignore[union-attr]
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     return optimizer

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Literal
 
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from vit_lightning.errors import UserError, first_line
+
 Schedule = Literal["cosine", "linear", "wsd", "constant"]
+
+OwnSchedule = Callable[[float, int], Sequence[float]]
+"""Factors of lr in the steps after the warm-up, from lr and their number."""
 
 
 def lr_factor(
@@ -44,3 +53,51 @@ def lr_factor(
     if schedule == "cosine":
         return min_factor + (1.0 - min_factor) * 0.5 * (1.0 + math.cos(math.pi * progress))
     return min_factor + (1.0 - min_factor) * (1.0 - progress)
+
+
+def factors_of_function(function: Callable[[int, int], float], steps: int) -> list[float]:
+    """Returns the factors of ``steps`` steps, from a function of the completed steps and of their whole number.
+
+    Raises:
+        UserError: it fails, or a factor is no number of at least 0.
+    """
+    factors: list[float] = []
+    for step in range(steps):
+        try:
+            factors.append(float(function(step, steps)))
+        except Exception as fault:  # whatever the user's code raises
+            raise UserError(f"step {step} of {steps}: {type(fault).__name__}: {first_line(fault)}") from fault
+        if not 0.0 <= factors[-1] < math.inf:
+            raise UserError(f"step {step} of {steps}: the factor {factors[-1]} must be a finite number, at least 0")
+    return factors
+
+
+def factors_of_scheduler(make: Callable[[torch.optim.Optimizer], LRScheduler], lr: float, steps: int) -> list[float]:
+    """Returns the learning rates of a torch scheduler that is stepped after every optimizer step, relative to ``lr``.
+
+    Raises:
+        UserError: it fails, such as one that needs a metric.
+    """
+    optimizer = _Idle(lr)
+    rates: list[float] = []
+    try:
+        scheduler = make(optimizer)
+        for _ in range(steps):
+            rates.append(float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            scheduler.step()
+    except Exception as fault:  # whatever a class of others raises
+        # at its end OneCycleLR refuses a step that sets the rate of none
+        if len(rates) < steps:
+            raise UserError(f"step {len(rates)} of {steps}: {type(fault).__name__}: {first_line(fault)}") from fault
+    return factors_of_function(lambda step, _: rates[step] / lr, steps)
+
+
+class _Idle(torch.optim.Optimizer):
+    """An optimizer of no weights, with a learning rate for a scheduler to change."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__([torch.zeros(1)], {"lr": lr})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        pass
