@@ -120,8 +120,23 @@ def test_a_secret_of_the_environment_does_not_get_into_a_page(in_folder, capsys,
     ("flags", "part"),
     [
         (
-            ["--optimizer.class_path=torch.optim.NAdam"],
-            "class_path=torch.optim.NAdam: optimizer takes no class (choose optimizer.name among adamw, adam, ",
+            ["--optimizer.class_path=NAdam", "--optimizer.nesterov=true"],
+            "optimizer.nesterov=true: torch.optim.NAdam takes no nesterov (choose ",
+        ),
+        (["--optimizer.class_path=torch.optim.Nadam"], "is not there (did you mean torch.optim.NAdam?)"),
+        (["--optimizer.class_path=LBFGS"], "LBFGS doesn't support per-parameter options"),
+        (["--optimizer.class_path=SparseAdam"], "SparseAdam does not support dense gradients"),
+        (["--optimizer.class_path=Rprop"], "Rprop has no weight decay (give optimizer.weight_decay=0)"),
+        (["--optimizer.class_path=NAdam", "--optimizer.name=sgd"], "optimizer.name=sgd beside optimizer.class_path"),
+        (["--optimizer.schedule.class_path=ReduceLROnPlateau"], "required positional argument: 'metrics'"),
+        (["--loss.class_path=CrossEntropyLoss", "--loss.reduction=none"], "shape (4,), torch.float32 where a scalar"),
+        (
+            ["--loss.class_path=MultiMarginLoss", "--data.mixing=[MixUp]"],
+            "MultiMarginLoss: with class probabilities, which data.mixing makes: ",
+        ),
+        (
+            ["--ema.class_path=NAdam"],
+            "ema.class_path=NAdam: ema takes no class",
         ),
         (
             ["--model.class_path=timm.create_model", "--model.model_name=vit_tiny", "--model.num_classes=10"],

@@ -1,0 +1,78 @@
+"""Loss, optimizer and schedule of the user's own: the numbers of the class, with our groups and warm-up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runs import SMALL
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
+
+from vit_lightning import ViT
+from vit_lightning.config.resolve import resolve
+from vit_lightning.training.losses import make_loss
+from vit_lightning.training.optim import optimizer_and_schedule, parameter_groups
+
+
+def settings_of(*flags: str):
+    return resolve([*SMALL, "--optimizer.lr=0.01", *flags]).settings
+
+
+def train(network, optimizer, schedule, steps: int) -> list[float]:
+    rates = []
+    for step in range(steps):
+        images = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        network(images).square().mean().backward()
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return rates
+
+
+def small() -> ViT:
+    torch.manual_seed(0)
+    return ViT(image_size=8, patch_size=4, in_channels=1, emb_size=16, depth=1, num_heads=2, num_classes=10)
+
+
+def test_a_class_of_torch_gets_our_groups_and_its_own_arguments():
+    flags = ("--optimizer.class_path=NAdam", "--optimizer.momentum_decay=0.02", "--optimizer.betas=[0.8, 0.95]")
+    config = settings_of(*flags, "--optimizer.schedule=constant", "--optimizer.weight_decay=0.1").optimizer
+    ours, theirs = small(), small()
+    train(ours, *optimizer_and_schedule(ours, config, total_steps=10, steps_per_epoch=10), 10)
+    groups = parameter_groups(theirs, 0.1)
+    assert len(groups) == 2
+    optimizer = torch.optim.NAdam(groups, lr=0.01, betas=(0.8, 0.95), momentum_decay=0.02)
+    train(theirs, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0), 10)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_a_scheduler_of_torch_follows_our_warmup():
+    flags = ("--optimizer.schedule.class_path=CosineAnnealingWarmRestarts", "--optimizer.schedule.T_0=4")
+    config = settings_of(*flags, "--optimizer.schedule.eta_min=0.001", "--optimizer.warmup_steps=3").optimizer
+    network = small()
+    used = train(network, *optimizer_and_schedule(network, config, total_steps=13, steps_per_epoch=13), 13)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    schedule = CosineAnnealingWarmRestarts(optimizer, 4, eta_min=0.001)
+    expected = train(network, optimizer, schedule, 10)
+    assert used == pytest.approx([0.01 / 3, 0.02 / 3, 0.01, *expected], rel=1e-12)
+
+
+def test_a_loss_of_torch_takes_its_arguments():
+    settings = settings_of("--loss.class_path=CrossEntropyLoss", "--loss.label_smoothing=0.3")
+    logits, labels = torch.randn(5, 10), torch.arange(5)
+    expected = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.3)
+    assert make_loss(settings.loss)(logits, labels) == expected
+
+
+def test_a_later_class_or_name_replaces_the_earlier_one_and_keeps_the_other_options(in_folder):
+    (in_folder / "a.yaml").write_text("optimizer: {name: sgd, momentum: 0.5, weight_decay: 0.3}\n")
+    experiment = resolve(["--config=a.yaml", *SMALL, "--optimizer=torch.optim.NAdam"])
+    optimizer = experiment.config["optimizer"]
+    assert (optimizer["class_path"], optimizer["weight_decay"]) == ("torch.optim.NAdam", 0.3)
+    assert "name" not in optimizer
+    assert "momentum" not in optimizer
+    (in_folder / "b.yaml").write_text(experiment.to_yaml())
+    assert resolve(["--config=b.yaml"]).config["optimizer"] == optimizer, "config.yaml says the same again"
+    again = resolve(["--config=b.yaml", "--optimizer.name=lion"]).config["optimizer"]
+    assert (again["name"], again["weight_decay"]) == ("lion", 0.3)
+    assert "momentum_decay" not in again
