@@ -15,6 +15,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from vit_lightning import Digits
 from vit_lightning.cli import main
+from vit_lightning.commands.console import stage_line
 from vit_lightning.commands.figures import balanced, confusion, curves, image_grid
 from vit_lightning.commands.test_report import (
     calibration_bins,
@@ -157,3 +158,17 @@ def test_cells_of_the_confusion_matrix_hold_counts_while_there_is_room(classes, 
     assert [text.get_text() for text in axis.texts][:1] == ([] if shown is None else [shown])
     assert axis.images[0].get_array()[0, 0] == 0.75
     assert axis.get_title() == "3 of 4 test images are right"
+
+
+def test_metrics_are_printed_in_words_and_percent_and_those_of_others_by_their_name():
+    results = {
+        "test/loss": 0.25,
+        "test/acc": 0.5,
+        "test/f1": 0.5,
+        "test/acc_low": 0.4,
+        "test/acc_high": 0.6,
+        "val/acc": 1,
+    }
+    said = "test        accuracy 50.00 % (95 % interval 40.0 to 60.0 %), f1 0.5000, loss 0.2500"
+    assert stage_line("test", results) == said
+    assert stage_line("train", results) == ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from vit_lightning.metric_facts import METRICS, Stage
+from vit_lightning.metric_facts import Stage, facts_of
 
 
 @rank_zero_only
@@ -66,11 +66,12 @@ def print_summary(folder: Path, results: dict[str, Any]) -> None:
 
 def stage_line(stage: Stage, results: Mapping[str, Any]) -> str:
     """Returns the metrics of a stage in one line, with the interval of the accuracy; an empty text without any."""
+    names = [name for name in results if name.startswith(f"{stage}/") and not name.endswith(("/acc_low", "/acc_high"))]
     shown = []
-    for name, facts in sorted(METRICS.items(), key=lambda entry: entry[0] == "loss"):  # the loss comes last
-        if (value := results.get(f"{stage}/{name}")) is not None:
-            number = f"{100 * float(value):.2f} %" if facts.percent else f"{float(value):.4f}"
-            low, high = (results.get(f"{stage}/{name}_{end}") for end in ("low", "high"))
-            between = "" if low is None or high is None else f" (95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
-            shown.append(f"{facts.label} {number}{between}")
+    for name in sorted(names, key=lambda name: name.endswith("/loss")):  # the loss comes last
+        value, facts = float(results[name]), facts_of(name)
+        label = name.removeprefix(f"{stage}/") if facts is None else facts.label
+        low, high = (results.get(f"{name}_{end}") for end in ("low", "high"))
+        between = "" if low is None or high is None else f" (95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
+        shown.append(f"{label} {f'{100 * value:.2f} %' if facts and facts.percent else f'{value:.4f}'}{between}")
     return row({"val": "validation"}.get(stage, stage), ", ".join(shown)) if shown else ""

@@ -116,7 +116,6 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     results["peak_memory_mb"] = _peak_memory_mb()
     if is_first():
         _draw_and_mirror(run, results)
-    if is_first():
         for path in sorted(run.folder.glob("*-profile*.txt")):
             say(path.read_text(encoding="utf-8").strip())
     write_results(run.folder, results)
@@ -164,6 +163,7 @@ def _objective(experiment: Experiment) -> str:
         f"label smoothing {loss.label_smoothing:g}" * (loss.label_smoothing > 0.0),
         "mixed images" * bool(experiment.data.mixing),
         "distillation" * (distillation.teacher is not None),
+        f"as {own['class_path']} has it" if (own := experiment.config.get("module")) else "",
     ]
     return ", ".join(filter(None, parts))
 
