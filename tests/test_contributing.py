@@ -67,6 +67,26 @@ def test_a_data_set_of_a_file_in_the_working_folder(in_folder, monkeypatch):
     assert json.loads((in_folder / "run" / "results.json").read_text())["test/acc"] <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "flags"),
+    [
+        ("Dataset", "my_stripes", ("--data.class_path=my_stripes.Stripes", "--data.count=90", "--data.batch_size=16")),
+        ("LightningDataModule", "my_blobs", ("--data.class_path=my_blobs.Blobs", "--data.batch_size=16")),
+        (
+            "augmentation",
+            "my_changes",
+            ("--data.augment=[my_changes.inverted, RandomPerspective, {class_path: my_changes.Darker, most: 0.3}]",),
+        ),
+    ],
+)
+def test_data_of_others(in_folder, name, file, flags):
+    (in_folder / f"{file}.py").write_text(example(name))
+    assert main(["fit", *SMALL, *flags, "--trust-config", "--out=run", *WITHOUT_SIZES]) == 0
+    assert json.loads((in_folder / "run" / "results.json").read_text())["test/acc"] <= 1.0
+    with (in_folder / "run" / "config.yaml").open() as config:
+        assert f"{file}." in config.read()
+
+
 def test_a_family_goes_out_and_comes_back():
     exec(example("family"), {})
     vit = ViT(image_size=8, patch_size=4, emb_size=16, depth=2, num_heads=2, num_classes=5).eval()

@@ -23,7 +23,7 @@ from vit_lightning.commands.session import Results, load_weights, logged, make_m
 from vit_lightning.commands.start import Start, device_line, model_line
 from vit_lightning.commands.test_report import FIGURES, interval, report_test
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.data.bad_images import BAD_IMAGES
+from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import STEP_METRICS, metric_names
 from vit_lightning.storage.checkpoint_files import (
@@ -111,6 +111,9 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
         if isinstance(fault, KeyboardInterrupt | SystemExit):
             say(f"stopped; to resume: lightning fit --resume {run.folder}")
             fault.add_note("printed")
+        if isinstance(fault, DamagedImage):
+            how = "--data.on_bad_image=skip leaves damaged images out, lightning check-data lists them all"
+            fault.problems.append(f"{how}; the run folder is {run.folder}")
         raise
     results["seconds"] = round(run.stopwatch.run_seconds, 3)
     results["peak_memory_mb"] = _peak_memory_mb()

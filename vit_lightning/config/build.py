@@ -39,10 +39,13 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     data: ImageData = instantiate(parse_part("data", unflatten(data_config)), "data")
     try:
         data.check()
-        data.check_augment()
         facts = data_facts(data)
     except UserError as error:
         raise UserError([f"data.{problem}" for problem in error.problems]) from error
+    try:
+        data.check_augment()
+    except UserError as error:
+        raise Unfit([f"data.{problem}" for problem in error.problems]) from error
     model = _with_class(merged, "model")
     chosen, module_class = complete_module(merged), class_of(merged)
     with_facts = {**accepted(facts, model["class_path"]), **model}

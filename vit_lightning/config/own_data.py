@@ -8,12 +8,12 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
-from vit_lightning.config.files import Config, full_name, own_classes
+from vit_lightning.config.files import Config, flatten, full_name, own_classes, unflatten
 from vit_lightning.config.parser import DEFAULT_CLASSES
 from vit_lightning.config.trust import find_class
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.own_code import argument_names, plain_arguments
+from vit_lightning.data.own_code import argument_names, make, plain_arguments
 from vit_lightning.data.per_image import PerImage
 from vit_lightning.data.wrapped_dataset import WrappedDataset
 from vit_lightning.data.wrapped_module import WrappedDataModule
@@ -94,9 +94,10 @@ def _sorted(
 
 def _typed(own: Any, arguments: Config, key: str, problems: list[str]) -> Config:
     try:
-        return plain_arguments(own, arguments)
+        typed: Config = flatten(plain_arguments(own, unflatten(arguments)))
+        return typed
     except UserError as error:
-        problems += [f"{key}: {problem}" for problem in error.problems]
+        problems += [f"{key}.{problem}" for problem in error.problems]
         return {}
 
 
@@ -130,8 +131,12 @@ def _augmentation(entry: Any, key: str, problems: list[str]) -> Any:
             hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(names) or 'none'}"
             problems.append(f"{key}.{option}={arguments[option]}: {name} has no such option ({hint})")
         return None
-    return {
-        "class_path": full_name(PerImage.__name__),
-        "transform": name,
-        "arguments": _typed(found, arguments, key, problems) or None,
-    }
+    before = len(problems)
+    arguments = _typed(found, arguments, key, problems)
+    if isinstance(found, type) and len(problems) == before:
+        try:
+            make(found, unflatten(arguments))
+        except UserError as error:
+            problems.append(f"{key}={name}: {error}")
+    wrapped = {"class_path": full_name(PerImage.__name__), "transform": name, "arguments": arguments or None}
+    return wrapped if len(problems) == before else None

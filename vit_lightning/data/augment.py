@@ -20,7 +20,10 @@ from vit_lightning.random_keys import mix, shift_right, uniform
 
 
 class Augmentation(ABC):
-    """Augmentation of a batch of images (b, c, H, W), of any dtype, with random numbers from their keys (b,)."""
+    """Augmentation of a batch of images (b, c, H, W), of any dtype, with random numbers from their keys (b,).
+
+    A subclass draws with ``random_keys.uniform(keys, stream)``, one number for each image, and keeps shape and type.
+    """
 
     @abstractmethod
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor: ...

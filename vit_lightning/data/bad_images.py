@@ -11,6 +11,10 @@ BAD_IMAGES = "bad_images.txt"
 """File of a run folder that lists the images that were left out, one a line."""
 
 
+class DamagedImage(UserError):
+    """Image that cannot be decoded."""
+
+
 def bad_image_lines(problems: Sequence[str]) -> str:
     """Returns the lines of the list."""
     return "".join(f"{' '.join(problem.split())}\n" for problem in problems)

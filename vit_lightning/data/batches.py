@@ -32,7 +32,11 @@ class Batch(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Images that a loader asks its dataset for; the dataset returns them as a Batch."""
+    """Images that a loader asks its dataset for: ``dataset.__getitems__(request)`` returns them as a Batch.
+
+    A training request has the random key of each image, a function of (seed, epoch, index), from which the dataset
+    draws whatever is random; other requests have none.
+    """
 
     indices: list[int]
     keys: list[int] | None

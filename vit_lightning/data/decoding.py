@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
+from vit_lightning.data.bad_images import DamagedImage
 from vit_lightning.errors import UserError
 
 Box = tuple[float, float, float, float]
@@ -62,7 +63,7 @@ def _opened(source: Path | bytes, name: str) -> Iterator[Image.Image]:
         raise UserError(f"{name}: {fault}") from fault
     except Exception as fault:
         text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault) or type(fault).__name__
-        raise UserError(f"{name}: damaged image ({' '.join(text.split())})") from fault
+        raise DamagedImage(f"{name}: damaged image ({' '.join(text.split())})") from fault
 
 
 def _decode(image: Image.Image, size: tuple[int, int], choose_box: Callable[[int, int], Box]) -> Pixels:

@@ -67,6 +67,17 @@ class ImageFolder(ImageSet):
             )
         return names
 
+    @property
+    def notice(self) -> str:
+        known = {name for names in SPLIT_NAMES.values() for name in names}
+        beside = sorted(name for name in {*known} - {self.root.name} if (self.root.parent / name).is_dir())
+        if self._folders["train"] != self.root or self.root.name not in known or not beside:
+            return ""
+        return (
+            f"data.root={self.root}: validation and test images are cut from it; {', '.join(beside)} beside it "
+            f"would be used with --data.root={self.root.parent}"
+        )
+
     def check(self) -> None:
         """Checks that each class has training images, and that the other splits have no further classes."""
         names = self.class_names

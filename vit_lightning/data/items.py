@@ -68,13 +68,14 @@ class Items(Dataset[Batch]):
     def __getitems__(self, request: Request) -> Batch | UserError:
         images = torch.empty(len(request.indices), self.in_channels, *self.image_size, dtype=torch.uint8)
         labels = torch.empty(len(request.indices), dtype=torch.int64)
+        rows = images.numpy()
         fixed = [one_key(0, 0, index) for index in request.indices]
         try:
             with seeded() as seed:
                 for position, (index, key) in enumerate(zip(request.indices, request.keys or fixed, strict=True)):
                     seed(key)
                     image, labels[position] = self._read(index)
-                    images[position] = torch.from_numpy(self._resized(image, index).transpose(2, 0, 1))
+                    rows[position] = self._resized(image, index).transpose(2, 0, 1)
         except UserError as error:
             return error
         keys = None if request.keys is None else torch.tensor(request.keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,15 +49,19 @@ def plain_arguments(own: Own, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns arguments with values of the types that a class or function declares, as plain data.
 
     Raises:
-        UserError: names a wrong value.
+        UserError: all wrong values.
     """
-    if not arguments:
-        return {}
-    try:
-        parser = _parser(own, arguments)
-        plain: dict[str, Any] = yaml.safe_load(parser.dump(parser.parse_object({"own": dict(arguments)})))["own"]
-    except ArgumentError as fault:
-        raise UserError(" ".join(str(fault).replace('Parser key "own.', '"').split())[:300]) from fault
+    plain: dict[str, Any] = {}
+    problems = []
+    for key, value in arguments.items():
+        try:
+            parser = _parser(own, {key: value})
+            plain |= yaml.safe_load(parser.dump(parser.parse_object({"own": {key: value}})))["own"]
+        except ArgumentError as fault:
+            kinds = dict.fromkeys(re.findall(r"Expected an? (?:<class ')?([\w.]+)", str(fault)))
+            problems.append(f"{key}={value} must be of type {' or '.join(kinds) or 'that it declares'}")
+    if problems:
+        raise UserError(problems)
     return plain
 
 
@@ -78,6 +83,6 @@ def _add(parser: ArgumentParser, own: Own, without: set[str]) -> list[str]:
 
 def error_of(fault: BaseException) -> str:
     """Returns an error in one line, with the file and line that raised it."""
-    frames = traceback.extract_tb(fault.__traceback__)
+    frames = [frame for frame in traceback.extract_tb(fault.__traceback__) if frame.filename != __file__]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}{where}"

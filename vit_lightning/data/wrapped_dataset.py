@@ -136,7 +136,7 @@ class WrappedDataset(ImageData):
             raise UserError(f"{self.title}: {error}") from error
         if self.image_size is None and len({*shapes}) > 1:
             sizes = ", ".join(dict.fromkeys(f"{height}x{width}" for height, width in shapes))
-            raise UserError(f"image_size is missing: {self.title} has images of several sizes ({sizes})")
+            raise UserError(f"image_size is missing: the images have several sizes ({sizes})")
         self.image_size = pair(self.image_size or shapes[0])
         colour = self.in_channels == 3
         self.mean = self.mean or (IMAGENET_MEAN if colour else (0.5,) * self.in_channels)

@@ -106,7 +106,7 @@ class WrappedDataModule(ImageData):
                 for value in (images, labels)
             ]
             wanted = "float images (b, c, H, W) and whole labels (b,)"
-            raise UserError(f"data.{self.title}: a batch holds {' and '.join(found)}, not {wanted}")
+            raise UserError(f"{self.title}: a batch holds {' and '.join(found)}, not {wanted}")
         return images, labels.long()
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
@@ -163,7 +163,10 @@ class WrappedDataModule(ImageData):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Batch:
         """Returns the batch in the form of ours; test images are numbered in the order of the loader."""
         assert self.trainer is not None
-        images, labels = self._pair(self.module.on_after_batch_transfer(batch, dataloader_idx))
+        try:
+            images, labels = self._pair(self.module.on_after_batch_transfer(batch, dataloader_idx))
+        except UserError as error:
+            raise UserError([f"data.{problem}" for problem in error.problems]) from error
         indices: Any = None
         if self.trainer.testing or self.trainer.predicting:
             indices = (self._seen + torch.arange(len(labels))) * self._ranks + self._rank

@@ -1,0 +1,237 @@
+"""Datasets, data modules and transforms of the user's own, in the place of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import SMALL
+
+from vit_lightning import Digits, ImageData, PerImage, UserError, WrappedDataset
+from vit_lightning.cli import main
+from vit_lightning.commands.fit import fit
+from vit_lightning.config.resolve import resolve
+from vit_lightning.data.items import Items, to_pixels
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.training.callbacks import StepSeeds
+
+OWN = '''
+import random
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Scans:
+    """Digits with random noise of its own."""
+
+    def __init__(self, count: int = 80):
+        digits = load_digits()
+        self.images, self.labels = (15 * digits.images[:count]).astype(np.uint8), digits.target[:count]
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        image = torch.from_numpy(self.images[index]) + torch.randint(0, 3, (8, 8), dtype=torch.uint8)
+        return (255 - image if random.random() < 0.5 else image), int(self.labels[index])
+
+
+def noisy(image):
+    return image ^ torch.from_numpy(np.random.randint(0, 4, image.shape, dtype=np.uint8))
+
+
+class Module(LightningDataModule):
+    num_classes = 10
+
+    def __init__(self, count: int = 60):
+        super().__init__()
+        self.count = count
+
+    def setup(self, stage):
+        digits = load_digits()
+        images, labels = torch.tensor(digits.images[: self.count, None]).float() / 16, torch.tensor(digits.target)
+        self.set = TensorDataset(images, labels[: self.count])
+
+    def train_dataloader(self):
+        return DataLoader(self.set, batch_size=16, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.set, batch_size=16)
+
+    test_dataloader = val_dataloader
+
+
+class Twisted(Scans):
+    def __getitem__(self, index):
+        return {"image": 1, "label": 2}
+
+
+class Late(Scans):
+    def __getitem__(self, index):
+        return super().__getitem__(index) if index != 7 else 1 / 0
+'''
+FLAGS = (*SMALL, "--trust-config", "--wandb.mode=disabled")
+
+
+@pytest.fixture
+def own(in_folder: Path) -> Path:
+    (in_folder / "my_scans.py").write_text(OWN)
+    return in_folder
+
+
+def fit_until(step: int, monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
+    """Trains until a step, where the run ends as by a kill."""
+    experiment = resolve(flags)
+    before = StepSeeds.on_train_batch_start
+
+    def stop(self, trainer, *arguments):
+        if trainer.global_step == step:
+            raise KeyError("killed")
+        before(self, trainer, *arguments)
+
+    with monkeypatch.context() as context:
+        context.setattr(StepSeeds, "on_train_batch_start", stop)
+        with pytest.raises(KeyError, match="killed"):
+            fit(experiment)
+
+
+def test_a_killed_run_on_a_dataset_and_transforms_of_others_ends_in_the_same_bits(own, monkeypatch):
+    transforms = "[{class_path: RandomPerspective, p: 1.0}, {class_path: my_scans.noisy}, RandomCrop, RandomInvert]"
+    flags = [*FLAGS, "--data.class_path=my_scans.Scans", "--data.count=150", f"--data.augment={transforms}"]
+    flags += ["--data.batch_size=16", "--checkpoint.every_n_steps=1", "--trainer.max_epochs=2"]
+    fit(resolve([*flags, "--data.num_workers=0", "--out=whole"]))
+    fit_until(9, monkeypatch, [*flags, "--data.num_workers=2", "--out=run"])
+    results = fit(resolve([*flags, "--data.num_workers=2", "--out=run", "--resume=auto"]))
+    whole, run = (read_checkpoint(Path(name, "checkpoints", "last.ckpt")) for name in ("whole", "run"))
+    assert run["global_step"] == results["steps"] == 14
+    for name, weight in whole["state_dict"].items():
+        assert torch.equal(weight, run["state_dict"][name]), name
+    # the written config is read again as it is, with options of the dataset beside those of ours
+    again = resolve(["--ckpt=run", "--trust-config", "--data.batch_size=8", "--wandb.mode=disabled"], "test")
+    assert again.data.arguments == {"count": 150}
+    assert [type(change).__name__ for change in again.data.augment][::2] == ["PerImage", "RandomCrop"]
+    assert main(["test", "--ckpt=run", "--trust-config", "--out=test"]) == 0
+    assert main(["check-data", "--config=run/config.yaml", "--trust-config", "--out=check"]) == 0
+    assert main(["show-batch", "--config=run/config.yaml", "--trust-config", "--out=shown"]) == 0
+    assert main(["shard", "--config=run/config.yaml", "--trust-config", "shards"]) == 0
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save("zero.png")
+    assert main(["predict", "zero.png", "--ckpt=run", "--trust-config", "--out=predicted"]) == 0
+
+
+def test_a_lightning_data_module_trains_tests_and_resumes(own, monkeypatch, capsys):
+    flags = [*FLAGS, "--data.class_path=my_scans.Module", "--data.count=50", "--checkpoint.every_n_steps=1"]
+    fit_until(2, monkeypatch, [*flags, "--out=run"])
+    results = fit(resolve([*flags, "--out=run", "--resume=auto"]))
+    assert results["steps"] == 4
+    assert 0.0 <= results["test/acc_low"] <= results["test/acc"]
+    assert "is used as it is" in capsys.readouterr().out
+    with np.load("run/test_predictions.npz") as table:
+        assert table["index"].tolist() == list(range(50))
+    assert main(["predict", "--ckpt=run", "--trust-config", "--out=predicted"]) == 0
+    assert len(Path("predicted", "predictions.csv").read_text().splitlines()) == 51
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data.augment=[HorizonalFlip]"], "data.augment.0=HorizonalFlip: .*did you mean HorizontalFlip"),
+        (["--data.augment=[{class_path: RandomInvert, pp: 1}]"], r"data.augment.0.pp=1: .*did you mean p\?"),
+        (["--data.augment=[{class_path: RandomInvert, p: x}]"], "data.augment.0.p=x must be of type float"),
+        (["--data.augment=[{class_path: Resize, size: 4}]"], "Resize gives 1x4x4 .* must keep the size"),
+        (["--data.augment=[{class_path: ConvertImageDtype}]"], "gives float32 .* data.mean and data.std"),
+        (["--data.class_path=my_scans.Scans", "--data.cuont=3"], "data.cuont=3: .*did you mean data.count"),
+        (["--data.class_path=my_scans.Scans", "--data.count=x"], "data.count=x must be of type int"),
+        (["--data.class_path=my_scans.Scans", "--data.zz=1"], "my_scans.Scans: count; ours: batch_size, .*val_share"),
+        (["--data.class_path=my_scans.Twisted"], r"my_scans.Twisted: item 0 is a dict, not \(image, label\)"),
+        (["--data.class_path=my_scans.Module", "--data.augment=[RandomCrop]"], "data.augment=.*no such option"),
+        (["--data.class_path=my_scans.Module", "--data.num_classes=1"], "num_classes=1"),
+    ],
+)
+def test_mistakes_are_named_before_training(own, flags, message):
+    with pytest.raises(UserError, match=message):
+        resolve([*FLAGS, *flags])
+
+
+def test_an_error_of_a_later_item_names_its_file_and_line(own):
+    experiment = resolve(
+        [*FLAGS, "--data.class_path=my_scans.Late", "--data.count=150", "--data.num_workers=2", "--out=run"]
+    )
+    with pytest.raises(UserError, match=r"my_scans.Late: item 7: ZeroDivisionError: .*my_scans.py, line \d+"):
+        fit(experiment)
+
+
+def test_images_of_all_kinds_become_the_same_bytes():
+    pixels = np.arange(75, dtype=np.uint8).reshape(5, 5, 3) * 3
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    for image in (Image.fromarray(pixels), pixels, tensor, tensor.float() / 255, pixels / 255.0):
+        assert np.array_equal(to_pixels(image), pixels)
+    assert to_pixels(tensor[0]).shape == to_pixels(Image.fromarray(pixels).convert("L")).shape == (5, 5, 1)
+    for wrong in (tensor.int(), tensor.float(), "cat.jpg", pixels[None]):
+        with pytest.raises(UserError):
+            to_pixels(wrong)
+
+
+class Sizes(torch.utils.data.Dataset):
+    """Colour images of several sizes, of training and test."""
+
+    def __init__(self, train: bool):
+        self.targets = [0, 1] * (20 if train else 5)
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        return Image.new("RGB", (20 + index, 16), (index, 0, 0)), self.targets[index]
+
+
+def test_missing_splits_are_cut_and_images_resized():
+    with pytest.raises(UserError, match=r"image_size is missing: .*16x20, 16x40, 16x59"):
+        WrappedDataset(dataset_class=Sizes)
+    data = WrappedDataset(dataset_class=Sizes, image_size=8, num_workers=0)
+    assert [len(data.dataset(split)) for split in ("train", "val", "test")] == [36, 4, 10]
+    assert (data.image_size, data.in_channels, data.num_classes) == ((8, 8), 3, 2)
+    batch = next(iter(data.train_dataloader()))
+    assert batch.images.shape == (36, 3, 8, 8)
+    val = data.dataset("val")
+    assert not {*val.indices} & {*data.dataset("train").indices}
+    assert val.labels.bincount().tolist() == [2, 2]
+    assert val.whole(0).shape == (16, 20 + val.indices[0], 3)
+
+
+def test_an_ordinary_dataset_of_make_dataset_is_taken():
+    class Own(ImageData):
+        image_size, class_names, in_channels, mean, std = (8, 8), ["even", "odd"], 3, (0.5,) * 3, (0.25,) * 3
+
+        def make_dataset(self, split):
+            return torch.utils.data.Subset(Sizes(train=split == "train"), range(10))
+
+    data = Own()
+    assert isinstance(data.dataset("test"), Items)
+    assert next(iter(data.train_dataloader())).labels.bincount().tolist() == [5, 5]
+
+
+def test_a_transform_of_single_images_depends_on_keys_alone():
+    from torchvision.transforms import v2
+
+    images, keys = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8), torch.arange(6)
+    change = PerImage(v2.ColorJitter(brightness=0.5, hue=0.2))
+    state = torch.get_rng_state()
+    changed = change(images, keys)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(changed[[4, 1]], change(images[[4, 1]], keys[[4, 1]]))
+    assert not torch.equal(changed, change(images, keys + 6))
+    # in the loader or after it, the same pixels
+    first, second = Digits(augment=[v2.RandomInvert(0.5)]), Digits(augment=[v2.RandomInvert(0.5)])
+    second._changed_when_loaded = list  # type: ignore[method-assign]
+    batches = [next(iter(data.train_dataloader())) for data in (first, second)]
+    assert [batch.augmented for batch in batches] == [1, 0]
+    assert torch.equal(
+        *(data.model_input(batch, 0).images for data, batch in zip((first, second), batches, strict=True))
+    )
