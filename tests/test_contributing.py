@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +53,41 @@ def test_a_block_of_a_file_in_the_working_folder(in_folder, monkeypatch):
     exec(example("block"), names)
     vit = ViT("Ti/4", image_size=8, depth=1, num_classes=10, block=names["PostNorm"])
     assert [name for name, _ in vit.encoder[0].named_children()] == ["attention", "norm1", "feed_forward", "norm2"]
+
+
+def write(folder, **examples):
+    for name, text in examples.items():
+        (folder / f"{name}.py").write_text(example(text))
+
+
+def test_a_network_a_classifier_and_a_callback_of_files_beside_the_config(in_folder):
+    write(in_folder, my_net="network", my_module="classifier", my_callback="callback")
+    (in_folder / "exp.yaml").write_text(
+        "model: {class_path: my_net.Net, width: 16}\nmodule: {class_path: my_module.Confident, weight: 0.2}\n"
+        "trainer: {callbacks: [{class_path: my_callback.WeightNorm, every: 1}]}\n"
+    )
+    (in_folder / "away").mkdir()
+    os.chdir(in_folder / "away")
+    assert main(["fit", "--config=../exp.yaml", "--trust-config", "--out=run", *WITHOUT_SIZES]) == 0
+    results = json.loads(Path("run/results.json").read_text())
+    assert 0.0 < results["train/brier"] < 1.0
+    assert results["parameters"] == 64 * 16 + 16 + 16 * 10 + 10
+    assert any("weight_norm" in line for line in Path("run/metrics.jsonl").read_text().splitlines())
+    assert sorted(path.name for path in Path("run").glob("*.py")) == ["my_callback.py", "my_module.py", "my_net.py"]
+
+
+def test_any_lightning_module_and_a_pool(in_folder):
+    write(in_folder, my_module="module", my_pool="pool")
+    flags = ("--module.class_path=my_module.Plain", "--checkpoint.monitor=val/loss", "--checkpoint.mode=min")
+    pool = ("--model.pool.class_path=my_pool.TopPool", "--model.pool.count=3")
+    config = in_folder / "exp.yaml"
+    config.write_text("test: false\n")
+    words = ("fit", f"--config={config}", "--trust-config", "--out=run", *SMALL, "--wandb.mode=disabled")
+    assert main([*words, *flags, *pool]) == 0
+    results = json.loads((in_folder / "run" / "results.json").read_text())
+    assert 0.0 < results["val/loss"] < 3.0
+    assert results["parameters"] > 1000
+    assert main([*words, *flags, "--optimizer.lr=0.1"]) == 2
 
 
 def test_a_metric_is_logged_and_selects_the_best_checkpoint(in_folder):
