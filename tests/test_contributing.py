@@ -68,7 +68,8 @@ def test_a_network_a_classifier_and_a_callback_of_files_beside_the_config(in_fol
     )
     (in_folder / "away").mkdir()
     os.chdir(in_folder / "away")
-    assert main(["fit", "--config=../exp.yaml", "--trust-config", "--out=run", *WITHOUT_SIZES]) == 0
+    words = ["fit", "--config=../exp.yaml", "--trust-config", "--trainer.log_every_n_steps=1"]
+    assert main([*words, "--out=run", *WITHOUT_SIZES]) == 0
     results = json.loads(Path("run/results.json").read_text())
     assert 0.0 < results["train/brier"] < 1.0
     assert results["parameters"] == 64 * 16 + 16 + 16 * 10 + 10

@@ -60,7 +60,7 @@ def _kind(data: ImageData) -> str:
 def _splits(data: ImageData, *, test: bool) -> str:
     """Returns the number of images in each split, and which are cut from the training images."""
     used: list[Split] = ["train", "val", "test"] if test else ["train", "val"]
-    sizes = ", ".join(f"{data.count(split):,} {SPLIT_WORDS[split]}" for split in used)
+    sizes = ", ".join(f"{data.image_count(split):,} {SPLIT_WORDS[split]}" for split in used)
     cut = " and ".join(SPLIT_WORDS[split] for split in used if split in data.cut_splits)
     return f"{sizes}{f' ({cut} cut from the training images by split_seed={data.split_seed})' * bool(cut)}"
 

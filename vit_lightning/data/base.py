@@ -216,7 +216,7 @@ class ImageData(LightningDataModule):
         """Splits that the source lacks: they are cut from its training images by ``split_seed``."""
         return ()
 
-    def count(self, split: Split) -> int:
+    def image_count(self, split: Split) -> int:
         """Returns the number of images of a split that are used."""
         subset = self.train_subset if split == "train" else None
         return len(self.dataset(split) if subset is None else subset)  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ class ImageData(LightningDataModule):
     @property
     def train_batches_per_epoch(self) -> int:
         """Batches that each rank sees in an epoch, before Lightning's ``limit_train_batches``."""
-        return train_batch_count(self.count("train"), self.batch_size, self._ranks)
+        return train_batch_count(self.image_count("train"), self.batch_size, self._ranks)
 
     def train_dataloader(self) -> Loader:
         return self._loader("train", self._train_requests, self.train_batches_per_epoch)
@@ -273,7 +273,7 @@ class ImageData(LightningDataModule):
 
     def _requests_after(self, completed: int, batches_per_epoch: int) -> Iterator[Request]:
         return train_requests(
-            size=self.count("train"),
+            size=self.image_count("train"),
             batch_size=self.batch_size,
             seed=_seed(),
             completed=completed,
@@ -286,7 +286,7 @@ class ImageData(LightningDataModule):
 
     def _evaluation_loader(self, split: Split) -> Loader:
         requests = evaluation_requests(
-            size=self.count(split), batch_size=self.batch_size, rank=self._rank, ranks=self._ranks
+            size=self.image_count(split), batch_size=self.batch_size, rank=self._rank, ranks=self._ranks
         )
         return self._loader(split, partial(iter, requests), len(requests))
 
@@ -322,7 +322,7 @@ class ImageData(LightningDataModule):
         bad.update(new)
         if new and self.trainer is not None:
             list_bad_images(Path(self.trainer.default_root_dir), new)
-        refuse_too_many(bad, total=self.count(split), split=split, max_share=self.max_bad_share)
+        refuse_too_many(bad, total=self.image_count(split), split=split, max_share=self.max_bad_share)
 
     @property
     def _rank(self) -> int:

@@ -94,9 +94,9 @@ class ImageSet(ImageData):
     def cut_splits(self) -> tuple[Split, ...]:
         return tuple(split for split in SPLITS if split not in self._source)
 
-    def count(self, split: Split) -> int:
+    def image_count(self, split: Split) -> int:
         """Returns the number of images of a split that are used; decodes none."""
-        return super().count(split) if split == "train" else len(self._splits[split].labels)
+        return super().image_count(split) if split == "train" else len(self._splits[split].labels)
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         dataset = DecodedImages(
