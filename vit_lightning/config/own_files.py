@@ -131,7 +131,7 @@ def own_modules() -> dict[str, Path]:
     """Returns the files of the imported modules that lie in the searched folders, by the names of the modules."""
     roots: dict[str, bool] = {}
     found = {}
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # another thread may import meanwhile
         file = str(getattr(module, "__file__", None) or "")
         relative = os.path.join(*name.split("."))
         for end in (f"{relative}.py", os.path.join(relative, "__init__.py")):
