@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import importlib
 import os
 import select
@@ -137,6 +139,12 @@ def _run(name: str, arguments: list[str]) -> int:
     except UserError as error:
         _print_problems(name, error.problems)
         return error.exit_code
+    except OSError as fault:
+        if fault.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        where = f"{fault.filename}: " if fault.filename else ""
+        _print_problems(name, [f"{where}{fault.strerror}: not everything could be written"])
+        return 2
     except SystemExit as end:
         if end.code in [128 + number for number in STOP]:
             if not getattr(end, "__notes__", None):  # nothing has been printed yet
@@ -215,5 +223,6 @@ def _is_read(stream: TextIO) -> bool:
 def _print_problems(name: str, problems: Sequence[str]) -> None:
     """Prints problems, at most one screen of them."""
     shown = list(problems) if len(problems) <= 13 else [*problems[:12], f"and {len(problems) - 12} more"]
-    for problem in shown:
-        print(f"lightning {name}: {problem}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # stderr may go to a full disk
+        for problem in shown:
+            print(f"lightning {name}: {problem}", file=sys.stderr)

@@ -3,8 +3,8 @@
 ``VITL_FAULT="rank:step:point:kind"``, several separated by commas; the step counts completed batches, ``*`` is each.
 Points: setup, sanity, batch_start, forward, after_backward, after_opt_step, val, ckpt_write (before the file takes its
 place), ckpt_done (after it has), epoch_end, train_end, test. Kinds: a signal (KILL, TERM, INT, STOP), one to the whole
-process group (GROUP_TERM and so on), EXC, NAN, HUGE, SLEEP; FULL (no file can grow beyond 20 kB), BRIM (beyond 64
-bytes) and FREE stand for the disk.
+process group (GROUP_TERM and so on), EXC, NAN, HUGE, SLEEP; FILL (fills the disk),
+FULL (no file can grow beyond 20 kB), BRIM (beyond 64 bytes) and FREE stand for the disk.
 """
 
 from __future__ import annotations
@@ -68,6 +68,10 @@ class Fault(Callback):
             for weight in self.module.parameters():
                 if weight.grad is not None:
                     weight.grad.fill_(GRADIENTS[kind])
+        elif kind == "FILL":
+            with contextlib.suppress(OSError), Path("fill").open("wb", buffering=0) as file:
+                while file.write(bytes(512)):
+                    pass
         elif kind in DISKS:
             resource.setrlimit(resource.RLIMIT_FSIZE, (DISKS[kind] or hard, hard))
         elif kind.startswith("GROUP_"):

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -226,6 +227,77 @@ def test_row_13_a_disk_that_stays_full_ends_training(tmp_path, whole):
     assert not list((tmp_path / "run/checkpoints").glob(".*"))
     assert harness.go_on(tmp_path) == 0
     assert not harness.differences(whole, harness.outcome(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "fault", ["32:train_end:FULL", pytest.param("32:test:FULL", marks=pytest.mark.full), "0:setup:BRIM"]
+)
+def test_row_13_a_disk_that_is_full_at_the_end_or_from_the_start_is_one_line(tmp_path, whole, fault):
+    assert harness.fit(tmp_path, *EVERY_EIGHT, fault=f"0:{fault}") == 2
+    said = harness.log(tmp_path)
+    assert "Traceback" not in said
+    if "BRIM" not in fault:  # else the log takes no line either
+        assert len([line for line in said.splitlines() if line.startswith("lightning fit: run")]) == 1, said
+    assert not (tmp_path / "run/results.json").exists()
+    assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)
+    assert not harness.differences(whole, harness.outcome(tmp_path))
+
+
+def test_row_13_best_and_last_of_one_step_are_one_failure(tmp_path):
+    faults = "0:9:batch_start:FULL,0:25:batch_start:FREE"  # all saves of two epochs fail
+    assert harness.fit(tmp_path, *EVERY_EIGHT, fault=faults) == 0, harness.log(tmp_path)
+    assert "last.ckpt was not written" in harness.log(tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", place], capture_output=True).returncode:
+        pytest.skip("no file system may be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.mark.full
+def test_row_13_a_real_disk_that_fills_up(small_disk, whole):
+    assert harness.fit(small_disk, fault="0:10:batch_start:FILL") == 2
+    said = harness.log(small_disk) if (small_disk / "log.txt").exists() else ""
+    assert "Traceback" not in said
+    (small_disk / "fill").unlink()
+    witness = small_disk / "witness0.jsonl"
+    witness.write_text("".join(line for line in witness.read_text().splitlines(True) if line.endswith("}\n")))
+    assert harness.go_on(small_disk) == 0, harness.log(small_disk)
+    assert not harness.differences(whole, harness.outcome(small_disk))
+
+
+@pytest.mark.parametrize("place", ["file/run", "/proc/run"])
+def test_row_13_a_folder_that_cannot_be_made_is_one_line(tmp_path, place):
+    (tmp_path / "file").touch()
+    assert harness.fit(tmp_path, f"--out={place}") == 2
+    assert harness.log(tmp_path).count("\n") == 1, harness.log(tmp_path)
+    assert f"out={place} cannot be made" in harness.log(tmp_path)
+
+
+def fit_as_nobody(*arguments: str) -> None:
+    """Runs the command as a user who may write nothing here."""
+    os.setuid(65534)
+    processes.command(*arguments)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("flags", [[], ["--out=run"]])
+def test_row_13_a_working_folder_that_cannot_be_written_is_one_line(tmp_path, flags):
+    own = [flag for flag in harness.FLAGS if flag not in ("--out=run", "--trust-config") and "callbacks" not in flag]
+    for folder in (tmp_path, *list(tmp_path.parents)[:3]):
+        folder.chmod(0o755)
+    (tmp_path / "log.txt").touch()
+    process = harness.start(tmp_path, "fit", *own, *flags, call=fit_as_nobody)
+    process.join(60)
+    said = harness.log(tmp_path)
+    assert process.exitcode == 2, said
+    assert said.count("\n") == 1, said
+    assert "Permission denied" in said
 
 
 def test_row_13_a_disk_that_is_too_small_is_found_before_training(tmp_path, monkeypatch):

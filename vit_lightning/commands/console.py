@@ -11,13 +11,18 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_only
 
 from vit_lightning.metric_facts import Stage, facts_of
+from vit_lightning.storage.folder import FULL
 
 
 @rank_zero_only
 def say(text: str) -> None:
     """Prints a text unless it is empty; at once, so that a log file is never behind."""
     if text:
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except OSError as fault:  # a log on a full disk ends no training
+            if fault.errno not in FULL:
+                raise
 
 
 def row(name: str, text: str) -> str:

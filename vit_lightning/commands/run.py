@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import resource
 import secrets
@@ -33,7 +34,7 @@ from vit_lightning.storage.checkpoint_files import (
     newest_checkpoint,
     read_checkpoint,
 )
-from vit_lightning.storage.folder import is_first, log_warnings
+from vit_lightning.storage.folder import full_disk_named, is_first, log_warnings, write_whole
 from vit_lightning.storage.metrics import MetricsFile, json_number, read_metrics, write_results
 from vit_lightning.storage.wandb_mirror import WandbMirror
 from vit_lightning.training.callbacks import EpochMetrics, LearningRate, StepSeeds, Stopwatch, TestPredictions
@@ -103,7 +104,7 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     run.mirror.start()
     say(run.mirror.place())
     try:
-        with own_faults(run.folder), log_warnings(run.folder):
+        with full_disk_named(run.folder), own_faults(run.folder), log_warnings(run.folder):
             _train(run, newest)
             results = _test_best(run)
     except BaseException as fault:
@@ -115,13 +116,15 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
             how = "--data.on_bad_image=skip leaves damaged images out, lightning check-data lists them all"
             fault.problems.append(f"{how}; the run folder is {run.folder}")
         raise
-    results["seconds"] = round(run.stopwatch.run_seconds, 3)
-    results["peak_memory_mb"] = _peak_memory_mb()
-    if is_first():
-        _draw_and_mirror(run, results)
-        for path in sorted(run.folder.glob("*-profile*.txt")):
-            say(path.read_text(encoding="utf-8").strip())
-    write_results(run.folder, results)
+    with full_disk_named(run.folder):
+        run.metrics.complete()
+        results["seconds"] = round(run.stopwatch.run_seconds, 3)
+        results["peak_memory_mb"] = _peak_memory_mb()
+        if is_first():
+            _draw_and_mirror(run, results)
+            for path in sorted(run.folder.glob("*-profile*.txt")):
+                say(path.read_text(encoding="utf-8").strip())
+        write_results(run.folder, results)
     print_summary(run.folder, results)
     if left_out := sum(map(len, run.experiment.data.bad_images.values())):
         say(row("skipped", f"{counted(left_out, 'damaged image')}: {run.folder / BAD_IMAGES}"))
@@ -224,7 +227,9 @@ def _test_best(run: Run) -> Results:
         if own and not run.predictions.table:
             say(f"no report of the test images: test_step of {type(run.module).__name__} returns no logits")
         if is_first() and run.predictions.table:
-            np.savez_compressed(run.folder / "test_predictions.npz", **run.predictions.table)  # type: ignore[arg-type]
+            table = io.BytesIO()  # numpy prints a traceback if it cannot finish a file
+            np.savez_compressed(table, **run.predictions.table)  # type: ignore[arg-type]
+            write_whole(run.folder / "test_predictions.npz", table.getvalue())
     return results
 
 

@@ -43,7 +43,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def __init__(self) -> None:
         super().__init__()
         self.failures = 0
-        """Failed saves in a row."""
+        """Steps in a row after which a save failed; the last and the best checkpoint of a step count as one."""
+        self._failed_step = -1
         self._read_back: set[str] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
@@ -64,7 +65,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             _flush_folder(target.parent)
             self.failures = 0
         except OSError as fault:
-            self._count_failure(target, fault)
+            self._count_failure(target, fault, checkpoint.get("global_step", 0))
         finally:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
@@ -81,8 +82,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             file.flush()
             os.fsync(file.fileno())
 
-    def _count_failure(self, target: Path, fault: OSError) -> None:
-        self.failures += 1
+    def _count_failure(self, target: Path, fault: OSError, step: int) -> None:
+        if self.failures == 0 or step != self._failed_step:
+            self.failures += 1
+        self._failed_step = step
         text = f"{target} was not written ({fault.strerror or fault}); the file before it is intact"
         if self.failures >= FAILURES:
             raise UserError(f"{text}. {self.failures} saves in a row failed: training stops") from fault

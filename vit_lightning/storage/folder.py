@@ -15,13 +15,15 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from lightning.fabric.utilities.rank_zero import _get_rank
 
 from vit_lightning.errors import UserError
 
 LOCK = ".lock"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk that is full, or of a limit for this user."""
 
 
 class InUse(UserError):
@@ -60,7 +62,12 @@ def new_folder(out: Path | None, parent: Path, suffix: str) -> Iterator[Path]:
 
 
 def _make_new(parent: Path, suffix: str) -> Path:
-    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as fault:
+        raise UserError(f"{parent} cannot be written to: {fault.strerror} (--out=FOLDER chooses another)") from fault
     name = "-".join(filter(None, [time.strftime("%Y%m%d-%H%M%S"), suffix]))
     for number in range(1000):
         folder = parent / (f"{name}-{number}" if number else name)
@@ -80,9 +87,11 @@ def hold(folder: Path, key: str) -> Iterator[None]:
     if not is_first():
         yield
         return
+    if folder.is_dir() and not os.access(folder, os.W_OK):
+        raise UserError(f"{key}={folder} cannot be written to")
     lock = try_hold(folder)
     if lock is None:
-        raise InUse(f"{key}={folder} is in use by a live run ({_holder(folder)}), or cannot be written to")
+        raise InUse(f"{key}={folder} is in use by a live run ({_holder(folder)})")
     try:
         yield
     finally:
@@ -141,12 +150,38 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file that is complete or absent."""
-    if is_first():
-        part = path.with_name(f".{path.name}.part")
-        part.write_text(text, encoding="utf-8", errors="surrogateescape")  # file names may hold any bytes
+    if not is_first():
+        return
+    part = path.with_name(f".{path.name}.part")
+    if isinstance(content, str):
+        content = content.encode("utf-8", errors="surrogateescape")  # file names may hold any bytes
+    try:
+        part.write_bytes(content)
         os.replace(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def full_disk_named(folder: Path) -> Iterator[None]:
+    """Turns the error of a full disk into one line that names the run.
+
+    Raises:
+        UserError: in place of the error.
+    """
+    try:
+        yield
+    except OSError as fault:
+        if fault.errno not in FULL:
+            raise
+        raise UserError(
+            f"{folder}: {fault.strerror}: not all of its files could be written "
+            f"(free some space, then: lightning fit --resume {folder})"
+        ) from fault
 
 
 def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -164,28 +199,42 @@ def log_warnings(folder: Path) -> Iterator[None]:
     if not is_first():
         yield
         return
-    with (folder / "warnings.log").open("a", buffering=1, encoding="utf-8") as file:
-        before, warnings.showwarning = warnings.showwarning, _also_to(file)
-        handler = logging.StreamHandler(file)
-        handler.setLevel(logging.WARNING)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-        loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "wandb")]
+    handler = _Lines(folder / "warnings.log")
+    before, warnings.showwarning = warnings.showwarning, _also_to(handler)
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "wandb")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
         for logger in loggers:
-            logger.addHandler(handler)
-        try:
-            yield
-        finally:
-            warnings.showwarning = before
-            for logger in loggers:
-                logger.removeHandler(handler)
+            logger.removeHandler(handler)
 
 
-def _also_to(file: TextIO) -> Any:
+class _Lines(logging.Handler):
+    """Handler that appends lines to a file, and drops those that a full disk does not take."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(logging.WARNING)
+        self.path = path
+        self.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+        self.append("")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.append(f"{self.format(record)}\n")
+
+    def append(self, text: str) -> None:
+        with contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def _also_to(handler: _Lines) -> Any:
     show = warnings.showwarning
 
     def show_and_write(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
-        with contextlib.suppress(OSError):  # a full disk must not end training
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {filename}:{lineno}: {category.__name__}: {message}\n")
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        handler.append(f"{now} {filename}:{lineno}: {category.__name__}: {message}\n")
         show(message, category, filename, lineno, *rest)
 
     return show_and_write

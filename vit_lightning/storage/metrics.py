@@ -66,6 +66,18 @@ class MetricsFile(Logger):
             warnings.warn(f"metrics.jsonl cannot be written now ({fault.strerror}), its rows are kept", stacklevel=4)
 
     @rank_zero_only
+    def complete(self) -> None:
+        """Writes the rows that a full disk has not taken.
+
+        Raises:
+            OSError: it is still full.
+        """
+        if self._pending:
+            with _open_lines(self.folder / "metrics.jsonl") as file:
+                while self._pending:
+                    self._pending = self._pending[file.write(self._pending) :]
+
+    @rank_zero_only
     def resume(self, step: int, row: dict[str, Any] | None) -> None:
         """Marks that the rows of ``step`` and later ones are logged again.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable
@@ -113,7 +114,8 @@ class FiniteGuard(Callback):
             facts.append({"step": step.number, "losses": losses, "rate": step.lr, "indices": images})
         path = self.folder / ("diverged.json" if trainer.is_global_zero else f"diverged-rank{trainer.global_rank}.json")
         if self.folder.is_dir():
-            path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            with contextlib.suppress(OSError):  # a full disk does not hide the message
+                path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         first = facts[-1]["indices"] if facts else []
         assert isinstance(first, list)
         shown = ", ".join(map(str, first[:12])) + (", ..." if len(first) > 12 else "")
