@@ -138,6 +138,7 @@ def test_own_block_attention_module_and_callback_are_killed_and_resumed_from_the
     (tmp_path / "project").rename(tmp_path / "gone")
     resumed = lightning("fit", "--resume=killed", "--trust-config")
     assert resumed.returncode == 0, resumed.stderr
+    assert "lightning test --ckpt killed --trust-config" in resumed.stdout
     one, other = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     assert one.keys() == other.keys()
     assert "aux.weight" in one

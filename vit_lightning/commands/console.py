@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
 
+from vit_lightning.config.own_files import trust_flag
 from vit_lightning.metric_facts import Stage, facts_of
 from vit_lightning.storage.folder import FULL
 
@@ -64,7 +65,7 @@ def print_summary(folder: Path, results: dict[str, Any]) -> None:
             f"{results['images_per_second']:,.0f} images/s; in all {results['seconds']:.0f} s",
         ),
         row("run", str(folder)),
-        row("test again", f"lightning test --ckpt {folder}"),
+        row("test again", f"lightning test --ckpt {folder}{trust_flag()}"),
     ]
     say("\n".join(filter(None, lines)))
 

@@ -24,6 +24,7 @@ from vit_lightning.commands.session import Results, load_weights, logged, make_m
 from vit_lightning.commands.start import Start, device_line, model_line
 from vit_lightning.commands.test_report import FIGURES, interval, report_test
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.own_files import trust_flag
 from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import STEP_METRICS, metric_names
@@ -110,7 +111,7 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     except BaseException as fault:
         run.mirror.finish(exit_code=1)
         if isinstance(fault, KeyboardInterrupt | SystemExit):
-            say(f"stopped; to resume: lightning fit --resume {run.folder}")
+            say(f"stopped; to resume: lightning fit --resume {run.folder}{trust_flag()}")
             fault.add_note("printed")
         if isinstance(fault, DamagedImage):
             how = "--data.on_bad_image=skip leaves damaged images out, lightning check-data lists them all"

@@ -236,6 +236,11 @@ def searched() -> str:
     return ", ".join("the working folder" if folder == Path.cwd() else shown(folder) for folder in _folders)
 
 
+def trust_flag() -> str:
+    """Returns the flag that later commands on a run with files of the user's own need, after a space."""
+    return " --trust-config" if own_modules() else ""
+
+
 def keep_own_files(folder: Path) -> None:
     """Copies the imported files of the user's own into a run folder, as they were when they were imported."""
     for name, path in _own_files().items() if is_first() else ():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
@@ -20,7 +21,7 @@ from vit_lightning.training.classifier import ViTClassifier
 
 FILLED_IN = ("network", "num_classes", "image_size", "in_channels")
 """Arguments that any LightningModule may have: the configured model, and facts of the data."""
-CONFIGURED = ("optimizer", "loss", "ema", "distillation")
+CONFIGURED = tuple(name for name in inspect.signature(ViTClassifier).parameters if name not in FILLED_IN)
 """Arguments of ViTClassifier that options of the same name configure."""
 
 
@@ -73,7 +74,7 @@ def complete_module(config: Config) -> dict[str, Any] | None:
 def unused_problems(config: Config, kind: type[LightningModule], settings: Mapping[str, Any]) -> list[str]:
     """Returns the options that are given, but that a module does not take."""
     taken, defaults = filled_in(kind), Settings()._asdict()
-    keys = [key for key in CONFIGURED if key not in taken and settings.get(key, defaults[key]) != defaults[key]]
+    keys = [key for key in CONFIGURED if key not in taken and settings.get(key, defaults.get(key)) != defaults.get(key)]
     keys += ["model"] if "network" not in taken and config.get("model") else []
     given = [f"{key}.{name}={value}" for key in keys for name, value in dict(config.get(key) or {}).items()]
     why = f"module.class_path={kind.__module__}.{kind.__qualname__} takes no"
