@@ -13,9 +13,10 @@ import pytest
 import torch
 from runs import REPOSITORY, SMALL
 
-from vit_lightning import ViT, cli, from_reference, to_reference
+from vit_lightning import ViT, ViTClassifier, cli, from_reference, to_reference
 from vit_lightning.cli import COMMANDS, main
 from vit_lightning.metric_facts import METRICS
+from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.weights import FAMILIES
 
 TEXT = (REPOSITORY / ".github" / "CONTRIBUTING.md").read_text()
@@ -91,10 +92,34 @@ def test_any_lightning_module_and_a_pool(in_folder):
     assert main([*words, *flags, "--optimizer.lr=0.1"]) == 2
 
 
-def test_a_metric_is_logged_and_selects_the_best_checkpoint(in_folder):
-    exec(example("metric"), {})
-    assert main(["fit", DIGITS, *SMALL, "--checkpoint.monitor=val/f1", "--out=run", "--wandb.mode=disabled"]) == 0
-    assert 0.0 <= json.loads((in_folder / "run" / "results.json").read_text())["test/f1"] <= 1.0
+def test_a_loss_optimizer_schedule_and_metric_train_and_resume_exactly(in_folder, monkeypatch):
+    for name in ("loss", "optimizer", "schedule", "metric"):
+        (in_folder / f"my_{name}.py").write_text(example(name))
+    flags = (*SMALL, "--trainer.max_epochs=2", "--wandb.mode=disabled", "--trust-config")
+    flags += ("--loss.class_path=my_loss.focal", "--loss.gamma=1.5", "--optimizer.class_path=my_optimizer.SignSGD")
+    flags += ("--optimizer.scale=0.5", "--optimizer.schedule=my_schedule.restarts", "--optimizer.schedule.cycles=2")
+    flags += ("--metrics=[F1Score, {class_path: my_metric.Confidence, power: 2, name: sure}]",)
+    flags += ("--checkpoint.monitor=val/sure", "--checkpoint.mode=min")
+    assert main(["fit", DIGITS, *flags, "--out=whole"]) == 0
+    whole = json.loads((in_folder / "whole" / "results.json").read_text())
+    assert {"val/f1_score", "test/f1_score", "val/sure", "test/sure"} <= set(whole)
+
+    def stop(self, *_):
+        if self.global_step == 30:
+            raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ViTClassifier, "on_train_batch_end", stop)
+        with pytest.raises(RuntimeError, match="killed"):
+            main(["fit", DIGITS, *flags, "--checkpoint.every_n_steps=25", "--out=cut"])
+    assert not (in_folder / "cut" / "results.json").exists()
+    assert main(["fit", "--resume", "cut", "--trust-config"]) == 0
+    ends = [read_checkpoint(in_folder / name / "checkpoints" / "last.ckpt") for name in ("whole", "cut")]
+    weights = [end["state_dict"] for end in ends]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0] if name.startswith("network."))
+    assert ends[0]["optimizer_states"][0]["param_groups"] == ends[1]["optimizer_states"][0]["param_groups"]
+    cut = json.loads((in_folder / "cut" / "results.json").read_text())
+    assert all(cut[name] == value for name, value in whole.items() if name.startswith(("val/", "test/")))
 
 
 def test_a_data_set_of_a_file_in_the_working_folder(in_folder, monkeypatch):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -91,6 +91,20 @@ STEP_METRICS = ("train/loss_step", "lr")
 """Logged at single steps, not over an epoch."""
 
 
+def with_own(metrics: Mapping[str, Metric]) -> dict[str, MetricFacts]:
+    """Returns the table with metrics of the user's own, which are logged in validation and test."""
+    stages: tuple[Stage, ...] = ("val", "test")
+    return METRICS | {
+        name: MetricFacts(
+            lambda classes, metric=metric: metric.clone(),  # type: ignore[misc]
+            "minimize" if metric.higher_is_better is False else "maximize",
+            name.replace("_", " "),
+            stages=stages,
+        )
+        for name, metric in metrics.items()
+    }
+
+
 def facts_of(name: str) -> MetricFacts | None:
     """Returns the facts of a logged name such as ``val/acc``; None for a metric outside the table."""
     return METRICS.get(name.rpartition("/")[2])
@@ -102,20 +116,20 @@ def goal_of(name: str) -> Goal:
     return "maximize" if facts is None else facts.goal
 
 
-def metric_names(*stages: Stage, classes: int | None = None) -> list[str]:
+def metric_names(*stages: Stage, classes: int | None = None, table: Mapping[str, MetricFacts] = METRICS) -> list[str]:
     """Returns the names logged in the stages, such as ``val/acc``; without ``classes``, those of any number of them."""
     return [
         f"{stage}/{name}"
         for stage in stages
-        for name, facts in METRICS.items()
+        for name, facts in table.items()
         if stage in facts.stages and (classes is None or classes >= facts.min_classes)
     ]
 
 
-def make_metrics(stage: Stage, classes: int) -> nn.ModuleDict:
+def make_metrics(stage: Stage, classes: int, table: Mapping[str, MetricFacts] = METRICS) -> nn.ModuleDict:
     """Returns the metrics of a stage by name; those of training are kept in checkpoints, to resume inside an epoch."""
-    names = [name.partition("/")[2] for name in metric_names(stage, classes=classes)]
-    metrics = {name: METRICS[name].make(classes) for name in names}
+    names = [name.partition("/")[2] for name in metric_names(stage, classes=classes, table=table)]
+    metrics = {name: table[name].make(classes) for name in names}
     for metric in metrics.values():
         metric.persistent(stage == "train")
     return nn.ModuleDict(metrics)

@@ -30,6 +30,7 @@ import vit_lightning
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
 from vit_lightning.ablation.plan import Plan, slug
 from vit_lightning.config.changes import changes_since
+from vit_lightning.config.own_metrics import recorded_goal
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.report.study import Run, Study
@@ -246,7 +247,7 @@ def read_study(folder: Path) -> Study:
     return Study(
         **{key: facts[key] for key in (*_RULES, "arms")},
         folder=folder,
-        goal=goal_of(facts["report"]),
+        goal=recorded_goal(facts["report"], [*facts["pages"].values()]) or goal_of(facts["report"]),
         added_seeds=ledger.added_seeds,
         runs=[_run(ledger, run) for arm in facts["arms"] for run in planned if run.arm == arm],
         plan_changed=_noted_changes(folder),

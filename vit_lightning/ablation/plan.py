@@ -23,7 +23,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import parse_yaml, read_config, read_flags, word
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
-from vit_lightning.metric_facts import metric_names
+from vit_lightning.metric_facts import metric_names, with_own
 
 Item = TypeVar("Item")
 KEYS = ("program", "command", "method", "metric", "parameters", "name", "description", "project", "entity", "kind")
@@ -291,7 +291,9 @@ def _resolve_arms(plan: Plan, goal: str) -> list[str]:
 def _metric_problems(plan: Plan, experiment: Experiment, goal: str) -> list[str]:
     """Returns the problems of the metrics that select and that are reported."""
     classes = experiment.data.num_classes
-    chosen, reported = metric_names("val", classes=classes), metric_names("test", classes=classes)
+    table = with_own(experiment.metrics)
+    chosen = metric_names("val", classes=classes, table=table)
+    reported = metric_names("test", classes=classes, table=table)
     monitor, mode = experiment.settings.checkpoint.monitor, experiment.settings.checkpoint.mode
     own = experiment.config["module"] is not None  # which may log metrics of its own
     problems = []

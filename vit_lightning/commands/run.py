@@ -27,7 +27,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import trust_flag
 from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
 from vit_lightning.errors import UserError
-from vit_lightning.metric_facts import STEP_METRICS, metric_names
+from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
 from vit_lightning.storage.checkpoint_files import (
     Restored,
     find_checkpoint,
@@ -201,7 +201,10 @@ def _test_best(run: Run) -> Results:
     last = newest.checkpoint  # or previous.ckpt, if a kill came between the two renames of a save
     checkpoint = read_checkpoint(best)
     own = type(run.module) is not ViTClassifier  # which may log metrics of its own
-    watch, epoch_metrics = last["callbacks"]["Stopwatch"], metric_names("train", "val")
+    watch, epoch_metrics = (
+        last["callbacks"]["Stopwatch"],
+        metric_names("train", "val", table=with_own(run.experiment.metrics)),
+    )
     results: Results = {
         "seed": run.experiment.seed,
         "parameters": count_parameters(run.module),

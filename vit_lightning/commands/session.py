@@ -102,6 +102,7 @@ def make_module(experiment: Experiment, search: type[ViTClassifier] | None = Non
         "optimizer": settings.optimizer,
         "loss": settings.loss,
         "ema": settings.ema,
+        "metrics": experiment.metrics,
         "distillation": Distillation(chosen, load_teacher(chosen.teacher, data)) if chosen.teacher else None,
     }
     module = make_own(experiment.config, available, kind)

@@ -22,11 +22,12 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, unflatten
 from vit_lightning.config.old_configs import with_block
 from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
+from vit_lightning.config.own_metrics import choose_metrics
 from vit_lightning.config.own_module import class_of, complete_module, filled_in, make_own, unused_problems
 from vit_lightning.config.parser import DEFAULT_CLASSES, instantiate, parse, parse_part, to_plain
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
-from vit_lightning.metric_facts import STEP_METRICS, metric_names
+from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
 from vit_lightning.sizes import pair
 from vit_lightning.storage.checkpoint_files import find_checkpoint, network_weights, read_checkpoint
 from vit_lightning.training.losses import OwnLoss
@@ -49,7 +50,8 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     model = _with_class(merged, "model")
     chosen, module_class = complete_module(merged), class_of(merged)
     with_facts = {**accepted(facts, model["class_path"]), **model}
-    complete = with_block({**merged, "module": None, "data": data_config, "model": with_facts})
+    metrics = choose_metrics(merged.get("metrics"), data.num_classes)
+    complete = with_block({**merged, "module": None, "metrics": None, "data": data_config, "model": with_facts})
     config = parse(complete, command)
     for name, fact in facts.items():  # an argument that a function hands on shows only now
         if name in config.model.init_args and name not in model:
@@ -80,21 +82,29 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     has_network = "network" in filled_in(module_class)
     if has_network and not any(problem.startswith("model.") for problem in problems):
         problems += _model_problems(config, facts, settings.get("optimizer"))
+    if metrics and "metrics" not in filled_in(module_class):
+        problems.append(f"metrics: module.class_path={module_class.__name__} logs its own (leave them out)")
     if chosen is not None and not problems:
-        problems += _module_problems(config, chosen, module_class, {**facts, **settings})
+        problems += _module_problems(config, chosen, module_class, {**facts, **settings, "metrics": {}})
     problems += [*trainer_problems(config.trainer), *average_problems(config)]
-    monitored = [*metric_names("val", "train", classes=facts["num_classes"]), *STEP_METRICS]
+    own = {item.name: item.metric for item in metrics}
+    table = with_own(own)
+    monitored = [*metric_names("val", "train", classes=facts["num_classes"], table=table), *STEP_METRICS]
     if chosen is None:
         problems += monitor_problems(config, monitored)
     if problems:
         raise Unfit(problems)
     try:
         plain = {**to_plain(config), "module": chosen}
+        if metrics:
+            plain["metrics"] = [item.plain for item in metrics]
         if not has_network:
             plain["model"] = None
     except (TypeError, ValueError, yaml.YAMLError) as fault:  # of a default of some callback, such as an enum
         raise Unfit([f"the config cannot be written to config.yaml: {' '.join(str(fault).split())}"]) from fault
-    return Experiment(config=plain, data=data, settings=Settings(**settings), options=options, **vars(run), **given)
+    return Experiment(
+        config=plain, data=data, settings=Settings(**settings), options=options, metrics=own, **vars(run), **given
+    )
 
 
 def _with_class(merged: Config, key: str) -> Config:

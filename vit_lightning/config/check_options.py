@@ -75,7 +75,7 @@ def find_problems(config: Config, parser: ArgumentParser) -> tuple[list[Problem]
 def remove(config: Config, path: Path) -> bool:
     """Deletes an option, or an item of a list, from a config; returns whether it was there."""
     node, last = _get(config, path[:-1]), path[-1]
-    there = last in node if isinstance(node, dict) else isinstance(node, list)
+    there = last in node if isinstance(node, dict) else isinstance(node, list) and isinstance(last, int)
     if there:
         del node[last]
     return there
@@ -88,6 +88,8 @@ def _first_problem(key: str, value: Any, parser: ArgumentParser) -> Problem | No
     if isinstance(given, dict) and key == "model" and (network := find_class(given["class_path"])) is not None:
         named = inspect.signature(network).parameters
         given = {**{name: fact for name, fact in FROM_DATA.items() if name in named}, **given}
+    if key == "metrics" and not isinstance(given, dict):  # see own_metrics
+        return None
     own = own_parts({key: given})
     for name, class_path in own:
         if problems := class_problems(name, class_path):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from torch import nn
+from torchmetrics import Metric
 
 from vit_lightning.config.check_network import leave_out_defaults_of_others
 from vit_lightning.config.options import CommandOptions, Resume, Settings
@@ -34,6 +35,8 @@ class Experiment:
     """Options that only this command has."""
     replaced: tuple[str, ...] = ()
     """Sentences on options of earlier config files that a later class or preset put out of use."""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """Metrics of the config's list, by name."""
     images: tuple[Path, ...] = ()
     """Image files and folders that ``predict`` was given."""
 

@@ -45,12 +45,15 @@ class ConfigOptions:
         init_from: run folder (its best checkpoint), checkpoint file, or https://...#sha256=CHECKSUM with the initial
             weights.
         test: whether fit tests the best checkpoint after training.
+        metrics: classes of torchmetrics with their arguments, also by short names such as F1Score, that validation and
+            test log under name.
     """
 
     experiment: str | None = None
     seed_everything: int = 0
     init_from: str | None = None
     test: bool = True
+    metrics: list[Any] | None = None
 
     def __post_init__(self) -> None:
         problems = []

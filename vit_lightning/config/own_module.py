@@ -47,7 +47,7 @@ def class_of(config: Mapping[str, Any]) -> type[LightningModule]:
 def filled_in(kind: type[LightningModule]) -> list[str]:
     """Returns the arguments of a class that are filled in, and so are no options under ``module``."""
     known = ArgumentParser().add_class_arguments(kind, fail_untyped=False)
-    names = (*FILLED_IN, *CONFIGURED) if issubclass(kind, ViTClassifier) else FILLED_IN
+    names = (*FILLED_IN, *CONFIGURED, "metrics") if issubclass(kind, ViTClassifier) else FILLED_IN
     return [name for name in names if name in known]
 
 

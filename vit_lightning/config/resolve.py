@@ -96,6 +96,12 @@ def _folders(flags: Sequence[tuple[str, str]], more: Sequence[Path]) -> list[Pat
     return [*filter(None, trained), *configs, *more, Path.cwd(), *(path for key, path in given if key == "out")]
 
 
+def _path(config: Config, text: str) -> tuple[str, ...]:
+    """Returns the option of a flat config that a problem names; the whole list for one of an item."""
+    path = text.split("=")[0].split(".")
+    return tuple(path[:1] if isinstance(config.get(path[0]), list) else path)
+
+
 def _all_problems(config: Config, command: str, fault: Exception) -> list[str]:
     """Returns all problems of a refused config: names and types of options first, then the values of the others."""
     found, rest = find_problems(config, make_parser(command))
@@ -111,7 +117,8 @@ def _all_problems(config: Config, command: str, fault: Exception) -> list[str]:
             problems += error.problems
             if any(text.startswith("module.") for text in error.problems):  # without its class, others would follow
                 break
-            if not all(remove(rest, tuple(text.split("=")[0].split("."))) for text in error.problems):
+            paths = dict.fromkeys(_path(rest, text) for text in error.problems)
+            if not all(remove(rest, path) for path in paths):
                 break
         except ArgumentError:  # a required option is missing
             break

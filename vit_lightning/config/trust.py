@@ -22,7 +22,7 @@ _allowed: list[str] = list(PACKAGES)
 _allowed_once: set[str] = set()
 
 CLASS_KEYS: tuple[str, ...] = ("model", "module", "data", "callbacks", "logger", "plugins", "profiler", "strategy")
-CLASS_KEYS += ("dataset_class", "augment", "transform")
+CLASS_KEYS += ("dataset_class", "augment", "transform", "metrics")
 """Options whose value may be a class path itself."""
 
 LIGHTNING_CLASSES = [f"lightning.pytorch.{kind}" for kind in ("callbacks", "loggers", "profilers", "strategies")]

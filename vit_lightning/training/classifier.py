@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from vit_lightning.errors import UserError
-from vit_lightning.metric_facts import METRICS, Stage, make_metrics
+from vit_lightning.metric_facts import Stage, make_metrics, with_own
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
 from vit_lightning.training.losses import Criterion, HeadsLoss, LossConfig, OwnLoss, make_loss, mean_over_heads
@@ -47,6 +48,7 @@ class ViTClassifier(LightningModule):
         loss: the training loss, also as a callable of logits and targets; validation and test use plain cross entropy.
         ema: whether validation, test and checkpoints use averaged weights.
         distillation: distillation from a teacher.
+        metrics: more metrics by name, of probabilities (b, num_classes) and labels, for validation and test.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ViTClassifier(LightningModule):
         loss: LossConfig | OwnLoss | Criterion | None = None,
         ema: EMAConfig | None = None,
         distillation: Distillation | None = None,
+        metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         super().__init__()
         classes = getattr(network, "num_classes", None) if num_classes is None else num_classes
@@ -77,9 +80,10 @@ class ViTClassifier(LightningModule):
         }
         if distillation is not None:
             self.heads_losses["train"] = distillation.heads_loss(self.losses["train"])
-        self.train_metrics = make_metrics("train", classes)
-        self.val_metrics = make_metrics("val", classes)
-        self.test_metrics = make_metrics("test", classes)
+        self.metric_table = with_own(metrics or {})
+        self.train_metrics = make_metrics("train", classes, self.metric_table)
+        self.val_metrics = make_metrics("val", classes, self.metric_table)
+        self.test_metrics = make_metrics("test", classes, self.metric_table)
 
     def configure_callbacks(self) -> list[Callback]:
         return [
@@ -108,7 +112,7 @@ class ViTClassifier(LightningModule):
         probabilities = output.logits.float().softmax(dim=-1)
         for name, metric in getattr(self, f"{stage}_metrics").items():
             metric.update(*((output.loss, len(labels)) if name == "loss" else (probabilities, labels)))
-            self.log(f"{stage}/{name}", metric, prog_bar=METRICS[name].in_bar, on_step=False, on_epoch=True)
+            self.log(f"{stage}/{name}", metric, prog_bar=self.metric_table[name].in_bar, on_step=False, on_epoch=True)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         output = self.step(batch, "train")
