@@ -7,6 +7,7 @@ import difflib
 import errno
 import importlib
 import os
+import re
 import select
 import signal
 import sys
@@ -160,8 +161,8 @@ def _run(name: str, arguments: list[str]) -> int:
 
 def _call(name: str, command: Command, arguments: list[str]) -> None:
     module, _, function = command.function.partition(":")
-    if command.takes != "arguments" and {"-h", "--help"} & {*arguments}:
-        _explain(name, command)
+    if command.takes != "arguments" and any(re.fullmatch(r"-h|--help(\..+)?", word) for word in arguments):
+        _explain(name, command, arguments)
         return
     call = getattr(importlib.import_module(f"vit_lightning.{module}"), function)
     if command.takes == "arguments":
@@ -197,14 +198,14 @@ def _plain(arguments: list[str]) -> list[str]:
     return [f"--{key}={value}" for key, value in plain_flags(read_flags(arguments))]
 
 
-def _explain(name: str, command: Command) -> None:
+def _explain(name: str, command: Command, arguments: Sequence[str]) -> None:
     """Prints the help of a command."""
     if command.takes == "folder":
         print(f"usage: lightning {name} {command.positional}\n\n{command.summary}")
         return
     from vit_lightning.config.help import help_text
 
-    print(help_text(name, command.positional))
+    print(help_text(name, command.positional, arguments))
 
 
 def _is_read(stream: TextIO) -> bool:

@@ -173,7 +173,7 @@ def test_what_is_wrong_with_the_page_names_the_arm(in_folder):
     plan["command"].insert(-1, "--optimizer.lr=fast")
     said = problems(plan).splitlines()
     assert "plan.yaml: arm no token: model.pol=mean: there is no such option (did you mean model.pool?)" in said
-    assert any("optimizer.lr=fast must be a finite number" in line for line in said)
+    assert any("optimizer.lr=fast must be a finite float" in line for line in said)
 
 
 @pytest.mark.parametrize(

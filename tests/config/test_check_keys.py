@@ -13,10 +13,10 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "unknown key of the data": ([DIGITS, "--data.batchsize=3"], ["data.batchsize=3", "data.batch_size"]),
     "unknown key of the optimizer": (
         [DIGITS, "--optimizer.learning_rate=1"],
-        ["optimizer.learning_rate=1", "choose name, lr"],
+        ["optimizer.learning_rate=1", "did you mean optimizer.lr?"],
     ),
-    "fraction for a whole number": ([DIGITS, "--data.batch_size=8.5"], ["data.batch_size=8.5", "a whole number"]),
-    "word for a rate": ([DIGITS, "--optimizer.lr=fast"], ["optimizer.lr=fast", "a finite number"]),
+    "fraction for a whole number": ([DIGITS, "--data.batch_size=8.5"], ["data.batch_size=8.5", "an int"]),
+    "word for a rate": ([DIGITS, "--optimizer.lr=fast"], ["optimizer.lr=fast", "a finite float"]),
     "unknown schedule": (
         [DIGITS, "--optimizer.schedule=step"],
         ["optimizer.schedule=step", "cosine, linear, wsd, constant"],
@@ -66,7 +66,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         ["config=nowhere.yaml", "config=binary.yaml", "trainer.max_epoch=2"],
     ),
     "no device": ([DIGITS, "--trainer.devices=0", "--data.batch_size=0"], ["trainer.devices=0", "data.batch_size=0"]),
-    "a callback's argument": (["--config=callback.yaml"], ["trainer.callbacks.0.patience=long", "a whole number"]),
+    "a callback's argument": (["--config=callback.yaml"], ["trainer.callbacks.0.patience=long", "an int"]),
     "a callback's choice": (["--config=mode.yaml"], ["trainer", "mode"]),
     "a class with a wrong argument": (
         ["--config=augment.yaml"],

@@ -21,7 +21,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "unknown key of a block": ([DIGITS, "--model.attention.qkvbias=true"], ["model.attention.qkvbias", "qkv_bias"]),
     "unknown key at the top": ([DIGITS, "--sede_everything=3"], ["sede_everything=3", "seed_everything"]),
     "unknown key in a page": (["--config=unknown.yaml"], ["model.dpth=3", "model.depth"]),
-    "class word for a number": ([DIGITS, "--model.depth=big"], ["model.depth=big", "a whole number"]),
+    "class word for a number": ([DIGITS, "--model.depth=big"], ["model.depth=big", "an int"]),
     "unknown pooling": ([DIGITS, "--model.pool=max"], ["model.pool=max", "cls, mean"]),
     "duplicate key": (["--config=twice.yaml"], ["twice.yaml", "depth comes twice", "line 4"]),
     "missing page": (["--config=nowhere.yaml"], ["config=nowhere.yaml", "No such file"]),

@@ -17,9 +17,10 @@ from vit_lightning.ablation.ledger import Ledger, add_seeds, find_ledger, open_l
 from vit_lightning.ablation.plan import Plan, read_plan
 from vit_lightning.ablation.slurm import submit
 from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, workers_of
-from vit_lightning.commands.console import quiet
+from vit_lightning.commands.console import counted, quiet
 from vit_lightning.config.check_options import find_problems
 from vit_lightning.config.files import parse_yaml, split_words
+from vit_lightning.config.help import explained, options_of
 from vit_lightning.errors import UserError
 from vit_lightning.report.statistics import LEAST_PAIRS
 from vit_lightning.report.study import Run
@@ -93,13 +94,6 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
     return config
 
 
-def make_ablate_help() -> ArgumentParser:
-    """Makes a parser of the same arguments, for its help."""
-    parser = ArgumentParser(prog="lightning ablate", usage="lightning ablate FILE [--out DIR] [--dry-run] ...")
-    parser.add_class_arguments(AblateConfig)
-    return parser
-
-
 class SomeFailed(UserError):
     """Error for failed runs in an ablation whose others are done. Exit code 5."""
 
@@ -109,7 +103,8 @@ class SomeFailed(UserError):
 def main(arguments: Sequence[str]) -> None:
     """Runs ``lightning ablate`` with the arguments of the command line."""
     if {"-h", "--help"} & {*arguments}:
-        print(make_ablate_help().format_help())
+        print("usage: lightning ablate PLAN.yaml [--OPTION=VALUE ...]\n")
+        print("\n".join(explained(option) for option in options_of(__name__, "AblateConfig") if option.name != "file"))
         return
     if sys.stderr.isatty():
         print("reading the plan, its config and data ...", file=sys.stderr, flush=True)  # takes seconds
@@ -161,8 +156,9 @@ def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, worke
     again = "are tried again" if config.retry else "failed (--retry tries them again)"
     begun = f", {states['done']} are done" if states["done"] else ""
     begun += f", {states['failed']} {again}" if states["failed"] else ""
-    count = len(plan.arms) * len(seeds)
-    lines = [f"{plan.name}: {len(plan.arms)} arms x {len(seeds)} seeds = {count} runs of {plan.config_file}{begun}"]
+    count = counted(len(plan.arms) * len(seeds), "run")
+    product = f"{counted(len(plan.arms), 'arm')} x {counted(len(seeds), 'seed')} = {count}"
+    lines = [f"{plan.name}: {product} of {plan.config_file}{begun}"]
     for arm, overrides in plan.arms.items():
         changed = ", ".join(f"{key}={value}" for key, value in overrides.items()) or "the config as it is"
         lines.append(f"  {arm:<{width}}  {changed}{'   (baseline)' if arm == plan.baseline else ''}")
@@ -172,7 +168,7 @@ def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, worke
         f"  seeds {', '.join(map(str, seeds))}; best checkpoint by {plan.metric}{few}",
         f"  compared by {plan.report}; smallest effect {unit.plain(plan.smallest_effect)}, alpha {plan.alpha:g}",
         f"  {workers} at a time, {threads} thread{'s' if threads > 1 else ''} each; in {folder}",
-        *([f"  now only {config.only}: {len(seeds)} runs"] if config.only else []),
+        *([f"  now only {config.only}: {counted(len(seeds), 'run')}"] if config.only else []),
         f"  one alone: OMP_NUM_THREADS={threads} {plan.command(alone, plan.seeds[0])}",
     ]
     return "\n".join(lines)

@@ -98,6 +98,11 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
         UserError: all that is wrong with it.
     """
     sweep = read_config(path, "plan")
+    if not sweep.keys() & {"parameters", "method", "command"} and sweep.keys() & {"model", "data", "trainer"}:
+        raise UserError(
+            f"{path} is a config, not a plan: a plan has arms and seeds under parameters, as "
+            f"experiments/ablations/pooling.yaml does (to train it: lightning fit --config {path})"
+        )
     problems = [
         f"{key}: an ablation has no such key (choose {', '.join(KEYS)}; its rules go under parameters.ablation.value)"
         for key in sweep
@@ -184,7 +189,7 @@ def _rules(parameters: Mapping[str, Any], problems: list[str]) -> dict[str, Any]
 def _seeds(parameters: Mapping[str, Any], problems: list[str]) -> list[int]:
     seeds = parameters.get("seed_everything", {}).get("values")
     if not isinstance(seeds, list) or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds) or not seeds:
-        problems.append("parameters.seed_everything.values must be a list of whole numbers, at least 0")
+        problems.append("parameters.seed_everything.values must be a list of ints, at least 0")
         return []
     if twice := sorted(_repeated(seeds)):
         problems.append(f"seed_everything: {', '.join(map(str, twice))} comes twice: it would be the same run again")

@@ -17,6 +17,7 @@ from typing import Any
 from vit_lightning.ablation.ledger import Ledger, Planned, open_ledger
 from vit_lightning.ablation.plan import read_plan
 from vit_lightning.ablation.workers import Progress, WorkOptions, run_all
+from vit_lightning.commands.console import counted
 from vit_lightning.errors import UserError
 
 MOST_JOBS = 64
@@ -71,7 +72,7 @@ def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[s
     runs = options.runs(ledger)
     missing = [run for run in runs if not ledger.has_finished(run)]
     if not missing:
-        print(f"all {len(runs)} runs had finished: nothing is submitted", flush=True)
+        print(f"{counted(len(runs), 'run')} had finished: nothing is submitted", flush=True)
         return
     logs = ledger.folder / "slurm"
     count = options.workers if isinstance(options.workers, int) else min(len(missing), MOST_JOBS)

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from vit_lightning.ablation.attempts import Attempts, with_shared_data
 from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
+from vit_lightning.commands.console import counted
 from vit_lightning.errors import UserError
 from vit_lightning.signals import STOP, handled
 from vit_lightning.storage.wandb_mirror import import_wandb
@@ -78,7 +79,7 @@ def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, signals: Sequence[
     """
     runs, devices = options.runs(ledger), devices_of(plan)
     if all(ledger.has_finished(run) for run in runs):
-        print(f"all {len(runs)} runs had finished: nothing is trained", flush=True)
+        print(f"{counted(len(runs), 'run')} had finished: nothing is trained", flush=True)
         return
     missing = {run.arm for run in runs if not ledger.has_finished(run)}
     shared = with_shared_data({arm: item for arm, item in plan.experiments.items() if arm in missing})

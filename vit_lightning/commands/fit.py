@@ -7,10 +7,11 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch import seed_everything
 
-from vit_lightning.commands.console import print_summary, quiet, say
+from vit_lightning.commands.console import counted, print_summary, quiet, say
 from vit_lightning.commands.resume import (
     note_changes,
     noted_changes,
@@ -70,12 +71,13 @@ def _find_run(experiment: Experiment, held: contextlib.ExitStack) -> Path | None
     folder = given
     if given is not None:
         held.enter_context(hold(given, "resume"))
-    elif out is None and (unfinished := unfinished_run(parent, experiment.config, experiment.allowed_changes)):
-        folder = unfinished[0]
-        held.callback(release, *unfinished)
-    if folder is None and experiment.resume == "must":
-        searched = parent if out is None else out
-        raise CannotResume(f"resume=must: {searched} holds no unfinished run of this config that is not in use")
+    elif out is None:
+        must = experiment.resume == "must"
+        if unfinished := unfinished_run(parent, experiment.config, experiment.allowed_changes, must=must):
+            folder = unfinished[0]
+            held.callback(release, *unfinished)
+    elif experiment.resume == "must":
+        raise CannotResume(f"resume=must: out={out} is no run folder")
     os.environ[RESUMED] = "" if folder is None else str(folder)
     return folder
 
@@ -109,6 +111,8 @@ def _continue(folder: Path, experiment: Experiment) -> Results:
         _check_start(folder, experiment)
     elif (folder / BEST).is_file():
         read_checkpoint(folder / BEST)  # finds damage now, not after the training
+    if newest is not None:
+        _check_epochs(folder, newest.checkpoint, experiment.trainer["max_epochs"])
     run = prepare(experiment, experiment.make_trainer_arguments(), folder, begins=newest is None)
     if newest is not None:
         prefix = "network." if isinstance(run.module, ViTClassifier) else ""
@@ -142,6 +146,13 @@ def _check_start(folder: Path, experiment: Experiment) -> None:
         why = f"{folder / LAST} and its other checkpoints are gone" if had else "it has no checkpoint yet"
         raise CannotResume(f"{folder} cannot be resumed: {why}; nothing was changed (leave out resume for a new run)")
     say(f"{folder} was stopped before its first checkpoint and starts again at step 0")
+
+
+def _check_epochs(folder: Path, checkpoint: Mapping[str, Any], wanted: int | None) -> None:
+    """Refuses to resume a run that has trained for more epochs than it is to have."""
+    done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    if wanted is not None and 0 <= wanted < done:
+        raise UserError(f"trainer.max_epochs={wanted}, but {folder} has trained {counted(done, 'epoch')} already")
 
 
 def _fast_dev_run(experiment: Experiment) -> Results:

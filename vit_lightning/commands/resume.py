@@ -12,7 +12,7 @@ import yaml
 from vit_lightning.commands.console import say
 from vit_lightning.config.changes import changes_since
 from vit_lightning.config.own_files import changed_files
-from vit_lightning.errors import UserError
+from vit_lightning.errors import CannotResume, UserError
 from vit_lightning.storage.folder import release, try_hold
 from vit_lightning.storage.metrics import read_results
 
@@ -78,10 +78,15 @@ def read_run_config(folder: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def unfinished_run(parent: Path, config: Mapping[str, Any], allowed: Sequence[str]) -> tuple[Path, int] | None:
+def unfinished_run(
+    parent: Path, config: Mapping[str, Any], allowed: Sequence[str], *, must: bool
+) -> tuple[Path, int] | None:
     """Returns the newest run of a config that is neither finished nor in use, and the lock that now holds it.
 
     Unfinished runs with other options are passed over; up to three of them are printed.
+
+    Raises:
+        CannotResume: there is none, and there ``must`` be one.
     """
     passed_over: list[str] = []
     for folder in _newest_first(parent):
@@ -90,7 +95,7 @@ def unfinished_run(parent: Path, config: Mapping[str, Any], allowed: Sequence[st
         except UserError:  # its config is damaged, so that it cannot be the same one
             continue
         if any(key in NEVER or not _is_allowed(key, allowed) for key in changed):
-            passed_over.append(f"resume: {folder} is unfinished, but differs in {', '.join(changed)}")
+            passed_over.append(f"{folder} is unfinished, but differs in {', '.join(changed)}")
             continue
         lock = try_hold(folder)
         if lock is None:
@@ -98,7 +103,10 @@ def unfinished_run(parent: Path, config: Mapping[str, Any], allowed: Sequence[st
         if read_results(folder) is None:
             return folder, lock
         release(folder, lock)
-    say("\n".join(passed_over[:3]))
+    if must:
+        others = "".join(f"; {text}" for text in passed_over[:1])
+        raise CannotResume(f"resume=must: {parent} holds no unfinished run of this config that is not in use{others}")
+    say("\n".join(f"resume: {text}" for text in passed_over[:3]))
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -16,7 +17,7 @@ from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from vit_lightning.commands.console import quiet
+from vit_lightning.commands.console import counted, quiet, say
 from vit_lightning.config.build import data_facts
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.options import TrainedOptions
@@ -182,6 +183,10 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
         process = trainer.strategy.process_dataloader
         trainer.strategy.process_dataloader = lambda dataloader: process(with_our_workers(dataloader))  # type: ignore
+        cores = len(os.sched_getaffinity(0))
+        if trainer.strategy.root_device.type == "cpu" and trainer.num_devices > cores:
+            given = f"trainer.devices={trainer.num_devices}"
+            say(f"{given}: more processes than the {counted(cores, 'core')} of this machine")
         return trainer
     except Exception as fault:  # Lightning raises a dozen types
         named = ("accelerator", "devices", "strategy", "precision")

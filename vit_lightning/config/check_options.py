@@ -6,15 +6,18 @@ reported in plain words and left out. Configs are flat here (``files.flatten``).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
+import importlib
 import inspect
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser
+from lightning.pytorch import Trainer
 
 import vit_lightning
 from vit_lightning.config.files import Config, own_classes
@@ -22,16 +25,17 @@ from vit_lightning.config.options import Settings
 from vit_lightning.config.own_files import searched
 from vit_lightning.config.own_parts import PLACES, class_at, class_problems, nested, own_parts
 from vit_lightning.config.parser import DEFAULT_CLASSES, part_parser
-from vit_lightning.config.trust import find_class, lightning_classes
+from vit_lightning.config.trust import find_class, lightning_classes, may_import
 from vit_lightning.data.base import ImageData
 from vit_lightning.models.vit import ViT
 
 WORDS = {
-    "<class 'int'>": "a whole number",
-    "<class 'float'>": "a finite number",
+    "<class 'int'>": "an int",
+    "<class 'float'>": "a finite float",
     "<class 'bool'>": "true or false",
-    "<class 'str'>": "text",
+    "<class 'str'>": "a string",
     "<class 'list'>": "a list",
+    "<class 'collections.abc.Iterable'>": "a list",
     "<class 'NoneType'>": "null",
     "dot import path string": "a class path",
 }
@@ -39,6 +43,25 @@ WORDS = {
 
 FROM_DATA = {"image_size": 8, "in_channels": 3, "num_classes": 2}
 """Arguments of a network that follow from the data, with values of the right types."""
+
+USUAL_NAMES = {
+    "epochs": "max_epochs",
+    "steps": "max_steps",
+    "gpus": "devices",
+    "grad_clip": "gradient_clip_val",
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "seed": "seed_everything",
+    "bs": "batch_size",
+    "workers": "num_workers",
+    "dim": "emb_size",
+    "embed_dim": "emb_size",
+    "hidden_size": "emb_size",
+    "layers": "depth",
+    "num_layers": "depth",
+    "heads": "num_heads",
+}
+"""Names of options in other programs, and ours."""
 
 REMOVED = {
     "ShardedSet": ": litdata's files are no longer read; lightning shard writes Parquet now: use HuggingFaceSet with "
@@ -109,7 +132,8 @@ def _describe(fault: ArgumentError, config: Config, parser: ArgumentParser) -> P
     for message in _messages(fault):
         if "Unable to load config" in message:
             key, value = next(iter(config.items()))
-            return Problem((key,), f"{key}={value}: give its options ({', '.join(_names(parser, key))})")
+            meant = f"; did you mean {key}.name={value}?" if value in _choices_of_name(key) else ""
+            return Problem((key,), f"{key}={value}: give its options ({', '.join(_names(parser, key))}){meant}")
         if found := re.match(r'Parser key "(.+?)":\s*(.*)', message, re.DOTALL):
             keys += found[1].split(".")
             text = found[2]
@@ -169,16 +193,18 @@ def _wrong_value(path: Path, config: Config, text: str) -> Problem:
     value = _get(config, path)
     for inner, class_path in _class_paths(value, path):
         if find_class(class_path) is None:
-            reason = REMOVED.get(
-                str(class_path).rpartition(".")[2], f" is not there{_choices(_dotted(inner), str(class_path))}"
-            )
+            reason = REMOVED.get(str(class_path).rpartition(".")[2], f" is not there{_choices(inner, str(class_path))}")
             return Problem(inner, f"{_dotted(inner)}.class_path={class_path}{reason}")
+    if path[-1] in LISTS and "dot import path string" in text:
+        for name in value if isinstance(value, list) else [value]:
+            if isinstance(name, str) and find_class(name) is None:
+                return Problem(path, f"{_dotted(path)}: there is no class {name}{_choices(path, name)}")
     kinds = re.findall(r"^(?: *- )?Expected an? (.+?)(?:\. Got value.*|: .*|)$", text, re.MULTILINE)
     if not kinds or "is abstract" in text:
         reason = "a class_path is missing" if "is abstract" in text else " ".join(text.split())
         return Problem(path, f"{_dotted(path)}: {reason}")
     if isinstance(value, str) and kinds == ["dot import path string"] and find_class(value) is None:
-        return Problem(path, f"{_dotted(path)}={value} is not there{_choices('', value)}")
+        return Problem(path, f"{_dotted(path)}={value} is not there{_choices(path, value)}")
     words = [_pair(text) if "tuple" in kind else _word(kind) for kind in kinds]
     return Problem(path, f"{_dotted(path)}={value} must be {' or '.join(dict.fromkeys(words))}")
 
@@ -205,11 +231,34 @@ def _unknown(path: Path, config: Config, known: Collection[str], class_path: str
                 path, f"{_dotted(path)}={value} beside {_dotted((*parent, 'class_path'))}: give one of the two"
             )
         return Problem(path, f"{_dotted(path)}={value}: {class_path} takes no {name} (choose {', '.join(known)})")
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    if ":" in str(name):
+        return Problem(
+            path, f"{_dotted(path)}: written {{key: value}} in a config, with a space, and --key=value as a flag"
+        )
+    elsewhere = {} if parent else _by_last_name(config.get("data"))
+    usual = USUAL_NAMES.get(str(name), "")
+    near = [usual] if usual in known else difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    if elsewhere and not (near and difflib.SequenceMatcher(None, str(name), near[0]).ratio() > 0.8):
+        last = str(name).rpartition("-")[2]
+        found = [usual] if usual in elsewhere else difflib.get_close_matches(last, elsewhere, n=1, cutoff=0.7)
+        near = [elsewhere[found[0]]] if found else near
     hint = f"did you mean {_dotted((*parent, near[0]))}?" if near else f"choose {', '.join(known)}"
     if not near and class_path and _hides_arguments(find_class(class_path), known):
         hint += "; its **kwargs cannot be given: name the network's own class, such as timm.models.VisionTransformer"
     return Problem(path, f"{_dotted(path)}{shown}: there is no such option ({hint})")
+
+
+def _by_last_name(data: Any) -> dict[str, str]:
+    """Returns the options of all groups by the last part of their names, for an option given without its group."""
+    named = data.get("class_path") if isinstance(data, dict) else None
+    found = find_class(named or DEFAULT_CLASSES["data"])
+    groups: dict[str, Any] = {
+        "model": inspect.signature(ViT).parameters,
+        "data": inspect.signature(found).parameters if found is not None else (),
+        "trainer": inspect.signature(Trainer).parameters,
+    }
+    groups |= {name: [field.name for field in fields(settings)] for name, settings in Settings()._asdict().items()}
+    return {name: f"{group}.{name}" for group, names in reversed(groups.items()) for name in names}
 
 
 def _hides_arguments(found: Any, known: Collection[str]) -> bool:
@@ -221,9 +270,15 @@ def _hides_arguments(found: Any, known: Collection[str]) -> bool:
 
 def _no_class(key: str, class_path: str, parser: ArgumentParser) -> Problem:
     """Returns the problem of a group of settings that was given a class."""
-    names = get_args(get_type_hints(type(getattr(Settings(), key))).get("name"))
+    names = _choices_of_name(key)
     choose = f"choose {key}.name among {', '.join(names)}" if names else f"choose {', '.join(_names(parser, key))}"
     return Problem((key, "class_path"), f"{key}.class_path={class_path}: {key} takes no class ({choose})")
+
+
+def _choices_of_name(key: str) -> tuple[str, ...]:
+    """Returns the choices of the option ``name`` of a group of settings, if it has one."""
+    settings = Settings()._asdict().get(key)
+    return get_args(get_type_hints(type(settings)).get("name")) if settings is not None else ()
 
 
 def _names(parser: ArgumentParser, group: str = "") -> list[str]:
@@ -253,14 +308,38 @@ def _class_paths(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
             yield from _class_paths(item, (*path, key))
 
 
-def _choices(key: str, class_path: str) -> str:
-    """Returns a hint: all our own classes for ``model`` and ``data``, elsewhere the one of the most similar name."""
+LISTS = {
+    "augment": "torchvision.transforms.v2",
+    "mixing": "",
+    "callbacks": "lightning.pytorch.callbacks",
+    "logger": "lightning.pytorch.loggers",
+    "plugins": "lightning.pytorch.plugins",
+}
+"""Options that take several classes, each by its short name, and the modules of those names."""
+
+
+def _choices(path: Path, class_path: str) -> str:
+    """Returns a hint: the class of the most similar name, or else our own for ``model`` and ``data``."""
     folders = f"; searched: installed packages, {searched()}" if "." in class_path and searched() else ""
-    if kind := {"model": ViT, "data": ImageData}.get(key):
-        return f" (choose {', '.join(own_classes(kind))} or give module.Class{folders})"
-    known = [*vit_lightning.__all__, *lightning_classes()]
-    near = difflib.get_close_matches(class_path.rpartition(".")[2], known, n=1)
-    return f" (did you mean {near[0]}?{folders})" if near else f" (give module.Class{folders})"
+    kind = {"model": ViT, "data": ImageData}.get(_dotted(path))
+    module, _, name = class_path.rpartition(".")
+    known = own_classes(kind) if kind else [*vit_lightning.__all__, *lightning_classes()]
+    if (home := module or LISTS.get(str(path[-1]), "")) and may_import(home):
+        with contextlib.suppress(Exception):  # whatever a file of the user raises is told elsewhere
+            known = [*(known if not module else []), *_names_of(home)]
+    elif kind is ViT and find_class(f"torchvision.models.{name}") is not None:
+        return f" (did you mean torchvision.models.{name}?)"
+    lower = {item.lower(): item for item in known}
+    within = [item for item in lower if name.lower() in item]
+    if near := difflib.get_close_matches(name.lower(), lower, n=1) or within[:1]:
+        return f" (did you mean {module}{'.' if module else ''}{lower[near[0]]}?{folders})"
+    choose = f"choose {', '.join(known)} or " if kind and not module else ""
+    return f" ({choose}give module.Class{folders})"
+
+
+def _names_of(module: str) -> list[str]:
+    """Returns the public classes and functions of a module."""
+    return [name for name, item in vars(importlib.import_module(module)).items() if callable(item) and name[0] != "_"]
 
 
 def _get(config: Any, path: Path) -> Any:

@@ -6,6 +6,7 @@ class. A flat config has one mapping for both, with the arguments beside ``class
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
 import re
@@ -79,8 +80,8 @@ def refuse_words(words: Sequence[str]) -> None:
         raise UserError(f"{first}: an option has two dashes and its full name: --{'config' if name == 'c' else name}")
     if Path(first).is_dir():
         raise UserError(f"{first}: unexpected argument, a folder (a run's is given as --resume or --ckpt)")
-    hint = f": --{first}" if "=" in first else " (options are given as --key=value, configs as --config FILE.yaml)"
-    raise UserError(f"{first}: unexpected argument{hint}")
+    meant = f", did you mean --{first}?" if "=" in first else ""
+    raise UserError(f"{first}: unexpected argument{meant} (options are given as --key=value)")
 
 
 def split_words(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -118,12 +119,22 @@ def read_config(path: Path, key: str = "config") -> Config:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "it is no text"
-        raise UserError(f"{key}={path} cannot be read: {reason}") from fault
+        raise UserError(f"{key}={path} cannot be read: {reason}{_near_files(path)}") from fault
     config = parse_yaml(text, f"{key}={path}")
     if not isinstance(config, dict):
-        raise UserError(f"{key}={path} holds no keys")
+        raise UserError(f"{key}={path} {'is empty: it' if config is None else 'is no mapping: it'} holds no keys")
     flat: Config = flatten(config)
     return flat
+
+
+def _near_files(path: Path) -> str:
+    """Returns the configs that could be meant by a path where there is no file."""
+    folders = [path] if path.is_dir() else [path.parent, Path("experiments")]
+    found = [file for folder in folders for file in sorted(folder.glob("*")) if file.suffix in CONFIG_FILES]
+    if not path.is_dir():
+        near = difflib.get_close_matches(path.stem, [file.stem for file in found], n=1)
+        found = [file for file in found if [file.stem] == near]
+    return f" (did you mean {', '.join(map(str, found[:4]))}?)" if found else ""
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -133,7 +144,11 @@ def parse_yaml(text: str, source: str) -> Any:
         loader.duplicates = []
         value = loader.get_single_data()
     except yaml.YAMLError as fault:
-        raise UserError(f"{source} is not valid YAML: {' '.join(str(fault).split())}") from fault
+        mark = getattr(fault, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        reason = " ".join(str(getattr(fault, "problem", None) or fault).split())
+        tabs = " (indent with spaces, not with tabs)" if "'\\t'" in reason else ""
+        raise UserError(f"{source} is not valid YAML: {where}{reason}{tabs}") from fault
     if loader.duplicates:
         raise UserError([f"{source}: {duplicate}" for duplicate in loader.duplicates])
     return value

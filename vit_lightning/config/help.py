@@ -1,115 +1,297 @@
-"""The text of ``lightning COMMAND --help`` for commands that take a config."""
+"""The help of commands that take a config, read from the source of the classes: nothing heavy is imported for it.
+
+``--help`` lists all options with a line each; ``--help.GROUP`` explains those of one group in full.
+"""
 
 from __future__ import annotations
 
-import inspect
+import ast
+import importlib
 import re
 import textwrap
-from argparse import Action
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, NamedTuple
 
-from jsonargparse import ArgumentParser, Namespace
-from lightning.pytorch import Trainer
+from docstring_parser import parse
 
-from vit_lightning.config.files import own_classes
-from vit_lightning.config.options import Settings
-from vit_lightning.config.parser import OWN_TRAINER_ARGUMENTS, add_plain_options, set_trainer_defaults
-from vit_lightning.data.base import ImageData
-from vit_lightning.data.digits import Digits
-from vit_lightning.models.vit import ViT
+import vit_lightning
+from vit_lightning.config.files import own_classes, read_config, split_words
+from vit_lightning.errors import UserError
 
-WIDTH = 100
+WIDTH = 118
 
-INTRODUCTION = """Options are written the same in a config and as flags. The model and data options below are those of
-the default classes, ViT and Digits; with another model.class_path or data.class_path ({data}), its arguments take
-their place. A class is given as MODULE.NAME, or NAME for those of vit_lightning, and takes arguments of its own
-(--model.attention.dropout=0.1)."""
+INTRODUCTION = """Options are written the same in a config and as flags. A class is given as MODULE.NAME, or NAME for
+those of vit_lightning, and takes arguments of its own (--model.attention.dropout=0.1). The model and data options below
+are those of the default classes, ViT and Digits; other classes have their own."""
 
-TYPES = {bool: "true | false", int: "int", float: "float", str: "text", Path: "path", dict: "mapping"}
+MORE = """Explained in full: lightning {} --help.GROUP (GROUP: {}); with --help.GROUP=CLASS or --config CONFIG.yaml
+those of another class."""
+
+TYPES = {"bool": "true | false", "str": "string", "Path": "path", "dict": "mapping", "Any": "value"}
+
+OPTIONS = "vit_lightning.config.options"
+PARSER = "vit_lightning.config.parser"
+
+USED = {"check-data": ("data",), "show-batch": ("data",), "shard": ("data",)} | dict.fromkeys(
+    ("validate", "test", "predict"), ("data", "trainer")
+)
+"""Groups of options that a command uses, where it does not use all: a trained model has its own, in its checkpoint."""
+
+NOT_USED = {"resume", "init_from", "test", "experiment"}
+"""General options that only commands that train use."""
 
 
-def help_text(command: str, positional: str) -> str:
-    """Returns all options of a command with types, defaults and explanations."""
+class Option(NamedTuple):
+    """One option of a class."""
+
+    name: str
+    kind: str
+    default: str
+    text: str
+    module: str = ""
+    """Module in which its type is written."""
+    annotation: ast.expr | None = None
+
+
+def help_text(command: str, positional: str, arguments: Sequence[str]) -> str:
+    """Returns all options of a command, a line each with type and default; for ``--help.GROUP`` that group in full."""
+    flags, _ = split_words([word for word in arguments if word not in ("-h", "--help")])
+    asked = [(key.removeprefix("help."), value) for key, value in flags if key.startswith("help.")]
+    if asked:
+        return "\n\n".join(_in_full(group, value, flags) for group, value in asked)
     usage = " ".join(
         filter(None, ("lightning", command, positional, "[--config CONFIG.yaml ...] [--OPTION=VALUE ...]"))
     )
-    parser = _parser_with_arguments_of_classes(command)
-    defaults = parser.get_defaults()
-    lines = [f"usage: {usage}", "", *_wrapped(INTRODUCTION.format(data=", ".join(own_classes(ImageData))), "")]
-    for group in parser._action_groups:
-        options = [action for action in group._group_actions if _is_option(action)]
-        if options:
-            lines += ["", f"{group.title}:".replace("``", "")]
-        for action in options:
-            lines += _explained(action, defaults.get(action.dest))
+    groups = [group for group in _groups() if group in USED.get(command, _groups())]
+    more = MORE.format(command, "|".join(groups))
+    lines = [f"usage: {usage}", "", *_wrapped(INTRODUCTION, ""), *_wrapped(more, ""), "", "general:"]
+    lines += [_line("", option) for option in _general(command)]
+    for group in groups:
+        lines += ["", f"{group}:", *(_line(f"{group}.", option) for option in options_of(*_groups()[group]))]
     return "\n".join(lines)
 
 
-def _parser_with_arguments_of_classes(command: str) -> ArgumentParser:
-    """Returns a parser that knows the arguments of the default classes as options of their own."""
-    parser = ArgumentParser()
-    parser.add_argument("--config", type=str, help="config file; several are merged in order, and flags come last")
+def _groups() -> dict[str, tuple[str, str]]:
+    """Returns the groups of options, each with module and name of its class."""
+    defaults = ast.literal_eval(_defined(PARSER, "DEFAULT_CLASSES")[1])
+    classes = {key: _own(defaults[key].rpartition(".")[2]) for key in ("model", "data")}
+    _, settings = _defined(OPTIONS, "Settings")
+    fields = [node for node in settings.body if isinstance(node, ast.AnnAssign)]
+    kinds = [ast.unparse(node.annotation).split(" | ")[0] for node in fields]  # ours come first
+    named = {ast.unparse(node.target): (OPTIONS, kind) for node, kind in zip(fields, kinds, strict=True)}
+    return {**classes, **named, "trainer": ("lightning.pytorch.trainer.trainer", "Trainer")}
+
+
+def _own(name: str) -> tuple[str, str]:
+    return vars(vit_lightning)["_MODULES"][name], name
+
+
+def _general(command: str) -> list[Option]:
+    """Returns the options that belong to no group."""
+    kinds = _defined(OPTIONS, "COMMAND_OPTIONS")[1]
+    own = {ast.literal_eval(key): ast.unparse(value) for key, value in zip(kinds.keys, kinds.values, strict=True)}
+    found = [Option("config", "path", "", "config file; several are merged in order, and flags come last")]
     if command == "fit":
-        text = "name of an option that may differ from that of the resumed run, such as optimizer.lr; may be repeated"
-        parser.add_argument("--allow-config-change", type=str, help=text)
-    parser.add_argument(
-        "--trust-config", type=bool, default=False, help="configs may name, and so run, classes of any package"
+        text = "option that may differ from that of the resumed run, such as optimizer.lr; may be repeated"
+        found.append(Option("allow-config-change", "string", "", text))
+    found.append(
+        Option("trust-config", "true | false", "false", "configs may name, and so run, classes of any package")
     )
-    add_plain_options(parser, command)
-    for name, default in (("model", ViT), ("data", Digits), *((n, type(s)) for n, s in Settings()._asdict().items())):
-        parser.add_class_arguments(default, name)
-    parser.add_class_arguments(Trainer, "trainer", skip=OWN_TRAINER_ARGUMENTS)
-    set_trainer_defaults(parser)
-    return parser
+    for name in ("RunOptions", own.get(command), "ConfigOptions"):
+        found += options_of(OPTIONS, name) if name else []
+    unused = NOT_USED if command in USED else {"resume"} if command != "fit" else set()
+    return [option for option in found if option.name not in unused]
 
 
-def _is_option(action: Action) -> bool:
-    """Whether it is neither a file for a whole group nor the help of one class, which jsonargparse adds."""
-    return hasattr(action, "_typehint") and not action.option_strings[0].endswith(".help")
+def _in_full(group: str, value: str, flags: Sequence[tuple[str, str]]) -> str:
+    """Returns all options of a group with their explanations."""
+    named = value if value != "true" else _class_in_use(group, flags)
+    if named:
+        place = _place_of(named, trust=dict(flags).get("trust-config") == "true")
+    elif group in _groups():
+        place = _groups()[group]
+    else:
+        raise UserError(
+            f"help.{group}: there is no such group (choose {', '.join(_groups())}, or give a class behind =)"
+        )
+    lines = [f"{group}: {place[1]}", ""]
+    lines += [explained(option, f"{group}.") for option in options_of(*place)]
+    return "\n".join(lines)
 
 
-def _explained(action: Any, default: Any) -> list[str]:
-    kind = " | ".join(dict.fromkeys(_kinds(action._typehint)))
-    if isinstance(default, Namespace | dict):
-        default = default["class_path"]
-    shown = "" if default is None else f" (default: {str(default).lower() if isinstance(default, bool) else default})"
-    text = re.sub(r":\w+:`~?([^`]+)`", r"\1", action.help or "").replace("``", "")  # Lightning writes reStructuredText
-    if shown:
-        text = re.sub(r"\s+Default: \S+\s*$", "", text)
-    if classes := list(_own_choices(action._typehint)):
-        text = f"{text.rstrip('.')}: {', '.join(classes)}."
-    return [*_wrapped(f"{action.option_strings[0]} {kind}{shown}", "  "), *_wrapped(text, " " * 8)]
+def explained(option: Option, prefix: str = "") -> str:
+    """Returns an option with its whole explanation; those of no group are spelled with hyphens."""
+    name = f"{prefix}{option.name}" if prefix else option.name.replace("_", "-")
+    shown = f" (default: {option.default})" if option.default else ""
+    choices = list(_own_choices(option.module, option.annotation))
+    text = f"{option.text.rstrip('.')}: {', '.join(choices)}." if choices else option.text
+    return "\n".join([*_wrapped(f"--{name} {option.kind}{shown}", "  "), *_wrapped(text, " " * 8)])
+
+
+def _class_in_use(group: str, flags: Sequence[tuple[str, str]]) -> str:
+    """Returns the class of a group that configs or flags name, empty if none does."""
+    named = ""
+    for key, value in flags:
+        if key == "config":
+            node: Any = read_config(Path(value))
+            for part in group.split("."):
+                node = node.get(part) if isinstance(node, dict) else None
+            named = str(node.get("class_path") or named) if isinstance(node, dict) else named
+    return next((value for key, value in reversed(flags) if key in (group, f"{group}.class_path")), named)
+
+
+def _place_of(class_path: str, *, trust: bool) -> tuple[str, str]:
+    """Returns module and name of a class; one that is not our own is imported."""
+    name = class_path.removeprefix("vit_lightning.")
+    if name in vit_lightning.__all__:
+        return _own(name)
+    from vit_lightning.config.trust import find_class, restrict_imports
+
+    restrict_imports({"model": {"class_path": class_path}}, trust=trust, folders=[Path.cwd()])
+    found = find_class(class_path)
+    if found is None:
+        raise UserError(f"{class_path} is not there (give module.Class)")
+    return found.__module__, found.__name__
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    package, *rest = module.split(".")
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    path = Path(spec.origin).parent.joinpath(*rest) if rest else Path(spec.origin)
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _defined(module: str, name: str) -> tuple[str, Any]:
+    """Returns where a name is defined and by what, following imports between our own modules; None if elsewhere."""
+    for node in _tree(module).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return module, node
+        if isinstance(node, ast.Assign | ast.AnnAssign) and name in map(ast.unparse, _targets(node)):
+            return module, node.value
+        if isinstance(node, ast.ImportFrom) and name in [alias.asname or alias.name for alias in node.names]:
+            home = node.module or ""
+            return _defined(home, name) if home.startswith("vit_lightning") else (home, None)
+    return module, None
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def options_of(module: str, name: str) -> list[Option]:
+    """Returns the arguments of a class or function, with those of its bases if it is a dataclass."""
+    module, node = _defined(module, name)
+    if node is None:
+        return []
+    made = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
+    made = node if isinstance(node, ast.FunctionDef) else made
+    found: dict[str, Option] = {}
+    named: list[tuple[str, ast.expr | None, ast.expr | None]]
+    if made is None:
+        for base in (ast.unparse(base) for base in node.bases):
+            found |= {option.name: option for option in options_of(module, base)}
+        fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+        named = [(ast.unparse(item.target), item.annotation, item.value) for item in fields]
+    else:
+        parts = made.args
+        plain = [*parts.posonlyargs, *parts.args][0 if made is node else 1 :]
+        defaults = [*[None] * (len(plain) - len(parts.defaults)), *parts.defaults][-len(plain) or len(parts.defaults) :]
+        pairs = [*zip(plain, defaults, strict=True), *zip(parts.kwonlyargs, parts.kw_defaults, strict=True)]
+        named = [(item.arg, item.annotation, value) for item, value in pairs]
+    texts = {
+        item.arg_name: _plain(item.description or "")
+        for part in (node, made)
+        if part is not None
+        for item in parse(ast.get_docstring(part) or "").params
+    }
+    hidden = ast.literal_eval(_defined(PARSER, "OWN_TRAINER_ARGUMENTS")[1]) if name == "Trainer" else set()
+    for key, annotation, value in named:
+        text = texts.get(key, found[key].text if key in found else "")
+        if "init=False" in (ast.unparse(value) if value else "") or "ClassVar" in ast.unparse(
+            annotation or ast.Name("")
+        ):
+            found.pop(key, None)
+        elif key not in hidden:
+            kind = " | ".join(dict.fromkeys(_kinds(module, annotation))) or "value"
+            found[key] = Option(key, kind, _shown(value), text, module, annotation)
+    for key, text in texts.items():  # of fields of a base, explained anew
+        if key in found:
+            found[key] = found[key]._replace(text=text)
+    return list(found.values())
+
+
+def _plain(text: str) -> str:
+    """Returns an explanation without reStructuredText and the default, which is shown anyway."""
+    text = " ".join(re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("``", "").split())
+    return re.sub(r"\s*Default: \S+$", "", text)
+
+
+def _shown(value: ast.expr | None) -> str:
+    """Returns a default as a config has it; empty if there is none or it is null."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
+        value = next((word.value for word in value.keywords if word.arg == "default"), None)
+    text = "" if value is None else ast.unparse(value)
+    return {"None": "", "True": "true", "False": "false"}.get(text, text.strip("'"))
+
+
+def _kinds(module: str, hint: ast.expr | None) -> Iterator[str]:
+    """Yields the values that an option of a type takes, in words; null is left out."""
+    match hint:
+        case ast.BinOp():
+            yield from _kinds(module, hint.left)
+            yield from _kinds(module, hint.right)
+        case ast.Subscript(value=value, slice=inner):
+            parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            origin = ast.unparse(value).rpartition(".")[2]
+            if origin == "Literal":
+                yield from (str(ast.literal_eval(part)) for part in parts)
+            elif origin in ("Union", "Optional"):
+                for part in parts:
+                    yield from _kinds(module, part)
+            elif origin.lower() == "tuple":
+                yield f"[{', '.join(' | '.join(_kinds(module, part)) for part in parts if ast.unparse(part) != '...')}]"
+            elif origin.lower() in ("list", "sequence", "iterable"):
+                yield f"list of {' | '.join(dict.fromkeys(_kinds(module, parts[0])))}"
+            else:
+                yield TYPES.get(origin.lower(), "class")
+        case ast.Constant(value=str(text)):
+            yield from _kinds(module, ast.parse(text, mode="eval").body)
+        case ast.Name(id=name):
+            _, alias = (module, None) if name in (*TYPES, "int", "float") else _defined(module, name)
+            if isinstance(alias, ast.BinOp | ast.Subscript) and "Callable" not in ast.unparse(alias):
+                yield from _kinds(module, alias)
+            else:
+                yield TYPES.get(name, name if name in ("int", "float") else "class")
+        case ast.Constant(value=None) | None:
+            return
+        case _:
+            yield "class"
+
+
+def _own_choices(module: str, hint: ast.expr | None) -> Iterator[str]:
+    """Yields our own classes that a type allows, if it is one of our own."""
+    for node in ast.walk(hint) if hint is not None else ():
+        if isinstance(node, ast.Name):
+            home, found = _defined(module, node.id)
+            if isinstance(found, ast.ClassDef) and home.startswith("vit_lightning."):
+                yield from own_classes(getattr(importlib.import_module(home), node.id))
+
+
+def _line(prefix: str, option: Option) -> str:
+    """Returns the line of one option: its first sentence, cut where the line ends."""
+    left = f"  --{prefix}{option.name} {option.kind}{f' (default: {option.default})' if option.default else ''}"
+    text = re.split(r"(?<=\w)[.;:](?:\s|$)", option.text)[0]
+    return textwrap.shorten(f"{left:<50}".replace(" ", "\0") + f" {text}", WIDTH, placeholder=" ...").replace("\0", " ")
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(
         text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
-
-
-def _kinds(hint: Any) -> Iterator[str]:
-    """Yields the values that an option of a type takes, in words; null is left out."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        for part in inner:
-            yield from _kinds(part)
-    elif origin is Literal:
-        yield from map(str, inner)
-    elif origin is tuple:
-        yield f"[{', '.join(' | '.join(_kinds(part)) for part in inner)}]"
-    elif inspect.isclass(origin) and issubclass(origin, list):
-        yield f"list of {' | '.join(dict.fromkeys(_kinds(inner[0])))}"
-    elif hint is not NoneType:
-        yield TYPES.get(origin or hint, "class")
-
-
-def _own_choices(hint: Any) -> Iterator[str]:
-    """Yields our own classes that a type allows, if it is one of our own."""
-    for part in get_args(hint) or (hint,):
-        if get_args(part):
-            yield from _own_choices(part)
-        elif inspect.isclass(part) and part.__module__.startswith("vit_lightning."):
-            yield from own_classes(part)

@@ -44,7 +44,10 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
     paths = [Path(value) for key, value in flags if key == "config"]
     for path in paths:
         try:
-            configs.append((path, read_config(path)))
+            config = read_config(path)
+            if {"method", "parameters"} <= config.keys():
+                raise UserError(f"config={path} is the plan of an ablation, not a config: lightning ablate {path}")
+            configs.append((path, config))
         except UserError as error:
             unreadable += error.problems
     merged: Config = {}

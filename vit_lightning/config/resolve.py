@@ -106,6 +106,9 @@ def _all_problems(config: Config, command: str, fault: Exception) -> list[str]:
     """Returns all problems of a refused config: names and types of options first, then the values of the others."""
     found, rest = find_problems(config, make_parser(command))
     problems = [problem.text for problem in found]
+    unknown = {problem.path for problem in found}
+    if ("model",) in unknown or ("data",) in unknown:  # what the default class has to say is about another one
+        return problems
     for _ in range(3):  # some only show when the data's own problems are out of the way
         try:
             build(rest, command, {})

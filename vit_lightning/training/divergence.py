@@ -116,13 +116,12 @@ class FiniteGuard(Callback):
         if self.folder.is_dir():
             with contextlib.suppress(OSError):  # a full disk does not hide the message
                 path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        first = facts[-1]["indices"] if facts else []
-        assert isinstance(first, list)
-        shown = ", ".join(map(str, first[:12])) + (", ..." if len(first) > 12 else "")
+        older = any((self.folder / "checkpoints").glob("*.ckpt"))
         raise Diverged(
             f"training diverged in step {' or '.join(str(step.number) for step in steps)} (the first is 0): {what}, "
-            f"at learning rate {steps[-1].lr if steps else 0.0:.3g}; images {shown} (all in {path}); "
-            "the checkpoints are older and finite"
+            f"at learning rate {steps[-1].lr if steps else 0.0:.3g}: lower it (optimizer.lr) or clip gradients "
+            f"(trainer.gradient_clip_val=1); the images of the step are in {path}"
+            + ("; the checkpoints are older and finite" if older else "")
         )
 
 
