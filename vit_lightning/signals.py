@@ -22,6 +22,7 @@ LIMIT = 8.0
 """Seconds that the end of a process may take, such as an upload to W&B, once nothing more is to be saved."""
 
 _ending = threading.Event()
+_parent = os.getppid()  # as this process begins: later the parent may have ended
 
 
 @contextlib.contextmanager
@@ -95,8 +96,8 @@ def _is_launched() -> bool:
 
 def wait_for_first_rank() -> None:
     """Waits until the first rank has ended, which Lightning kills a few seconds after it sees another rank end."""
-    parent, until = os.getppid(), time.monotonic() + UNRESPONSIVE + LIMIT
-    while _is_launched() and os.getppid() == parent and time.monotonic() < until:
+    until = time.monotonic() + UNRESPONSIVE + LIMIT
+    while _is_launched() and os.getppid() == _parent and time.monotonic() < until:
         time.sleep(0.02)
 
 
