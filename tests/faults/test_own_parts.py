@@ -14,7 +14,7 @@ from vit_lightning.storage.metrics import read_metrics
 
 pytestmark = pytest.mark.full
 
-PROGRAM = '''
+PROGRAM = """
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -143,7 +143,7 @@ class Shrink(Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         for weight in pl_module.parameters():
             weight.data.mul_(0.999)
-'''
+"""
 
 PARTS = {
     "block": {"model.block.class_path": "mine.PostNorm"},
@@ -238,7 +238,13 @@ def test_each_part_is_an_arm_of_an_ablation(tmp_path):
             "arm": {"values": arms},
             "seed_everything": {"values": [0, 1]},
             "ablation": {
-                "value": {"name": "own", "baseline": "ours", "report": "test/acc", "smallest_effect": 0.01, "alpha": 0.05}
+                "value": {
+                    "name": "own",
+                    "baseline": "ours",
+                    "report": "test/acc",
+                    "smallest_effect": 0.01,
+                    "alpha": 0.05,
+                }
             },
         },
     }
