@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import yaml
 from runs import SMALL
 
 from vit_lightning.cli import COMMANDS, main
+from vit_lightning.commands.console import say
 from vit_lightning.config.options import Settings
 
 
@@ -50,6 +53,15 @@ def test_a_pipe_that_breaks_is_told_from_a_reader_that_has_gone(monkeypatch, tmp
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 141
+
+
+def test_a_reader_that_has_gone_ends_no_run(monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    with contextlib.suppress(BrokenPipeError), open(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        say("results")
+        monkeypatch.undo()
 
 
 def test_an_unknown_command_names_the_nearest(capsys):

@@ -140,6 +140,10 @@ def _run(name: str, arguments: list[str]) -> int:
     except UserError as error:
         _print_problems(name, error.problems)
         return error.exit_code
+    except BrokenPipeError:
+        if _is_read(sys.stdout):
+            raise
+        return 128 + signal.SIGPIPE
     except OSError as fault:
         if fault.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
@@ -152,10 +156,6 @@ def _run(name: str, arguments: list[str]) -> int:
                 print_from_first(stopped_by(int(end.code) - 128))
             wait_for_first_rank()
         raise
-    except BrokenPipeError:
-        if _is_read(sys.stdout):
-            raise
-        return 128 + signal.SIGPIPE
     return 0
 
 

@@ -76,7 +76,7 @@ def test_any_kind_of_image_is_read_and_a_damaged_one_is_named(digits_run, in_fol
         assert other["classes"][0]["class"] == one["prediction"]
         assert other["classes"][0]["probability"] == pytest.approx(float(one["probability"]), abs=2e-6)
     error = capsys.readouterr().err.splitlines()
-    assert error[0] == "lightning predict: 1 of 9 images have no prediction; those of the 8 others are written"
+    assert error[0] == "lightning predict: 1 of 9 images have no prediction; the predictions of the others are written"
     assert "9.jpg: damaged image" in error[1]
     assert "9.jpg: damaged image" in Path("said/bad_images.txt").read_text()
 

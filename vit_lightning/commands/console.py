@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import warnings
 from collections.abc import Mapping
@@ -21,8 +22,8 @@ def say(text: str) -> None:
     if text:
         try:
             print(text, flush=True)
-        except OSError as fault:  # a log on a full disk ends no training
-            if fault.errno not in FULL:
+        except OSError as fault:  # a log on a full disk, or a reader that has gone, ends no training
+            if fault.errno not in (*FULL, errno.EPIPE):
                 raise
 
 

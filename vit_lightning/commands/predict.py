@@ -95,7 +95,7 @@ def predict_files(experiment: Experiment) -> None:
         say(f"predictions of {counted(len(predictions), 'image')}: {path}")
     problems = sorted(data.bad_images["test"])
     if problems and data.on_bad_image == "error":
-        others = f"; those of the {len(predictions)} others are written" if predictions else ""
+        others = "; the predictions of the others are written" if predictions else ""
         raise UserError([f"{len(problems)} of {len(files)} images have no prediction{others}", *problems])
     for problem in problems:
         say(f"skipped: {problem} (list: {folder / BAD_IMAGES})")

@@ -143,6 +143,8 @@ def _describe(fault: ArgumentError, config: Config, parser: ArgumentParser) -> P
             )
         elif found := re.match(r"Option '(.+?)' is not accepted", message):
             keys += found[1].split(".")
+            if keys[0] not in vars(parser.get_defaults()):  # a misspelt group
+                return _unknown((keys[0],), config, _names(parser))
             group = ".".join(keys[:-1])
             names = _arguments(class_path, keyword_only=is_block) if class_path else _names(parser, group)
             return _unknown(_locate(config, keys, message), config, names, class_path or class_at(config, group))
@@ -153,6 +155,10 @@ def _describe(fault: ArgumentError, config: Config, parser: ArgumentParser) -> P
             return Problem(path, f"{_dotted(path)} is missing", missing=True) if len(path) > 1 else None
         elif found := re.match(r"Subclasses are disabled for (\w+), thus '(.+?)' is not accepted", message):
             return _no_class(next(iter(config)), found[2], parser)
+        elif found := re.search(r"Parameter '(.+?)' from '(.+?)' does not specify a type", message):
+            path, (name, own) = tuple(keys) or (next(iter(config)),), found.groups()
+            text = f"argument {name} of {own.removesuffix('.__init__')} has no type: annotate it (such as {name}: int)"
+            return Problem(path, f"{_dotted(path)}: {text}")
         elif "Errors:" not in text:  # those of all types of a union say more than the first of them
             text = message
         if found := re.match(r"Problem with given class_path '(.+?)'", message):
@@ -235,9 +241,10 @@ def _unknown(path: Path, config: Config, known: Collection[str], class_path: str
         return Problem(
             path, f"{_dotted(path)}: written {{key: value}} in a config, with a space, and --key=value as a flag"
         )
-    elsewhere = {} if parent else _by_last_name(config.get("data"))
+    elsewhere = {} if parent or isinstance(value, dict) else _by_last_name(config.get("data"))
     usual = USUAL_NAMES.get(str(name), "")
-    near = [usual] if usual in known else difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    near = [usual] if usual in known else [one for one in known if sorted(one) == sorted(str(name))]  # swapped letters
+    near = near or difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     if elsewhere and not (near and difflib.SequenceMatcher(None, str(name), near[0]).ratio() > 0.8):
         last = str(name).rpartition("-")[2]
         found = [usual] if usual in elsewhere else difflib.get_close_matches(last, elsewhere, n=1, cutoff=0.7)

@@ -72,9 +72,9 @@ class RunOptions:
     Args:
         print_config: print the complete config and exit.
         out: new folder for the results.
-        resume: never starts a new run; auto resumes the newest run of this config that is neither finished nor in use,
-            or starts a new one; must does the same, but exits with code 3 if there is none. On the command line, a run
-            folder may be given instead.
+        resume: a run folder to resume (on the command line); auto resumes the newest run of this config that is neither
+            finished nor in use, or starts a new one; must does the same, but exits with code 3 if there is none; with
+            never, each start is a new run.
     """
 
     print_config: bool = False

@@ -96,7 +96,7 @@ def _find(name: str) -> ModuleSpec | None:
         return None
     places = spec.submodule_search_locations or []
     folder = Path(places[0] if places else str(spec.origin)).parent
-    if spec.loader is None and not any(Path(place).glob("*.py") for place in places):  # runs/, data/ or wandb/
+    if spec.loader is None and not any(any(Path(place).glob("*.py")) for place in places):  # runs/, data/ or wandb/
         return None
     return spec if _is_run(folder) or _installed(name) is None else None
 

@@ -174,6 +174,8 @@ def to_pixels(image: Any, channels: int | None = None) -> Pixels:
     array = np.asarray(image)
     if isinstance(image, Tensor) and array.ndim == 3:
         array = array.transpose(1, 2, 0)
+    if isinstance(image, np.ndarray) and array.ndim == 3 and array.shape[0] <= 4 < array.shape[2]:
+        raise UserError(f"a numpy array must be (H, W, c), this one has shape {array.shape} (a tensor is (c, H, W))")
     if array.ndim not in (2, 3) or 0 in array.shape or not (array.dtype == np.uint8 or array.dtype.kind == "f"):
         raise UserError(f"the image has shape {tuple(image.shape)} and type {image.dtype}: an item must be {WANTED}")
     if array.dtype.kind == "f":

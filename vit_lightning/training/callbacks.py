@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 from tqdm import tqdm
 
+from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import METRICS
 from vit_lightning.random_keys import one_key
 
@@ -137,6 +138,11 @@ class EpochMetrics(Callback):
 
 class LearningRate(Callback):
     """Callback that logs ``lr``, the learning rate of the first parameter group, at each logged step."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not any(optimizer.param_groups for optimizer in trainer.optimizers):  # Lightning has put in a mock
+            kind = type(pl_module).__name__
+            raise UserError(f"module: configure_optimizers of {kind} returns no optimizer, so nothing would be trained")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if trainer.optimizers:

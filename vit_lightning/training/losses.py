@@ -77,12 +77,12 @@ def _problem(criterion: Criterion, logits: Tensor, targets: Tensor) -> str:
         loss = criterion(logits, targets)
         if not isinstance(loss, Tensor) or loss.shape != () or not loss.is_floating_point():
             given = f"shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
-            return f"it gives {given} where a scalar is expected"
+            return f"it gives {given} where a tensor of one number is expected"
         if not loss.requires_grad:
             return "it gives no gradient"
         torch.autograd.grad(loss, logits)
     except Exception as fault:  # whatever the user's code raises
-        return f"{type(fault).__name__}: {first_line(fault)}"
+        return f"{type(fault).__name__}: {first_line(fault)} (it is called with logits, then targets)"
     return ""
 
 
