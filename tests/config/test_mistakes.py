@@ -35,7 +35,7 @@ MISTAKES = {
     "fit --config=empty.yaml": "config=empty.yaml is empty",
     "fit --config=text.yaml": "config=text.yaml is no mapping",
     "fit --config=tabs.yaml": "line 2, column 1: found character '\\t' that cannot start any token (indent with spaces",
-    "fit --config=typo.yaml": "modle: there is no such option (did you mean model?)",
+    "fit --config=typo.yaml": "optimzier: there is no such option (did you mean optimizer?)",
     "fit --config=plan.yaml": "config=plan.yaml is the plan of an ablation, not a config: lightning ablate plan.yaml",
     "ablate digits.yaml": "digits.yaml is a config, not a plan",
     "ablate": "give a plan",
@@ -70,7 +70,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("first day")
     digits = (REPOSITORY / "experiments" / "digits.yaml").read_text()
     texts = {"empty": "# nothing\n", "text": "just text\n", "tabs": "model:\n\tdepth: 3\n", "digits": digits}
-    texts["typo"] = digits.replace("model:", "modle:", 1)
+    texts["typo"] = digits.replace("optimizer:", "optimzier:", 1)
     for name, text in {**texts, "plan": PLAN.read_text(), "folder/one": digits, "experiments/digits": digits}.items():
         path = folder / f"{name}.yaml"
         path.parent.mkdir(exist_ok=True)

@@ -173,7 +173,7 @@ def test_images_of_all_kinds_become_the_same_bytes():
     for image in (Image.fromarray(pixels), pixels, tensor, tensor.float() / 255, pixels / 255.0):
         assert np.array_equal(to_pixels(image), pixels)
     assert to_pixels(tensor[0]).shape == to_pixels(Image.fromarray(pixels).convert("L")).shape == (5, 5, 1)
-    for wrong in (tensor.int(), tensor.float(), "cat.jpg", pixels[None]):
+    for wrong in (tensor.int(), tensor.float(), "cat.jpg", pixels[None], pixels.transpose(2, 0, 1)):
         with pytest.raises(UserError):
             to_pixels(wrong)
 
