@@ -52,7 +52,7 @@ def test_the_rate_of_each_group_really_varies_and_nothing_else_is_left(in_folder
     assert f"--optimizer.lr={results['suggestion']:.2g}" in said.out
     assert 1e-4 < results["suggestion"] < 0.3
     with Image.open(folder / "rates.png") as picture:
-        assert picture.size == (600, 400)
+        assert picture.size == (900, 600)
 
 
 def test_groups_keep_their_shares_of_the_rate(in_folder):

@@ -12,6 +12,17 @@ from torch.utils.data import DataLoader, Dataset
 from vit_lightning.data.workers import PATIENCE, with_our_workers
 
 
+class OwnIterator(DataLoader):
+    """As torchdata's, a loader with workers of its own."""
+
+    def _get_iterator(self):
+        return iter([7])
+
+
+def test_a_loader_with_workers_of_its_own_keeps_them():
+    assert list(with_our_workers(OwnIterator([1, 2], num_workers=2))) == [7]
+
+
 class Slow(Dataset):
     """Numbers of the processes that read them; the third is never ready."""
 

@@ -60,10 +60,10 @@ class Module(LightningDataModule):
         self.set = TensorDataset(images, labels[: self.count])
 
     def train_dataloader(self):
-        return DataLoader(self.set, batch_size=16, shuffle=True)
+        return DataLoader(self.set, 16, True)
 
     def val_dataloader(self):
-        return DataLoader(self.set, batch_size=16)
+        return DataLoader(self.set, 16)
 
     test_dataloader = val_dataloader
 
@@ -136,6 +136,13 @@ def test_a_lightning_data_module_trains_tests_and_resumes(own, monkeypatch, caps
         assert table["index"].tolist() == list(range(50))
     assert main(["predict", "--ckpt=run", "--trust-config", "--out=predicted"]) == 0
     assert len(Path("predicted", "predictions.csv").read_text().splitlines()) == 51
+    capsys.readouterr()
+    given = ["--config=run/config.yaml", "--trust-config"]
+    for command in (["show-batch"], ["check-data"], ["shard", "shards"], ["scale-batch"]):
+        assert main([*command, *given]) == 2
+        assert capsys.readouterr().err.count("class_path=my_scans.Module: ") == 1
+    assert not Path("shards").exists()
+    assert main(["lr-find", *given, "--steps=20", "--out=rates"]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -203,6 +210,15 @@ def test_missing_splits_are_cut_and_images_resized():
     assert not {*val.indices} & {*data.dataset("train").indices}
     assert val.labels.bincount().tolist() == [2, 2]
     assert val.whole(0).shape == (16, 20 + val.indices[0], 3)
+    assert data.notice == ""
+
+
+def test_validation_images_that_a_dataset_changes_at_random_are_said(own, monkeypatch):
+    monkeypatch.syspath_prepend(own)
+    import my_scans
+
+    data = WrappedDataset(dataset_class=my_scans.Scans, arguments={"count": 150})
+    assert "my_scans.Scans changes its images at random, also those cut off for test and val" in data.notice
 
 
 def test_an_ordinary_dataset_of_make_dataset_is_taken():

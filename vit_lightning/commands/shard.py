@@ -44,6 +44,8 @@ def shard(experiment: Experiment, images_in_file: int = IMAGES_IN_FILE) -> Path:
     if experiment.out is None:
         raise UserError("out is missing: lightning shard --config CONFIG.yaml OUT")
     data = experiment.data
+    if not data.own_loaders:
+        raise UserError(f"data.{data.title}: single images of a LightningDataModule cannot be read")
     data.in_memory = False
     data.prepare_data()
     out = Path(experiment.out)

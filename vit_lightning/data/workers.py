@@ -44,7 +44,8 @@ class WorkerLoader(DataLoader[Any]):
 
 def with_our_workers(loader: Any) -> Any:
     """Returns a loader of the user; if it is a DataLoader, its workers are those of ``WorkerLoader`` from now on."""
-    if isinstance(loader, DataLoader) and not isinstance(loader, WorkerLoader):
+    # one with workers of its own, such as torchdata's, keeps them
+    if isinstance(loader, DataLoader) and type(loader)._get_iterator is DataLoader._get_iterator:
         loader.__class__ = type(type(loader).__name__, (WorkerLoader, type(loader)), {})
     return loader
 

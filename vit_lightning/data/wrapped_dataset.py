@@ -172,6 +172,26 @@ class WrappedDataset(ImageData):
         train = self._parts["train"][0]
         return tuple(split for split, (dataset, _) in self._parts.items() if split != "train" and dataset is train)
 
+    @property
+    def notice(self) -> str:
+        dataset, indices = self._parts["train"]
+        if not (self.cut_splits and _draws_at_random(dataset, indices[0], self.title)):
+            return ""
+        return (
+            f"{self.title} changes its images at random, also those cut off for {' and '.join(self.cut_splits)} "
+            "(leave these transforms to data.augment, or give the dataset an argument train or split)"
+        )
+
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         dataset, indices = self._parts[split]
         return self.batches_of(dataset, indices)
+
+
+def _draws_at_random(dataset: Any, index: int, title: str) -> bool:
+    """Whether eight readings of an item differ."""
+    images = []
+    with seeded() as seed:
+        for key in range(8):
+            seed(key)
+            images.append(to_pixels(read_item(dataset, index, title)[0]))
+    return any(image.shape != images[0].shape or (image != images[0]).any() for image in images)

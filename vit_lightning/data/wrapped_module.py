@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
@@ -142,14 +142,14 @@ class WrappedDataModule(ImageData):
         self.module.teardown(stage)
 
     def train_dataloader(self) -> Any:
-        return self.module.train_dataloader()
+        return _made_again_by_attributes(self.module.train_dataloader())
 
     def val_dataloader(self) -> Any:
-        return self.module.val_dataloader()
+        return _made_again_by_attributes(self.module.val_dataloader())
 
     def test_dataloader(self) -> Any:
         self._seen = 0
-        return self.module.test_dataloader()
+        return _made_again_by_attributes(self.module.test_dataloader())
 
     def predict_dataloader(self) -> Any:
         return self.test_dataloader()
@@ -181,3 +181,14 @@ class WrappedDataModule(ImageData):
 
     def on_exception(self, exception: BaseException) -> None:
         self.module.on_exception(exception)
+
+
+def _made_again_by_attributes(loader: Any) -> Any:
+    """Returns a loader that Lightning can make again, with a sampler of its own for several ranks or predictions.
+
+    It takes the arguments that it has recorded, and cannot replace one that was given by position.
+    """
+    if type(loader) is DataLoader:
+        for name in [name for name in vars(loader) if name.startswith("__pl_saved")]:
+            vars(loader).pop(name)
+    return loader

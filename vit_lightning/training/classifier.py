@@ -172,8 +172,14 @@ class ViTClassifier(LightningModule):
         """Returns the batches of an epoch; ``Trainer.estimated_stepping_batches`` would use up the loader's state."""
         batches = getattr(self.trainer.datamodule, "train_batches_per_epoch", None)  # type: ignore[attr-defined]
         if batches is None:  # loaders of the user: Lightning counts their batches as a side effect
-            _ = self.trainer.estimated_stepping_batches
-            return int(self.trainer.num_training_batches)
+            self.trainer.fit_loop.setup_data()
+            count = self.trainer.num_training_batches
+            if math.isinf(count):
+                raise UserError(
+                    "trainer.limit_train_batches is missing: the training loader has no length, and the learning rate "
+                    "schedule needs one (give the batches of an epoch)"
+                )
+            return int(count)
         limit = self.trainer.limit_train_batches
         return int(batches * limit) if isinstance(limit, float) else min(int(batches), int(limit or batches))
 
