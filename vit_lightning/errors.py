@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -36,3 +39,12 @@ class Diverged(UserError):
 def first_line(fault: BaseException) -> str:
     """Returns the first line of an error of another package, at most 200 characters, or its type if it has no text."""
     return (str(fault).splitlines() or [type(fault).__name__])[0][:200]
+
+
+def with_place(fault: BaseException) -> str:
+    """Returns type and text of an error of the user's code, with the file and line of that code which raised it."""
+    others = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+    others += (str(Path(__file__).parent), "<")
+    frames = [frame for frame in traceback.extract_tb(fault.__traceback__) if not frame.filename.startswith(others)]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}".removesuffix(": ") + place

@@ -57,6 +57,7 @@ MISTAKES = {
     "fit digits.yaml --model=ViTT": "model.class_path=ViTT is not there (did you mean ViT?)",
     "fit digits.yaml --data=cifar10": "did you mean CIFAR10?",
     "fit digits.yaml --data.augment=[HorizonalFlip]": "did you mean HorizontalFlip?",
+    "fit digits.yaml --data.augment='[HorizontalFlip, {class_path: RandomCrop, paddin: 3}]'": "augment.1.padding?",
     "fit digits.yaml --trainer.callbacks=[EarlyStoping]": "EarlyStoping is not there (did you mean EarlyStopping?)",
     "fit digits.yaml --trainer.logger=CSVLoger": "CSVLoger is not there (did you mean CSVLogger?)",
     "fit digits.yaml --trainer.callbacks=[{class_path:EarlyStopping}]": "with a space",

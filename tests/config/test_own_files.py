@@ -5,13 +5,18 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
+from jsonargparse import ArgumentParser
 from runs import REPOSITORY
 
 from vit_lightning.config.own_files import changed_files, keep_own_files, own_modules, search
+from vit_lightning.config.own_parts import class_problems
 from vit_lightning.config.resolve import resolve
+from vit_lightning.config.trust import restrict_imports
 from vit_lightning.errors import UserError
 
 NET = """import torch
@@ -156,3 +161,50 @@ def test_copies_are_what_was_imported_and_win_in_a_run_folder(in_folder):
     assert width(flag) == 7
     assert list(changed_files(run)) == ["my_net.py"]
     torch.manual_seed(0)
+
+
+UNPICKLING = {"checkpoint_path": "some.pt", "weights_only": False}
+CALLED = {
+    "data": {"class_path": "timm.models.load_state_dict", **UNPICKLING},
+    "dataset_class": {"class_path": "WrappedDataset", "dataset_class": "timm.models.load_state_dict"},
+    "augment": {"augment": [{"class_path": "timm.models.load_checkpoint", **UNPICKLING}]},
+    "transform": {"augment": [{"class_path": "PerImage", "transform": "timm.models.load_checkpoint"}]},
+}
+
+
+@pytest.mark.parametrize("key", CALLED)
+def test_functions_of_known_packages_that_may_read_files_are_not_called_without_trust(in_folder, key):
+    (in_folder / "exp.yaml").write_text(yaml.safe_dump({"data": CALLED[key]}))
+    with pytest.raises(UserError, match=f"(class|{key}).*=timm.*called without --trust-config"):
+        resolve(["--config=exp.yaml", "--model.patch_size=2"])
+
+
+def test_a_loss_or_an_optimizer_is_called_without_trust_only_if_it_is_one(in_folder):
+    function = "timm.models.load_checkpoint"
+    with pytest.raises(UserError) as caught:
+        resolve(["--data=Digits", f"--loss.class_path={function}", f"--optimizer.class_path={function}"])
+    assert str(caught.value).count("called without --trust-config") == 2
+    losses = "torch.nn.functional.cross_entropy", "torchvision.ops.sigmoid_focal_loss"
+    assert [class_problems("loss", name) for name in losses] == [[], []]
+
+
+def test_an_argument_of_any_type_makes_no_object_without_trust():
+    def made(*, trust: bool) -> object:
+        restrict_imports({}, trust=trust)
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_argument("--any", type=Any)
+        return parser.instantiate(parser.parse_object({"any": '{"class_path": "torch.nn.ReLU"}'})).any
+
+    assert isinstance(made(trust=True), torch.nn.ReLU)
+    assert not isinstance(made(trust=False), torch.nn.Module)
+
+
+def test_an_error_of_a_loss_or_an_optimizer_in_the_check_names_file_and_line(in_folder):
+    (in_folder / "own_parts.py").write_text(
+        "import torch\ndef loss(logits, targets):\n    return undefined(logits)\n"
+        "class Own(torch.optim.SGD):\n    def step(self):\n        raise KeyError('oh')\n"
+    )
+    flags = "--data=Digits", "--model.patch_size=2", "--loss=own_parts.loss", "--optimizer=own_parts.Own"
+    found = problems(*flags)
+    assert "NameError: name 'undefined' is not defined (own_parts.py, line 3)" in found
+    assert "KeyError: 'oh' (own_parts.py, line 6)" in found

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningDataModule
 
 from vit_lightning.config.files import Config, flatten, full_name, own_classes, unflatten
 from vit_lightning.config.parser import DEFAULT_CLASSES
-from vit_lightning.config.trust import find_class
+from vit_lightning.config.trust import UNTRUSTED, find_class, may_call
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.own_code import argument_names, make, plain_arguments
@@ -124,6 +124,9 @@ def _augmentation(entry: Any, key: str, problems: list[str]) -> Any:
         return None
     if isinstance(found, type) and issubclass(found, Augmentation):
         return {**given, "class_path": name}
+    if not may_call(found):
+        problems.append(f"{key}={name}{UNTRUSTED}")
+        return None
     unknown = [option for option in arguments if option not in (names := argument_names(found))]
     if unknown:
         for option in unknown:

@@ -19,7 +19,7 @@ from jsonargparse import ArgumentParser, Namespace
 from torch.optim.lr_scheduler import LRScheduler
 
 from vit_lightning.config.files import Config, full_name, unflatten
-from vit_lightning.config.trust import find_class
+from vit_lightning.config.trust import UNTRUSTED, find_class, may_call
 from vit_lightning.errors import UserError
 from vit_lightning.training.losses import LossConfig, OwnLoss
 from vit_lightning.training.optim import OptimizerConfig, OwnOptimizerConfig
@@ -170,6 +170,8 @@ def class_problems(key: str, class_path: str) -> list[str]:
     found = find_class(class_path)
     if found is not None and not callable(found):
         return [f"{key}.class_path={class_path} must be a class or a function"]
+    if found is not None and not may_call(found):
+        return [f"{key}.class_path={class_path}{UNTRUSTED}"]
     if found is None:
         module, _, name = class_path.rpartition(".")
         names = [n for n in dir(sys.modules.get(module)) if not n.startswith("_")]

@@ -17,6 +17,7 @@ from vit_lightning.config.files import Config
 from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.own_files import where
 from vit_lightning.config.own_parts import Own, add_own_parts, bind, nested, own_parts
+from vit_lightning.config.trust import refuse_calls
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 
@@ -121,6 +122,7 @@ def instantiate(config: Namespace, key: str) -> Any:
     Raises:
         UserError: all problems that its class finds.
     """
+    refuse_calls(config[key], key)
     try:
         own = own_parts({key: config[key]})
         made = part_parser(key, own).instantiate(Namespace({key: config[key]}))[key]

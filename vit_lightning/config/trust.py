@@ -12,14 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import jsonargparse
+from lightning.pytorch import LightningDataModule
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
 
 from vit_lightning.config.files import Config, full_name
 from vit_lightning.config.own_files import import_problem, search
 from vit_lightning.errors import UserError
 
 PACKAGES = ["vit_lightning", "lightning", "timm", "torch.nn", "torch.optim", "torchmetrics", "torchvision"]
+CALLABLE = ("torch.nn.functional.", "torchmetrics.functional.", "torchvision.ops.", "torchvision.transforms.")
+"""Modules whose functions and classes compute on tensors and do nothing else; others may unpickle files."""
+
+UNTRUSTED = ": only datasets, modules and functions of tensors are called without --trust-config"
+
 _allowed: list[str] = list(PACKAGES)
 _allowed_once: set[str] = set()
+_trusts = False
 
 CLASS_KEYS: tuple[str, ...] = ("model", "module", "data", "callbacks", "logger", "plugins", "profiler", "strategy")
 CLASS_KEYS += ("dataset_class", "augment", "transform", "metrics")
@@ -46,6 +57,10 @@ def restrict_imports(config: Config, *, trust: bool, folders: Iterable[Path] = (
     """
     named = [(path, name) for path, name in _class_paths(config) if not _is_known(name)]
     search(folders if trust else ())
+    global _trusts
+    _trusts = trust
+    # arguments of type Any may name a class or function, which jsonargparse would call
+    jsonargparse.set_parsing_settings(instantiate_subclass_spec_in_any=trust)
     if trust:
         names = {name.split(".")[0] for _, name in named}
         allowed = [*PACKAGES, *(name for name in names if name.isidentifier())]
@@ -139,3 +154,30 @@ def find_class(class_path: Any) -> Any:
         except (ImportError, AttributeError, ValueError):
             continue
     return None
+
+
+def may_call(found: Any) -> bool:
+    """Whether a config may have a class or function of a known package called; with trust, anything."""
+    kinds = (nn.Module, Dataset, LightningDataModule, Optimizer, LRScheduler)
+    if _trusts or (isinstance(found, type) and issubclass(found, kinds)):
+        return True
+    return f"{getattr(found, '__module__', '')}.".startswith(CALLABLE)
+
+
+def refuse_calls(node: Any, path: str) -> None:
+    """Refuses datasets and transforms in a part of a parsed config that are of no kind that may be called.
+
+    Raises:
+        UserError: the first of them.
+    """
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(node, dict | jsonargparse.Namespace):
+        items = (node if isinstance(node, dict) else vars(node)).items()
+    elif isinstance(node, list | tuple):
+        items = enumerate(node)
+    for key, value in items:
+        found = find_class(value) if isinstance(value, str) else value
+        if key in ("dataset_class", "transform") and found is not None and not may_call(found):
+            name = value if isinstance(value, str) else f"{found.__module__}.{found.__qualname__}"
+            raise UserError(f"{path}.{key}={name}{UNTRUSTED}")
+        refuse_calls(value, path if key == "init_args" else f"{path}.{key}")

@@ -19,9 +19,8 @@ from tqdm import tqdm
 from vit_lightning.data.batches import Batch, Request
 from vit_lightning.data.decoded import centre_box
 from vit_lightning.data.decoding import Pixels, to_rgb
-from vit_lightning.data.own_code import error_of
 from vit_lightning.data.seeded import seeded
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, with_place
 from vit_lightning.random_keys import one_key
 
 WANTED = "(image, label), the image a PIL image, a uint8 or float tensor (c, H, W) or a numpy array (H, W, c)"
@@ -151,7 +150,7 @@ def read_item(dataset: Any, index: int, title: str) -> tuple[Any, int]:
     except UserError:
         raise
     except Exception as fault:
-        raise UserError(f"{title}: item {index}: {error_of(fault)}") from fault
+        raise UserError(f"{title}: item {index}: {with_place(fault)}") from fault
     if not isinstance(item, tuple | list) or len(item) != 2:
         found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
         raise UserError(f"{title}: item {index} is a {found}, not {WANTED}")

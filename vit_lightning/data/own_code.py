@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, with_place
 
 Own = type[Any] | Callable[..., Any]
 """A class or function of others; a config names it by its path."""
@@ -42,7 +40,7 @@ def make(own: Own, arguments: Mapping[str, Any]) -> Any:
     except UserError:
         raise
     except Exception as fault:
-        raise UserError(error_of(fault)) from fault
+        raise UserError(with_place(fault)) from fault
 
 
 def plain_arguments(own: Own, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,10 +77,3 @@ def _add(parser: ArgumentParser, own: Own, without: set[str]) -> list[str]:
     else:
         names = parser.add_function_arguments(own, "own", fail_untyped=False, skip=skip)
     return [str(name).removeprefix("own.") for name in names]
-
-
-def error_of(fault: BaseException) -> str:
-    """Returns an error in one line, with the file and line that raised it."""
-    frames = [frame for frame in traceback.extract_tb(fault.__traceback__) if frame.filename != __file__]
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}{where}"

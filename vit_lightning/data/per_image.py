@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.batches import Batch, Request
-from vit_lightning.data.own_code import Own, error_of, make, name_of
+from vit_lightning.data.own_code import Own, make, name_of
 from vit_lightning.data.seeded import seeded
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, with_place
 from vit_lightning.random_keys import mix
 
 
@@ -56,7 +56,7 @@ class PerImage(Augmentation):
         try:
             changed = self.transform(image)
         except Exception as fault:
-            raise UserError(f"augment.{self.name}: {error_of(fault)}") from fault
+            raise UserError(f"augment.{self.name}: {with_place(fault)}") from fault
         if not isinstance(changed, Tensor):
             raise UserError(f"augment.{self.name} gives {type(changed).__name__}, not a tensor (c, H, W) of uint8")
         if changed.dtype != torch.uint8:

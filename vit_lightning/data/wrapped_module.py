@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
-from vit_lightning.data.own_code import error_of, name_of
+from vit_lightning.data.own_code import name_of
 from vit_lightning.data.seeded import seeded
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, with_place
 from vit_lightning.sizes import pair
 
 
@@ -91,7 +91,7 @@ class WrappedDataModule(ImageData):
         except UserError:
             raise
         except Exception as fault:
-            raise UserError(f"{self.title}: its first batch: {error_of(fault)}") from fault
+            raise UserError(f"{self.title}: its first batch: {with_place(fault)}") from fault
 
     def _pair(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels = batch[:2] if isinstance(batch, tuple | list) and len(batch) >= 2 else (batch, None)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError, first_line
+from vit_lightning.errors import UserError, with_place
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """Loss, a scalar, from logits (b, classes) and labels (b,), or class probabilities (b, classes) of mixed images."""
@@ -82,7 +82,7 @@ def _problem(criterion: Criterion, logits: Tensor, targets: Tensor) -> str:
             return "it gives no gradient"
         torch.autograd.grad(loss, logits)
     except Exception as fault:  # whatever the user's code raises
-        return f"{type(fault).__name__}: {first_line(fault)} (it is called with logits, then targets)"
+        return f"{with_place(fault)} (it is called with logits, then targets)"
     return ""
 
 

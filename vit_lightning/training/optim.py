@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from vit_lightning.errors import UserError, first_line
+from vit_lightning.errors import UserError, first_line, with_place
 from vit_lightning.training.optimizers import Lion, MuonWithAdamW
 from vit_lightning.training.schedules import OwnSchedule, Schedule, lr_factor
 
@@ -177,7 +177,7 @@ class OwnOptimizerConfig(OptimizerConfig):
             one = self.make([{**groups[0], "params": [weight]}])
             one.step()
         except Exception as fault:  # whatever the class raises
-            return f"{type(fault).__name__}: {first_line(fault)}"
+            return with_place(fault)
         if self.weight_decay and "weight_decay" not in {*optimizer.defaults, *self.own_arguments}:
             return f"{type(optimizer).__name__} has no weight decay (give optimizer.weight_decay=0)"
         torch.save(one.state_dict(), file)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from vit_lightning.errors import UserError, first_line
+from vit_lightning.errors import UserError, with_place
 
 Schedule = Literal["cosine", "linear", "wsd", "constant"]
 
@@ -66,7 +66,7 @@ def factors_of_function(function: Callable[[int, int], float], steps: int) -> li
         try:
             factors.append(float(function(step, steps)))
         except Exception as fault:  # whatever the user's code raises
-            raise UserError(f"step {step} of {steps}: {type(fault).__name__}: {first_line(fault)}") from fault
+            raise UserError(f"step {step} of {steps}: {with_place(fault)}") from fault
         if not 0.0 <= factors[-1] < math.inf:
             raise UserError(f"step {step} of {steps}: the factor {factors[-1]} must be a finite number, at least 0")
     return factors
@@ -89,7 +89,7 @@ def factors_of_scheduler(make: Callable[[torch.optim.Optimizer], LRScheduler], l
     except Exception as fault:  # whatever a class of others raises
         # at its end OneCycleLR refuses a step that sets the rate of none
         if len(rates) < steps:
-            raise UserError(f"step {len(rates)} of {steps}: {type(fault).__name__}: {first_line(fault)}") from fault
+            raise UserError(f"step {len(rates)} of {steps}: {with_place(fault)}") from fault
     return factors_of_function(lambda step, _: rates[step] / lr, steps)
 
 
