@@ -177,7 +177,7 @@ def refuse_calls(node: Any, path: str) -> None:
         items = enumerate(node)
     for key, value in items:
         found = find_class(value) if isinstance(value, str) else value
-        if key in ("dataset_class", "transform") and found is not None and not may_call(found):
+        if key in ("dataset_class", "transform") and callable(found) and not may_call(found):
             name = value if isinstance(value, str) else f"{found.__module__}.{found.__qualname__}"
             raise UserError(f"{path}.{key}={name}{UNTRUSTED}")
         refuse_calls(value, path if key == "init_args" else f"{path}.{key}")
