@@ -43,7 +43,7 @@ def command(*arguments: str) -> None:
     from vit_lightning.cli import main
 
     sys.argv = ["lightning", *arguments]
-    sys.exit(main(arguments))
+    sys.exit(main())
 
 
 def _enter(

@@ -99,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 finished; 2 something the user has to change; 3 nothing to resume; 4 training diverged; 5 runs of an ablation
     failed; 130, 138 and 143 stopped by Ctrl-C, SIGUSR1 and SIGTERM; 141 the reader of the output is gone.
     """
+    is_program = arguments is None
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         width = max(map(len, COMMANDS))
@@ -113,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"lightning: {_no_command(name, arguments)}", file=sys.stderr)
         return 2
-    return _run(name, arguments[1:])
+    return _run(name, arguments[1:], is_program)
 
 
 def _no_command(name: str, arguments: Sequence[str]) -> str:
@@ -129,12 +130,12 @@ def _no_command(name: str, arguments: Sequence[str]) -> str:
     return f"there is no command {name}{hint} (choose {', '.join(COMMANDS)})"
 
 
-def _run(name: str, arguments: list[str]) -> int:
+def _run(name: str, arguments: list[str], is_program: bool) -> int:
     from vit_lightning.errors import UserError
     from vit_lightning.signals import STOP, ended_by_signals, print_from_first, stopped_by, wait_for_first_rank
 
     try:
-        with ended_by_signals():
+        with ended_by_signals(is_program):
             _call(name, COMMANDS[name], arguments)
         sys.stdout.flush()  # here, where a reader that has gone can be told from a fault
     except UserError as error:
@@ -164,7 +165,10 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
     if command.takes != "arguments" and any(re.fullmatch(r"-h|--help(\..+)?", word) for word in arguments):
         _explain(name, command, arguments)
         return
-    call = getattr(importlib.import_module(f"vit_lightning.{module}"), function)
+    from vit_lightning.signals import exit_at_once, handled
+
+    with handled(exit_at_once):
+        call = getattr(importlib.import_module(f"vit_lightning.{module}"), function)
     if command.takes == "arguments":
         call(arguments)
     elif command.takes == "folder":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import os
@@ -22,6 +21,7 @@ LIMIT = 8.0
 """Seconds that the end of a process may take, such as an upload to W&B, once nothing more is to be saved."""
 
 _ending = threading.Event()
+_ended_by = 0  # the signal
 _parent = os.getppid()  # as this process begins: later the parent may have ended
 
 
@@ -43,24 +43,42 @@ def handled(handler: Callable[[int, FrameType | None], object], numbers: Sequenc
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Lets signals end the process of a command, soon also where its main thread waits in a call of C++."""
+def ended_by_signals(is_program: bool = False) -> Iterator[None]:
+    """Lets signals end the process of a command, soon also where its main thread waits in a call of C++.
+
+    Args:
+        is_program: the process ends with the command. Signals do nothing then, while Python ends within ``LIMIT``
+            seconds; otherwise the earlier handlers are restored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    global _ended_by
+    _ended_by = 0
     _ending.clear()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     earlier = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # else a child's signals come here
     threading.Thread(target=_watch, args=(reading,), daemon=True, name="signals").start()
+    handlers = {number: signal.getsignal(number) for number in STOP}
     try:
-        with handled(exit_by_signal):
-            yield
+        for number in STOP:
+            signal.signal(number, exit_by_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)  # a further rank starts with them blocked
+        yield
+    except Exception:
+        if _ended_by:  # it is what the interrupted code made of SystemExit, or of the end of another rank
+            raise SystemExit(128 + _ended_by) from None
+        raise
     finally:
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python ends: no traceback
-        signal.set_wakeup_fd(earlier)
-        os.close(writing)
+        if is_program:
+            _ending.set()
+        else:
+            for number, handler in handlers.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            signal.set_wakeup_fd(earlier)
+            os.close(writing)
 
 
 def _watch(reading: int) -> None:
@@ -69,7 +87,7 @@ def _watch(reading: int) -> None:
         if number not in STOP:
             continue
         # where training notes the signal, it ends by itself after a step, however long that takes
-        _ending.wait(UNRESPONSIVE if signal.getsignal(number) is exit_by_signal else None)
+        _ending.wait(UNRESPONSIVE if signal.getsignal(number) in (exit_by_signal, exit_at_once) else None)
         if _ending.is_set():
             time.sleep(LIMIT)
         else:
@@ -109,13 +127,27 @@ def exit_by_signal(number: int, frame: FrameType | None) -> None:
 
 def end_process(number: int) -> NoReturn:
     """Begins the end of this process with 128 + the signal's number; within ``LIMIT`` seconds it has ended."""
+    global _ended_by
+    _ended_by = number
     _ending.set()
     raise SystemExit(128 + number)
 
 
+def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """Ends a process that has begun nothing but its imports, where an exception may be lost."""
+    print_from_first(stopped_by(number))
+    wait_for_first_rank()
+    os._exit(128 + number)
+
+
+def is_ended_by_signals() -> bool:
+    """Whether this process is that of a command, before its training."""
+    return signal.getsignal(signal.SIGTERM) is exit_by_signal
+
+
 @contextlib.contextmanager
 def withheld() -> Iterator[None]:
-    """Holds the signals back; a process or a thread that starts meanwhile never gets them."""
+    """Blocks the signals; a process or a thread that starts meanwhile gets none, unless it unblocks them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
     try:
         yield

@@ -16,6 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from vit_lightning.commands.console import counted, quiet, say
 from vit_lightning.config.build import data_facts
@@ -26,6 +27,7 @@ from vit_lightning.config.own_module import class_of, make_own
 from vit_lightning.config.teachers import load_teacher
 from vit_lightning.data.workers import with_our_workers
 from vit_lightning.errors import UserError
+from vit_lightning.signals import is_ended_by_signals, withheld
 from vit_lightning.storage.checkpoint_files import (
     AtomicCheckpointIO,
     find_checkpoint,
@@ -181,6 +183,10 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
             profiler.filename = "profile"  # fit-profile.txt in the run folder; else only in Lightning's log
         # Lightning's handler of SIGTERM communicates with the other ranks, which hangs
         trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+        launcher = trainer.strategy.launcher
+        if isinstance(launcher, _SubprocessScriptLauncher) and is_ended_by_signals():
+            # a signal before a further rank has its handlers would end it, and Lightning then kills the first
+            launcher._call_children_scripts = withheld()(launcher._call_children_scripts)  # type: ignore[method-assign]
         process = trainer.strategy.process_dataloader
         trainer.strategy.process_dataloader = lambda dataloader: process(with_our_workers(dataloader))  # type: ignore
         cores = len(os.sched_getaffinity(0))
