@@ -132,7 +132,7 @@ def _no_command(name: str, arguments: Sequence[str]) -> str:
 
 def _run(name: str, arguments: list[str], is_program: bool) -> int:
     from vit_lightning.errors import UserError
-    from vit_lightning.signals import STOP, ended_by_signals, print_from_first, stopped_by, wait_for_first_rank
+    from vit_lightning.signals import STOP, end_further_rank, ended_by_signals, print_from_first, stopped_by
 
     try:
         with ended_by_signals(is_program):
@@ -155,7 +155,7 @@ def _run(name: str, arguments: list[str], is_program: bool) -> int:
         if end.code in [128 + number for number in STOP]:
             if not getattr(end, "__notes__", None):  # nothing has been printed yet
                 print_from_first(stopped_by(int(end.code) - 128))
-            wait_for_first_rank()
+            end_further_rank(int(end.code))
         raise
     return 0
 

@@ -92,7 +92,7 @@ def _watch(reading: int) -> None:
             time.sleep(LIMIT)
         else:
             print_from_first(stopped_by(number))
-        wait_for_first_rank()
+        end_further_rank(128 + number)
         os._exit(128 + number)
     os.close(reading)
 
@@ -112,11 +112,18 @@ def _is_launched() -> bool:
     return os.environ.get("LOCAL_RANK", "0") != "0" and "TORCHELASTIC_RUN_ID" not in os.environ
 
 
-def wait_for_first_rank() -> None:
-    """Waits until the first rank has ended, which Lightning kills a few seconds after it sees another rank end."""
+def end_further_rank(code: int) -> None:
+    """Ends this process, if Lightning started it, as soon as the first rank has ended.
+
+    Not earlier, since Lightning kills the first a few seconds after it sees another rank end; and not later, since
+    Python would take seconds for it.
+    """
+    if not _is_launched():
+        return
     until = time.monotonic() + UNRESPONSIVE + LIMIT
-    while _is_launched() and os.getppid() == _parent and time.monotonic() < until:
+    while os.getppid() == _parent and time.monotonic() < until:
         time.sleep(0.02)
+    os._exit(code)
 
 
 def exit_by_signal(number: int, frame: FrameType | None) -> None:
@@ -136,7 +143,7 @@ def end_process(number: int) -> NoReturn:
 def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
     """Ends a process that has begun nothing but its imports, where an exception may be lost."""
     print_from_first(stopped_by(number))
-    wait_for_first_rank()
+    end_further_rank(128 + number)
     os._exit(128 + number)
 
 
