@@ -69,6 +69,18 @@ def test_a_file_beside_the_config_is_found_from_another_folder_and_none_is_taken
     assert not [place for place in sys.path if str(in_folder) in place]
 
 
+def test_what_the_program_has_imported_from_the_working_folder_stays(in_folder, monkeypatch):
+    search(())
+    (in_folder / "imported_by_hand.py").write_text("VALUE = 1\n")
+    spec = importlib.util.spec_from_file_location("imported_by_hand", in_folder / "imported_by_hand.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "imported_by_hand", module)
+    flag = project(in_folder)
+    assert width(flag) == 7
+    search(())
+    assert sys.modules["imported_by_hand"] is module
+
+
 def test_the_last_config_and_then_the_working_folder_are_searched(in_folder):
     one, other = project(in_folder / "one"), project(in_folder / "other", width=9)
     project(in_folder / "here", width=5)

@@ -55,9 +55,13 @@ _FINDER = _Finder()
 
 
 def search(folders: Iterable[Path]) -> None:
-    """Lets imports also search these folders, the first one first; forgets modules that they would find elsewhere."""
+    """Lets imports also search these folders, the first one first.
+
+    Forgets modules that were imported for another config and that these folders have elsewhere, or changed since.
+    """
     global _folders
-    loaded = own_modules()
+    # not what the program itself has imported, such as tests or a notebook's modules in the working folder
+    loaded = {name: path for name, path in own_modules().items() if _is_for_config(sys.modules[name])}
     _folders = tuple(dict.fromkeys(folder.resolve() for folder in folders))
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
@@ -71,6 +75,10 @@ def search(folders: Iterable[Path]) -> None:
             del sys.modules[name]
     for path in _sources.keys() - own_modules().values():
         del _sources[path]
+
+
+def _is_for_config(module: ModuleType) -> bool:
+    return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), _Loader)
 
 
 def _changed(path: Path) -> bool:
