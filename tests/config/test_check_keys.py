@@ -129,7 +129,10 @@ def test_a_secret_of_the_environment_does_not_get_into_a_page(in_folder, capsys,
         (["--optimizer.class_path=Rprop"], "Rprop has no weight decay (give optimizer.weight_decay=0)"),
         (["--optimizer.class_path=NAdam", "--optimizer.name=sgd"], "optimizer.name=sgd beside optimizer.class_path"),
         (["--optimizer.schedule.class_path=ReduceLROnPlateau"], "required positional argument: 'metrics'"),
-        (["--loss.class_path=CrossEntropyLoss", "--loss.reduction=none"], "shape (4,), torch.float32 where a scalar"),
+        (
+            ["--loss.class_path=CrossEntropyLoss", "--loss.reduction=none"],
+            "shape (4,), torch.float32 where a tensor of one",
+        ),
         (
             ["--loss.class_path=MultiMarginLoss", "--data.mixing=[MixUp]"],
             "MultiMarginLoss: with class probabilities, which data.mixing makes: ",

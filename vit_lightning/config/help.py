@@ -24,8 +24,9 @@ from vit_lightning.errors import UserError
 WIDTH = 118
 
 INTRODUCTION = """Options are written the same in a config and as flags. A class is given as MODULE.NAME, or NAME for
-those of vit_lightning, and takes arguments of its own (--model.attention.dropout=0.1). The model and data options below
-are those of the default classes, ViT and Digits; other classes have their own."""
+those of vit_lightning, and takes arguments of its own (--model.attention.dropout=0.1). The options below are those of
+the default classes, ViT and Digits; --model.class_path, --data.class_path, --module.class_path (a LightningModule),
+--optimizer.class_path and --loss.class_path choose others, with --trust-config also from files of your own."""
 
 MORE = """Explained in full: lightning {} --help.GROUP (GROUP: {}); with --help.GROUP=CLASS or --config CONFIG.yaml
 those of another class."""
