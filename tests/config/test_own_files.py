@@ -81,6 +81,19 @@ def test_what_the_program_has_imported_from_the_working_folder_stays(in_folder, 
     assert sys.modules["imported_by_hand"] is module
 
 
+def test_an_experiment_keeps_its_own_files_when_another_config_is_checked(in_folder):
+    one, other = project(in_folder / "one"), project(in_folder / "other", width=9)
+    (in_folder / "one" / "mine.py").write_text("from lightning.pytorch import Callback\nclass Mine(Callback): ...\n")
+    experiment = resolve([one, "--trainer.callbacks=[mine.Mine]", "--trust-config"])
+    for arguments in ([one, "--trust-config"], [other, "--trust-config"], ["--data=Digits", "--model.patch_size=2"]):
+        last = resolve(arguments)
+        assert type(experiment.make_trainer_arguments()["callbacks"][0]).__name__ == "Mine"
+        assert experiment.make_network()[1].out_features == 7
+        assert last.make_network() is not None
+    with pytest.raises(UserError, match="--trust-config"):
+        resolve([one])
+
+
 def test_the_last_config_and_then_the_working_folder_are_searched(in_folder):
     one, other = project(in_folder / "one"), project(in_folder / "other", width=9)
     project(in_folder / "here", width=5)

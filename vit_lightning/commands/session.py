@@ -93,6 +93,7 @@ def make_module(experiment: Experiment, search: type[ViTClassifier] | None = Non
         experiment: the experiment.
         search: a subclass of ViTClassifier to train with in place of it; a class of the user's own is then mixed in.
     """
+    experiment.imports.allow()
     settings, data, kind = experiment.settings, experiment.data, class_of(experiment.config)
     if search is not None:
         if not issubclass(kind, ViTClassifier):

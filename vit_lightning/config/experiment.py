@@ -14,6 +14,7 @@ from torchmetrics import Metric
 from vit_lightning.config.check_network import leave_out_defaults_of_others
 from vit_lightning.config.options import CommandOptions, Resume, Settings
 from vit_lightning.config.parser import instantiate, parse_part
+from vit_lightning.config.trust import Imports
 from vit_lightning.data.base import ImageData
 
 
@@ -37,6 +38,8 @@ class Experiment:
     """Sentences on options of earlier config files that a later class or preset put out of use."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """Metrics of the config's list, by name."""
+    imports: Imports = Imports()
+    """Packages that this config may import from."""
     images: tuple[Path, ...] = ()
     """Image files and folders that ``predict`` was given."""
 
@@ -67,6 +70,7 @@ class Experiment:
 
     def make_network(self) -> nn.Module:
         """Returns the network with new random weights."""
+        self.imports.allow()
         return make_network(self.config)
 
     def make_trainer_arguments(self, replaced: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -75,6 +79,7 @@ class Experiment:
         Args:
             replaced: arguments to use in place of those of the config, of which nothing is made.
         """
+        self.imports.allow()
         given = {key: value for key, value in self.trainer.items() if key not in (replaced or {})}
         return {**vars(instantiate(parse_part("trainer", given), "trainer")), **(replaced or {})}
 

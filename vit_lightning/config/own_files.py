@@ -54,8 +54,8 @@ class _Finder(MetaPathFinder):
 _FINDER = _Finder()
 
 
-def search(folders: Iterable[Path]) -> None:
-    """Lets imports also search these folders, the first one first.
+def search(folders: Iterable[Path]) -> tuple[Path, ...]:
+    """Lets imports also search these folders, the first one first; returns them with full paths.
 
     Forgets modules that were imported for another config and that these folders have elsewhere, or changed since.
     """
@@ -75,6 +75,12 @@ def search(folders: Iterable[Path]) -> None:
             del sys.modules[name]
     for path in _sources.keys() - own_modules().values():
         del _sources[path]
+    return _folders
+
+
+def is_searched(folders: tuple[Path, ...]) -> bool:
+    """Whether these folders, with full paths, are those that imports search now."""
+    return folders == _folders
 
 
 def _is_for_config(module: ModuleType) -> bool:

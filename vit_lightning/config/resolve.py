@@ -47,7 +47,7 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
         raise UserError(f"a config is missing: lightning {command} --config CONFIG.yaml{_configs_here()}")
     config, unreadable, replaced = merge_all(options, command, files=bool(words))
     config = with_full_names(config)
-    restrict_imports(config, trust=trust, folders=_folders(flags, folders))
+    imports = restrict_imports(config, trust=trust, folders=_folders(flags, folders))
     if unreadable:  # values cannot be checked without the rest of the config, but names of options can
         found, _ = find_problems(config, make_parser(command))
         raise UserError([*unreadable, *(problem.text for problem in found if not problem.missing)])
@@ -57,7 +57,8 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
     if problems:
         found, _ = find_problems(config, make_parser(command))
         raise UserError([*problems, *(problem.text for problem in found if not problem.missing)])
-    given = {"allowed_changes": allowed, "images": tuple(Path(word) for word in words), "replaced": tuple(replaced)}
+    images = tuple(Path(word) for word in words)
+    given = {"allowed_changes": allowed, "images": images, "replaced": tuple(replaced), "imports": imports}
     try:
         return build(config, command, given)
     except Unfit:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from vit_lightning.config.files import Config, full_name
-from vit_lightning.config.own_files import import_problem, search
+from vit_lightning.config.own_files import import_problem, is_searched, search
 from vit_lightning.errors import UserError
 
 PACKAGES = ["vit_lightning", "lightning", "timm", "torch.nn", "torch.optim", "torchmetrics", "torchvision"]
@@ -43,7 +44,29 @@ TRAINER_CLASSES = ("callbacks", "logger", "profiler", "strategy", "plugins")
 """Options of the Trainer whose value may be a class."""
 
 
-def restrict_imports(config: Config, *, trust: bool, folders: Iterable[Path] = ()) -> None:
+@dataclass(frozen=True)
+class Imports:
+    """Packages that a config may import from, folders of the user's files, and whether any function is called."""
+
+    packages: tuple[str, ...] = tuple(PACKAGES)
+    folders: tuple[Path, ...] = ()
+    trust: bool = False
+
+    def allow(self) -> None:
+        """Allows these alone, for the whole process: another config may have been checked meanwhile."""
+        if not is_searched(self.folders):
+            search(self.folders)
+        global _trusts
+        _trusts = self.trust
+        # arguments of type Any may name a class or function, which jsonargparse would call
+        jsonargparse.set_parsing_settings(instantiate_subclass_spec_in_any=self.trust)
+        _allowed[:] = self.packages
+        denied = ["*", *_allowed_once.difference(self.packages)]  # jsonargparse only ever adds to its lists
+        jsonargparse.set_parsing_settings(import_path_denylist=denied, import_path_allowlist=list(self.packages))
+        _allowed_once.update(self.packages)
+
+
+def restrict_imports(config: Config, *, trust: bool, folders: Iterable[Path] = ()) -> Imports:
     """Lets jsonargparse import from the known packages alone, or with ``trust`` also from those that the config names.
 
     Args:
@@ -56,20 +79,18 @@ def restrict_imports(config: Config, *, trust: bool, folders: Iterable[Path] = (
             module whose import fails.
     """
     named = [(path, name) for path, name in _class_paths(config) if not _is_known(name)]
-    search(folders if trust else ())
-    global _trusts
-    _trusts = trust
-    # arguments of type Any may name a class or function, which jsonargparse would call
-    jsonargparse.set_parsing_settings(instantiate_subclass_spec_in_any=trust)
+    searched = search(folders if trust else ())
     if trust:
         names = {name.split(".")[0] for _, name in named}
-        allowed = [*PACKAGES, *(name for name in names if name.isidentifier())]
-        _allow(allowed)
+        packages = (*PACKAGES, *(name for name in names if name.isidentifier()))
+        imports = Imports(packages, searched, trust)
+        imports.allow()
         found = [(path, name, import_problem(name)) for path, name in named]
         if problems := [f"{path}={name}: {problem}" for path, name, problem in found if problem]:
             raise UserError(problems)
-        return
-    _allow(PACKAGES)
+        return imports
+    imports = Imports()
+    imports.allow()
     if named:
         known = ", ".join(PACKAGES)
         raise UserError(
@@ -77,13 +98,7 @@ def restrict_imports(config: Config, *, trust: bool, folders: Iterable[Path] = (
             "if you wrote or read that code: --trust-config"
             for path, name in named
         )
-
-
-def _allow(packages: Sequence[str]) -> None:
-    _allowed[:] = packages
-    denied = ["*", *_allowed_once.difference(packages)]  # jsonargparse only ever adds to its lists
-    jsonargparse.set_parsing_settings(import_path_denylist=denied, import_path_allowlist=list(packages))
-    _allowed_once.update(packages)
+    return imports
 
 
 def _class_paths(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
