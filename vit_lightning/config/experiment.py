@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from vit_lightning.config.check_network import leave_out_defaults_of_others
 from vit_lightning.config.options import CommandOptions, Resume, Settings
 from vit_lightning.config.parser import instantiate, parse_part
-from vit_lightning.config.trust import Imports
+from vit_lightning.config.trust import KNOWN_PACKAGES, Imports
 from vit_lightning.data.base import ImageData
 
 
@@ -38,7 +38,7 @@ class Experiment:
     """Sentences on options of earlier config files that a later class or preset put out of use."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """Metrics of the config's list, by name."""
-    imports: Imports = Imports()
+    imports: Imports = KNOWN_PACKAGES
     """Packages that this config may import from."""
     images: tuple[Path, ...] = ()
     """Image files and folders that ``predict`` was given."""

@@ -7,7 +7,7 @@ allows all packages that it names.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,9 @@ class Imports:
         _allowed_once.update(self.packages)
 
 
+KNOWN_PACKAGES = Imports()
+
+
 def restrict_imports(config: Config, *, trust: bool, folders: Iterable[Path] = ()) -> Imports:
     """Lets jsonargparse import from the known packages alone, or with ``trust`` also from those that the config names.
 
@@ -89,8 +92,7 @@ def restrict_imports(config: Config, *, trust: bool, folders: Iterable[Path] = (
         if problems := [f"{path}={name}: {problem}" for path, name, problem in found if problem]:
             raise UserError(problems)
         return imports
-    imports = Imports()
-    imports.allow()
+    KNOWN_PACKAGES.allow()
     if named:
         known = ", ".join(PACKAGES)
         raise UserError(
@@ -98,7 +100,7 @@ def restrict_imports(config: Config, *, trust: bool, folders: Iterable[Path] = (
             "if you wrote or read that code: --trust-config"
             for path, name in named
         )
-    return imports
+    return KNOWN_PACKAGES
 
 
 def _class_paths(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
