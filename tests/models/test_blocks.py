@@ -7,7 +7,7 @@ from tensors import randn, randomise
 from torch import nn
 
 from vit_lightning import UserError, ViT, to_reference
-from vit_lightning.models import checks
+from vit_lightning.limits import at_least, refuse
 from vit_lightning.models.attention import MultiHeadAttention, attend, attention_weights
 from vit_lightning.models.blocks import (
     Branch,
@@ -433,7 +433,7 @@ def test_a_parallel_block_of_the_user_s_own_gets_each_block_s_drop_path():
 def test_what_a_block_refuses_is_told_with_all_else():
     class Refusing(TransformerEncoderBlock):
         def __init__(self, *parts, gain=-1.0):
-            checks.refuse(checks.at_least(0, gain=gain))
+            refuse(at_least(0, gain=gain))
 
     with pytest.raises(UserError) as caught:
         ViT(**{**SMALL, "patch_size": 3}, block=Refusing)

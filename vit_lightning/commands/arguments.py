@@ -12,7 +12,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import read_flags, split_words
 from vit_lightning.config.options import Resume
 from vit_lightning.config.resolve import resolve
-from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
 
 
 def read_experiment(command: str, arguments: Sequence[str]) -> Experiment:
@@ -46,8 +46,7 @@ def read_run(folder: Path, arguments: Sequence[str] = ()) -> Experiment:
     ]
     if not (folder / "config.yaml").is_file():
         problems.append(f"resume={folder} is not a run folder with a config.yaml (choose one, or auto, must, never)")
-    if problems:
-        raise UserError(problems)
+    refuse(problems)
     # the initial weights may be gone by now; they are needed only if the run has no checkpoint yet
     experiment = resolve(["--config", str(folder / "config.yaml"), *arguments, "--init_from=null"])
     config = {**experiment.config, "init_from": read_run_config(folder).get("init_from")}

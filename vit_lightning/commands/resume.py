@@ -13,6 +13,7 @@ from vit_lightning.commands.console import say
 from vit_lightning.config.changes import changes_since
 from vit_lightning.config.own_files import changed_files
 from vit_lightning.errors import CannotResume, UserError
+from vit_lightning.limits import refuse
 from vit_lightning.storage.folder import release, try_hold
 from vit_lightning.storage.metrics import read_results
 
@@ -47,8 +48,7 @@ def refuse_changes(changed: Mapping[str, tuple[Any, Any]], allowed: Sequence[str
             )
         elif not _is_allowed(key, allowed):
             problems.append(f"{change} (to change it: --allow-config-change {key})")
-    if problems:
-        raise UserError(problems)
+    refuse(problems)
 
 
 def _is_allowed(key: str, allowed: Sequence[str]) -> bool:

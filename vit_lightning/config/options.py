@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vit_lightning.errors import UserError
+from vit_lightning.limits import at_least, refuse
 from vit_lightning.storage.wandb_mirror import WandbConfig
 from vit_lightning.training.checkpoints import CheckpointConfig
 from vit_lightning.training.distillation import DistillationConfig
@@ -61,8 +61,7 @@ class ConfigOptions:
             problems.append(f"seed_everything={self.seed_everything} must be at least 0 and below 2**32")
         if self.experiment is not None and Path(self.experiment).name != self.experiment:
             problems.append(f"experiment={self.experiment} must be a plain name, without slashes")
-        if problems:
-            raise UserError(problems)
+        refuse(problems)
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,7 @@ class PredictOptions(TrainedOptions):
     format: Literal["csv", "json"] = "csv"
 
     def __post_init__(self) -> None:
-        if problems := _too_small(self, top_k=1):
-            raise UserError(problems)
+        refuse(at_least(1, top_k=self.top_k))
 
 
 @dataclass(frozen=True)
@@ -125,11 +123,10 @@ class LearningRateSearchOptions:
     steps: int = 100
 
     def __post_init__(self) -> None:
-        problems = _too_small(self, steps=20)
+        problems = at_least(20, steps=self.steps)
         if not 0.0 < self.min_lr < self.max_lr < float("inf"):
             problems.append(f"min_lr={self.min_lr}, max_lr={self.max_lr} must be above 0, the first below the second")
-        if problems:
-            raise UserError(problems)
+        refuse(problems)
 
 
 @dataclass(frozen=True)
@@ -145,8 +142,7 @@ class BatchSizeSearchOptions:
     steps: int = 3
 
     def __post_init__(self) -> None:
-        if problems := _too_small(self, max_batch_size=1, steps=1):
-            raise UserError(problems)
+        refuse(at_least(1, max_batch_size=self.max_batch_size, steps=self.steps))
 
 
 CommandOptions = TrainedOptions | LearningRateSearchOptions | BatchSizeSearchOptions
@@ -159,11 +155,3 @@ COMMAND_OPTIONS: dict[str, type[CommandOptions]] = {
     "scale-batch": BatchSizeSearchOptions,
 }
 """Options that only some commands have."""
-
-
-def _too_small(options: Any, **least: int) -> list[str]:
-    return [
-        f"{name}={getattr(options, name)} must be at least {low}"
-        for name, low in least.items()
-        if getattr(options, name) < low
-    ]

@@ -24,6 +24,7 @@ from vit_lightning.config.files import Config, unflatten
 from vit_lightning.config.own_files import where
 from vit_lightning.config.trust import find_class
 from vit_lightning.errors import UserError, first_line
+from vit_lightning.limits import refuse
 from vit_lightning.metric_facts import METRICS, Goal
 
 
@@ -57,8 +58,7 @@ def choose_metrics(given: Any, classes: int) -> list[Chosen]:
             chosen.append(one)
         except UserError as error:
             problems += error.problems
-    if problems:
-        raise UserError(problems)
+    refuse(problems)
     return chosen
 
 

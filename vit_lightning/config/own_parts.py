@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from vit_lightning.config.files import Config, full_name, unflatten
 from vit_lightning.config.trust import UNTRUSTED, find_class, may_call
-from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
 from vit_lightning.training.losses import LossConfig, OwnLoss
 from vit_lightning.training.optim import OptimizerConfig, OwnOptimizerConfig
 from vit_lightning.training.schedules import OwnSchedule, factors_of_function, factors_of_scheduler
@@ -147,8 +147,7 @@ def add_own_parts(parser: ArgumentParser, key: str, own: Own) -> None:
         UserError: there is no such class or function.
     """
     classes = {name: class_path for name, class_path in own if name.split(".")[0] == key}
-    if problems := [problem for name, class_path in classes.items() for problem in class_problems(name, class_path)]:
-        raise UserError(problems)
+    refuse([problem for name, class_path in classes.items() for problem in class_problems(name, class_path)])
     replaced = {option for name in classes for option in PLACES[name].replaced}
     ours = {field.name for field in fields(OWN_GROUPS[key])} - replaced
     for name in classes:

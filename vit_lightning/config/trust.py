@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from vit_lightning.config.files import Config, full_name
 from vit_lightning.config.own_files import import_problem, is_searched, search
 from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
 
 PACKAGES = ["vit_lightning", "lightning", "timm", "torch.nn", "torch.optim", "torchmetrics", "torchvision"]
 CALLABLE = ("torch.nn.functional.", "torchmetrics.functional.", "torchvision.ops.", "torchvision.transforms.")
@@ -89,8 +90,7 @@ def restrict_imports(config: Config, *, trust: bool, folders: Iterable[Path] = (
         imports = Imports(packages, searched, trust)
         imports.allow()
         found = [(path, name, import_problem(name)) for path, name in named]
-        if problems := [f"{path}={name}: {problem}" for path, name, problem in found if problem]:
-            raise UserError(problems)
+        refuse([f"{path}={name}: {problem}" for path, name, problem in found if problem])
         return imports
     KNOWN_PACKAGES.allow()
     if named:

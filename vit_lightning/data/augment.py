@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vit_lightning.data.limits import Limit, refuse
 from vit_lightning.data.resampling import resample, resize_weights
+from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.random_keys import mix, shift_right, uniform
 
 
@@ -37,7 +37,7 @@ class RandomCrop(Augmentation):
     """
 
     def __init__(self, padding: int = 4) -> None:
-        refuse("augment.RandomCrop", ("padding", padding, padding >= 0, "at least 0"))
+        refuse(at_least(0, padding=padding), prefix="augment.RandomCrop.")
         self.padding = padding
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class HorizontalFlip(Augmentation):
     """
 
     def __init__(self, p: float = 0.5) -> None:
-        refuse("augment.HorizontalFlip", ("p", p, 0.0 <= p <= 1.0, "between 0 and 1"))
+        refuse(problems_of(("p", p, 0.0 <= p <= 1.0, "between 0 and 1")), prefix="augment.HorizontalFlip.")
         self.p = p
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class RandomResizedCrop(Augmentation):
     """
 
     def __init__(self, scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (3 / 4, 4 / 3)) -> None:
-        refuse("augment.RandomResizedCrop", *_box_limits(scale, ratio))
+        refuse(_box_problems(scale, ratio), prefix="augment.RandomResizedCrop.")
         self.scale, self.ratio = scale, ratio
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -109,8 +109,8 @@ class RandomResizedCrop(Augmentation):
         return top, left, rows, columns
 
 
-def _box_limits(scale: tuple[float, float], ratio: tuple[float, float]) -> tuple[Limit, Limit]:
-    return (
+def _box_problems(scale: tuple[float, float], ratio: tuple[float, float]) -> list[str]:
+    return problems_of(
         ("scale", list(scale), 0.0 < scale[0] <= scale[1] <= 1.0, "above 0 and at most 1, in order"),
         ("ratio", list(ratio), 0.0 < ratio[0] <= ratio[1], "above 0, the smaller first"),
     )
@@ -133,7 +133,8 @@ class RandomErasing(Augmentation):
         ratio: tuple[float, float] = (0.3, 1 / 0.3),
         fill: Literal["black", "noise"] = "noise",
     ) -> None:
-        refuse("augment.RandomErasing", ("p", p, 0.0 <= p <= 1.0, "between 0 and 1"), *_box_limits(scale, ratio))
+        problems = problems_of(("p", p, 0.0 <= p <= 1.0, "between 0 and 1")) + _box_problems(scale, ratio)
+        refuse(problems, prefix="augment.RandomErasing.")
         self.p, self.fill = p, fill
         self._boxes = RandomResizedCrop(scale, ratio)
 
@@ -162,12 +163,8 @@ class RandomAffine(Augmentation):
     """
 
     def __init__(self, degrees: float = 10.0, scale: tuple[float, float] = (0.9, 1.1), translate: float = 0.1) -> None:
-        refuse(
-            "augment.RandomAffine",
-            ("degrees", degrees, not degrees < 0.0, "at least 0"),
-            ("translate", translate, not translate < 0.0, "at least 0"),
-            ("scale", list(scale), 0.0 < scale[0] <= scale[1], "above 0, the smaller factor first"),
-        )
+        order = problems_of(("scale", list(scale), 0.0 < scale[0] <= scale[1], "above 0, the smaller factor first"))
+        refuse(at_least(0, degrees=degrees, translate=translate), order, prefix="augment.RandomAffine.")
         self.degrees, self.scale, self.translate = degrees, scale, translate
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:

@@ -21,12 +21,12 @@ from vit_lightning.data.batch_transform import BatchTransform, Statistics
 from vit_lightning.data.batches import Batch, Loader, Request
 from vit_lightning.data.images import Images
 from vit_lightning.data.items import Items, gives_items
-from vit_lightning.data.limits import problems_of
 from vit_lightning.data.mixing import Mixing
 from vit_lightning.data.per_image import PerImage, PerImageFirst
 from vit_lightning.data.sampling import evaluation_requests, nested_subset, train_batch_count, train_requests
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
+from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.random_keys import mix_one, one_key
 from vit_lightning.sizes import pair
 
@@ -73,20 +73,15 @@ class ImageData(LightningDataModule):
         super().__init__()
         if self.augment is not None:
             self.augment = [change if isinstance(change, Augmentation) else PerImage(change) for change in self.augment]
-        if problems := self.problems():
-            raise UserError(problems)
+        refuse(self.problems())
         self.bad_images: dict[Split, set[str]] = {"train": set(), "val": set(), "test": set()}
         self._datasets: dict[Split, Dataset[Batch]] = {}
         self._loaders: dict[Split, Loader] = {}
 
     def problems(self) -> list[str]:
         """Returns what is wrong with the values of the arguments."""
-        least = {"batch_size": 1, "num_workers": 0, "split_seed": 0, "repetitions": 1, "shots": 1}
-        problems = [
-            f"{key}={value} must be at least {limit}"
-            for key, limit in least.items()
-            if (value := getattr(self, key)) is not None and value < limit
-        ]
+        problems = at_least(1, batch_size=self.batch_size, repetitions=self.repetitions, shots=self.shots)
+        problems += at_least(0, num_workers=self.num_workers, split_seed=self.split_seed)
         problems += problems_of(
             ("split_seed", self.split_seed, self.split_seed < 2**32, "below 2**32"),
             ("fraction", self.fraction, 0.0 < self.fraction <= 1.0, "above 0 and at most 1"),
@@ -158,8 +153,7 @@ class ImageData(LightningDataModule):
                     change(images, torch.zeros(1, dtype=torch.int64))
             except UserError as error:
                 problems += error.problems
-        if problems:
-            raise UserError(problems)
+        refuse(problems)
 
     def dataset(self, split: Split) -> Dataset[Batch]:
         if split not in self._datasets:

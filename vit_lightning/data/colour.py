@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vit_lightning.data.augment import Augmentation
-from vit_lightning.data.limits import refuse
+from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.random_keys import uniform
 
 
@@ -112,9 +112,8 @@ class ColorJitter(Augmentation):
     def __init__(
         self, brightness: float = 0.3, contrast: float = 0.3, saturation: float = 0.3, hue: float = 0.0
     ) -> None:
-        values = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
-        limits = [(name, value, not value < 0.0, "at least 0") for name, value in values.items()]
-        refuse("augment.ColorJitter", *limits, ("hue", hue, not hue > 0.5, "at most 0.5"))
+        problems = at_least(0, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue)
+        refuse(problems, problems_of(("hue", hue, not hue > 0.5, "at most 0.5")), prefix="augment.ColorJitter.")
         self.strengths = (brightness, contrast, saturation, hue)
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from vit_lightning.data.image_set import SPLIT_NAMES, ImageSet
 from vit_lightning.data.parquet import MAX_GROUP_BYTES, ParquetTable, need_datasets, parquet_files
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
 
 
 def _content(table: Any, column: str, row: int) -> Path | bytes:
@@ -115,8 +116,7 @@ class HuggingFaceSet(ImageSet):
             for split, some in odd.items()
             if some
         ]
-        if problems:
-            raise UserError(problems)
+        refuse(problems)
         return labels
 
     def source_splits(self) -> dict[Split, Encoded]:

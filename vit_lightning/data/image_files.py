@@ -19,6 +19,7 @@ from vit_lightning.data.decoded import DecodedImages, Encoded
 from vit_lightning.data.image_folder import SUFFIXES, images_in
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
 from vit_lightning.sizes import pair
 
 DAMAGED = -1
@@ -121,6 +122,5 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
             found.append(path)
         else:
             problems.append(f"{path}: there is no such file or folder")
-    if problems:
-        raise UserError(problems)
+    refuse(problems)
     return list(dict.fromkeys(found))

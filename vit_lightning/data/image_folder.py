@@ -9,6 +9,7 @@ from vit_lightning.data.decoded import Encoded
 from vit_lightning.data.image_set import SPLIT_NAMES, ImageSet
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 
@@ -94,8 +95,7 @@ class ImageFolder(ImageSet):
             if (folder / name).is_dir() or folder == self._folders["train"]
             if not any(images_in(folder / name))
         ]
-        if problems:
-            raise UserError(problems)
+        refuse(problems)
 
     def _folder_problems(self) -> list[str]:
         """Returns folders whose split is ambiguous."""

@@ -10,8 +10,8 @@ from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoded import DecodedImages, Encoded, keep_if_small
-from vit_lightning.data.limits import problems_of
 from vit_lightning.data.splits import SPLITS, Split, cut_problems, stratified_cut
+from vit_lightning.limits import problems_of
 from vit_lightning.sizes import pair
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

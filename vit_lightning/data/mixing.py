@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vit_lightning.data.limits import refuse
+from vit_lightning.limits import problems_of, refuse
 
 
 class Mixing(ABC):
@@ -21,7 +21,8 @@ class Mixing(ABC):
     """
 
     def __init__(self, alpha: float) -> None:
-        refuse(f"mixing.{type(self).__name__}", ("alpha", alpha, alpha > 0.0 and math.isfinite(alpha), "above 0"))
+        problems = problems_of(("alpha", alpha, alpha > 0.0 and math.isfinite(alpha), "above 0"))
+        refuse(problems, prefix=f"mixing.{type(self).__name__}.")
         self.alpha = alpha
 
     def __call__(

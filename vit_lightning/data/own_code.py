@@ -10,6 +10,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from vit_lightning.errors import UserError, with_place
+from vit_lightning.limits import refuse
 
 Own = type[Any] | Callable[..., Any]
 """A class or function of others; a config names it by its path."""
@@ -58,8 +59,7 @@ def plain_arguments(own: Own, arguments: Mapping[str, Any]) -> dict[str, Any]:
         except ArgumentError as fault:
             kinds = dict.fromkeys(re.findall(r"Expected an? (?:<class ')?([\w.]+)", str(fault)))
             problems.append(f"{key}={value} must be of type {' or '.join(kinds) or 'that it declares'}")
-    if problems:
-        raise UserError(problems)
+    refuse(problems)
     return plain
 
 

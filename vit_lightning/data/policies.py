@@ -11,8 +11,8 @@ from torch import Tensor
 from vit_lightning.data import colour
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.colour import ColorJitter
-from vit_lightning.data.limits import refuse
 from vit_lightning.data.resampling import blur_weights, resample
+from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.random_keys import mix, uniform
 
 Operation = Callable[[Tensor, Tensor], Tensor]
@@ -135,11 +135,8 @@ class RandAugment(Augmentation):
     """
 
     def __init__(self, num_ops: int = 2, magnitude: int = 9) -> None:
-        limits = (
-            ("num_ops", num_ops, num_ops >= 1, "at least 1"),
-            ("magnitude", magnitude, 0 <= magnitude <= 30, "between 0 and 30"),
-        )
-        refuse("augment.RandAugment", *limits)
+        within = problems_of(("magnitude", magnitude, 0 <= magnitude <= 30, "between 0 and 30"))
+        refuse(at_least(1, num_ops=num_ops), within, prefix="augment.RandAugment.")
         self.num_ops, self.magnitude = num_ops, magnitude
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -176,11 +173,7 @@ class ThreeAugment(Augmentation):
     """
 
     def __init__(self, jitter: float = 0.3, max_sigma: float = 2.0) -> None:
-        limits = (
-            ("max_sigma", max_sigma, not max_sigma < 0.1, "at least 0.1"),
-            ("jitter", jitter, not jitter < 0.0, "at least 0"),
-        )
-        refuse("augment.ThreeAugment", *limits)
+        refuse(at_least(0.1, max_sigma=max_sigma), at_least(0, jitter=jitter), prefix="augment.ThreeAugment.")
         self.max_sigma = max_sigma
         self.jitter = ColorJitter(jitter, jitter, jitter)
 

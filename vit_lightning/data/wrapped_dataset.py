@@ -10,11 +10,11 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAMES
 from vit_lightning.data.items import labels_of, read_item, to_pixels
-from vit_lightning.data.limits import problems_of
 from vit_lightning.data.own_code import Own, argument_names, make, name_of
 from vit_lightning.data.seeded import seeded
 from vit_lightning.data.splits import Split, cut_problems, stratified_cut
 from vit_lightning.errors import UserError
+from vit_lightning.limits import problems_of, refuse
 from vit_lightning.sizes import pair
 
 
@@ -141,8 +141,7 @@ class WrappedDataset(ImageData):
         colour = self.in_channels == 3
         self.mean = self.mean or (IMAGENET_MEAN if colour else (0.5,) * self.in_channels)
         self.std = self.std or (IMAGENET_STD if colour else (0.25,) * self.in_channels)
-        if problems := self.problems():
-            raise UserError(problems)
+        refuse(self.problems())
 
     def _take_classes(self, train: Any) -> None:
         """Takes the names of the classes from the dataset, else their number from the labels."""

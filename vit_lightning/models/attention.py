@@ -13,7 +13,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.models import checks
+from vit_lightning.limits import probabilities, refuse
 from vit_lightning.models.blocks import Layer
 from vit_lightning.models.positions import RotaryPositions
 
@@ -77,7 +77,7 @@ class MultiHeadAttention(nn.Module):
         projection_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        problems = checks.probabilities(dropout=dropout, projection_dropout=projection_dropout)
+        problems = probabilities(dropout=dropout, projection_dropout=projection_dropout)
         if num_heads < 1 or (dim_head is not None and dim_head < 1):
             problems.append(f"num_heads={num_heads} and dim_head={dim_head} must be at least 1")
         elif dim_head is None and emb_size % num_heads:
@@ -86,7 +86,7 @@ class MultiHeadAttention(nn.Module):
                 f"num_heads={num_heads} does not divide emb_size={emb_size} "
                 f"(choose one of {', '.join(map(str, divisors))}, or give attention.dim_head)"
             )
-        checks.refuse(problems)
+        refuse(problems)
         self.num_heads = num_heads
         self.dim_head = emb_size // num_heads if dim_head is None else dim_head
         inner = num_heads * self.dim_head

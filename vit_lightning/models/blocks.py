@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vit_lightning.errors import UserError
-from vit_lightning.models import checks
+from vit_lightning.limits import probabilities, refuse
 
 Layer = Callable[[int], nn.Module]
 """Makes a norm or a feed-forward part from the width of the tokens."""
@@ -68,7 +68,7 @@ class DropPath(nn.Module):
 
     def __init__(self, p: float = 0.0) -> None:
         super().__init__()
-        checks.refuse(checks.probabilities(p=p))
+        refuse(probabilities(p=p))
         self.p = p
 
     def forward(self, branch: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 import torch
@@ -11,30 +11,6 @@ from vit_lightning.errors import UserError
 from vit_lightning.sizes import Size
 
 T = TypeVar("T")
-
-
-def refuse(*problems: Iterable[str]) -> None:
-    """Raises all problems as one error, if there are any."""
-    if found := [problem for group in problems for problem in group]:
-        raise UserError(found)
-
-
-def at_least(least: int, **values: float | None) -> list[str]:
-    """Returns a problem for each value below the least that is allowed; None stands for no value."""
-    return [
-        f"{name}={value} must be at least {least}"
-        for name, value in values.items()
-        if value is not None and not value >= least  # so that nan is a problem
-    ]
-
-
-def probabilities(**values: float | None) -> list[str]:
-    """Returns a problem for each value outside [0, 1); None stands for no value."""
-    return [
-        f"{name}={value} must be at least 0 and below 1"
-        for name, value in values.items()
-        if value is not None and not 0.0 <= value < 1.0
-    ]
 
 
 def choice(name: str, value: object, choices: Collection[str]) -> list[str]:

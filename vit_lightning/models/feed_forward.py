@@ -9,6 +9,7 @@ from typing import Literal
 from einops import rearrange
 from torch import Tensor, nn
 
+from vit_lightning.limits import probabilities, refuse
 from vit_lightning.models import checks
 from vit_lightning.models.blocks import Layer, NamedSequential
 
@@ -27,11 +28,11 @@ def _hidden_size(
 ) -> int:
     """Returns the width of the hidden layer, or raises all problems of a feed-forward part's arguments."""
     hidden = round(expansion * emb_size)
-    checks.refuse(
-        checks.probabilities(dropout=dropout),
+    refuse(
+        probabilities(dropout=dropout),
         [] if hidden > 0 else [f"expansion={expansion} leaves no hidden layer"],
         checks.choice("activation", activation, ACTIVATIONS),
-        checks.probabilities(output_dropout=output_dropout),
+        probabilities(output_dropout=output_dropout),
     )
     return hidden
 

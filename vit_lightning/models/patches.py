@@ -12,7 +12,7 @@ from einops import repeat
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
-from vit_lightning.models import checks
+from vit_lightning.limits import at_least, probabilities, refuse
 from vit_lightning.models.blocks import Layer, NamedSequential
 from vit_lightning.sizes import Size
 
@@ -77,7 +77,7 @@ class LearnedTokens(nn.Module):
 
     def __init__(self, emb_size: int, count: int = 1) -> None:
         super().__init__()
-        checks.refuse(checks.at_least(1, count=count))
+        refuse(at_least(1, count=count))
         self.token = nn.Parameter(torch.zeros(1, count, emb_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class PatchDropout(nn.Module):
 
     def __init__(self, p: float, prefix_tokens: int) -> None:
         super().__init__()
-        checks.refuse(checks.probabilities(p=p))
+        refuse(probabilities(p=p))
         self.p, self.prefix_tokens = p, prefix_tokens
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Dropout, Identity
 
 from vit_lightning.errors import UserError
+from vit_lightning.limits import at_least, probabilities, refuse
 from vit_lightning.models import checks
 from vit_lightning.models.attention import Attention, MultiHeadAttention, RotaryAttention
 from vit_lightning.models.blocks import (
@@ -133,12 +134,12 @@ class ViT(NamedSequential):
             "final_norm other than after_pool": final_norm != "after_pool",
         }
         problems = [
-            *checks.at_least(1, in_channels=in_channels, emb_size=emb_size, depth=depth, num_heads=num_heads),
-            *checks.at_least(1, representation_size=representation_size),
-            *checks.at_least(0, num_classes=num_classes, register_tokens=register_tokens),
+            *at_least(1, in_channels=in_channels, emb_size=emb_size, depth=depth, num_heads=num_heads),
+            *at_least(1, representation_size=representation_size),
+            *at_least(0, num_classes=num_classes, register_tokens=register_tokens),
             *checks.patches(image_size, patch_size),
-            *checks.probabilities(emb_dropout=emb_dropout, patch_dropout=patch_dropout),
-            *checks.probabilities(drop_path=drop_path, head_dropout=head_dropout),
+            *probabilities(emb_dropout=emb_dropout, patch_dropout=patch_dropout),
+            *probabilities(drop_path=drop_path, head_dropout=head_dropout),
             *checks.choice("pool", pool, POOLS),
             *checks.choice("patch_projection", patch_projection, PROJECTIONS),
             *checks.choice("positions", positions, POSITIONS),
@@ -151,7 +152,7 @@ class ViT(NamedSequential):
             *checks.block("positions", make_positions, (1, 1), emb_size, 1),
             *checks.block("block", block, emb_size, Identity(), Identity(), norm, layer_scale, 0.0),
         ]
-        checks.refuse(problems or checks.block("pool", partial(make_pool, emb_size, num_heads, prefix_tokens)))
+        refuse(problems or checks.block("pool", partial(make_pool, emb_size, num_heads, prefix_tokens)))
 
         grid = (image_size[0] // patch_size[0], image_size[1] // patch_size[1])
         super().__init__(

@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from vit_lightning.errors import UserError
+from vit_lightning.limits import at_least, refuse
 from vit_lightning.storage.checkpoint_files import BEST, LAST
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
@@ -39,13 +40,7 @@ class CheckpointConfig:
     every_minutes: float | None = None
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.every_n_steps is not None and self.every_n_steps < 1:
-            problems.append(f"every_n_steps={self.every_n_steps} must be at least 1")
-        if self.every_minutes is not None and not self.every_minutes >= 0.0:
-            problems.append(f"every_minutes={self.every_minutes} must be at least 0")
-        if problems:
-            raise UserError(problems)
+        refuse(at_least(1, every_n_steps=self.every_n_steps), at_least(0, every_minutes=self.every_minutes))
 
 
 class Checkpoints(Checkpoint):
@@ -202,8 +197,7 @@ class Checkpoints(Checkpoint):
             )
         if checkpoint["images"] != _fingerprint(trainer):
             problems.append("data: the training or validation images are no longer those with which the run began")
-        if problems:
-            raise UserError(problems)
+        refuse(problems)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score, "best_step": self.best_step}

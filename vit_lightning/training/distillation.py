@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
 from vit_lightning.training.losses import Criterion, HeadsLoss
 
 Statistics = tuple[Sequence[float], Sequence[float]]
@@ -48,8 +49,7 @@ class DistillationConfig:
             problems.append(f"temperature={self.temperature} does nothing for kind=hard")
         if self.teacher is None and (self.kind, self.alpha) != ("hard", 0.5):
             problems.append("teacher is missing: without one, kind and alpha do nothing")
-        if problems:
-            raise UserError(problems)
+        refuse(problems)
 
 
 class Teacher:

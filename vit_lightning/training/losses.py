@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError, with_place
+from vit_lightning.errors import with_place
+from vit_lightning.limits import probabilities, refuse
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """Loss, a scalar, from logits (b, classes) and labels (b,), or class probabilities (b, classes) of mixed images."""
@@ -33,8 +34,7 @@ class LossConfig:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise UserError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1")
+        refuse(probabilities(label_smoothing=self.label_smoothing))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from vit_lightning.errors import UserError, first_line, with_place
+from vit_lightning.limits import refuse
 from vit_lightning.training.optimizers import Lion, MuonWithAdamW
 from vit_lightning.training.schedules import OwnSchedule, Schedule, lr_factor
 
@@ -95,8 +96,7 @@ class OptimizerConfig:
                 for name in ("min_lr", "warmup_lr")
                 if getattr(self, name) > self.lr
             ]
-        if problems:
-            raise UserError(problems)
+        refuse(problems)
 
     def _range_problems(self) -> list[str]:
         problems = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vit_lightning.errors import UserError
-from vit_lightning.models import checks
+from vit_lightning.limits import refuse
 from vit_lightning.models.vit import ViT
 from vit_lightning.weights.describe import canonical_state, describe
 from vit_lightning.weights.family_einops import EINOPS_TUTORIAL
@@ -92,7 +92,7 @@ def to_reference(vit: ViT, *, family: str, layout: Layout | None = None) -> tupl
     _check_layout(layout, table)
     written = table.write(options, layout)
     expressed = _read_again(table, written, layout)
-    checks.refuse(
+    refuse(
         f"{name}={value}: {family} cannot express it (there it is {expressed[name]})"
         for name, value in options.items()
         if value != expressed[name]
@@ -156,7 +156,7 @@ def _check_layout(layout: Layout, table: Family) -> None:
         for key, value in layout.items()
         if key not in table.layouts or (table.layouts[key] and value not in table.layouts[key])
     ]
-    checks.refuse(problems)
+    refuse(problems)
 
 
 def _check_tensors(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], family: str) -> None:
@@ -167,4 +167,4 @@ def _check_tensors(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], fa
         for name, tensor in tensors.items()
         if name in expected and tuple(tensor.shape) != tuple(expected[name])
     ]
-    checks.refuse(problems)
+    refuse(problems)

@@ -8,7 +8,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.models import checks
+from vit_lightning.limits import refuse
 from vit_lightning.models.attention import RotaryAttention, SeparateAttention
 from vit_lightning.models.blocks import TransformerEncoderBlock, drop_path_rates
 from vit_lightning.models.crate import ISTA, CrateBlock
@@ -36,7 +36,7 @@ def describe(vit: ViT) -> Options:
     Raises:
         UserError: names blocks that are not ours, and blocks that differ from one another.
     """
-    checks.refuse(dict.fromkeys(_foreign("block", block) for block in vit.encoder if not _is_ours(block)))
+    refuse(dict.fromkeys(_foreign("block", block) for block in vit.encoder if not _is_ours(block)))
     problems: list[str] = []
     sizes = {name: getattr(vit, name) for name in SIZES}
     options = {**OPTIONS, **sizes, **_embedding(vit, problems), **_head(vit, problems)}
@@ -53,7 +53,7 @@ def describe(vit: ViT) -> Options:
     options["final_norm"] = "none" if last is None else "before_pool" if after_pool is None else "after_pool"
     if last is not None and (text := _norm(last, "norm", problems)) != options["norm"]:
         problems.append(f"norm={options['norm']} of the blocks and {text} at the end differ")
-    checks.refuse(dict.fromkeys(problems))
+    refuse(dict.fromkeys(problems))
     return options
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
+from vit_lightning.limits import refuse
 from vit_lightning.models import checks
 from vit_lightning.models.positions import Grid
 
@@ -55,7 +56,7 @@ def resize(
         problems.append(f"table has shape {tuple(table.shape)} and not (1, {rows}, e), as old_grid={old_grid} requires")
     if min(new_grid) < 1:
         problems.append(f"new_grid={new_grid} must be at least 1")
-    checks.refuse(problems)
+    refuse(problems)
     prefix, patches = table[:, :prefix_tokens], table[:, prefix_tokens:]
     if method == "big_vision_zoom_grid":
         prefix = prefix[:, :0]

@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor
 
 from vit_lightning.errors import UserError
-from vit_lightning.models import checks
+from vit_lightning.limits import refuse
 from vit_lightning.weights.fields import Field
 from vit_lightning.weights.options import OPTIONS, Options
 
@@ -157,7 +157,7 @@ class Family:
                 options |= {name: argument.read(given[argument.theirs]) for name in argument.options}
             except UserError as error:
                 problems += error.problems
-        checks.refuse(problems)
+        refuse(problems)
         options |= {ours: layout[key] for key, ours in self.layout_options.items()}
         if options["dim_head"] is None:  # heads share the width of the tokens
             emb_size, num_heads = options["emb_size"], options["num_heads"]
@@ -192,5 +192,5 @@ class Family:
         ]
         for argument in self.fields:
             problems += argument.problems(given[argument.theirs]) if argument.theirs in given else []
-        checks.refuse(problems)
+        refuse(problems)
         return {**known, **given}

@@ -1,0 +1,39 @@
+"""Limits of the values of arguments and options: each function returns the problems that it finds, named by option."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vit_lightning.errors import UserError
+
+Limit = tuple[str, object, bool, str]
+"""An option, its value, whether the value is allowed, and what it must be."""
+
+
+def refuse(*problems: Iterable[str], prefix: str = "") -> None:
+    """Raises all problems as one error, if there are any."""
+    if found := [f"{prefix}{problem}" for group in problems for problem in group]:
+        raise UserError(found)
+
+
+def problems_of(*limits: Limit) -> list[str]:
+    """Returns a problem for each value that is not allowed."""
+    return [f"{key}={value} must be {rule}" for key, value, allowed, rule in limits if not allowed]
+
+
+def at_least(least: float, **values: float | None) -> list[str]:
+    """Returns a problem for each value below the least that is allowed; None stands for no value."""
+    # "not at least", so that nan is a problem
+    return problems_of(
+        *((name, value, value is None or value >= least, f"at least {least}") for name, value in values.items())
+    )
+
+
+def probabilities(**values: float | None) -> list[str]:
+    """Returns a problem for each value outside [0, 1); None stands for no value."""
+    return problems_of(
+        *(
+            (name, value, value is None or 0.0 <= value < 1.0, "at least 0 and below 1")
+            for name, value in values.items()
+        )
+    )
