@@ -15,6 +15,11 @@ class DamagedImage(UserError):
     """Image that cannot be decoded."""
 
 
+def all_damaged(problems: Sequence[str]) -> UserError:
+    """Returns the error of a batch of which no image can be decoded."""
+    return UserError([*problems, f"all {len(problems)} images of a batch are damaged"])
+
+
 def bad_image_lines(problems: Sequence[str]) -> str:
     """Returns the lines of the list."""
     return "".join(f"{' '.join(problem.split())}\n" for problem in problems)

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from vit_lightning.data.bad_images import all_damaged
 from vit_lightning.data.batches import Batch, Request
 from vit_lightning.data.decoding import Box, Pixels, decode, decode_whole
-from vit_lightning.data.images import Images, all_damaged
+from vit_lightning.data.images import Images
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 

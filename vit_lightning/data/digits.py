@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.images import Images
-from vit_lightning.data.splits import Split, stratified_cut
+from vit_lightning.data.splits import Split, cut_missing
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -32,9 +32,7 @@ class Digits(ImageData):
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        rest, test = stratified_cut(digits.target, 360, self.split_seed, split="test")
-        train, val = stratified_cut(digits.target[rest], 143, self.split_seed, split="val")
-        indices = {"train": [rest[i] for i in train], "val": [rest[i] for i in val], "test": test}[split]
+        indices = cut_missing(digits.target, {"test": 360, "val": 143}, self.split_seed)[split]
         # 0 to 16 becomes 0 to 255
         images = torch.from_numpy(digits.images[indices]).mul(255.0 / 16.0).round().to(torch.uint8)
         return Images(images[:, None], torch.from_numpy(digits.target[indices]).long())

@@ -10,7 +10,7 @@ from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoded import DecodedImages, Encoded, keep_if_small
-from vit_lightning.data.splits import SPLITS, Split, cut_problems, stratified_cut
+from vit_lightning.data.splits import SPLITS, Split, cut_missing, cut_problems
 from vit_lightning.limits import problems_of
 from vit_lightning.sizes import pair
 
@@ -81,14 +81,11 @@ class ImageSet(ImageData):
 
     @cached_property
     def _splits(self) -> dict[Split, Encoded]:
-        splits = {**self._source}
-        missing: dict[Split, float] = {"test": self.test_share, "val": self.val_share}
-        for split, share in missing.items():
-            if split not in splits:
-                train = splits["train"]
-                rest, cut = stratified_cut(train.labels, share, self.split_seed, split=split)
-                splits[split], splits["train"] = train.part(cut), train.part(rest)
-        return splits
+        train = self._source["train"]
+        shares: dict[Split, float] = {"test": self.test_share, "val": self.val_share}
+        missing = {split: share for split, share in shares.items() if split not in self._source}
+        parts = cut_missing(train.labels, missing, self.split_seed)
+        return {**self._source, **{split: train.part(indices) for split, indices in parts.items()}}
 
     @property
     def cut_splits(self) -> tuple[Split, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from vit_lightning.data.bad_images import all_damaged
 from vit_lightning.data.batches import Batch, Request
 from vit_lightning.errors import UserError
 
@@ -69,8 +70,3 @@ class Images(Dataset[Batch]):
         digest = hashlib.sha256(self.labels.numpy().tobytes())
         digest.update(self.images.contiguous().numpy().data)
         return digest.hexdigest()
-
-
-def all_damaged(problems: Sequence[str]) -> UserError:
-    """Returns the error of a batch of which no image can be decoded."""
-    return UserError([*problems, f"all {len(problems)} images of a batch are damaged"])

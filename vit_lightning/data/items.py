@@ -19,7 +19,7 @@ from tqdm import tqdm
 from vit_lightning.data.batches import Batch, Request
 from vit_lightning.data.decoded import centre_box
 from vit_lightning.data.decoding import Pixels, to_rgb
-from vit_lightning.data.seeded import seeded
+from vit_lightning.data.own_code import seeded
 from vit_lightning.errors import UserError, with_place
 from vit_lightning.random_keys import one_key
 

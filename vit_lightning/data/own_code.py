@@ -1,11 +1,15 @@
-"""Classes and functions of others: their arguments from plain values, and their errors in one line."""
+"""Classes and functions of others: arguments from plain values, random numbers from a key, errors in one line."""
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
@@ -77,3 +81,21 @@ def _add(parser: ArgumentParser, own: Own, without: set[str]) -> list[str]:
     else:
         names = parser.add_function_arguments(own, "own", fail_untyped=False, skip=skip)
     return [str(name).removeprefix("own.") for name in names]
+
+
+@contextmanager
+def seeded() -> Iterator[Callable[[int], None]]:
+    """Gives a function that seeds torch (on the CPU), ``random`` and numpy with a key; restores their states after."""
+    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield _seed
+    finally:
+        torch.default_generator.set_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])  # noqa: NPY002
+
+
+def _seed(key: int) -> None:
+    torch.default_generator.manual_seed(key)
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002

@@ -12,8 +12,7 @@ from torch.utils.data import Dataset
 
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.batches import Batch, Request
-from vit_lightning.data.own_code import Own, make, name_of
-from vit_lightning.data.seeded import seeded
+from vit_lightning.data.own_code import Own, make, name_of, seeded
 from vit_lightning.errors import UserError, with_place
 from vit_lightning.random_keys import mix
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from vit_lightning.errors import UserError
@@ -29,6 +29,21 @@ def stratified_cut(
             f"{len({*labels})} classes on both sides (give another {split}_share, or images of {split})"
         ) from fault
     return sorted(rest), sorted(cut)
+
+
+def cut_missing(labels: Sequence[int], shares: Mapping[Split, int | float], seed: int) -> dict[Split, list[int]]:
+    """Returns the sorted indices of each split that is cut, one after the other, and of what remains.
+
+    Args:
+        labels: those of all training images.
+        shares: number or fraction of the images in each cut, of those that the earlier cuts leave.
+        seed: draws the cuts, stratified.
+    """
+    train, parts = list(range(len(labels))), dict[Split, list[int]]()
+    for split, share in shares.items():
+        rest, cut = stratified_cut([labels[i] for i in train], share, seed, split=split)
+        parts[split], train = [train[i] for i in cut], [train[i] for i in rest]
+    return {**parts, "train": train}
 
 
 def cut_problems(*, val_share: float, test_share: float | None = None) -> list[str]:

@@ -14,7 +14,7 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.data.batch_transform import Statistics
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.images import Images
-from vit_lightning.data.splits import Split, cut_problems, stratified_cut
+from vit_lightning.data.splits import Split, cut_missing, cut_problems
 from vit_lightning.errors import UserError
 
 SetName = Literal["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "SVHN", "STL10", "USPS"]
@@ -104,8 +104,7 @@ class TorchvisionSet(ImageData):
         images, labels = _tensors(self._training_set if split != "test" else self._set("test"))
         if split == "test":
             return Images(images, labels)
-        train, val = stratified_cut(labels.tolist(), self.val_share, self.split_seed, split="val")
-        indices = train if split == "train" else val
+        indices = cut_missing(labels.tolist(), {"val": self.val_share}, self.split_seed)[split]
         return Images(images[indices], labels[indices])
 
 

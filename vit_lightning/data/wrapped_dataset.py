@@ -10,9 +10,8 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAMES
 from vit_lightning.data.items import labels_of, read_item, to_pixels
-from vit_lightning.data.own_code import Own, argument_names, make, name_of
-from vit_lightning.data.seeded import seeded
-from vit_lightning.data.splits import Split, cut_problems, stratified_cut
+from vit_lightning.data.own_code import Own, argument_names, make, name_of, seeded
+from vit_lightning.data.splits import Split, cut_missing, cut_problems
 from vit_lightning.errors import UserError
 from vit_lightning.limits import problems_of, refuse
 from vit_lightning.sizes import pair
@@ -157,14 +156,11 @@ class WrappedDataset(ImageData):
             raise UserError(f"num_classes={self.num_classes} must be at least 2 to classify")
 
     def _cut_missing(self) -> None:
+        train = self._parts["train"][0]
         shares: dict[Split, float] = {"test": self.test_share, "val": self.val_share}
-        for split, share in shares.items():
-            if split not in self._parts:
-                train, indices = self._parts["train"]
-                labels = labels_of(train, self.title)
-                rest, cut = stratified_cut([labels[i] for i in indices], share, self.split_seed, split=split)
-                self._parts[split] = train, [indices[i] for i in cut]
-                self._parts["train"] = train, [indices[i] for i in rest]
+        if missing := {split: share for split, share in shares.items() if split not in self._parts}:
+            parts = cut_missing(labels_of(train, self.title), missing, self.split_seed)
+            self._parts |= {split: (train, indices) for split, indices in parts.items()}
 
     @property
     def cut_splits(self) -> tuple[Split, ...]:

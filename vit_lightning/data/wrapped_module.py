@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
-from vit_lightning.data.own_code import name_of
-from vit_lightning.data.seeded import seeded
+from vit_lightning.data.own_code import name_of, seeded
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError, with_place
 from vit_lightning.sizes import pair
