@@ -41,10 +41,22 @@ def first_line(fault: BaseException) -> str:
     return (str(fault).splitlines() or [type(fault).__name__])[0][:200]
 
 
+def one_line(fault: BaseException) -> str:
+    """Returns type and text of an error, at most 500 characters."""
+    if isinstance(fault, SyntaxError):
+        return f"{type(fault).__name__}: {fault.msg}"
+    text = str(fault).strip()
+    if text.startswith("Caught ") and "Original Traceback" in text:  # of a data-loading worker
+        return text.splitlines()[-1]
+    return f"{type(fault).__name__}: {' '.join(text.split())[:500]}".removesuffix(": ")
+
+
 def with_place(fault: BaseException) -> str:
     """Returns type and text of an error of the user's code, with the file and line of that code which raised it."""
     others = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
     others += (str(Path(__file__).parent), "<")
-    frames = [frame for frame in traceback.extract_tb(fault.__traceback__) if not frame.filename.startswith(others)]
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}".removesuffix(": ") + place
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(fault.__traceback__)]
+    if isinstance(fault, SyntaxError):
+        places.append((fault.filename or "<", fault.lineno))
+    own = [f" ({Path(file).name}, line {line})" for file, line in places if not file.startswith(others)]
+    return one_line(fault) + "".join(own[-1:])

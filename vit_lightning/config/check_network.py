@@ -10,9 +10,9 @@ import torch
 from jsonargparse import Namespace
 from torch import Tensor, nn
 
-from vit_lightning.config.own_files import one_line, where
+from vit_lightning.config.own_files import where
 from vit_lightning.config.trust import find_class
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, one_line
 
 
 def accepted(facts: dict[str, Any], class_path: str) -> dict[str, Any]:

@@ -222,7 +222,7 @@ def options_of(module: str, name: str) -> list[Option]:
         elif key not in hidden:
             kind = " | ".join(dict.fromkeys(_kinds(module, annotation))) or "value"
             found[key] = Option(key, kind, _shown(value), text, module, annotation)
-    for key, text in texts.items():  # of fields of a base, explained anew
+    for key, text in texts.items():  # a class may describe fields of its base in its own words
         if key in found:
             found[key] = found[key]._replace(text=text)
     return list(found.values())

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vit_lightning.config.files import Config, flatten, full_name, parse_yaml, read_config, word
 from vit_lightning.config.options import TRAINED, Settings
-from vit_lightning.config.own_parts import OWN_GROUPS, Dropped, with_full_names, without_replaced
+from vit_lightning.config.own_parts import OWN_GROUPS, Dropped, with_full_part_names, without_replaced
 from vit_lightning.config.parser import DEFAULT_CLASSES
 from vit_lightning.data.image_files import data_of_files
 from vit_lightning.errors import UserError
@@ -54,15 +54,15 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
     dropped: list[Dropped] = []
     for config in (*trained, *(config for _, config in configs)):
         given = {key: value for key, value in config.items() if value is not None or key not in GROUPS}
-        given = with_full_names(given)
+        given = with_full_part_names(given)
         merged = merge(without_replaced(merged, given, dropped), given, dropped=dropped)
     if paths and "experiment" not in merged:
         merged["experiment"] = paths[-1].stem
     own = [config_of_flag(key, value) for key, value in flags if key.split(".")[0] in OWN_GROUPS]
-    merged = without_replaced(merged, functools.reduce(merge, map(with_full_names, own), {}), dropped)
+    merged = without_replaced(merged, functools.reduce(merge, map(with_full_part_names, own), {}), dropped)
     for key, value in sorted(flags, key=lambda flag: _rank(flag[0])):
         if key != "config":
-            merged = merge(merged, with_full_names(config_of_flag(key, value)), dropped=dropped)
+            merged = merge(merged, with_full_part_names(config_of_flag(key, value)), dropped=dropped)
     for config in trained:
         _check_split(config, merged)
     return Merged(merged, unreadable, _sentences(dropped, configs))

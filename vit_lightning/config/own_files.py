@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, one_line
 from vit_lightning.storage.folder import is_first
 
 _folders: tuple[Path, ...] = ()
@@ -228,16 +228,6 @@ def _line(file: str, line: int) -> str:
     except OSError:
         return ""
     return f"\n    {lines[line - 1].strip()}" if 0 < line <= len(lines) else ""
-
-
-def one_line(fault: BaseException) -> str:
-    """Returns type and text of an error."""
-    if isinstance(fault, SyntaxError):
-        return f"{type(fault).__name__}: {fault.msg}"
-    text = str(fault).strip()
-    if text.startswith("Caught ") and "Original Traceback" in text:  # of a data-loading worker
-        return text.splitlines()[-1]
-    return f"{type(fault).__name__}: {' '.join(text.split())[:500]}".removesuffix(": ")
 
 
 def shown(path: Path) -> str:

@@ -79,7 +79,7 @@ def class_at(config: Any, key: str) -> str:
     return "" if config is None else str(config)
 
 
-def with_full_names(config: Config) -> Config:
+def with_full_part_names(config: Config) -> Config:
     """Returns a flat config whose losses, optimizers and schedules are ``{class_path: MODULE.NAME, ...}``."""
     complete = dict(config)
     for key, place in PLACES.items():

@@ -16,7 +16,7 @@ from vit_lightning.config.merge import merge_all
 from vit_lightning.config.options import TRAINED
 from vit_lightning.config.own_data import with_own_data
 from vit_lightning.config.parser import make_parser
-from vit_lightning.config.trust import restrict_imports, with_full_names
+from vit_lightning.config.trust import restrict_imports, with_full_trainer_names
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import BEST, run_folder_of
 
@@ -46,7 +46,7 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
     if command not in TRAINED and not named & {"config", "model", "data", "module"}:
         raise UserError(f"a config is missing: lightning {command} --config CONFIG.yaml{_configs_here()}")
     config, unreadable, replaced = merge_all(options, command, files=bool(words))
-    config = with_full_names(config)
+    config = with_full_trainer_names(config)
     imports = restrict_imports(config, trust=trust, folders=_folders(flags, folders))
     if unreadable:  # values cannot be checked without the rest of the config, but names of options can
         found, _ = find_problems(config, make_parser(command))

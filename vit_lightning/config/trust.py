@@ -130,7 +130,7 @@ def may_import(name: str, packages: Collection[str] | None = None) -> bool:
     )
 
 
-def with_full_names(config: Config) -> Config:
+def with_full_trainer_names(config: Config) -> Config:
     """Returns a flat config whose callbacks, loggers, profilers and strategies are named in full.
 
     ``[EarlyStopping]`` becomes ``[{class_path: lightning.pytorch.callbacks.EarlyStopping}]``; words such as ``simple``
