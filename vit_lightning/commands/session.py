@@ -21,6 +21,7 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 from vit_lightning.commands.console import counted, quiet, say
 from vit_lightning.config.build import data_facts
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.files import as_list
 from vit_lightning.config.options import TrainedOptions
 from vit_lightning.config.own_files import OwnFault, own_traceback
 from vit_lightning.config.own_module import class_of, make_own
@@ -153,14 +154,14 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
     Raises:
         UserError: the arguments do not fit together, or do not fit this machine.
     """
-    callbacks = _as_list(arguments["callbacks"])
-    loggers = [logger for logger in _as_list(arguments["logger"]) if not isinstance(logger, bool)]
+    callbacks = as_list(arguments["callbacks"])
+    loggers = [logger for logger in as_list(arguments["logger"]) if not isinstance(logger, bool)]
     wants_bar = arguments["enable_progress_bar"] is not False
     if wants_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
         own = [*own, TrainingBar()]
     if not own_loggers:
         callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
-    plugins = _as_list(arguments["plugins"])
+    plugins = as_list(arguments["plugins"])
     if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         raise UserError(
             "trainer.plugins: a CheckpointIO cannot be given, since our own writes checksums (leave it out)"
@@ -199,10 +200,6 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         named = ("accelerator", "devices", "strategy", "precision")
         given = ", ".join(f"{name}={arguments[name]}" for name in named if arguments[name] is not None)
         raise UserError(f"trainer: {' '.join(str(fault).split())[:400]} (given: {given})") from fault
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def logged(trainer: Trainer, prefix: str) -> Results:

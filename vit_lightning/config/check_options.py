@@ -16,17 +16,19 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
-from jsonargparse import ArgumentError, ArgumentParser
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning.pytorch import Trainer
 
 import vit_lightning
-from vit_lightning.config.files import Config, own_classes
+from vit_lightning.config.files import Config, own_classes, unflatten
 from vit_lightning.config.options import Settings
 from vit_lightning.config.own_files import searched
 from vit_lightning.config.own_parts import PLACES, class_at, class_problems, nested, own_parts
 from vit_lightning.config.parser import DEFAULT_CLASSES, part_parser
 from vit_lightning.config.trust import find_class, lightning_classes, may_import
 from vit_lightning.data.base import ImageData
+from vit_lightning.limits import refuse
 from vit_lightning.models.vit import ViT
 
 WORDS = {
@@ -93,6 +95,18 @@ def find_problems(config: Config, parser: ArgumentParser) -> tuple[list[Problem]
             if not remove(config, problem.path):
                 break
     return problems, config
+
+
+def parse_arguments(arguments: Config, key: str, parser: ArgumentParser) -> tuple[Namespace, Config]:
+    """Returns the parsed arguments of a class, and as plain data with all defaults.
+
+    Raises:
+        UserError: all unknown options and wrong types.
+    """
+    found, _ = find_problems({key: arguments}, parser)
+    refuse(problem.text for problem in found)
+    parsed: Namespace = parser.parse_object(unflatten({key: arguments}))
+    return parsed, (yaml.safe_load(parser.dump(parsed, skip_unset=False)) or {}).get(key, {})
 
 
 def remove(config: Config, path: Path) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 
 from jsonargparse import Namespace
 
+from vit_lightning.config.files import as_list
+
 _SECRET = re.compile(
     r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PGPASS|PASS|PAT|CREDENTIALS?)(_|$)", re.IGNORECASE
 )
@@ -67,7 +69,7 @@ def trainer_problems(trainer: Namespace) -> list[str]:
 
 def average_problems(config: Namespace) -> list[str]:
     """Returns callbacks that average the weights beside ``ema``."""
-    callbacks = _callbacks(config)
+    callbacks = as_list(config.trainer.callbacks)
     names = [callback.class_path.rpartition(".")[2] for callback in callbacks]
     return [
         f"ema.decay={config.ema.decay} beside trainer.callbacks.{name}: give one of the two"
@@ -86,7 +88,7 @@ def _or(text: str | None) -> list[str]:
 
 def monitor_problems(config: Namespace, known: Sequence[str]) -> list[str]:
     """Returns monitored metrics that nothing logs; none if the config has custom callbacks, which may log anything."""
-    callbacks = _callbacks(config)
+    callbacks = as_list(config.trainer.callbacks)
     if not all(callback.class_path.startswith(("lightning.", "vit_lightning.")) for callback in callbacks):
         return []
     monitors = [("checkpoint.monitor", config.checkpoint.monitor)]
@@ -98,8 +100,3 @@ def monitor_problems(config: Namespace, known: Sequence[str]) -> list[str]:
         for key, metric in monitors
         if metric is not None and metric not in known
     ]
-
-
-def _callbacks(config: Namespace) -> list[Any]:
-    callbacks = config.trainer.callbacks or []
-    return callbacks if isinstance(callbacks, list) else [callbacks]

@@ -177,6 +177,18 @@ def unflatten(value: Any) -> Any:
     return {"class_path": full_name(items.pop("class_path")), "init_args": items}
 
 
+def value_at(config: Any, key: str) -> Any:
+    """Returns the value of a dotted option of a config, None if it has none."""
+    for part in key.split("."):
+        config = config.get(part) if hasattr(config, "get") else None
+    return config
+
+
+def as_list(value: Any) -> list[Any]:
+    """Returns the items of an option that takes one or several."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 def full_name(class_path: Any) -> Any:
     """Returns the name of a class with its package, which may be left out for our own classes."""
     return f"vit_lightning.{class_path}" if class_path in vit_lightning.__all__ else class_path

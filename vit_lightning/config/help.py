@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from docstring_parser import parse
 
 import vit_lightning
-from vit_lightning.config.files import own_classes, read_config, split_words
+from vit_lightning.config.files import own_classes, read_config, split_words, value_at
 from vit_lightning.errors import UserError
 
 WIDTH = 118
@@ -137,10 +137,7 @@ def _class_in_use(group: str, flags: Sequence[tuple[str, str]]) -> str:
     named = ""
     for key, value in flags:
         if key == "config":
-            node: Any = read_config(Path(value))
-            for part in group.split("."):
-                node = node.get(part) if isinstance(node, dict) else None
-            named = str(node.get("class_path") or named) if isinstance(node, dict) else named
+            named = str(value_at(read_config(Path(value)), f"{group}.class_path") or named)
     return next((value for key, value in reversed(flags) if key in (group, f"{group}.class_path")), named)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vit_lightning.config.files import Config, flatten, full_name, parse_yaml, read_config, word
+from vit_lightning.config.files import Config, as_list, flatten, full_name, parse_yaml, read_config, value_at, word
 from vit_lightning.config.options import TRAINED, Settings
 from vit_lightning.config.own_parts import OWN_GROUPS, Dropped, with_full_part_names, without_replaced
 from vit_lightning.config.parser import DEFAULT_CLASSES
@@ -78,19 +78,15 @@ def _sentences(dropped: Sequence[Dropped], configs: Sequence[tuple[Path, Config]
     """Returns what is to be told of values that were given in config files; those of a checkpoint are complete."""
     told: dict[str, list[str]] = {}
     for reason, group, name, value in dropped:
-        having = [path.name for path, config in configs if name in _group(config, group)]
+        having = [
+            path.name for path, config in configs if hasattr(given := value_at(config, group), "get") and name in given
+        ]
         if having and value is not None:
             told.setdefault(f"{reason} replaces {{}} of {having[-1]}", []).append(f"{name}={word(value)}")
     return [
         text.format(", ".join(items[:8]) + (f" and {len(items) - 8} more" if len(items) > 8 else ""))
         for text, items in told.items()
     ]
-
-
-def _group(config: Any, dotted: str) -> Mapping[str, Any]:
-    for key in dotted.split("."):
-        config = config.get(key) if isinstance(config, dict) else None
-    return config if isinstance(config, dict) else {}
 
 
 def _config_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool) -> Config:
@@ -144,7 +140,7 @@ def merge(
     for key, value in config.items():
         before = merged.get(key)
         if key.endswith("+"):
-            merged[key[:-1]] = [*_as_list(merged.get(key[:-1])), *_as_list(value)]
+            merged[key[:-1]] = [*as_list(merged.get(key[:-1])), *as_list(value)]
         elif isinstance(before, str) and isinstance(value, dict) and "class_path" not in value:
             merged[key] = {"class_path": before, **value}
         elif isinstance(before, dict) and isinstance(value, dict | str):
@@ -167,10 +163,6 @@ def _class_of(value: Config | str) -> Any:
 
 def _is_own(class_path: Any) -> bool:
     return str(full_name(class_path)).startswith("vit_lightning.")
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def config_of_flag(key: str, value: str) -> Config:

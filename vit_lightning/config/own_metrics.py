@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torchmetrics
-import yaml
 from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from torchmetrics import Metric
 
-from vit_lightning.config.check_options import find_problems
-from vit_lightning.config.files import Config, unflatten
+from vit_lightning.config.check_options import parse_arguments
+from vit_lightning.config.files import Config, as_list
 from vit_lightning.config.own_files import where
 from vit_lightning.config.trust import find_class
 from vit_lightning.errors import UserError, first_line
@@ -50,7 +49,7 @@ def choose_metrics(given: Any, classes: int) -> list[Chosen]:
     """
     chosen: list[Chosen] = []
     problems: list[str] = []
-    for item in given if isinstance(given, list) else [] if given is None else [given]:
+    for item in as_list(given):
         try:
             one = _choose({"class_path": item} if isinstance(item, str) else item, classes)
             if one.name in {other.name for other in chosen}:
@@ -79,11 +78,7 @@ def _choose(item: Any, classes: int) -> Chosen:
         arguments.setdefault("num_classes", classes)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, "metrics", fail_untyped=False, instantiate=False)
-    found, _ = find_problems({"metrics": arguments}, parser)
-    if found:
-        raise UserError([problem.text for problem in found])
-    parsed = parser.parse_object(unflatten({"metrics": arguments}))
-    plain = (yaml.safe_load(parser.dump(parsed, skip_unset=False)) or {}).get("metrics", {})
+    parsed, plain = parse_arguments(arguments, "metrics", parser)
     try:
         metric: Metric = kind(**vars(parser.instantiate(parsed).get("metrics", {})))
         _try(metric.clone(), classes)

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 
-from vit_lightning.config.check_options import find_problems
-from vit_lightning.config.files import Config, unflatten
+from vit_lightning.config.check_options import parse_arguments
+from vit_lightning.config.files import Config
 from vit_lightning.config.options import Settings
 from vit_lightning.config.own_files import searched
 from vit_lightning.config.trust import find_class
@@ -62,13 +61,7 @@ def complete_module(config: Config) -> dict[str, Any] | None:
         return None
     arguments = {} if isinstance(given, str) else dict(given)
     name = given if isinstance(given, str) else arguments.pop("class_path")
-    parser = _parser(kind)
-    found, _ = find_problems({"module": arguments}, parser)
-    if found:
-        raise UserError([problem.text for problem in found])
-    parsed = parser.parse_object(unflatten({"module": arguments}))
-    plain = yaml.safe_load(parser.dump(parsed, skip_unset=False)) or {}
-    return {"class_path": name, "init_args": plain.get("module", {})}
+    return {"class_path": name, "init_args": parse_arguments(arguments, "module", _parser(kind))[1]}
 
 
 def unused_problems(config: Config, kind: type[LightningModule], settings: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from jsonargparse import ArgumentParser, Namespace
 from torch.optim.lr_scheduler import LRScheduler
 
-from vit_lightning.config.files import Config, full_name, unflatten
+from vit_lightning.config.files import Config, full_name, unflatten, value_at
 from vit_lightning.config.trust import UNTRUSTED, find_class, may_call
 from vit_lightning.limits import refuse
 from vit_lightning.training.losses import LossConfig, OwnLoss
@@ -74,9 +74,8 @@ def own_parts(config: Mapping[str, Any] | Namespace) -> Own:
 
 def class_at(config: Any, key: str) -> str:
     """Returns the class path of an option of a flat config, empty without one."""
-    for part in (*key.split("."), "class_path"):
-        config = config.get(part) if isinstance(config, dict | Namespace) else None
-    return "" if config is None else str(config)
+    found = value_at(config, f"{key}.class_path")
+    return "" if found is None else str(found)
 
 
 def with_full_part_names(config: Config) -> Config:
