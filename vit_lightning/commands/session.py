@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vit_lightning.commands.console import counted, quiet, say
 from vit_lightning.config.build import data_facts
@@ -111,13 +112,9 @@ def make_module(experiment: Experiment, search: type[ViTClassifier] | None = Non
         "distillation": Distillation(chosen, load_teacher(chosen.teacher, data)) if chosen.teacher else None,
     }
     module = make_own(experiment.config, available, kind)
-    if not _overrides(module, "predict_step"):
+    if not is_overridden("predict_step", module):
         module.predict_step = partial(classify, module)  # type: ignore[method-assign]
     return module
-
-
-def _overrides(module: LightningModule, name: str) -> bool:
-    return getattr(type(module), name) is not getattr(LightningModule, name)
 
 
 def load_trained(experiment: Experiment) -> tuple[LightningModule, Path]:

@@ -51,7 +51,7 @@ _AT_LEAST: dict[str, float] = {
 
 def trainer_problems(trainer: Namespace) -> list[str]:
     """Returns arguments of the Trainer that are out of range."""
-    endless = {"max_epochs": "-1 for no end", "max_steps": "-1 for no end"}
+    endless = ("max_epochs", "max_steps")
     problems = []
     if trainer.get("devices") in (0, "0") or trainer.get("devices") == []:
         problems.append(f"trainer.devices={trainer.devices} must be at least 1 (or auto, or -1 for all)")
@@ -60,7 +60,8 @@ def trainer_problems(trainer: Namespace) -> list[str]:
         if value is None or (name in endless and value == -1):
             continue
         if not math.isfinite(value) or value < least:
-            problems.append(" ".join([f"trainer.{name}={value} must be {_least(least)}", *_or(endless.get(name))]))
+            rule = f"at least {least}" if least == int(least) else "above 0"
+            problems.append(f"trainer.{name}={value} must be {rule}{' (or -1 for no end)' * (name in endless)}")
     algorithm = trainer.get("gradient_clip_algorithm")
     if algorithm not in (None, "norm", "value"):
         problems.append(f"trainer.gradient_clip_algorithm={algorithm} must be one of norm, value")
@@ -76,14 +77,6 @@ def average_problems(config: Namespace) -> list[str]:
         for name in names
         if config.ema.decay is not None and name.endswith("WeightAveraging")
     ]
-
-
-def _least(value: float) -> str:
-    return f"at least {value}" if value == int(value) else "above 0"
-
-
-def _or(text: str | None) -> list[str]:
-    return [] if text is None else [f"(or {text})"]
 
 
 def monitor_problems(config: Namespace, known: Sequence[str]) -> list[str]:

@@ -78,9 +78,7 @@ def _sentences(dropped: Sequence[Dropped], configs: Sequence[tuple[Path, Config]
     """Returns what is to be told of values that were given in config files; those of a checkpoint are complete."""
     told: dict[str, list[str]] = {}
     for reason, group, name, value in dropped:
-        having = [
-            path.name for path, config in configs if hasattr(given := value_at(config, group), "get") and name in given
-        ]
+        having = [path.name for path, config in configs if value_at(config, f"{group}.{name}") is not None]
         if having and value is not None:
             told.setdefault(f"{reason} replaces {{}} of {having[-1]}", []).append(f"{name}={word(value)}")
     return [

@@ -82,7 +82,7 @@ def restrict_imports(config: Config, *, trust: bool, folders: Iterable[Path] = (
         UserError: without trust, each class of another package, before anything of it is imported; with trust, each
             module whose import fails.
     """
-    named = [(path, name) for path, name in _class_paths(config) if not _is_known(name)]
+    named = [(path, name) for path, name in _class_paths(config) if not may_import(name, PACKAGES)]
     searched = search(folders if trust else ())
     if trust:
         names = {name.split(".")[0] for _, name in named}
@@ -115,10 +115,6 @@ def _class_paths(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
         name = full_name(node)
         if "." in name:
             yield ".".join(path), name
-
-
-def _is_known(name: str) -> bool:
-    return may_import(name, PACKAGES)
 
 
 def may_import(name: str, packages: Collection[str] | None = None) -> bool:
