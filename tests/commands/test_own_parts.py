@@ -14,6 +14,7 @@ from runs import Command
 PARTS = """import os
 import signal
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule
 from torch.nn.functional import cross_entropy
@@ -43,14 +44,20 @@ class WithAux(ViTClassifier):
         self.aux_weight, self.aux = aux_weight, torch.nn.Linear(64, self.num_classes)
 
     def training_step(self, batch, batch_idx):
+        from pieces.late import WEIGHT
+
         aux = cross_entropy(self.aux(batch[0].flatten(1)), batch[1])
-        return super().training_step(batch, batch_idx) + self.aux_weight * aux
+        return super().training_step(batch, batch_idx) + self.aux_weight * WEIGHT * aux
 
 
 class Kill(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if os.environ.get("KILL_AT") == str(trainer.global_step):
             os.kill(os.getpid(), signal.SIGKILL)
+        self.mean = np.mean([getattr(self, "mean", 0.0), batch_idx])
+
+    def state_dict(self):
+        return {"mean": getattr(self, "mean", 0.0)}
 
 
 class Alone(LightningModule):
@@ -112,6 +119,7 @@ def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     (folder / "pieces").mkdir(parents=True)
     (folder / "pieces" / "mixing.py").write_text("def mix(tokens):\n    return tokens.roll(1, dims=1)\n")
+    (folder / "pieces" / "late.py").write_text("WEIGHT = 0.5\n")
     (folder / "my_parts.py").write_text(PARTS)
     (folder / "exp.yaml").write_text(CONFIG)
     (folder / "alone.yaml").write_text(ALONE)
@@ -129,7 +137,7 @@ def test_own_block_attention_module_and_callback_are_killed_and_resumed_from_the
     killed = Running(command, *flags, "--out=killed", folder=tmp_path, environment=environment).finish()
     assert killed.returncode == -9, killed.stderr
     copies = sorted(str(path.relative_to(tmp_path / "killed")) for path in (tmp_path / "killed").rglob("*.py"))
-    assert copies == ["my_parts.py", "pieces/mixing.py"]
+    assert copies == ["my_parts.py", "pieces/late.py", "pieces/mixing.py"]
     (project / "pieces" / "mixing.py").write_text("def mix(tokens):\n    return tokens\n")
     refused = lightning(*flags, "--out=killed", "--resume=auto")
     assert refused.returncode == 2
@@ -171,7 +179,7 @@ def test_a_lightning_module_of_its_own_kind_runs_predicts_and_shows_its_errors(l
     assert "takes no optimizer or network" in options.stderr
     broken = Running(command, *flags, "--out=broken", folder=tmp_path, environment={"BREAK": "1"}).finish()
     assert broken.returncode == 1
-    assert "project/my_parts.py, line 55\n    return self.no_such_thing" in broken.stderr
+    assert "project/my_parts.py, line 62\n    return self.no_such_thing" in broken.stderr
     assert "AttributeError: 'Alone' object has no attribute 'no_such_thing'" in broken.stderr
     assert len(broken.stderr.splitlines()) < 15
     assert "training_step" in (tmp_path / "broken" / "error.log").read_text()
@@ -189,4 +197,7 @@ def test_own_parts_are_arms_of_an_ablation(lightning: Command, project: Path, tm
     runs = sorted(path.parent for path in (tmp_path / "study").rglob("results.json"))
     assert len(runs) == 2
     assert all((run / "my_parts.py").is_file() for run in runs)
+    (project / "my_parts.py").write_text(f"{PARTS}# changed\n")
+    changed = lightning("ablate", "plans/plan.yaml", "--trust-config", "--out=study")
+    assert "file my_parts.py was" in changed.stdout + changed.stderr
     assert all("test/acc" in json.loads((run / "results.json").read_text()) for run in runs)

@@ -188,11 +188,52 @@ def test_copies_are_what_was_imported_and_win_in_a_run_folder(in_folder):
     torch.manual_seed(0)
 
 
+CACHED = """import functools, torch
+POSITIONS = torch.arange(64.0)
+
+class Table:
+    @staticmethod
+    @functools.lru_cache
+    def of(length):
+        return torch.ones(length)
+
+class Net(torch.nn.Linear):
+    def __init__(self, num_classes: int):
+        super().__init__(64, num_classes)
+    def forward(self, images):
+        return super().forward(images.flatten(1) + Table.of(64) + (POSITIONS if images.shape[0] == 3 else 0))
+"""
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_the_check_of_a_network_leaves_nothing_in_its_caches(in_folder, constant):
+    net = CACHED.replace("== 3", "> 0") if constant else CACHED
+    network = resolve([project(in_folder / "one", net=net), "--trust-config"]).make_network()
+    assert network(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+
+
+def test_a_file_that_a_run_has_imported_late_is_known_to_have_changed(in_folder):
+    project(in_folder / "one")
+    run = in_folder / "run"
+    run.mkdir()
+    (run / "late.py").write_text("SCALE = 1\n")
+    search([in_folder / "one"])
+    assert not changed_files(run)
+    (in_folder / "one" / "late.py").write_text("SCALE = 2\n")
+    assert list(changed_files(run)) == ["late.py"]
+
+
 UNPICKLING = {"checkpoint_path": "some.pt", "weights_only": False}
 CALLED = {
     "data": {"class_path": "timm.models.load_state_dict", **UNPICKLING},
     "dataset_class": {"class_path": "WrappedDataset", "dataset_class": "timm.models.load_state_dict"},
     "augment": {"augment": [{"class_path": "timm.models.load_checkpoint", **UNPICKLING}]},
+    "loader": {
+        "class_path": "torchvision.datasets.DatasetFolder",
+        "root": ".",
+        "loader": "lightning.fabric.utilities.load._lazy_load",
+        "extensions": [".pt"],
+    },
     "transform": {"augment": [{"class_path": "PerImage", "transform": "timm.models.load_checkpoint"}]},
 }
 
@@ -200,7 +241,7 @@ CALLED = {
 @pytest.mark.parametrize("key", CALLED)
 def test_functions_of_known_packages_that_may_read_files_are_not_called_without_trust(in_folder, key):
     (in_folder / "exp.yaml").write_text(yaml.safe_dump({"data": CALLED[key]}))
-    with pytest.raises(UserError, match=f"(class|{key}).*=timm.*called without --trust-config"):
+    with pytest.raises(UserError, match=f"(class|{key}).*=(timm|lightning).*called without --trust-config"):
         resolve(["--config=exp.yaml", "--model.patch_size=2"])
 
 

@@ -251,3 +251,20 @@ def test_a_transform_of_single_images_depends_on_keys_alone():
     assert torch.equal(
         *(data.model_input(batch, 0).images for data, batch in zip((first, second), batches, strict=True))
     )
+
+
+class Drawn(Sizes):
+    def __init__(self, train: bool):
+        drawn = np.random.permutation(50)  # noqa: NPY002
+        super().__init__(train)
+        self.order = drawn[:40] if train else drawn[40:]
+
+
+def test_a_dataset_that_draws_its_own_split_draws_the_same_in_each_process():
+    def orders() -> list[list[int]]:
+        data = WrappedDataset(dataset_class=Drawn, image_size=8)
+        return [data._parts[split][0].order.tolist() for split in ("train", "test")]
+
+    first = orders()
+    assert sorted([*first[0], *first[1]]) == list(range(50))
+    assert orders() == first

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
 from vit_lightning import UserError
-from vit_lightning.storage.checkpoint_files import read_checkpoint, seal
+from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint, seal
 
 WEIGHTS = {"network.weight": torch.arange(3.0)}
 
@@ -33,3 +36,16 @@ def test_a_checkpoint_of_ours_without_a_checksum_is_damaged(tmp_path, contents):
 def test_the_config_of_another_program_needs_no_checksum(tmp_path):
     torch.save({"state_dict": WEIGHTS, "config": {"lr": 1}}, tmp_path / "theirs.ckpt")
     assert read_checkpoint(tmp_path / "theirs.ckpt")["config"] == {"lr": 1}
+
+
+def test_each_file_can_be_read_again_whatever_state_callbacks_come_to_have(tmp_path):
+    io, last = AtomicCheckpointIO(), tmp_path / "last.ckpt"
+    contents = {"state_dict": WEIGHTS, "callbacks": {"Best": {"seen": [0.1, 0.3], "mean": 0.0}}}
+    io.save_checkpoint(contents, last)
+    contents["callbacks"]["Best"]["mean"] = np.mean([0.1, 0.3])
+    io.save_checkpoint(contents, last)
+    assert read_checkpoint(last)["callbacks"] == {"Best": {"seen": [0.1, 0.3], "mean": np.mean([0.1, 0.3])}}
+    contents["callbacks"]["Best"]["where"] = Path()
+    with pytest.raises(UserError, match=r"state of a callback\?.*pathlib"):
+        io.save_checkpoint(contents, last)
+    assert read_checkpoint(last)["callbacks"]["Best"].keys() == {"seen", "mean"}

@@ -30,6 +30,7 @@ import vit_lightning
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
 from vit_lightning.ablation.plan import Plan, slug
 from vit_lightning.config.changes import changes_since
+from vit_lightning.config.own_files import digests
 from vit_lightning.config.own_metrics import recorded_goal
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
@@ -287,13 +288,14 @@ def _facts(plan: Plan, threads: int) -> dict[str, Any]:
 
 
 def _code() -> dict[str, str]:
-    """Returns what training depends on besides the config: sources of this package, versions of others."""
+    """Returns what training depends on besides the config: sources of this package, versions of others, own files."""
     digest = hashlib.sha256()
     package = Path(vit_lightning.__file__).parent
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes())
     versions = {name: importlib.metadata.version(name) for name in PACKAGES if name not in ("vit-lightning", "wandb")}
-    return {"source of vit_lightning": digest.hexdigest()[:16], "python": platform.python_version(), **versions}
+    own = {f"file {name}": digest for name, digest in digests().items()}
+    return {"source of vit_lightning": digest.hexdigest()[:16], "python": platform.python_version()} | versions | own
 
 
 _RULES = ("name", "baseline", "metric", "report", "smallest_effect", "alpha", "seeds", "factors")
@@ -308,7 +310,9 @@ def _changes(began: dict[str, Any], now: dict[str, Any]) -> tuple[list[str], lis
         for key, (before, after) in changes_since(began["pages"].get(arm, page), page).items():
             plan.append(f"arm {arm}: {key} was {before}, is {after}")
     before, after = began["code"], now["code"]
-    return plan, [f"{key} was {before.get(key)}, is {after[key]}" for key in after if before.get(key) != after[key]]
+    return plan, [
+        f"{key} was {before[key]}, is {after[key]}" for key in after if before.get(key, after[key]) != after[key]
+    ]
 
 
 def _note_change(folder: Path, text: str) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from vit_lightning.commands.console import counted, row, say
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.own_files import keep_own_files
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.splits import Split
 
@@ -35,7 +38,8 @@ def device_line(trainer: Trainer) -> str:
 class Start(Callback):
     """Callback that says before the first step what is trained on, and how many steps there are or remain.
 
-    Only then the images have been counted: by the loaders, so that nothing is read for this alone.
+    Only then the images have been counted: by the loaders, so that nothing is read for this alone. Later it keeps the
+    files of the user's own that are imported only while training.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -50,6 +54,9 @@ class Start(Callback):
             if data.own_loaders:
                 say(row("images", _splits(data, test=self.experiment.test)))
             say(row("training", _length(trainer, data)))
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        keep_own_files(Path(trainer.default_root_dir))
 
 
 def _kind(data: ImageData) -> str:

@@ -10,7 +10,7 @@ import torch
 from jsonargparse import Namespace
 from torch import Tensor, nn
 
-from vit_lightning.config.own_files import where
+from vit_lightning.config.own_files import empty_caches, where
 from vit_lightning.config.trust import find_class
 from vit_lightning.errors import UserError, one_line
 
@@ -42,7 +42,7 @@ def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Modul
                 with torch.device("meta"):
                     return make()
             except (NotImplementedError, RuntimeError, UserError) as fault:  # it looks at its own numbers
-                if not isinstance(fault, NotImplementedError) and "meta tensor" not in str(fault):
+                if not isinstance(fault, NotImplementedError) and "meta" not in str(fault):
                     raise
                 return make().to("meta")
         except UserError:
@@ -52,6 +52,8 @@ def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Modul
             if place is None and not isinstance(fault, ValueError | TypeError | AssertionError | NotImplementedError):
                 raise
             raise UserError(f"{key}: {place or one_line(fault)}") from fault
+        finally:
+            empty_caches()
 
 
 def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -> list[str]:
@@ -63,7 +65,7 @@ def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             given = network.train()(torch.empty(2, *shape))
     except Exception as fault:  # whatever the layers of others raise
-        if "meta tensor" in str(fault):  # it looks at its numbers: only training shows whether it works
+        if "meta" in str(fault):  # it looks at its numbers: only training shows whether it works
             return []
         if place := where(fault):
             return [f"model: {place}"]
@@ -72,6 +74,8 @@ def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -
         if first is not None and first.in_channels != shape[0]:
             reason = f"it takes images of {first.in_channels} channels"
         return [f"model: {type(network).__name__} does not take the images of the data, {text}: {reason}"]
+    finally:
+        empty_caches()
     heads = given if type(given) is tuple else (given,)
     if not all(isinstance(logits, Tensor) for logits in heads):
         what = f"{type(given).__name__} where logits are expected (with aux_logits: false?)"

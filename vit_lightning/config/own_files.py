@@ -158,6 +158,15 @@ def own_modules() -> dict[str, Path]:
     return found
 
 
+def empty_caches() -> None:
+    """Empties the caches of the user's own functions: after a check they may hold tensors without numbers."""
+    for module in map(sys.modules.__getitem__, own_modules()):
+        for space in (module, *(item for item in vars(module).values() if isinstance(item, type))):
+            for name in vars(space).copy():
+                if callable(clear := getattr(getattr(space, name, None), "cache_clear", None)):
+                    clear()
+
+
 def _own_files() -> dict[str, Path]:
     """Returns the same files by their paths in the run folder, such as ``blocks/mlp.py``."""
     ends = {
@@ -259,9 +268,19 @@ def keep_own_files(folder: Path) -> None:
 
 def changed_files(folder: Path) -> dict[str, tuple[Any, Any]]:
     """Returns the imported files that differ from their copies in a run folder, with the checksums of both."""
-    texts = {name: (folder / name, _sources.get(path) or path.read_bytes()) for name, path in _own_files().items()}
+    own = {  # what the run has imported late, this process has not imported yet
+        name: found
+        for name in (path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
+        if (found := next((place / name for place in _folders if (place / name).is_file()), None))
+    } | _own_files()
+    texts = {name: (folder / name, _sources.get(path) or path.read_bytes()) for name, path in own.items()}
     kept = {name: (copy.read_bytes(), text) for name, (copy, text) in texts.items() if copy.is_file()}
     return {name: (_digest(copy), _digest(text)) for name, (copy, text) in kept.items() if copy != text}
+
+
+def digests() -> dict[str, str]:
+    """Returns the checksums of the imported files by their paths in a run folder."""
+    return {name: _digest(_sources.get(path) or path.read_bytes()) for name, path in _own_files().items()}
 
 
 def _digest(text: bytes) -> str:

@@ -7,6 +7,7 @@ allows all packages that it names.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,7 +179,7 @@ def may_call(found: Any) -> bool:
 
 
 def refuse_calls(node: Any, path: str) -> None:
-    """Refuses datasets and transforms in a part of a parsed config that are of no kind that may be called.
+    """Refuses datasets, transforms and functions that read data, in a part of a parsed config, which may not be called.
 
     Raises:
         UserError: the first of them.
@@ -190,7 +191,8 @@ def refuse_calls(node: Any, path: str) -> None:
         items = enumerate(node)
     for key, value in items:
         found = find_class(value) if isinstance(value, str) else value
-        if key in ("dataset_class", "transform") and callable(found) and not may_call(found):
+        is_called = key in ("dataset_class", "transform") or (path.startswith("data") and inspect.isroutine(found))
+        if is_called and callable(found) and not may_call(found):
             name = value if isinstance(value, str) else f"{found.__module__}.{found.__qualname__}"
             raise UserError(f"{path}.{key}={name}{UNTRUSTED}")
         refuse_calls(value, path if key == "init_args" else f"{path}.{key}")

@@ -79,7 +79,9 @@ class WrappedDataset(ImageData):
 
     def _make(self, **which: Any) -> Any:
         try:
-            return make(self.dataset_class, {**(self.arguments or {}), **which})
+            with seeded() as seed:  # it may draw a split, or the images: the same for each split, rank and resumed run
+                seed(self.split_seed)
+                return make(self.dataset_class, {**(self.arguments or {}), **which})
         except UserError as error:
             raise UserError([f"{self.title}: {problem}" for problem in error.problems]) from error.__cause__
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor, nn
@@ -28,6 +29,10 @@ DOWNLOADS = Path("data/checkpoints")
 FAILURES = 3
 """Failed saves in a row after which training stops."""
 
+_UNREADABLE = (
+    "a checkpoint of this run could not be loaded again, since it holds more than tensors and plain data "
+    "(state of a callback?)"
+)
 _TAG = b"sha256="
 _COMMENT = len(_TAG) + 64
 
@@ -55,7 +60,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             checkpoint["hyper_parameters"] = plain
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._write(checkpoint, part)
+            self._write(_with_plain_numbers(checkpoint), part)
+            if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(part):
+                raise UserError(f"{_UNREADABLE}: {', '.join(unsafe)}")
             if len(self._read_back) < 2 and target.name not in self._read_back:  # the trial, and the first with moments
                 _check_readable(part)
                 self._read_back.add(target.name)
@@ -98,6 +105,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(Path(path), mmap=False)
 
 
+def _with_plain_numbers(value: Any) -> Any:
+    """Returns numbers of numpy, such as the mean that a callback keeps, as those of Python: these are plain data."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:
+        return {_with_plain_numbers(key): _with_plain_numbers(item) for key, item in value.items()}
+    return type(value)(map(_with_plain_numbers, value)) if type(value) in (list, tuple) else value
+
+
 def _is_plain(value: Any) -> bool:
     """Whether a value can be loaded as data alone."""
     if isinstance(value, list | tuple):
@@ -111,10 +127,7 @@ def _check_readable(part: Path) -> None:
     try:
         read_checkpoint(part)
     except UserError as error:
-        raise UserError(
-            "a checkpoint of this run could not be loaded again, since it holds more than tensors and plain data "
-            f"(state of a callback?): {error}"
-        ) from error
+        raise UserError(f"{_UNREADABLE}: {error}") from error
 
 
 def _flush_folder(folder: Path) -> None:
