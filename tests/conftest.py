@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import Running, command, installed_program
-from runs import Command
+from runs import SMALL, Command
 from wandb_stub import StubServer
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: the models are small
@@ -49,3 +51,22 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder of the test's own."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The smallest run, as a folder to be copied, and its results."""
+    from vit_lightning.commands.fit import fit
+    from vit_lightning.config.resolve import resolve
+
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return folder / "out", fit(resolve([*SMALL, "--out=out"]))
+
+
+@pytest.fixture
+def results(trained: tuple[Path, dict[str, Any]], in_folder: Path) -> dict[str, Any]:
+    """Results of a finished run, which lies in ``out``."""
+    shutil.copytree(trained[0], in_folder / "out")
+    return trained[1]

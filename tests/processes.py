@@ -14,8 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+import pytest
 
 PRELOADED = (
     "docstring_parser",
@@ -29,9 +33,18 @@ PRELOADED = (
     "vit_lightning.commands.fit",
     "vit_lightning.commands.test_report",
     "vit_lightning.report.write",
+    "warm",
 )
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(list(PRELOADED))
+
+
+@cache
+def _start_server() -> None:
+    """Starts the server with this process's ``sys.path``, which Python 3.11 does not hand on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        forkserver.ensure_running()
 
 
 def installed_program(name: str = "lightning") -> str:
@@ -42,7 +55,7 @@ def command(*arguments: str) -> None:
     """Runs the ``lightning`` command in this process, to its end."""
     from vit_lightning.cli import main
 
-    sys.argv = ["lightning", *arguments]
+    sys.argv = [installed_program(), *arguments]  # by which further ranks are started
     sys.exit(main())
 
 
@@ -79,6 +92,7 @@ def start(
     What it prints is appended to the files ``out`` and ``err``.
     """
     outputs = out.resolve(), err.resolve()
+    _start_server()
     process = SERVER.Process(target=_enter, args=(function, arguments, folder, environment, *outputs))
     process.start()
     return process

@@ -134,8 +134,8 @@ def test_fit_takes_the_arguments_of_w_and_b_s_agent(in_folder, capsys):
     assert "arm={" in capsys.readouterr().err
 
 
-def test_a_mistake_is_answered_without_a_traceback(installed, tmp_path):
-    result = installed("fit", *SMALL, "--model.patch_size=3")
+def test_a_mistake_is_answered_without_a_traceback(lightning, tmp_path):
+    result = lightning("fit", *SMALL, "--model.patch_size=3")
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
         "lightning fit: model.patch_size=3 does not divide image_size=8 (squares that do: 1, 2, 4, 8)"
@@ -154,14 +154,14 @@ def test_a_run_from_start_to_prediction(lightning, installed, tmp_path):
     assert lightning("predict", "--ckpt=run").returncode == 0
 
 
-def test_two_processes_train_and_count_each_image_once(lightning, installed, tmp_path):
+def test_two_processes_train_and_count_each_image_once(lightning, tmp_path):
     flags = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=50"]
-    result = installed("fit", *SMALL, *flags, "--trainer.max_epochs=2", "--out=run")
+    result = lightning("fit", *SMALL, *flags, "--trainer.max_epochs=2", "--out=run")
     assert result.returncode == 0, result.stderr
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["steps"] == 26
     assert results["epochs"] == 2
-    said = installed("predict", "--ckpt=run", "--out=said")
+    said = lightning("predict", "--ckpt=run", "--out=said")
     assert said.returncode == 0, said.stderr
     rows = [line.split(",") for line in (tmp_path / "said" / "predictions.csv").read_text().splitlines()[1:]]
     assert [int(row[0]) for row in rows] == list(range(360))

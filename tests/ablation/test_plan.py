@@ -126,10 +126,11 @@ def test_names_of_any_kind_and_length(in_folder):
     _arms(plan)[1:] = [{"name": name, "model.depth": 2 + number} for number, name in enumerate(names)]
     read = read_plan(write(plan))
     for name in names:
-        assert resolve(read.words(name, 3)).settings.wandb.job_type == name
-        assert resolve(read.words(name, 3)).config == read.experiment(name, 3).config
+        printed, experiment = resolve(read.words(name, 3)), read.experiment(name, 3)
+        assert printed.settings.wandb.job_type == name
+        assert printed.config == experiment.config
         assert len(slug(name)) <= 80
-        assert max(map(len, read.experiment(name, 3).settings.wandb.tags)) <= 64
+        assert max(map(len, experiment.settings.wandb.tags)) <= 64
     assert len({slug(name) for name in names}) == len(names)
 
 

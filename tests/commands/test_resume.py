@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -51,33 +52,30 @@ def test_auto_goes_on_with_the_newest_run_of_the_same_page_that_is_not_over(in_f
     assert Path(f"runs/run/{runs()[-1]}/results.json").exists()
 
 
-def test_must_ends_where_nothing_can_go_on(in_folder, capsys):
+def test_must_ends_where_nothing_can_go_on(in_folder, trained, capsys):
     assert main(["fit", *SMALL, "--resume=must"]) == 3
     assert "resume=must: runs/run holds no unfinished run of this config" in capsys.readouterr().err
     assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 3
     assert not Path("out").exists()
-    start("--out=out")
+    shutil.copytree(trained[0], "out")
     Path("out/results.json").unlink()
     assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 0
     assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 0, "it is over: there is nothing left to do"
 
 
-def test_the_given_folder_holds_another_page(in_folder, capsys):
-    start("--out=out")
+def test_the_given_folder_holds_another_page(results, capsys):
     Path("out/results.json").unlink()
     assert main(["fit", *SMALL, "--resume=auto", "--out=out", "--model.depth=2"]) == 2
     assert "model.depth=2, but out has 1 (to change it: --allow-config-change model.depth)" in capsys.readouterr().err
 
 
-def test_a_run_that_is_over_takes_no_changes(in_folder):
-    start("--out=out")
+def test_a_run_that_is_over_takes_no_changes(results):
     before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
     assert main(["fit", "--resume=out", "--optimizer.lr=1", "--allow-config-change=optimizer.lr"]) == 2
     assert before == {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
 
 
-def test_must_wants_a_checkpoint(in_folder):
-    start("--out=out")
+def test_must_wants_a_checkpoint(results):
     Path("out/results.json").unlink()
     for path in Path("out/checkpoints").iterdir():
         path.unlink()
@@ -135,8 +133,7 @@ def test_a_run_can_be_trained_in_a_thread(in_folder):
         assert pool.submit(start, "--out=out").result()["steps"] == 21
 
 
-def test_the_row_of_the_test_stands_at_the_last_step_also_after_a_restart(in_folder):
-    start("--out=out")
+def test_the_row_of_the_test_stands_at_the_last_step_also_after_a_restart(results):
     leave = Path("out/results.json")
     leave.unlink()
     start("--out=out", "--resume=auto")

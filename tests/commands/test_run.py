@@ -32,22 +32,6 @@ def run(*flags: str, out: str = "out"):
     return fit(resolve([*SMALL, f"--out={out}", *flags]))
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
-    """The smallest run, as a folder to be copied, and its results."""
-    folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        return folder / "out", run()
-
-
-@pytest.fixture
-def results(trained: tuple[Path, dict], in_folder: Path) -> dict:
-    """Results of a finished run, which lies in ``out``."""
-    shutil.copytree(trained[0], in_folder / "out")
-    return trained[1]
-
-
 def test_a_run_leaves_what_it_promises(in_folder, capsys):
     results = fit(resolve([*SMALL, "--experiment=small"]))
     (folder,) = (in_folder / "runs" / "small").iterdir()
@@ -166,8 +150,7 @@ def test_what_is_kept_tested_and_taken_up_is_the_average(in_folder):
     assert all(torch.equal(value, after[name]) for name, value in average.items())
 
 
-def test_first_weights_come_from_another_run(in_folder):
-    run("--trainer.max_epochs=2")
+def test_first_weights_come_from_another_run(results):
     run("--init_from=out", "--optimizer.lr=0", out="second")
     before, after = (read_checkpoint(Path(name, "checkpoints/best.ckpt"))["state_dict"] for name in ("out", "second"))
     assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("network."))
@@ -274,7 +257,7 @@ def killed(folder: str, *flags: str, before_step: int) -> None:
             run(*flags, out=folder)
 
 
-@pytest.mark.parametrize("before_step", [5, 21, *(pytest.param(step, marks=pytest.mark.full) for step in (0, 30, 41))])
+@pytest.mark.parametrize("before_step", [5, *(pytest.param(step, marks=pytest.mark.full) for step in (0, 21, 30, 41))])
 def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(in_folder, capsys, before_step):
     flags = ["--trainer.max_epochs=2", "--checkpoint.every_n_steps=4", "--model.emb_dropout=0.1"]
     reference = run(*flags, out="reference")
@@ -352,13 +335,12 @@ def test_a_page_s_own_checkpoints_do_not_stand_in_the_way_of_testing(in_folder):
     assert evaluate(resolve(["--ckpt=out"], "test"), "test")["test/acc"] == results["test/acc"]
 
 
-def test_a_run_from_first_weights_outlives_them(in_folder):
-    run(out="first")
-    results = run("--init_from=first", out="second")
-    shutil.rmtree("first")
-    assert evaluate(resolve(["--ckpt=second"], "test"), "test")["test/acc"] == results["test/acc"]
+def test_a_run_from_first_weights_outlives_them(results):
+    second = run("--init_from=out", out="second")
+    shutil.rmtree("out")
+    assert evaluate(resolve(["--ckpt=second"], "test"), "test")["test/acc"] == second["test/acc"]
     Path("second/results.json").unlink()
-    assert numbers(fit(read_run(Path("second")))) == numbers(results)
+    assert numbers(fit(read_run(Path("second")))) == numbers(second)
 
 
 def test_a_checkpoint_is_found_from_within_its_folder(results, in_folder, monkeypatch):
@@ -374,7 +356,7 @@ def test_a_test_without_batches_leaves_a_run(in_folder):
     assert not Path("out/test_predictions.npz").exists()
 
 
-@pytest.mark.parametrize("name", ["VisionTransformer", "resnet18"])
+@pytest.mark.parametrize("name", ["VisionTransformer", pytest.param("resnet18", marks=pytest.mark.full)])
 def test_a_network_of_torchvision_trains_and_is_tested(in_folder, name):
     vit = ["image_size=8", "patch_size=4", "num_layers=1", "num_heads=2", "hidden_dim=8", "mlp_dim=8"]
     arguments = vit if name == "VisionTransformer" else []

@@ -116,7 +116,9 @@ def test_the_batch_grows_until_the_data_ends_or_the_limit_is_reached(in_folder):
     assert sorted(path.name for path in Path("out").iterdir()) == ["batch_sizes.json"]
 
 
-@pytest.mark.parametrize(("holds", "first", "best"), [(300, 100, 200), (30, 100, 25), (0, 4, None)])
+@pytest.mark.parametrize(
+    ("holds", "first", "best"), [pytest.param(300, 100, 200, marks=pytest.mark.full), (30, 100, 25), (0, 4, None)]
+)
 def test_the_batch_is_the_largest_that_the_memory_holds(in_folder, monkeypatch, holds, first, best):
     step = ViTClassifier.training_step
 

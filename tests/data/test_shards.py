@@ -3,15 +3,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from processes import Running
 from runs import SMALL
 from tensors import write_images
 
@@ -74,33 +72,26 @@ def files(folder: Path) -> dict[str, bytes]:
 @installed
 def test_writing_that_was_killed_gives_the_same_shards(tmp_path):
     root = images(tmp_path / "images", 60)
-    code = """
-import sys
-from pathlib import Path
-from vit_lightning.config.resolve import resolve
-from vit_lightning.commands.shard import shard
-print("ready", flush=True)
-shard(resolve(sys.argv[2:], "shard"), images_in_file=5)
-"""
-    arguments = page(root)[1:]
 
-    def start(out: Path) -> subprocess.Popen:
-        command = [sys.executable, "-c", code, "", *arguments, f"--out={out}"]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=tmp_path)
+    def start(out: Path) -> Running:
+        experiment = resolve([*page(root)[1:], f"--out={out}"], "shard")
+        return Running(shard, experiment, 5, folder=tmp_path)
 
-    assert start(tmp_path / "once").wait() == 0
+    assert start(tmp_path / "once").finish().returncode == 0
     draw = random.Random(0)
     for _ in range(int(os.environ.get("SHARD_KILLS", "3"))):
-        process = start(tmp_path / "killed")
-        process.stdout.readline()
+        process, until = start(tmp_path / "killed"), time.monotonic() + 60
+        while not (tmp_path / "killed").exists() and time.monotonic() < until:
+            time.sleep(0.01)
         time.sleep(draw.uniform(0.0, 0.5))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.finish()
     (tmp_path / "killed").mkdir(exist_ok=True)
     whole = (tmp_path / "once" / "train-00001-of-00024.parquet").read_bytes()
     (tmp_path / "killed" / "train-00001-of-00024.parquet").write_bytes(whole[:-100])
+    (tmp_path / "killed" / "val-00000-of-00024.parquet").unlink(missing_ok=True)
     (tmp_path / "killed" / ".val-00000-of-00024.parquet.part").write_bytes(b"half of it")  # what a kill may leave
-    assert start(tmp_path / "killed").wait() == 0
+    assert start(tmp_path / "killed").finish().returncode == 0
     assert files(tmp_path / "killed") == files(tmp_path / "once")
 
 

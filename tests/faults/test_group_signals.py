@@ -23,12 +23,9 @@ LAST = "run/checkpoints/last.ckpt"
 
 
 def in_group(*arguments: str) -> None:
-    """Runs the command as the first of a process group, and lets it start the second rank by the installed program."""
+    """Runs the command as the first of a process group, which starts the second rank."""
     os.setsid()
-    sys.argv = [processes.installed_program(), *arguments]
-    from vit_lightning.cli import main
-
-    sys.exit(main())
+    processes.command(*arguments)
 
 
 def in_terminal(slave: str, *arguments: str) -> None:

@@ -71,13 +71,8 @@ def test_row_01_the_comparison_sees_another_seed(tmp_path, uninterrupted):
         assert part in found
 
 
-@pytest.mark.parametrize("step", [1, 8])
-def test_row_01_killed_before_a_step(tmp_path, uninterrupted, step):
-    check_chain(tmp_path, uninterrupted(), f"0:{step}:batch_start:KILL")
-
-
-def test_row_01_killed_with_two_workers(tmp_path, uninterrupted):
-    check_chain(tmp_path, uninterrupted(), "0:25:batch_start:KILL", flags=("--data.num_workers=2",))
+def test_row_01_killed_before_the_second_step(tmp_path, uninterrupted):
+    check_chain(tmp_path, uninterrupted(), "0:1:batch_start:KILL")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +81,7 @@ def test_row_01_killed_with_two_workers(tmp_path, uninterrupted):
         pytest.param("12:forward", marks=pytest.mark.full),
         "12:after_backward",
         pytest.param("12:after_opt_step", marks=pytest.mark.full),
-        "16:val",
+        pytest.param("16:val", marks=pytest.mark.full),
         "11:ckpt_write",
         pytest.param("11:ckpt_done", marks=pytest.mark.full),
         pytest.param("16:ckpt_done", marks=pytest.mark.full),
@@ -118,23 +113,23 @@ def test_row_02_and_19_fifty_random_kills(tmp_path, uninterrupted, averaged):
     assert not harness.orphans(tmp_path)
 
 
-def test_row_02_five_random_kills(tmp_path, uninterrupted):
-    flags = ("--trainer.max_epochs=30", "--trainer.accumulate_grad_batches=2", "--data.num_workers=2")
-    kills = harness.punish(tmp_path, *flags, seed=7, kills=5, apart=(1.0, 2.0))
+def test_row_02_three_random_kills(tmp_path, uninterrupted):
+    flags = ("--trainer.max_epochs=12", "--trainer.accumulate_grad_batches=2", "--data.num_workers=2")
+    kills = harness.punish(tmp_path, *flags, seed=7, kills=3, apart=(1.0, 2.0))
     assert kills >= 1, "it never ran long enough"
     assert not harness.differences(uninterrupted(*flags), harness.outcome(tmp_path))
 
 
-PAIRS = {
-    "plain": (7, 8),
-    "accumulate 2": (13, 15),
-    "accumulate 3": (11, 12),
-    "average of weights": (8, 10),
-    "average of weights of Lightning": (8, 10),
-    "validation in mid-epoch": (12, 13),
-    "ended by steps": (16, 18),
-}
+PAIRS = [
+    ("accumulate 2", (13, 15)),
+    ("average of weights", (8, 10)),
+    ("validation in mid-epoch", (12, 13)),
+]
 MORE_PAIRS = [
+    ("plain", (7, 8)),
+    ("accumulate 3", (11, 12)),
+    ("average of weights of Lightning", (8, 10)),
+    ("ended by steps", (16, 18)),
     ("plain", (8, 9)),
     ("plain", (15, 17)),
     ("accumulate 2", (8, 9)),
@@ -143,11 +138,11 @@ MORE_PAIRS = [
     ("validation in mid-epoch", (4, 5)),
     ("ended by steps", (8, 9)),
 ]
-"""For the full tier: each variant has one pair in the quick one."""
+"""For the full tier."""
 
 
 @pytest.mark.parametrize(
-    ("variant", "pair"), [*PAIRS.items(), *(pytest.param(*more, marks=pytest.mark.full) for more in MORE_PAIRS)]
+    ("variant", "pair"), [*PAIRS, *(pytest.param(*more, marks=pytest.mark.full) for more in MORE_PAIRS)]
 )
 def test_row_03_two_kills_around_an_epoch_s_end(tmp_path, uninterrupted, variant, pair):
     faults = [f"0:{step}:batch_start:KILL" for step in pair]
@@ -174,7 +169,7 @@ def test_row_03_killed_at_every_step(tmp_path, uninterrupted, variant):
 
 
 def test_row_03_killed_while_it_learns_from_a_teacher_by_muon(tmp_path, uninterrupted):
-    assert harness.fit(tmp_path / "teacher") == 0, harness.log(tmp_path / "teacher")
+    assert harness.fit(tmp_path / "teacher", "--trainer.max_epochs=1") == 0, harness.log(tmp_path / "teacher")
     flags = (
         f"--distillation.teacher={tmp_path / 'teacher' / 'run'}",
         "--model.distillation_token=true",
@@ -186,6 +181,7 @@ def test_row_03_killed_while_it_learns_from_a_teacher_by_muon(tmp_path, uninterr
         "--ema.decay=0.9",
         '--data.mixing=[{"class_path": "MixUp"}, {"class_path": "CutMix"}]',
         "--loss.name=bce",
+        "--trainer.max_epochs=3",
         "--trainer.accumulate_grad_batches=2",
         "--trainer.gradient_clip_val=1.0",
     )
@@ -212,7 +208,12 @@ PARTICULAR = {
 }
 
 
-@pytest.mark.parametrize("case", PARTICULAR)
+QUICK = ("half precision", "killed after an early stop", "validation while gradients accumulate")
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.full) for case in PARTICULAR]
+)
 def test_row_04_what_a_review_found(tmp_path, uninterrupted, case):
     fault, flags = PARTICULAR[case]
     expected = uninterrupted(*flags)
@@ -227,7 +228,7 @@ def test_row_04_what_a_review_found(tmp_path, uninterrupted, case):
 
 def test_row_03_first_weights_are_taken_once(tmp_path):
     assert harness.fit(tmp_path, "--out=first", "--trainer.max_epochs=1") == 0
-    flags = (f"--init_from={tmp_path / 'first'}",)
+    flags = (f"--init_from={tmp_path / 'first'}", "--trainer.max_epochs=2")
     assert harness.fit(tmp_path / "whole", *flags) == 0
     faults = [f"0:{step}:batch_start:KILL" for step in (5, 9)]
     check_chain(tmp_path / "killed", harness.outcome(tmp_path / "whole"), *faults, flags=flags)

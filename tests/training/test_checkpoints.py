@@ -116,7 +116,9 @@ class Stop(Callback):
             raise KeyError("killed")
 
 
-@pytest.mark.parametrize("killed_at", [2, 7, 10, 13, 14, 20])
+@pytest.mark.parametrize(
+    "killed_at", [7, 10, 20, *(pytest.param(step, marks=pytest.mark.full) for step in (2, 13, 14))]
+)
 def test_a_run_that_goes_on_ends_in_the_same_weights(tmp_path, killed_at):
     config = CheckpointConfig(every_n_steps=1)
     _, reference, _ = fit(tmp_path / "reference", config=config)
@@ -188,7 +190,7 @@ def test_a_checkpoint_of_another_architecture_names_the_difference(tmp_path):
 
 
 @pytest.mark.parametrize("every_n_steps", [1, 2])
-@pytest.mark.parametrize("killed_at", [4, 7, 8, 11, 15])
+@pytest.mark.parametrize("killed_at", [4, 7, 11, *(pytest.param(step, marks=pytest.mark.full) for step in (8, 15))])
 def test_a_run_with_validation_in_mid_epoch_goes_on_to_the_same_best(tmp_path, killed_at, every_n_steps):
     config, often = CheckpointConfig(every_n_steps=every_n_steps), {"val_check_interval": 0.5}
     _, reference, kept = fit(tmp_path / "reference", config=config, **often)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 Rows = Sequence[dict[str, Any]]
@@ -113,8 +115,9 @@ def reliability(
         accuracies: (bins,), fraction of correct predictions; nan in an empty bin.
         error: expected calibration error, for the title.
     """
-    figure = Figure(figsize=(4.4, 5.6), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    figure = Figure(figsize=(4.4, 5.6))
+    margins = {"left": 0.19, "right": 0.96, "bottom": 0.14, "top": 0.94, "hspace": 0.1}
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1), gridspec_kw=margins)
     width = 1 / len(counts)
     centres = (np.arange(len(counts)) + 0.5) * width
     filled = counts > 0
@@ -122,7 +125,7 @@ def reliability(
     above.plot(confidences[filled], accuracies[filled], "o", color="C1", markersize=4, label="at the mean confidence")
     above.plot([0, 1], [0, 1], "--", color="0.4", linewidth=1, label="calibrated")
     above.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02), title=f"expected calibration error {100 * error:.2f} %")
-    figure.legend(frameon=False, loc="outside lower center", ncols=3, fontsize=8, columnspacing=1.0)
+    figure.legend(frameon=False, loc="lower center", ncols=3, fontsize=8, columnspacing=1.0)
     below.bar(centres, counts, width=0.94 * width, color="0.6")
     below.set(xlabel="confidence of the prediction", ylabel="images")
     for axis in (above, below):
@@ -160,20 +163,26 @@ def confusion(matrix: np.ndarray[Any, Any], names: Sequence[str]) -> Figure:
     Up to 20 classes have their counts in the cells, up to 10 their percentages too; more than 100 have no names.
     """
     classes = len(names)
-    size = min(12.0, 3.4 + 0.45 * classes)
-    figure = Figure(figsize=(size + 0.8, size), layout="constrained")
-    axis = figure.subplots()
+    shown = [_short(name, 24) for name in names] if classes <= 100 else []
+    letters = FontProperties(size=8 if classes <= 20 else 5)
+    widths = [text_to_path.get_text_width_height_descent(name, letters, False)[0] for name in shown]
+    side, before = min(9.9, 2.4 + 0.45 * classes), 0.6 + max([20.0, *widths]) / 72  # inches; margins as in ``curves``
+    width, height = before + side + 1.4, before + side + 0.4
+    figure = Figure(figsize=(width, height))
+    axis = figure.add_axes((before / width, before / height, side / width, side / height))
+    bar = figure.add_axes(
+        ((before + side + 0.3) / width, (before + 0.1 * side) / height, 0.3 / width, 0.8 * side / height)
+    )
     shares = matrix / np.maximum(1, matrix.sum(axis=1, keepdims=True))
     # without numbers, few errors among many classes must be seen by their colour
     drawn = axis.imshow(shares, cmap="Blues", norm=PowerNorm(1.0 if classes <= 20 else 0.5, vmin=0, vmax=1))
-    figure.colorbar(drawn, ax=axis, format=PercentFormatter(1.0), label="share of the true class", shrink=0.8)
+    figure.colorbar(drawn, cax=bar, format=PercentFormatter(1.0), label="share of the true class")
     right, images = int(np.trace(matrix)), int(matrix.sum())
     axis.set(xlabel="predicted class", ylabel="true class", title=f"{right:,} of {images:,} test images are right")
-    if classes <= 100:
-        shown = [_short(name, 24) for name in names]
+    if shown:
         axis.set_xticks(range(classes), shown, rotation=90, parse_math=False)
         axis.set_yticks(range(classes), shown, parse_math=False)
-        axis.tick_params(labelsize=8 if classes <= 20 else 5)
+        axis.tick_params(labelsize=letters.get_size())
     for (row, column), count in np.ndenumerate(matrix):
         if count and classes <= 20:
             text = f"{count}\n{100 * shares[row, column]:.0f} %" if classes <= 10 else str(count)

@@ -1,0 +1,17 @@
+"""Does once, in the server that processes are forked from, what each would do anew: lazy imports, parsers, fonts."""
+
+from __future__ import annotations
+
+import numpy as np
+import PIL.Image
+import sklearn.datasets
+import torch.utils.serialization.config  # noqa: F401
+from runs import SMALL
+
+from vit_lightning.commands.arguments import read_experiment
+from vit_lightning.commands.figures import confusion
+
+read_experiment("fit", SMALL)
+sklearn.datasets.load_digits()
+PIL.Image.preinit()
+confusion(np.eye(10), "0123456789").savefig("/dev/null", format="png")
