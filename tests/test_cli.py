@@ -181,3 +181,8 @@ def test_a_class_in_a_file_beside_the_page_is_found(lightning, tmp_path):
     )
     result = lightning("fit", "--model.class_path=mine.Net", "--trainer.max_epochs=1", "--out=run", "--trust-config")
     assert result.returncode == 0, result.stderr
+
+
+def test_a_further_rank_of_a_program_goes_on_after_the_command(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert main(["sync", "--help"]) == 0

@@ -138,7 +138,8 @@ def _run(name: str, arguments: list[str], is_program: bool) -> int:
         with ended_by_signals(is_program):
             _call(name, COMMANDS[name], arguments)
         sys.stdout.flush()  # here, where a reader that has gone can be told from a fault
-        end_further_rank(0)  # a signal late in the end of Python would end it with another code
+        if is_program:  # a signal late in the end of Python would end it with another code
+            end_further_rank(0)
     except UserError as error:
         _print_problems(name, error.problems)
         return error.exit_code

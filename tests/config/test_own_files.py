@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import yaml
 from jsonargparse import ArgumentParser
 from runs import REPOSITORY
 
+from vit_lightning.commands.fit import fit
 from vit_lightning.config.own_files import changed_files, keep_own_files, own_modules, search
 from vit_lightning.config.own_parts import class_problems
 from vit_lightning.config.resolve import resolve
 from vit_lightning.config.trust import restrict_imports
-from vit_lightning.errors import UserError
+from vit_lightning.errors import CannotResume, UserError
 
 NET = """import torch
 from pieces.width import WIDTH
@@ -92,6 +94,19 @@ def test_an_experiment_keeps_its_own_files_when_another_config_is_checked(in_fol
         assert last.make_network() is not None
     with pytest.raises(UserError, match="--trust-config"):
         resolve([one])
+
+
+def test_a_run_of_an_earlier_version_is_resumed_when_another_config_was_checked(in_folder):
+    (in_folder / "mine.py").write_text("import torch\nclass Loss(torch.nn.CrossEntropyLoss): ...\n")
+    flags = "--data=Digits", "--model.patch_size=2", "--trust-config"
+    experiment = replace(resolve([*flags, "--loss=mine.Loss"]), out=Path("run"), resume="must")
+    config = yaml.safe_load(experiment.to_yaml())
+    del config["optimizer"]["warmup_lr"]
+    Path("run").mkdir()
+    Path("run", "config.yaml").write_text(yaml.safe_dump(config))
+    resolve(flags)
+    with pytest.raises(CannotResume, match="no checkpoint yet"):
+        fit(experiment)
 
 
 def test_the_last_config_and_then_the_working_folder_are_searched(in_folder):

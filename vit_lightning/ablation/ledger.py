@@ -21,7 +21,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,7 @@ import vit_lightning
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
 from vit_lightning.ablation.plan import Plan, slug
 from vit_lightning.config.changes import changes_since
+from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import digests
 from vit_lightning.config.own_metrics import recorded_goal
 from vit_lightning.errors import UserError
@@ -191,7 +192,7 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
     ledger = find_ledger(folder)
     if ledger is None:
         raise UserError(f"{path} cannot be read")
-    plan_changes, code_changes = _changes(ledger.facts, now)
+    plan_changes, code_changes = _changes(ledger.facts, now, plan.experiments)
     if plan_changes:
         advice = f"the plan differs from the one that {folder} began with: undo that, or choose another --out"
         raise UserError([*(f"{folder}: {text}" for text in plan_changes), advice])
@@ -301,12 +302,15 @@ def _code() -> dict[str, str]:
 _RULES = ("name", "baseline", "metric", "report", "smallest_effect", "alpha", "seeds", "factors")
 
 
-def _changes(began: dict[str, Any], now: dict[str, Any]) -> tuple[list[str], list[str]]:
+def _changes(
+    began: dict[str, Any], now: dict[str, Any], experiments: Mapping[str, Experiment]
+) -> tuple[list[str], list[str]]:
     """Returns the changes of the plan and its config, and those of the code."""
     plan = [f"{key} was {began.get(key)}, is {now[key]}" for key in _RULES if began.get(key) != now[key]]
     plan += [f"arm {arm} is new" for arm in now["arms"] if arm not in began["arms"]]
     plan += [f"arm {arm} is gone" for arm in began["arms"] if arm not in now["arms"]]
     for arm, page in now["pages"].items():
+        experiments[arm].imports.allow()
         for key, (before, after) in changes_since(began["pages"].get(arm, page), page).items():
             plan.append(f"arm {arm}: {key} was {before}, is {after}")
     before, after = began["code"], now["code"]

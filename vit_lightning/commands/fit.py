@@ -40,6 +40,7 @@ def fit(experiment: Experiment) -> Results:
     ``experiment.resume`` decides whether an unfinished run of this config is resumed.
     """
     quiet()
+    experiment.imports.allow()
     if experiment.allowed_changes and experiment.resume == "never":
         named = ",".join(experiment.allowed_changes)
         raise UserError(f"allow-config-change={named} is for a run that is resumed: give --resume")
