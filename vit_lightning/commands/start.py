@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class Start(Callback):
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
+        self._imported = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
@@ -56,7 +58,9 @@ class Start(Callback):
             say(row("training", _length(trainer, data)))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        keep_own_files(Path(trainer.default_root_dir))
+        if len(sys.modules) != self._imported:  # to look through all takes as long as to write a small checkpoint
+            self._imported = len(sys.modules)
+            keep_own_files(Path(trainer.default_root_dir))
 
 
 def _kind(data: ImageData) -> str:

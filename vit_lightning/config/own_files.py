@@ -169,10 +169,10 @@ def empty_caches() -> None:
 
 def _own_files() -> dict[str, Path]:
     """Returns the same files by their paths in the run folder, such as ``blocks/mlp.py``."""
-    ends = {
-        name: path.parts[-1 - name.count(".") - (path.name == "__init__.py") :] for name, path in own_modules().items()
+    return {
+        "/".join(path.parts[-1 - name.count(".") - (path.name == "__init__.py") :]): path
+        for name, path in own_modules().items()
     }
-    return {"/".join(ends[name]): path for name, path in own_modules().items()}
 
 
 def import_problem(class_path: str) -> str | None:
