@@ -260,6 +260,32 @@ def test_functions_of_known_packages_that_may_read_files_are_not_called_without_
         resolve(["--config=exp.yaml", "--model.patch_size=2"])
 
 
+FUNCTION = {"class_path": "timm.models.load_state_dict", **UNPICKLING}
+NAMED = {
+    "model.attention.class_path": {"model": {"attention": FUNCTION}},
+    "model.norm.class_path": {"model": {"norm": str(FUNCTION)}},  # YAML within a string
+    "model.act_layer": {
+        "model": {"class_path": "timm.models.VisionTransformer", "act_layer": "timm.models.load_state_dict"}
+    },
+    "model.block.class_path": {
+        "model": {"block": {"class_path": "lightning.pytorch.LightningModule.load_from_checkpoint"}}
+    },
+    "data.augment.0.transforms.0": {"data": {"augment": [{"class_path": "Compose", "transforms": [FUNCTION]}]}},
+}
+
+
+@pytest.mark.parametrize("key", NAMED)
+def test_an_argument_names_no_function_that_may_read_files_without_trust(in_folder, key):
+    (in_folder / "exp.yaml").write_text(yaml.safe_dump(NAMED[key]))
+    with pytest.raises(UserError, match=f"{key}.*=.*called without --trust-config"):
+        resolve(["--config=exp.yaml", "--data=Digits"])
+
+
+def test_a_network_or_a_loss_of_known_functions_needs_no_trust():
+    names = "torchvision.models.resnet18", "torch.nn.functional.cross_entropy", "torch.nn.GELU", "/some/path.pt", "a.b"
+    restrict_imports({"values": list(names)}, trust=False)
+
+
 def test_a_loss_or_an_optimizer_is_called_without_trust_only_if_it_is_one(in_folder):
     function = "timm.models.load_checkpoint"
     with pytest.raises(UserError) as caught:
@@ -283,9 +309,11 @@ def test_an_argument_of_any_type_makes_no_object_without_trust():
 def test_an_error_of_a_loss_or_an_optimizer_in_the_check_names_file_and_line(in_folder):
     (in_folder / "own_parts.py").write_text(
         "import torch\ndef loss(logits, targets):\n    return undefined(logits)\n"
+        "def third(logits, targets, weight):\n    return None\n"
         "class Own(torch.optim.SGD):\n    def step(self):\n        raise KeyError('oh')\n"
     )
     flags = "--data=Digits", "--model.patch_size=2", "--loss=own_parts.loss", "--optimizer=own_parts.Own"
+    assert "loss.weight is missing" in problems(*flags[:2], "--loss=own_parts.third")
     found = problems(*flags)
     assert "NameError: name 'undefined' is not defined (own_parts.py, line 3)" in found
-    assert "KeyError: 'oh' (own_parts.py, line 6)" in found
+    assert "KeyError: 'oh' (own_parts.py, line 8)" in found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,12 @@ def fit(experiment: Experiment) -> Results:
         write_whole(folder / "config.yaml", experiment.to_yaml())
         keep_own_files(folder)
         _write_environment(run)
-        return train_and_test(run)
+        try:
+            return train_and_test(run)
+        except UserError as fault:
+            if type(fault) is UserError and not run.trainer.global_step and is_first():
+                shutil.rmtree(folder, ignore_errors=True)  # nothing has been trained, and nothing names it
+            raise
 
 
 RESUMED = "VIT_LIGHTNING_RESUMED"
@@ -105,9 +111,9 @@ def _continue(folder: Path, experiment: Experiment) -> Results:
     new = changes_since(written, given) | files
     # a change that config.yaml notes was allowed then, even if the run was killed before its next checkpoint
     noted = {key for key in changed if key not in new and key in noted_changes(folder / "config.yaml")}
-    refuse_changes(changed, [*experiment.allowed_changes, *noted], folder)
     if newest is not None and newest.checkpoint["finished"] and new:
         return _finished(folder, {}, new)
+    refuse_changes(changed, [*experiment.allowed_changes, *noted], folder)
     if newest is None:
         _check_start(folder, experiment)
     elif (folder / BEST).is_file():

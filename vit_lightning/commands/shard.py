@@ -48,6 +48,11 @@ def shard(experiment: Experiment, images_in_file: int = IMAGES_IN_FILE) -> Path:
         raise UserError(f"data.{data.title}: single images of a LightningDataModule cannot be read")
     data.in_memory = False
     data.prepare_data()
+    if not all(isinstance(data.dataset(split), DecodedImages | Items) for split in SPLITS):
+        raise UserError(
+            f"data.class_path={type(data).__name__} holds decoded images, and so nothing to shard "
+            "(choose ImageFolder, HuggingFaceSet, or a Dataset of single images)"
+        )
     out = Path(experiment.out)
     out.mkdir(parents=True, exist_ok=True)
     with hold(out, "out"):
@@ -88,8 +93,6 @@ def _refuse_other(out: Path, data: ImageData, images_in_file: int) -> None:
 def _write_split(out: Path, split: str, data: ImageData, images_in_file: int) -> tuple[int, list[str]]:
     """Writes the files of a split; returns the number of images, and the errors of those that are left out."""
     dataset: Any = data.dataset(split)  # type: ignore[arg-type]
-    if not isinstance(dataset, DecodedImages | Items):
-        raise UserError(f"data: {type(dataset).__name__} has no encoded images (choose ImageFolder or HuggingFaceSet)")
     starts = range(0, len(dataset), images_in_file)
     images, skipped = 0, list[str]()
     for number, start in enumerate(tqdm(starts, desc=split, unit=" files", disable=None)):

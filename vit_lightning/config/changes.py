@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,21 @@ def changes_since(began: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
         began: the config in the run folder or checkpoint; nothing that it names is imported.
         now: a resolved config.
     """
+    return _as_written(_changes_since(began, now))
+
+
+def _as_written(found: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    """Names the options of datasets and data modules of others as a config has them."""
+    own = {re.sub(r"^data\.(arguments|module)\.", "data.", key): pair for key, pair in found.items()}
+    for key in ("data.dataset_class", "data.module.class_path"):
+        if key in found:
+            ours = found.get("data.class_path", (None, None))
+            own["data.class_path"] = (found[key][0] or ours[0], found[key][1] or ours[1])
+    own.pop("data.dataset_class", None)
+    return own
+
+
+def _changes_since(began: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     found, known = changes(began, now), _by_key(with_block(flatten(dict(began))))
     replaced = tuple(key.removesuffix("class_path") for key in found if key.endswith(".class_path"))
     lacking = [key for key in found if key not in known and not key.startswith(replaced)]

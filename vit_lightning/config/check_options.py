@@ -23,7 +23,7 @@ from lightning.pytorch import Trainer
 import vit_lightning
 from vit_lightning.config.files import Config, own_classes, unflatten
 from vit_lightning.config.options import Settings
-from vit_lightning.config.own_files import searched
+from vit_lightning.config.own_files import searched, searched_modules
 from vit_lightning.config.own_parts import PLACES, class_at, class_problems, nested, own_parts
 from vit_lightning.config.parser import DEFAULT_CLASSES, part_parser
 from vit_lightning.config.trust import find_class, lightning_classes, may_import
@@ -166,7 +166,9 @@ def _describe(fault: ArgumentError, config: Config, parser: ArgumentParser) -> P
             path = _locate(config, [*keys, *found[1].split(".")], message)
             if path[-1] != found[1].rpartition(".")[2]:  # of an item of a list
                 return Problem(path, f"{_dotted(path)}: {found[1]} of {class_path} is missing", missing=True)
-            return Problem(path, f"{_dotted(path)} is missing", missing=True) if len(path) > 1 else None
+            group = _dotted(path[:-1])
+            of = f" (an argument of {class_at(config, group)})" if group in PLACES and class_at(config, group) else ""
+            return Problem(path, f"{_dotted(path)} is missing{of}", missing=True) if len(path) > 1 else None
         elif found := re.match(r"Subclasses are disabled for (\w+), thus '(.+?)' is not accepted", message):
             return _no_class(next(iter(config)), found[2], parser)
         elif found := re.search(r"Parameter '(.+?)' from '(.+?)' does not specify a type", message):
@@ -213,18 +215,18 @@ def _wrong_value(path: Path, config: Config, text: str) -> Problem:
     value = _get(config, path)
     for inner, class_path in _class_paths(value, path):
         if find_class(class_path) is None:
-            reason = REMOVED.get(str(class_path).rpartition(".")[2], f" is not there{_choices(inner, str(class_path))}")
+            reason = REMOVED.get(str(class_path).rpartition(".")[2], f" is not there{choices(inner, str(class_path))}")
             return Problem(inner, f"{_dotted(inner)}.class_path={class_path}{reason}")
     if path[-1] in LISTS and "dot import path string" in text:
         for name in value if isinstance(value, list) else [value]:
             if isinstance(name, str) and find_class(name) is None:
-                return Problem(path, f"{_dotted(path)}: there is no class {name}{_choices(path, name)}")
+                return Problem(path, f"{_dotted(path)}: there is no class {name}{choices(path, name)}")
     kinds = re.findall(r"^(?: *- )?Expected an? (.+?)(?:\. Got value.*|: .*|)$", text, re.MULTILINE)
     if not kinds or "is abstract" in text:
         reason = "a class_path is missing" if "is abstract" in text else " ".join(text.split())
         return Problem(path, f"{_dotted(path)}: {reason}")
     if isinstance(value, str) and kinds == ["dot import path string"] and find_class(value) is None:
-        return Problem(path, f"{_dotted(path)}={value} is not there{_choices(path, value)}")
+        return Problem(path, f"{_dotted(path)}={value} is not there{choices(path, value)}")
     words = [_pair(text) if "tuple" in kind else _word(kind) for kind in kinds]
     return Problem(path, f"{_dotted(path)}={value} must be {' or '.join(dict.fromkeys(words))}")
 
@@ -335,24 +337,27 @@ LISTS = {
     "callbacks": "lightning.pytorch.callbacks",
     "logger": "lightning.pytorch.loggers",
     "plugins": "lightning.pytorch.plugins",
+    "metrics": "torchmetrics.classification",
 }
 """Options that take several classes, each by its short name, and the modules of those names."""
 
 
-def _choices(path: Path, class_path: str) -> str:
+def choices(path: Path, class_path: str) -> str:
     """Returns a hint: the class of the most similar name, or else our own for ``model`` and ``data``."""
     folders = f"; searched: installed packages, {searched()}" if "." in class_path and searched() else ""
     kind = {"model": ViT, "data": ImageData}.get(_dotted(path))
     module, _, name = class_path.rpartition(".")
-    known = own_classes(kind) if kind else [*vit_lightning.__all__, *lightning_classes()]
+    known = [] if module else own_classes(kind) if kind else [*vit_lightning.__all__, *lightning_classes()]
     if (home := module or LISTS.get(str(path[-1]), "")) and may_import(home):
         with contextlib.suppress(Exception):  # whatever a file of the user raises is told elsewhere
             known = [*(known if not module else []), *_names_of(home)]
     elif kind is ViT and find_class(f"torchvision.models.{name}") is not None:
         return f" (did you mean torchvision.models.{name}?)"
+    if not known and (near := difflib.get_close_matches(module, searched_modules(), n=1)):
+        return f" (did you mean {near[0]}.{name}?{folders})"
     lower = {item.lower(): item for item in known}
     within = [item for item in lower if name.lower() in item]
-    if near := difflib.get_close_matches(name.lower(), lower, n=1) or within[:1]:
+    if near := difflib.get_close_matches(name.lower(), lower, n=1) or sorted(within, key=len)[:1]:
         return f" (did you mean {module}{'.' if module else ''}{lower[near[0]]}?{folders})"
     choose = f"choose {', '.join(known)} or " if kind and not module else ""
     return f" ({choose}give module.Class{folders})"

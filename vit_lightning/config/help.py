@@ -36,13 +36,23 @@ TYPES = {"bool": "true | false", "str": "string", "Path": "path", "dict": "mappi
 OPTIONS = "vit_lightning.config.options"
 PARSER = "vit_lightning.config.parser"
 
+MEASURES = ("validate", "test", "predict")
+"""Commands that use a trained model."""
+
 USED = {"check-data": ("data",), "show-batch": ("data",), "shard": ("data",)} | dict.fromkeys(
-    ("validate", "test", "predict"), ("data", "trainer")
+    MEASURES, ("data", "trainer")
 )
 """Groups of options that a command uses, where it does not use all: a trained model has its own, in its checkpoint."""
 
 NOT_USED = {"resume", "init_from", "test", "experiment"}
 """General options that only commands that train use."""
+
+
+OF_TRAINING = re.compile(
+    r"(fast_dev_run|(max|min|log)_.*|.*(train|grad|sanity|every_n|val_check).*|overfit_batches|detect_anomaly|enable_\w*s\w*"
+    r"|sync_batchnorm|model_registry|logger|augment|mixing|repetitions|fraction|shots)"
+).fullmatch
+"""Options of the Trainer and of data that only training uses."""
 
 
 class Option(NamedTuple):
@@ -63,15 +73,20 @@ def help_text(command: str, positional: str, arguments: Sequence[str]) -> str:
     asked = [(key.removeprefix("help."), value) for key, value in flags if key.startswith("help.")]
     if asked:
         return "\n\n".join(_in_full(group, value, flags) for group, value in asked)
-    usage = " ".join(
-        filter(None, ("lightning", command, positional, "[--config CONFIG.yaml ...] [--OPTION=VALUE ...]"))
-    )
+    needs = "--ckpt RUN_FOLDER" if command in MEASURES else ""
+    options = "[--config CONFIG.yaml ...] [--OPTION=VALUE ...]"
+    usage = " ".join(filter(None, ("lightning", command, needs, positional, options)))
     groups = [group for group in _groups() if group in USED.get(command, _groups())]
     more = MORE.format(command, "|".join(groups))
     lines = [f"usage: {usage}", "", *_wrapped(INTRODUCTION, ""), *_wrapped(more, ""), "", "general:"]
     lines += [_line("", option) for option in _general(command)]
     for group in groups:
-        lines += ["", f"{group}:", *(_line(f"{group}.", option) for option in options_of(*_groups()[group]))]
+        shown = [
+            option
+            for option in options_of(*_groups()[group])
+            if command not in MEASURES or not OF_TRAINING(option.name)
+        ]
+        lines += ["", f"{group}:", *(_line(f"{group}.", option) for option in shown)]
     return "\n".join(lines)
 
 

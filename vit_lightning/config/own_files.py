@@ -249,6 +249,11 @@ def searched() -> str:
     return ", ".join("the working folder" if folder == Path.cwd() else shown(folder) for folder in _folders)
 
 
+def searched_modules() -> list[str]:
+    """Returns the names of the modules that lie directly in the searched folders."""
+    return [path.stem for folder in _folders for path in folder.glob("*.py")]
+
+
 def trust_flag() -> str:
     """Returns the flag that later commands on a run with files of the user's own need, after a space."""
     return " --trust-config" if own_modules() else ""

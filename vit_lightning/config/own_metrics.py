@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from torchmetrics import Metric
 
-from vit_lightning.config.check_options import parse_arguments
+from vit_lightning.config.check_options import choices, parse_arguments
 from vit_lightning.config.files import Config, as_list
 from vit_lightning.config.own_files import where
 from vit_lightning.config.trust import find_class
@@ -68,7 +68,7 @@ def _choose(item: Any, classes: int) -> Chosen:
     class_path = _full_name(str(arguments.pop("class_path")))
     kind = find_class(class_path)
     if not (inspect.isclass(kind) and issubclass(kind, Metric)):
-        raise UserError(f"metrics.class_path={class_path} is no metric (give a class of torchmetrics.classification)")
+        raise UserError(f"metrics.class_path={class_path} is no metric{choices(('metrics',), class_path)}")
     name, goal = arguments.pop("name", _short(kind.__name__)), arguments.pop("goal", _goal(kind))
     if name in METRICS or not str(name).isidentifier() or hasattr(nn.ModuleDict, name):
         raise UserError(f"metrics.name={name}: {class_path} needs another name, that is not {', '.join(METRICS)}")

@@ -14,6 +14,7 @@ from vit_lightning.config.check_options import parse_arguments
 from vit_lightning.config.files import Config
 from vit_lightning.config.options import Settings
 from vit_lightning.config.own_files import searched
+from vit_lightning.config.own_parts import require_untyped
 from vit_lightning.config.trust import find_class
 from vit_lightning.errors import UserError
 from vit_lightning.training.classifier import ViTClassifier
@@ -94,4 +95,5 @@ def make_own(config: Mapping[str, Any], available: Mapping[str, Any], kind: type
 def _parser(kind: type[LightningModule]) -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, "module", skip={*filled_in(kind)}, fail_untyped=False, instantiate=False)
+    require_untyped(parser, kind, "module")
     return parser

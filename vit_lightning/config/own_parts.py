@@ -161,6 +161,14 @@ def add_own_parts(parser: ArgumentParser, key: str, own: Own) -> None:
         else:
             skip.add(place.of_function)
             parser.add_function_arguments(found, name, skip=skip, as_group=False, fail_untyped=False)
+        require_untyped(parser, found, name)
+
+
+def require_untyped(parser: ArgumentParser, found: Any, key: str) -> None:
+    """Requires the arguments without type and default of a class or function, which jsonargparse would set to None."""
+    for name, parameter in inspect.signature(found).parameters.items():
+        if parameter.annotation is parameter.default is parameter.empty and f"{key}.{name}" in parser.get_defaults():
+            parser._extra_required_keys.add(f"{key}.{name}")
 
 
 def class_problems(key: str, class_path: str) -> list[str]:

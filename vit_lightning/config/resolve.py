@@ -11,7 +11,7 @@ from vit_lightning.config.build import Unfit, build
 from vit_lightning.config.check_options import find_problems, remove
 from vit_lightning.config.check_values import secret_problems
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import Config, refuse_words, split_words
+from vit_lightning.config.files import CONFIG_FILES, Config, refuse_words, split_words
 from vit_lightning.config.merge import merge_all
 from vit_lightning.config.options import TRAINED
 from vit_lightning.config.own_data import with_own_data
@@ -41,6 +41,10 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
     flags, words = split_words(arguments)
     refuse_words(words if command != "predict" else [word for word in words if word.startswith("-")])
     trust, allowed = _permissions(flags, command)
+    pairs = zip(["", *arguments], arguments, strict=False)
+    bare = [word for before, word in pairs if word.endswith(CONFIG_FILES) and before != "--config" and word[:2] != "--"]
+    if command == "predict" and bare:
+        raise UserError(f"{word} is no image (a config is given as --config={word})" for word in bare)
     options = [(key, value) for key, value in flags if key not in PERMISSIONS]
     named = {key.split(".")[0] for key, _ in flags}
     if command not in TRAINED and not named & {"config", "model", "data", "module"}:

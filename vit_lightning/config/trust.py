@@ -6,14 +6,17 @@ allows all packages that it names.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import jsonargparse
+import yaml
 from lightning.pytorch import LightningDataModule
 from torch import nn
 from torch.optim import Optimizer
@@ -101,7 +104,38 @@ def restrict_imports(config: Config, *, trust: bool, folders: Iterable[Path] = (
             "if you wrote or read that code: --trust-config"
             for path, name in named
         )
+    if called := [f"{path}={name}{UNTRUSTED}" for path, name in _strings(config) if not _may_name(name)]:
+        raise UserError(called)
     return KNOWN_PACKAGES
+
+
+def _strings(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields all strings of a config, each with its option; also those in strings that are YAML themselves."""
+    if isinstance(node, dict | list):
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _strings(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(node, str):
+        yield path, node
+        with contextlib.suppress(yaml.YAMLError):
+            if isinstance(inner := yaml.safe_load(node), dict | list):
+                yield from _strings(inner, path)
+
+
+def _may_name(name: str) -> bool:
+    """Whether a value is none of the functions that jsonargparse would call, or give to a class as a callable."""
+    if "." not in name or not may_import(name):
+        return True
+    try:
+        found = pkgutil.resolve_name(name)  # also of a class, such as load_from_checkpoint
+    except (ImportError, AttributeError):  # which other checks tell
+        return True
+    if inspect.isclass(found) or not callable(found) or may_call(found):
+        return True
+    try:
+        returned = get_type_hints(found).get("return")
+    except (NameError, TypeError):
+        return False
+    return inspect.isclass(returned) and issubclass(returned, nn.Module)  # of a network
 
 
 def _class_paths(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:

@@ -88,6 +88,8 @@ class WrappedDataset(ImageData):
     def _make_splits(self) -> dict[Split, tuple[Any, Sequence[int]]]:
         """Makes the dataset of each split that it has; returns it with the indices of its images."""
         given, takes = self.arguments or {}, argument_names(self.dataset_class)
+        if "train" in given:
+            raise UserError(f"train={given['train']}: it is set for each split (leave it out)")
         key = next((key for key in ("train", "split") if key in takes and key not in given), None)
         made: dict[Split, Any] = {}
         if key is None:

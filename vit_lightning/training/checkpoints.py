@@ -17,6 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
+from vit_lightning.metric_facts import STEP_METRICS
 from vit_lightning.storage.checkpoint_files import BEST, LAST
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
@@ -129,6 +130,10 @@ class Checkpoints(Checkpoint):
         if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:  # else the end of the epoch saves
             self._save_best(trainer)
 
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.settings.monitor.startswith("val"):  # others are logged in training
+            self._refuse_unknown(trainer, ", or --trainer.num_sanity_val_steps=0 if the sanity check logs less")
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._validated_step == trainer.global_step:  # else the score is that of older weights
             self._save_best(trainer)
@@ -146,10 +151,8 @@ class Checkpoints(Checkpoint):
 
     def _save_best(self, trainer: Trainer) -> None:
         if self.settings.monitor not in trainer.callback_metrics:
-            own = type(trainer.lightning_module) is not ViTClassifier  # whose metrics no check of the config knows
-            if own and self.best_score is None and _epoch_ends(trainer):
-                known = ", ".join(sorted(trainer.callback_metrics))
-                raise UserError(f"checkpoint.monitor={self.settings.monitor} is not logged (choose {known})")
+            if self.best_score is None and _epoch_ends(trainer):
+                self._refuse_unknown(trainer)
             return
         score = float(trainer.callback_metrics[self.settings.monitor])
         sign = 1.0 if self.settings.mode == "max" else -1.0
@@ -159,6 +162,13 @@ class Checkpoints(Checkpoint):
         self.best_score, self.best_step = score, trainer.global_step
         if not self._write(trainer, self.best):
             self.best_score, self.best_step = before
+
+    def _refuse_unknown(self, trainer: Trainer, more: str = "") -> None:
+        """Refuses a monitored metric that a module of the user's does not log: no check of the config knows them."""
+        monitor, known = self.settings.monitor, {*trainer.callback_metrics} - {*STEP_METRICS}
+        if type(trainer.lightning_module) is not ViTClassifier and monitor not in known:
+            choices = f"choose {', '.join(sorted(known))}" if known else "give validation_step a self.log of it"
+            raise UserError(f"checkpoint.monitor={monitor} is not logged ({choices}{more})")
 
     def _write(self, trainer: Trainer, path: Path) -> bool:
         """Returns whether the file was written; AtomicCheckpointIO warns of a full disk."""
