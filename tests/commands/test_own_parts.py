@@ -172,7 +172,8 @@ def test_a_lightning_module_of_its_own_kind_runs_predicts_and_shows_its_errors(l
     assert sum(row["label"] == row["prediction"] for row in rows) > 100
     unknown = lightning(*flags, "--checkpoint.monitor=val/acc", "--out=unknown")
     assert unknown.returncode == 2
-    assert "checkpoint.monitor=val/acc is not logged (choose lr, val_loss)" in unknown.stderr
+    assert "checkpoint.monitor=val/acc is not logged (choose val_loss, or --trainer.num_sanity" in unknown.stderr
+    assert not (tmp_path / "unknown").exists()
     options = lightning(*flags, "--model.depth=3", "--optimizer.lr=0.2")
     assert options.returncode == 2
     assert "model.depth=3" in options.stderr

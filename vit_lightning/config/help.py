@@ -48,13 +48,6 @@ NOT_USED = {"resume", "init_from", "test", "experiment"}
 """General options that only commands that train use."""
 
 
-OF_TRAINING = re.compile(
-    r"(fast_dev_run|(max|min|log)_.*|.*(train|grad|sanity|every_n|val_check).*|overfit_batches|detect_anomaly|enable_\w*s\w*"
-    r"|sync_batchnorm|model_registry|logger|augment|mixing|repetitions|fraction|shots)"
-).fullmatch
-"""Options of the Trainer and of data that only training uses."""
-
-
 class Option(NamedTuple):
     """One option of a class."""
 
@@ -81,12 +74,7 @@ def help_text(command: str, positional: str, arguments: Sequence[str]) -> str:
     lines = [f"usage: {usage}", "", *_wrapped(INTRODUCTION, ""), *_wrapped(more, ""), "", "general:"]
     lines += [_line("", option) for option in _general(command)]
     for group in groups:
-        shown = [
-            option
-            for option in options_of(*_groups()[group])
-            if command not in MEASURES or not OF_TRAINING(option.name)
-        ]
-        lines += ["", f"{group}:", *(_line(f"{group}.", option) for option in shown)]
+        lines += ["", f"{group}:", *(_line(f"{group}.", option) for option in options_of(*_groups()[group]))]
     return "\n".join(lines)
 
 
