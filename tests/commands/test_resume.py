@@ -66,8 +66,7 @@ def test_must_ends_where_nothing_can_go_on(in_folder, trained, capsys):
 def test_the_given_folder_holds_another_page(results, capsys):
     Path("out/results.json").unlink()
     assert main(["fit", *SMALL, "--resume=auto", "--out=out", "--model.depth=2"]) == 2
-    expected = "out is finished: model.depth cannot change (for a new run from its weights: --init_from=out)"
-    assert expected in capsys.readouterr().err
+    assert "model.depth=2, but out has 1 (to change it: --allow-config-change model.depth)" in capsys.readouterr().err
 
 
 def test_a_run_that_is_over_takes_no_changes(results):

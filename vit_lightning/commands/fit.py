@@ -111,9 +111,9 @@ def _continue(folder: Path, experiment: Experiment) -> Results:
     new = changes_since(written, given) | files
     # a change that config.yaml notes was allowed then, even if the run was killed before its next checkpoint
     noted = {key for key in changed if key not in new and key in noted_changes(folder / "config.yaml")}
+    refuse_changes(changed, [*experiment.allowed_changes, *noted], folder)
     if newest is not None and newest.checkpoint["finished"] and new:
         return _finished(folder, {}, new)
-    refuse_changes(changed, [*experiment.allowed_changes, *noted], folder)
     if newest is None:
         _check_start(folder, experiment)
     elif (folder / BEST).is_file():
