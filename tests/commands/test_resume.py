@@ -66,7 +66,7 @@ def test_must_ends_where_nothing_can_go_on(in_folder, trained, capsys):
 def test_the_given_folder_holds_another_page(results, capsys):
     Path("out/results.json").unlink()
     assert main(["fit", *SMALL, "--resume=auto", "--out=out", "--model.depth=2"]) == 2
-    assert "model.depth=2, but out has 1 (to change it: --allow-config-change model.depth)" in capsys.readouterr().err
+    assert "model.depth=2, but out has 1 (its training has finished; for a new run" in capsys.readouterr().err
 
 
 def test_a_run_that_is_over_takes_no_changes(results):

@@ -14,6 +14,7 @@ from lightning.pytorch import seed_everything
 
 from vit_lightning.commands.console import counted, print_summary, quiet, say
 from vit_lightning.commands.resume import (
+    new_run_hint,
     note_changes,
     noted_changes,
     read_run_config,
@@ -111,8 +112,9 @@ def _continue(folder: Path, experiment: Experiment) -> Results:
     new = changes_since(written, given) | files
     # a change that config.yaml notes was allowed then, even if the run was killed before its next checkpoint
     noted = {key for key in changed if key not in new and key in noted_changes(folder / "config.yaml")}
-    refuse_changes(changed, [*experiment.allowed_changes, *noted], folder)
-    if newest is not None and newest.checkpoint["finished"] and new:
+    trained = newest is not None and newest.checkpoint["finished"]
+    refuse_changes(changed, [*experiment.allowed_changes, *noted], folder, trained=trained)
+    if trained and new:
         return _finished(folder, {}, new)
     if newest is None:
         _check_start(folder, experiment)
@@ -135,8 +137,7 @@ def _continue(folder: Path, experiment: Experiment) -> Results:
 
 def _finished(folder: Path, results: Results, changed: Mapping[str, object]) -> Results:
     if changed:
-        more = f"for a new run from its weights: --init_from={folder}"
-        raise UserError(f"{folder} is finished: {', '.join(changed)} cannot change ({more})")
+        raise UserError(f"{folder} is finished: {', '.join(changed)} cannot change ({new_run_hint(folder)})")
     say(f"{folder} is finished already")
     print_summary(folder, results)
     return results

@@ -30,8 +30,16 @@ NEVER = (
 """Options that decide which images form a batch; they never change within a run."""
 
 
-def refuse_changes(changed: Mapping[str, tuple[Any, Any]], allowed: Sequence[str], folder: Path) -> None:
+def refuse_changes(
+    changed: Mapping[str, tuple[Any, Any]], allowed: Sequence[str], folder: Path, *, trained: bool = False
+) -> None:
     """Checks that a run is resumed with its own options, except for those allowed by name.
+
+    Args:
+        changed: values by option, in the run and now.
+        allowed: options that may change.
+        folder: the run folder.
+        trained: whether only its test is left, for which nothing may change.
 
     Raises:
         UserError: names every other change.
@@ -47,8 +55,13 @@ def refuse_changes(changed: Mapping[str, tuple[Any, Any]], allowed: Sequence[str
                 f"--resume {folder}; with the new file: --allow-config-change {key})"
             )
         elif not _is_allowed(key, allowed):
-            problems.append(f"{change} (to change it: --allow-config-change {key})")
+            how = f"to change it: --allow-config-change {key}"
+            problems.append(f"{change} ({f'its training has finished; {new_run_hint(folder)}' if trained else how})")
     refuse(problems)
+
+
+def new_run_hint(folder: Path) -> str:
+    return f"for a new run from its weights: --init_from={folder}"
 
 
 def _is_allowed(key: str, allowed: Sequence[str]) -> bool:
