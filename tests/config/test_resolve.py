@@ -131,14 +131,14 @@ def test_blocks_are_chosen_by_class_path():
 
 
 def test_another_network_is_chosen_by_class_path(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "imported_net.py").write_text(
         "import torch\n"
         "class Net(torch.nn.Sequential):\n"
         "    def __init__(self, in_channels: int, width: int = 3):\n"
         "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(in_channels * 64, width))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    experiment = resolve(["--model.class_path=mine.Net", "--model.width=10", "--trust-config"])
+    experiment = resolve(["--model.class_path=imported_net.Net", "--model.width=10", "--trust-config"])
     assert experiment.make_network()[1].weight.shape == (10, 64)
 
 

@@ -60,7 +60,8 @@ def fit(experiment: Experiment) -> Results:
         try:
             return train_and_test(run)
         except UserError as fault:
-            if type(fault) is UserError and not run.trainer.global_step and is_first():
+            is_full = isinstance(fault.__cause__, OSError | RuntimeError)  # a disk, which may have space again
+            if type(fault) is UserError and not is_full and not run.trainer.global_step and is_first():
                 shutil.rmtree(folder, ignore_errors=True)  # nothing has been trained, and nothing names it
             raise
 
