@@ -221,6 +221,19 @@ def test_a_part_beside_the_config_is_killed_once_and_resumes_to_the_same_bits(tm
     assert harness.command(killed, "test", "--ckpt=run", "--trust-config") == 0, harness.log(killed)[-3000:]
 
 
+@pytest.mark.parametrize("part", ["module", "data module", "dataset"])
+def test_a_run_of_own_parts_is_ended_by_a_signal_and_resumes_to_the_same_bits(tmp_path, part):
+    whole, stopped = (write_project(tmp_path / name, part) for name in ("whole", "stopped"))
+    assert harness.command(whole, *START) == 0, harness.log(whole)[-3000:]
+    assert harness.command(stopped, *START, fault="0:13:batch_start:TERM") == 143, harness.log(stopped)[-3000:]
+    said = harness.log(stopped)
+    assert "to resume: lightning fit --resume run --trust-config" in said
+    assert read_checkpoint(stopped / "run/checkpoints/last.ckpt")["global_step"] == 14
+    assert harness.go_on(stopped) == 0, harness.log(stopped)[-3000:]
+    if part != "data module":  # whose loaders begin an interrupted epoch again
+        assert not harness.differences(outcome(whole), outcome(stopped))
+
+
 def test_each_part_is_an_arm_of_an_ablation(tmp_path):
     folder = write_project(tmp_path, "callback").parent / "project"
     arms = [{"name": "ours", **MODEL}]
