@@ -118,3 +118,12 @@ def test_gray_images_and_features_are_named():
             "model: Sequential gives (2, 5) for 2 images of 4 classes (num_classes?)"
         ]
         assert network_problems(torch.nn.Flatten(), (3, 2, 2), 4) == ["model: Flatten has no parameters to train"]
+
+
+@pytest.mark.parametrize(("message", "said"), [("its metadata is gone", True), ("item() on meta tensors", False)])
+def test_only_a_network_that_needs_numbers_is_left_to_the_training(message, said):
+    class Raises(torch.nn.Linear):
+        def forward(self, images):
+            raise RuntimeError(message)
+
+    assert bool(network_problems(Raises(2, 3, device="meta"), (3, 2, 2), 4)) is said

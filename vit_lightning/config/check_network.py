@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,7 +43,7 @@ def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Modul
                 with torch.device("meta"):
                     return make()
             except (NotImplementedError, RuntimeError, UserError) as fault:  # it looks at its own numbers
-                if not isinstance(fault, NotImplementedError) and "meta" not in str(fault):
+                if not isinstance(fault, NotImplementedError) and not _needs_numbers(fault):
                     raise
                 return make().to("meta")
         except UserError:
@@ -56,6 +57,11 @@ def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Modul
             empty_caches()
 
 
+def _needs_numbers(fault: Exception) -> bool:
+    """Whether an error comes from looking at numbers, which tensors on the meta device do not have."""
+    return re.search(r"\bmeta\b", str(fault)) is not None
+
+
 def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -> list[str]:
     """Returns why a network on the meta device cannot give logits (b, classes) for images (b, c, H, W) of a shape."""
     text = "x".join(map(str, shape))
@@ -65,7 +71,7 @@ def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             given = network.train()(torch.empty(2, *shape))
     except Exception as fault:  # whatever the layers of others raise
-        if "meta" in str(fault):  # it looks at its numbers: only training shows whether it works
+        if _needs_numbers(fault):  # only training shows whether it works
             return []
         if place := where(fault):
             return [f"model: {place}"]
