@@ -1,0 +1,237 @@
+"""Group-sequential comparison of two arms: analyses after 6, 8, 10, ... pairs of runs, and the claims that each may make.
+
+Four claims, each by one-sided t-tests on the paired differences: better and worse (than the baseline), not better and
+not worse (by the smallest effect); equivalent is the last two together. At any true difference only claims of one side
+can be false, and of these the weaker one follows from the stronger: partitioning (Goeman, Solari and Stijnen, Statistics
+in Medicine 2010) then lets better and worse have half of a comparison's level each, not better and not worse all of it.
+
+Each test spends its level over the analyses by the function of Lan and DeMets (Biometrika 1983) that resembles the
+boundaries of Pocock, so that a claim is false with at most that probability over all analyses together, and stands once
+it is made. Boundaries are those of normal numbers, turned into t-quantiles at the same nominal level (Jennison and
+Turnbull 2000, chapter 11), with ``HELD_BACK``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special
+
+Values = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Claim = Literal["better", "worse", "not better", "not worse"]
+Answer = Literal["equivalent", "not better"]
+
+FIRST, STEP = 6, 2
+"""Pairs of the first analysis, and between two. With 5 pairs no exact test can reach p < .05."""
+HELD_BACK = 1.15
+"""The t-statistics of growing samples are less alike than normal ones: they cross boundaries at the same nominal levels
+up to 1.15 times as often, for 8 to 240 pairs and levels of .05 to .0008 (experiments/benchmarks/ablation_errors.py)."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """Rules of the comparisons of a study, fixed before its first run.
+
+    Args:
+        smallest_effect: smallest difference that would matter, in the metric's own units.
+        alpha: probability of any false claim in the study, of whatever kind, over all comparisons and all analyses.
+        comparisons: number of comparisons, which share alpha equally.
+        max_pairs: pairs of the last analysis.
+        until: answer that decides a comparison, beside better and worse: ``equivalent`` tells those from a difference
+            that does not matter; ``not better`` asks only whether the arm should be adopted, which takes fewer runs.
+    """
+
+    smallest_effect: float
+    alpha: float
+    comparisons: int
+    max_pairs: int
+    until: Answer = "equivalent"
+
+    @property
+    def level(self) -> float:
+        """Level of one comparison."""
+        return self.alpha / self.comparisons
+
+    @property
+    def analyses(self) -> tuple[int, ...]:
+        """Pairs of each analysis; without any, nothing is ever claimed."""
+        regular = range(FIRST, self.max_pairs + 1, STEP)
+        return tuple(sorted({*regular, self.max_pairs} if regular else ()))
+
+
+@dataclass(frozen=True)
+class Course:
+    """Course of a comparison over the analyses; all arrays are (..., analyses)."""
+
+    pairs: tuple[int, ...]
+    """Pairs of the analyses that have taken place."""
+    mean: Values
+    """Mean difference, not corrected for the choice of the time to stop."""
+    sd: Values
+    """Standard deviation of the differences."""
+    low: Values
+    high: Values
+    """Repeated confidence interval (Jennison and Turnbull, JRSS B 1989): at all analyses together it covers the true
+    difference with probability 1 - level; excludes zero exactly where better or worse is claimed at that analysis."""
+    claims: dict[Claim, Flags]
+    """Claims made at this analysis or an earlier one."""
+    decided: Flags
+    """Whether the comparison needs no more runs."""
+
+
+def follow(differences: Values, design: Design) -> Course:
+    """Makes the claims of each analysis that the pairs of runs allow.
+
+    Args:
+        differences: (..., n), arm minus baseline for each pair in the order of the seeds; positive is an improvement.
+        design: the rules.
+    """
+    pairs = tuple(n for n in design.analyses if n <= differences.shape[-1])
+    n, end = np.array(pairs, dtype=int), [np.array(pairs, dtype=int) - 1]
+    mean = differences.cumsum(-1)[..., end[0]] / n
+    centred = differences - differences[..., :1]  # differences that are all alike then have a deviation of exactly 0
+    squares = (centred**2).cumsum(-1)[..., end[0]] - centred.cumsum(-1)[..., end[0]] ** 2 / n
+    sd = np.sqrt(np.maximum(squares, 0.0) / (n - 1))
+    halves, whole = (nominal_levels(design.analyses, level, len(pairs)) for level in (design.level / 2, design.level))
+    effect = design.smallest_effect
+    made: dict[Claim, Flags] = {
+        "better": _exceeds(mean, sd, n, halves),
+        "worse": _exceeds(-mean, sd, n, halves),
+        "not better": _exceeds(effect - mean, sd, n, whole),
+        "not worse": _exceeds(effect + mean, sd, n, whole),
+    }
+    claims = {name: np.logical_or.accumulate(flags, axis=-1) for name, flags in made.items()}
+    answered = claims["not better"]
+    if design.until == "equivalent":
+        answered = answered & claims["not worse"]
+    half = _quantiles(n, halves) * sd / np.sqrt(n)
+    return Course(pairs, mean, sd, mean - half, mean + half, claims, claims["better"] | claims["worse"] | answered)
+
+
+def _exceeds(mean: Values, sd: Values, n: NDArray[np.int_], levels: Values) -> Flags:
+    """Whether one-sided tests show a mean above zero; the exact sign-flip test where all values are alike."""
+    alike = (sd == 0) & (mean > 0) & (0.5**n <= levels)
+    return np.where(sd == 0, alike, mean > _quantiles(n, levels) * sd / np.sqrt(n))
+
+
+def _quantiles(n: NDArray[np.int_], levels: Values) -> Values:
+    found: Values = special.stdtrit(n - 1, 1 - levels)
+    return found
+
+
+@functools.cache
+def nominal_levels(pairs: tuple[int, ...], level: float, count: int | None = None) -> Values:
+    """Returns the one-sided level of each analysis, such that all together have a level.
+
+    The density of the sum of n standard normal numbers that no boundary has stopped is integrated from analysis to
+    analysis (Armitage, McPherson and Rowe, JRSS A 1969).
+
+    Args:
+        pairs: pairs of each analysis.
+        level: one-sided level of all together.
+        count: number of analyses that are wanted, the first ones; None for all.
+    """
+    if len(pairs) > 1:
+        level /= HELD_BACK
+    found: list[float] = []
+    before, spent = 0, 0.0
+    points, density = np.zeros(1), np.ones(1)  # all paths begin at zero
+    for n in pairs[:count]:
+        spend = level * math.log1p((math.e - 1) * n / pairs[-1])
+        step = math.sqrt(n - before)
+
+        def crosses(z: float) -> float:
+            return float(density @ special.ndtr((points - z * math.sqrt(n)) / step))
+
+        z = optimize.brentq(lambda z: crosses(z) - (spend - spent), 0.0, 38.0, xtol=1e-9)
+        found.append(float(special.ndtr(-z)))
+        low, high = -8 * math.sqrt(n), z * math.sqrt(n)
+        nodes, weights = np.polynomial.legendre.leggauss(64 + int(3 * (high - low) / step))
+        sums = (high - low) / 2 * nodes + (high + low) / 2
+        moved = np.exp(-(((sums[:, None] - points) / step) ** 2) / 2) @ density / (step * math.sqrt(2 * math.pi))
+        points, density, before, spent = sums, moved * weights * (high - low) / 2, n, spend
+    return np.array(found)
+
+
+def p_value(differences: Values, design: Design) -> float:
+    """Returns the smallest alpha of the study at which a difference would have been claimed by now; nan before that.
+
+    Args:
+        differences: (n,), as for ``follow``.
+        design: the rules.
+    """
+    course = follow(differences, design)
+    if not course.pairs:
+        return math.nan
+    n = np.array(course.pairs)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.abs(course.mean) / (course.sd / np.sqrt(n))
+    alike = np.where(course.mean == 0, 1.0, 0.5**n)
+    seen = np.where(course.sd == 0, alike, special.stdtr(n - 1, -t))
+    low, high = -9.0, 0.0  # of log10 of the two-sided level of the comparison
+    while high - low > 0.01:  # fixed steps: other arms meet the same levels, whose boundaries are known then
+        middle = (low + high) / 2
+        reached = bool(np.any(seen <= nominal_levels(design.analyses, 10**middle / 2, len(n))))
+        low, high = (low, middle) if reached else (middle, high)
+    return min(1.0, 10**high * design.comparisons)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Means over simulated studies of arms that are compared with a baseline."""
+
+    runs: float
+    """Training runs of a study, the baseline's included."""
+    answered: float
+    """Share of the arms that are decided by the last analysis."""
+    better: float
+    """Share of the arms that are found better."""
+
+
+def forecast(design: Design, sd: float, truth: float, *, studies: int = 1000) -> Forecast:
+    """Simulates studies whose arms all differ from the baseline by the same normal numbers.
+
+    Args:
+        design: the rules.
+        sd: standard deviation of the paired differences.
+        truth: true difference of each arm.
+        studies: number of simulated studies.
+    """
+    course = follow(truth + sd * _unit_differences(design.comparisons, design.max_pairs, studies), design)
+    stop = stops(course)
+    runs = stop.sum(-1) + stop.max(-1)
+    return Forecast(*(float(np.mean(x)) for x in (runs, course.decided[..., -1], course.claims["better"][..., -1])))
+
+
+def stops(course: Course) -> NDArray[np.int_]:
+    """Returns the pairs after which each comparison needs no more runs: (...)."""
+    last = len(course.pairs) - 1
+    index = np.where(course.decided.any(-1), course.decided.argmax(-1), last)
+    found: NDArray[np.int_] = np.array(course.pairs)[index]
+    return found
+
+
+def visible_difference(design: Design, sd: float, power: float = 0.8) -> float:
+    """Returns the true difference that a study finds with a probability by its last analysis."""
+    unit = _unit_differences(1, design.max_pairs, 2000)
+
+    def found(shift: float) -> float:
+        return float(np.mean(follow(shift + unit, design).claims["better"][..., -1])) - power
+
+    high = 1.0
+    while found(high) < 0:
+        high *= 2
+    return sd * float(optimize.bisect(found, 0.0, high, xtol=1e-3))
+
+
+@functools.cache
+def _unit_differences(arms: int, pairs: int, studies: int) -> Values:
+    """Returns differences to a shared baseline with a standard deviation of 1: (studies, arms, pairs)."""
+    results = np.random.default_rng(0).standard_normal((studies, arms + 1, pairs)) / math.sqrt(2)
+    return results[:, 1:] - results[:, :1]
