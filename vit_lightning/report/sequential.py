@@ -1,9 +1,9 @@
-"""Group-sequential comparison of two arms: analyses after 6, 8, 10, ... pairs of runs, and the claims that each may make.
+"""Group-sequential comparison of two arms: analyses after 6, 8, 10, ... pairs of runs, and the claims of each.
 
 Four claims, each by one-sided t-tests on the paired differences: better and worse (than the baseline), not better and
 not worse (by the smallest effect); equivalent is the last two together. At any true difference only claims of one side
-can be false, and of these the weaker one follows from the stronger: partitioning (Goeman, Solari and Stijnen, Statistics
-in Medicine 2010) then lets better and worse have half of a comparison's level each, not better and not worse all of it.
+can be false, and of these the weaker one follows from the stronger: partitioning (Goeman, Solari and Stijnen 2010,
+Statistics in Medicine 29) then lets better and worse have half of a comparison's level each, the other two all of it.
 
 Each test spends its level over the analyses by the function of Lan and DeMets (Biometrika 1983) that resembles the
 boundaries of Pocock, so that a claim is false with at most that probability over all analyses together, and stands once
@@ -143,13 +143,8 @@ def nominal_levels(pairs: tuple[int, ...], level: float, count: int | None = Non
     before, spent = 0, 0.0
     points, density = np.zeros(1), np.ones(1)  # all paths begin at zero
     for n in pairs[:count]:
-        spend = level * math.log1p((math.e - 1) * n / pairs[-1])
-        step = math.sqrt(n - before)
-
-        def crosses(z: float) -> float:
-            return float(density @ special.ndtr((points - z * math.sqrt(n)) / step))
-
-        z = optimize.brentq(lambda z: crosses(z) - (spend - spent), 0.0, 38.0, xtol=1e-9)
+        spend, step = level * math.log1p((math.e - 1) * n / pairs[-1]), math.sqrt(n - before)
+        z = _boundary(points / step, density, math.sqrt(n) / step, spend - spent)
         found.append(float(special.ndtr(-z)))
         low, high = -8 * math.sqrt(n), z * math.sqrt(n)
         nodes, weights = np.polynomial.legendre.leggauss(64 + int(3 * (high - low) / step))
@@ -157,6 +152,15 @@ def nominal_levels(pairs: tuple[int, ...], level: float, count: int | None = Non
         moved = np.exp(-(((sums[:, None] - points) / step) ** 2) / 2) @ density / (step * math.sqrt(2 * math.pi))
         points, density, before, spent = sums, moved * weights * (high - low) / 2, n, spend
     return np.array(found)
+
+
+def _boundary(points: Values, density: Values, unit: float, spend: float) -> float:
+    """Returns the z above which ``spend`` of the paths come with the next step, of length 1; ``unit`` is that of z."""
+
+    def excess(z: float) -> float:
+        return float(density @ special.ndtr(points - z * unit)) - spend
+
+    return float(optimize.brentq(excess, 0.0, 38.0, xtol=1e-9))
 
 
 def p_value(differences: Values, design: Design) -> float:
