@@ -9,6 +9,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from vit_lightning.report.sequential import Answer
+
+
+@dataclass(frozen=True)
+class Compare:
+    """How the arms of an ablation are compared.
+
+    Args:
+        metric: test metric, measured once at the end of a run.
+        smallest_effect: smallest difference that would matter, in the metric's own units (0.005 is half a point of
+            accuracy).
+        max_seeds: seeds of the last analysis; arms that are decided earlier get fewer.
+        alpha: probability of any false claim in the study, over all arms and all analyses.
+        arms: baseline compares each arm with the baseline; pairs, all arms with each other; best looks for the arms
+            that may be the best.
+        until: what decides a comparison, beside better and worse: equivalent, or not better, which asks only whether
+            an arm should be adopted and takes fewer runs.
+        disagreement: share of the test images on which two runs of one arm disagree, for the forecast before the first
+            runs.
+    """
+
+    metric: str
+    smallest_effect: float
+    max_seeds: int
+    alpha: float = 0.05
+    arms: Literal["baseline", "pairs", "best"] = "baseline"
+    until: Answer = "equivalent"
+    disagreement: float = 0.05
+
 
 @dataclass(frozen=True)
 class Run:
@@ -26,37 +55,62 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """A run that tunes an arm; it is never tested."""
+
+    arm: str
+    values: dict[str, Any]
+    """Dotted keys that it tries."""
+    seed: int
+    folder: str
+    state: Literal["done", "failed", "missing"]
+    value: float | None = None
+    """Validation metric of its best checkpoint."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Equal tuning of all arms: each tries the same values with the same seeds."""
+
+    options: dict[str, list[Any]]
+    seeds: list[int]
+    trials: list[Trial]
+    chosen: dict[str, dict[str, Any]]
+    """Values of each arm with the best mean over the seeds; without the arms that have not finished."""
+
+
+@dataclass(frozen=True)
 class Study:
     """A plan, its rules and the runs so far."""
 
     name: str
+    question: str
+    """What the ablation asks, in the words of its plan; may be empty."""
     folder: Path
+    config: str
+    """Config files, as the plan names them."""
     metric: str
-    """Validation metric that selects the best checkpoint."""
+    """Validation metric that selects the best checkpoint, and the values of the tuning."""
     goal: Literal["maximize", "minimize"]
-    """Direction in which ``report`` improves; ``metric`` may go the other way."""
-    report: str
-    """Test metric that the arms are compared by, measured once at the end of a run."""
+    """Direction in which ``compare.metric`` improves; ``metric`` may go the other way."""
+    compare: Compare
     baseline: str
-    """Arm that the others are compared with."""
-    smallest_effect: float
-    """Smallest difference of ``report`` that would matter, in its own units (0.005 is half a point of accuracy)."""
-    alpha: float
-    """Probability of any false difference in the whole study, over all arms and both analyses."""
+    """Arm that the others are compared with; for pairs and best, the one that is named first."""
     arms: dict[str, dict[str, Any]]
     """Dotted keys that each arm changes; the baseline comes first."""
     seeds: list[int]
-    """Seeds of the first analysis."""
-    added_seeds: list[int]
-    """Seeds added for the second analysis; empty until then."""
+    """All seeds that may be run, ``compare.max_seeds`` of them."""
+    split_varies: bool
+    """Whether each seed has a split of its own, the same for all arms."""
     runs: list[Run]
-    """All runs of the plan, arm by arm, then seed by seed."""
+    """Runs that are done, failed or needed for the next analysis, arm by arm, then seed by seed."""
+    tuning: Tuning | None = None
     factors: dict[str, list[Any]] = field(default_factory=dict)
     """Values of each key of a full grid; empty where arms are named one by one."""
     plan_changed: list[str] = field(default_factory=list)
     """Changes of plan, config or code since the ablation began, one line each."""
     plan_file: str | None = None
-    """Path of the sweep file, for the commands that the report prints."""
+    """Path of the plan, for the commands that the report prints."""
 
     @property
     def done(self) -> list[Run]:
@@ -65,10 +119,5 @@ class Study:
 
     @property
     def missing(self) -> int:
-        """Number of runs that have not finished; nothing is claimed before it is 0."""
+        """Number of runs that the next analysis needs and that have not finished."""
         return sum(run.state == "missing" for run in self.runs)
-
-    @property
-    def number(self) -> int:
-        """Number of the interim analysis: 1, or 2 after seeds were added."""
-        return 2 if self.added_seeds else 1
