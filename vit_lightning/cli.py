@@ -198,7 +198,7 @@ def _plain(arguments: list[str]) -> list[str]:
     """Translates the arguments that W&B's agent gives a run of an ablation to options of a config."""
     if not any(argument.startswith(("--ablation", "--arm")) for argument in arguments):
         return arguments
-    from vit_lightning.ablation.sweep_flags import plain_flags
+    from vit_lightning.ablation.wandb_sweep import plain_flags
     from vit_lightning.config.files import read_flags
 
     return [f"--{key}={value}" for key, value in plain_flags(read_flags(arguments))]

@@ -11,7 +11,7 @@ from wandb.sdk.launch.sweeps import utils as wandb_sweeps
 
 from vit_lightning.ablation.ablate import read_arguments
 from vit_lightning.ablation.plan import read_plan, slug
-from vit_lightning.ablation.sweep_flags import plain_flags
+from vit_lightning.ablation.wandb_sweep import plain_flags
 from vit_lightning.config.files import read_flags
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError

@@ -45,7 +45,7 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
     for path in paths:
         try:
             config = read_config(path)
-            if {"method", "parameters"} <= config.keys():
+            if "compare" in config or {"method", "parameters"} <= config.keys():
                 raise UserError(f"config={path} is the plan of an ablation, not a config: lightning ablate {path}")
             configs.append((path, config))
         except UserError as error:
