@@ -115,7 +115,7 @@ def follow(differences: Values, design: Design) -> Course:
 
 
 def _exceeds(mean: Values, sd: Values, n: NDArray[np.int_], levels: Values) -> Flags:
-    """Whether one-sided tests show a mean above zero; the exact sign-flip test where all values are alike."""
+    """Returns whether one-sided tests show a mean above zero; the exact sign-flip test where all values are alike."""
     alike = (sd == 0) & (mean > 0) & (0.5**n <= levels)
     return np.where(sd == 0, alike, mean > _quantiles(n, levels) * sd / np.sqrt(n))
 

@@ -14,7 +14,7 @@ from vit_lightning.report.sequential import Answer
 
 @dataclass(frozen=True)
 class Compare:
-    """How the arms of an ablation are compared.
+    """Rules by which the arms of an ablation are compared.
 
     Args:
         metric: test metric, measured once at the end of a run.
