@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from vit_lightning.report.study import Run, Study
+from vit_lightning.report.study import Compare, Run, Study
 
 ARMS: dict[str, dict[str, Any]] = {
     "cls": {"model.pool": "cls", "optimizer.lr": 0.002},
@@ -24,34 +24,34 @@ def make_study(
     *,
     gains: Sequence[float] = (0.0, 0.6, 0.0),
     seeds: int = 8,
-    added: int = 0,
+    max_seeds: int | None = None,
     images: int = 360,
     failed: Mapping[tuple[str, int], str] | None = None,
     missing: Sequence[tuple[str, int]] = (),
     arms: Mapping[str, dict[str, Any]] = ARMS,
     factors: Mapping[str, list[Any]] | None = None,
-    smallest_effect: float = 0.005,
     random: int = 0,
+    **rules: Any,
 ) -> Study:
     """A study with its run folders.
 
     Args:
         folder: where.
         gains: what each arm adds to the logit of being right, the baseline first.
-        seeds: of the first look.
-        added: of the second.
+        seeds: that have been run.
+        max_seeds: that may be run; by default no more.
         images: in the test set.
         failed: causes of runs that failed.
         missing: runs that are not there.
         arms: their keys, the baseline first.
         factors: values of each key, of a grid.
-        smallest_effect: in units of accuracy.
         random: another number makes another study.
+        rules: further fields of ``Compare``.
     """
     draw = np.random.default_rng(random)
     ease = draw.normal(3.5, 1.5, images)
     runs = []
-    for seed in range(seeds + added):
+    for seed in range(seeds):
         luck = draw.normal(0, 0.15)
         for (arm, overrides), gain in zip(arms.items(), gains, strict=True):
             name = f"runs/{arm.replace(' ', '-')}-seed{seed}"
@@ -66,18 +66,19 @@ def make_study(
             state = "failed" if cause else "done"
             runs.append(Run(arm, seed, name, state, cause, results))
     runs.sort(key=lambda run: (list(arms).index(run.arm), run.seed))
+    compare = Compare(**{"metric": "test/acc", "smallest_effect": 0.005, "max_seeds": max_seeds or seeds, **rules})
     return Study(
         name="pooling",
+        question="What should go to the head, the class token or the mean of the patches?",
         folder=folder,
+        config="experiments/digits_short.yaml",
         metric="val/acc",
         goal="maximize",
-        report="test/acc",
+        compare=compare,
         baseline=next(iter(arms)),
-        smallest_effect=smallest_effect,
-        alpha=0.05,
         arms=dict(arms),
-        seeds=list(range(seeds)),
-        added_seeds=list(range(seeds, seeds + added)),
+        seeds=list(range(compare.max_seeds)),
+        split_varies=False,
         runs=runs,
         factors=dict(factors or {}),
     )
@@ -98,6 +99,7 @@ def _results(seed: int, right: np.ndarray, arm: str, draw: np.random.Generator) 
         "val/acc": round(float(right.mean()) - 0.002, 7),
         "test/loss": round(0.62 + draw.normal(0, 0.02), 7),
         "test/acc": round(float(right.mean()), 7),
+        "test_images": len(right),
         "seconds": round(seconds + 0.9, 3),
         "peak_memory_mb": 612.0,
     }

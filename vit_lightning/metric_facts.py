@@ -48,6 +48,7 @@ class MetricFacts:
         goal: whether higher or lower values are better.
         label: name on the axis of a figure.
         percent: whether it is a fraction that is written in percent.
+        counts_images: whether it is a fraction of the images.
         stages: stages that log it, as ``STAGE/NAME``.
         min_classes: fewest classes for which it is logged.
         in_bar: whether the progress bar shows it.
@@ -57,6 +58,7 @@ class MetricFacts:
     goal: Goal
     label: str
     percent: bool = False
+    counts_images: bool = False
     stages: tuple[Stage, ...] = ("train", "val", "test")
     min_classes: int = 2
     in_bar: bool = False
@@ -69,6 +71,7 @@ METRICS = {
         "maximize",
         "accuracy",
         percent=True,
+        counts_images=True,
         in_bar=True,
     ),
     "acc5": MetricFacts(
@@ -76,6 +79,7 @@ METRICS = {
         "maximize",
         "top-5 accuracy",
         percent=True,
+        counts_images=True,
         stages=("val", "test"),
         min_classes=6,
     ),

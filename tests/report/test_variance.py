@@ -86,7 +86,8 @@ def test_a_factor_of_three_levels_has_two_contrasts_and_two_interactions():
     gaps = GRID[:, 1] - GRID[:, 0]
     paired = stats.ttest_rel(gaps[:, 2], gaps[:, 0])
     assert found["(pool: mean) x (depth: 9)"].p == pytest.approx(paired.pvalue)
-    assert found["(pool: mean) x (depth: 9)"].low == pytest.approx(paired.confidence_interval(0.95).low)
+    assert found["(pool: mean) x (depth: 9)"].low == pytest.approx(paired.confidence_interval(1 - 0.05 / 5).low)
+    assert found["(pool: mean) x (depth: 9)"].p_adjusted == pytest.approx(min(1, 5 * paired.pvalue))
 
 
 def test_only_seeds_that_every_cell_has_count():

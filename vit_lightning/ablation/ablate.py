@@ -22,7 +22,7 @@ from vit_lightning.config.check_options import find_problems
 from vit_lightning.config.files import parse_yaml, split_words
 from vit_lightning.config.help import explained, options_of
 from vit_lightning.errors import UserError
-from vit_lightning.report.statistics import LEAST_PAIRS
+from vit_lightning.report.sequential import FIRST as LEAST_PAIRS
 from vit_lightning.report.study import Run
 from vit_lightning.report.wording import unit_of
 from vit_lightning.storage.folder import release, try_hold

@@ -230,6 +230,8 @@ def _test_best(run: Run) -> Results:
         results |= logged(run.trainer, "test") | interval(run.predictions.table)
         if own and not run.predictions.table:
             say(f"no report of the test images: test_step of {type(run.module).__name__} returns no logits")
+        if run.predictions.table:
+            results["test_images"] = len(run.predictions.table["label"])
         if is_first() and run.predictions.table:
             table = io.BytesIO()  # numpy prints a traceback if it cannot finish a file
             np.savez_compressed(table, **run.predictions.table)  # type: ignore[arg-type]

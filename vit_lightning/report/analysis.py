@@ -1,37 +1,41 @@
-"""Numbers of an ablation: each arm, each arm against the baseline, the effects of factors, the sources of variance."""
+"""Numbers of an ablation: its arms, their comparisons, the effects of factors, the sources of variance."""
 
 from __future__ import annotations
 
 import math
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vit_lightning.config.files import word
-from vit_lightning.report.statistics import (
-    Comparison,
-    Rules,
-    Values,
-    Verdict,
-    correlation,
-    judge,
-    least_sign_flip_p,
-    seeds_needed,
-    seeds_to_tell,
-    sign_flip_p,
-    spread,
-    visible_difference,
-    welch_p,
-)
+from vit_lightning.report.comparisons import ArmComparison, Standing, compare, standings
+from vit_lightning.report.sequential import Values
+from vit_lightning.report.statistics import correlation, highest_rate, sign_flip_p, spread, welch_p
 from vit_lightning.report.study import Run, Study
 from vit_lightning.report.variance import Components, Effect, McNemar, components, factor_effects, mcnemar
 
 Correct = Mapping[tuple[str, int], NDArray[np.bool_]]
 """Correctness of the prediction for each test image, by arm and seed."""
+
+
+@dataclass(frozen=True)
+class Collapsed:
+    """Runs that ended near chance: below the midpoint between chance and the median accuracy of their arm."""
+
+    seeds: list[int]
+    runs: int
+    """Runs of the arm with results."""
+    below: float
+    """The midpoint."""
+
+    @property
+    def highest(self) -> float:
+        """Largest rate of collapse that these runs are compatible with: the one-sided 95 % limit."""
+        return highest_rate(len(self.seeds), self.runs)
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Arm:
     overrides: dict[str, Any]
     runs: list[Run]
     values: dict[int, float]
-    """The reported metric by seed, of the runs that are done."""
+    """The compared metric by seed, of the runs that are done."""
+    collapsed: Collapsed | None
+    """None where the metric is no accuracy, or nothing is known of its classes."""
     components: Components | None
     """Variance components of correctness over seeds and test images."""
 
@@ -58,6 +64,10 @@ class Arm:
     def sd(self) -> float:
         return spread(self.at(self.values))
 
+    @property
+    def failed(self) -> list[Run]:
+        return [run for run in self.runs if run.state == "failed"]
+
     def at(self, seeds: Sequence[int] | Mapping[int, float]) -> Values:
         """Returns the values of some seeds."""
         return np.array([self.values[seed] for seed in seeds])
@@ -70,28 +80,14 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class ArmComparison:
-    """Comparison of an arm with the baseline."""
+class Beside:
+    """Tests beside the claims of a comparison; they claim nothing and use its pairs."""
 
-    arm: str
-    claim: Comparison
-    first_verdict: Verdict | None
-    """Verdict of the first analysis; None unless this is the second."""
-    seeds_needed: int | None
-    """Seeds to add until a claim has 80 % power; 0 where one was made, None where the number cannot be computed."""
-    between: bool
-    """Whether nothing was claimed although there are enough seeds for either claim; ``seeds_needed`` is then for the
-    observed difference."""
-    differences: dict[int, float]
-    """Arm minus baseline for each seed that both have."""
+    comparison: ArmComparison
     p_sign_flip: float
-    sign_flip_can_claim: bool
-    """Whether the sign-flip test can reach the level at all with this many pairs and arms."""
     p_welch: float
     correlation: float
-    """Pearson's, between arm and baseline over the seeds."""
-    visible: float
-    """True difference that the study detects with 80 % power."""
+    """Pearson's, between the arms over the seeds."""
     components: Components | None
     """Variance components of the difference in correctness over seeds and test images."""
     single_runs: dict[int, McNemar]
@@ -99,70 +95,88 @@ class ArmComparison:
 
 
 @dataclass(frozen=True)
+class TestSets:
+    """Correctness on the test images, as the runs have kept it."""
+
+    correct: Correct
+    same: bool
+    """Whether all runs have the same test images."""
+    why: str | None
+    """Reason why correctness cannot be compared over seeds; None where it can."""
+    other: list[Run]
+    """Runs whose test images are not those of other arms with the same seed."""
+    classes: int | None
+
+
+@dataclass(frozen=True)
 class Analysis:
     """All numbers of a report."""
 
     study: Study
-    rules: Rules
     arms: list[Arm]
     comparisons: list[ArmComparison]
+    standings: list[Standing]
+    """One for each arm, of a study that looks for the best; else none."""
+    beside: list[Beside]
+    """One for each comparison."""
     effects: list[Effect]
-    no_components: str | None
-    """Reason why there are no variance components."""
+    tested: TestSets
+
+    @property
+    def decided(self) -> bool:
+        """Whether no comparison needs more runs."""
+        return all(one.decided for one in self.comparisons)
 
 
 def analyse(study: Study) -> Analysis:
-    """Compares the arms of a study; a seed counts only where both arms of a pair have a result."""
-    seeds = len(study.seeds), len(study.added_seeds)
-    rules = Rules(study.alpha, study.smallest_effect, study.goal, *seeds, complete=not study.missing)
-    correct, why = _read_correct(study)
-    arms = []
-    for name, overrides in study.arms.items():
-        runs = [run for run in study.runs if run.arm == name]
-        values = {run.seed: float(run.results[study.report]) for run in runs if run.state == "done"}
-        own = [correct[name, seed] for seed in values if (name, seed) in correct]
-        arms.append(Arm(name, overrides, runs, values, _components(own)))
-    return Analysis(study, rules, arms, _compare(study, rules, arms, correct), _effects(study, rules, arms), why)
+    """Compares the arms of a study."""
+    tested, comparisons = _read_test_sets(study), compare(study)
+    arms = [_arm(study, name, tested) for name in study.arms]
+    by_name = {arm.name: arm for arm in arms}
+    return Analysis(
+        study=study,
+        arms=arms,
+        comparisons=comparisons,
+        standings=standings(study, comparisons) if study.compare.arms == "best" else [],
+        beside=[_beside(one, by_name[one.arm], by_name[one.other], tested) for one in comparisons],
+        effects=_effects(study, arms),
+        tested=tested,
+    )
 
 
-def _components(tables: Sequence[NDArray[Any]]) -> Components | None:
-    return components(np.stack(tables)) if len(tables) > 1 else None
+def _arm(study: Study, name: str, tested: TestSets) -> Arm:
+    runs = [run for run in study.runs if run.arm == name]
+    values = {run.seed: float(run.results[study.compare.metric]) for run in runs if run.state == "done"}
+    own = [tested.correct[name, seed] for seed in values if (name, seed) in tested.correct]
+    collapsed = None
+    if tested.classes and values and study.compare.metric == "test/acc":
+        below = (1 / tested.classes + float(np.median(list(values.values())))) / 2
+        collapsed = Collapsed([seed for seed, value in values.items() if value < below], len(values), below)
+    return Arm(name, study.arms[name], runs, values, collapsed, _components(own, tested))
 
 
-def _compare(study: Study, rules: Rules, arms: Sequence[Arm], correct: Correct) -> list[ArmComparison]:
-    baseline = next(arm for arm in arms if arm.name == study.baseline)
-    others = [arm for arm in arms if arm is not baseline]
-    pairs = [[seed for seed in arm.values if seed in baseline.values] for arm in others]
-    gaps = [arm.at(seeds) - baseline.at(seeds) for arm, seeds in zip(others, pairs, strict=True)]
-    early = [gap[np.isin(seeds, study.seeds)] for gap, seeds in zip(gaps, pairs, strict=True)]
-    firsts = judge(early, replace(rules, added=0, complete=True))
-    found = []
-    for arm, seeds, gap, claim, first in zip(others, pairs, gaps, judge(gaps, rules), firsts, strict=True):
-        tested = [seed for seed in seeds if {(arm.name, seed), (baseline.name, seed)} <= correct.keys()]
-        both = {seed: (correct[arm.name, seed], correct[baseline.name, seed]) for seed in tested}
-        needed = seeds_needed(claim, rules, len(others))
-        between = needed == 0 and claim.verdict == "undecided"
-        found.append(
-            ArmComparison(
-                arm=arm.name,
-                claim=claim,
-                first_verdict=first.verdict if study.added_seeds else None,
-                seeds_needed=seeds_to_tell(claim, rules, len(others)) if between else needed,
-                between=between,
-                differences=dict(zip(seeds, gap.tolist(), strict=True)),
-                p_sign_flip=sign_flip_p(gap),
-                sign_flip_can_claim=least_sign_flip_p(claim.n) <= rules.level / len(others),
-                p_welch=welch_p(arm.at(arm.values), baseline.at(baseline.values)),
-                correlation=correlation(arm.at(seeds), baseline.at(seeds)),
-                visible=visible_difference(claim.n, claim.sd, rules.level / len(others)),
-                components=_components([one.astype(float) - other for one, other in both.values()]),
-                single_runs={seed: mcnemar(*pair) for seed, pair in both.items()},
-            )
-        )
-    return found
+def _components(tables: Sequence[NDArray[Any]], tested: TestSets) -> Components | None:
+    return components(np.stack(tables)) if len(tables) > 1 and tested.same else None
 
 
-def _effects(study: Study, rules: Rules, arms: Sequence[Arm]) -> list[Effect]:
+def _beside(one: ArmComparison, arm: Arm, other: Arm, tested: TestSets) -> Beside:
+    seeds, gaps = [*one.counted], np.array([*one.counted.values()])
+    both = {
+        seed: (tested.correct[arm.name, seed], tested.correct[other.name, seed])
+        for seed in seeds
+        if {(arm.name, seed), (other.name, seed)} <= tested.correct.keys()
+    }
+    return Beside(
+        comparison=one,
+        p_sign_flip=sign_flip_p(gaps if one.images is None else np.rint(gaps * one.images)),
+        p_welch=welch_p(arm.at(seeds), other.at(seeds)),
+        correlation=correlation(arm.at(seeds), other.at(seeds)),
+        components=_components([first.astype(float) - second for first, second in both.values()], tested),
+        single_runs={seed: mcnemar(*pair) for seed, pair in both.items()},
+    )
+
+
+def _effects(study: Study, arms: Sequence[Arm]) -> list[Effect]:
     """Returns the effects of a full grid of two or more factors; the levels of the baseline come first."""
     factors = {key: levels for key, levels in study.factors.items() if len(levels) > 1}
     if len(factors) < 2:
@@ -173,26 +187,38 @@ def _effects(study: Study, rules: Rules, arms: Sequence[Arm]) -> list[Effect]:
         first = word(baseline.get(key))  # as words, since levels may be lists and mappings
         ordered[key] = [first, *(level for level in map(word, levels) if level != first)]
     results = {tuple(word(arm.overrides.get(key)) for key in ordered): arm.values for arm in arms}
-    return factor_effects(ordered, results, rules.interval_level)
+    return factor_effects(ordered, results, study.compare.alpha)
 
 
-def _read_correct(study: Study) -> tuple[Correct, str | None]:
-    """Returns the correctness of each run on each test image, and why there is none."""
-    if study.report != "test/acc":
-        return {}, f"{study.report} is not an accuracy"
-    found: dict[tuple[str, int], NDArray[np.bool_]] = {}
-    first: tuple[NDArray[Any], NDArray[Any]] | None = None
-    for run in study.runs:
+def _read_test_sets(study: Study) -> TestSets:
+    """Reads the correctness of each run on each test image."""
+    if study.compare.metric != "test/acc":
+        return TestSets({}, False, f"{study.compare.metric} is not an accuracy", [], None)
+    correct: dict[tuple[str, int], NDArray[np.bool_]] = {}
+    sets: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}  # index and label by seed
+    other: list[Run] = []
+    for run in study.done:
         path = study.folder / run.folder / "test_predictions.npz"
-        if run.state != "done" or not path.is_file():
+        if not path.is_file():
             continue
         try:
             with np.load(path) as file:
                 index, label, prediction = file["index"], file["label"], file["prediction"]
         except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-            return {}, f"{path} cannot be read"
-        first = first or (index, label)
-        if not (np.array_equal(index, first[0]) and np.array_equal(label, first[1])):
-            return {}, f"{run.arm} with seed {run.seed} has other test images than the runs before it"
-        found[run.arm, run.seed] = label == prediction
-    return found, None if found else "no run has kept its predictions of the test images"
+            return TestSets({}, False, f"{path} cannot be read", [], None)
+        if not _equal(sets.setdefault(run.seed, (index, label)), (index, label)):
+            other.append(run)
+        correct[run.arm, run.seed] = label == prediction
+    if other:
+        which = f"{other[0].arm} with seed {other[0].seed}"
+        return TestSets({}, False, f"{which} has other test images than the other arms with this seed", other, None)
+    if not sets:
+        return TestSets({}, False, "no run has kept its predictions of the test images", [], None)
+    first = next(iter(sets.values()))
+    same = all(_equal(first, images) for images in sets.values())
+    why = None if same else "each seed has test images of its own"
+    return TestSets(correct, same, why, [], len(np.unique(first[1])))
+
+
+def _equal(first: tuple[NDArray[Any], ...], second: tuple[NDArray[Any], ...]) -> bool:
+    return all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))

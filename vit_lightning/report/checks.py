@@ -97,7 +97,7 @@ def run_checks(analysis: Analysis, configs: Configs, differences: Sequence[Confi
         "arms differ only in what the plan names": _differ_as_planned(study, configs, differences),
         "nothing is selected on test images": _nothing_chosen_on_test(study, configs),
         "plan and code have not changed since the first run": _plan_unchanged(study),
-        "all runs are tested on the same images": _same_images(analysis),
+        "arms are tested on the same images": _same_images(analysis),
         "all runs had the same hardware and versions": _same_place(study),
     }
     return [Check(name, ok, text) for name, (ok, text) in found.items()]
@@ -108,9 +108,9 @@ def _all_there(study: Study) -> Result:
     failed = sum(run.state == "failed" for run in study.runs)
     text = f"{done} of {len(study.runs)} runs are done"
     if failed or study.missing:
-        text += f", {failed} failed, {study.missing} missing; pairs without both runs are left out"
+        text += f", {failed} failed, {study.missing} missing"
     if failed:
-        text += ", so the arms are compared only where they did not fail"
+        text += "; seeds after a failed run do not count for its arm, as failures may depend on the result"
     return done == len(study.runs), text
 
 
@@ -139,23 +139,25 @@ def _nothing_chosen_on_test(study: Study, configs: Configs) -> Result:
         return False, f"{', '.join(on_test)} selects and is measured on test images"
     known = configs and "None" not in monitors
     chosen = f"checkpoints are selected by {', '.join(monitors)}" if known else "not all configs name what selects"
-    text = f"{chosen}; runs are selected by {study.metric}; {study.report} is measured once, at the end"
+    text = f"{chosen}; runs are selected by {study.metric}; {study.compare.metric} is measured once, at the end"
     return True if known else None, text
 
 
 def _plan_unchanged(study: Study) -> Result:
-    which = f"analysis {study.number} of at most 2"
-    if study.plan_changed:
-        return False, f"{'; '.join(study.plan_changed)} ({which})"
-    return True, f"no change was found ({which})"
+    return not study.plan_changed, "; ".join(study.plan_changed) or "no change was found"
 
 
 def _same_images(analysis: Analysis) -> Result:
-    images = [arm.components.images for arm in analysis.arms if arm.components is not None]
-    if images:
-        return True, f"{images[0]:,} images with the same labels"
-    why = analysis.no_components or "no arm has two runs"
-    return False if "other test images" in why else None, why
+    """Checks that all arms of a seed have the same test images, and all seeds unless the split varies."""
+    study, tested = analysis.study, analysis.tested
+    if tested.other:
+        return False, str(tested.why)
+    if not tested.correct:
+        return None, str(tested.why)
+    text = f"{len(next(iter(tested.correct.values()))):,} images with the same labels"
+    if tested.same:
+        return True, text + (", although the split varies with the seed" if study.split_varies else "")
+    return study.split_varies, f"{text} for all arms of a seed; {tested.why}"
 
 
 def _same_place(study: Study) -> Result:

@@ -100,7 +100,7 @@ def make_workspace(report: Report, project: str, entity: str) -> Any:
     study = report.study
     curves = [panels.LinePlot(title=name, x="Step", y=[name]) for name in (study.metric, "train/loss", "lr")]
     answer = [panels.MarkdownPanel(markdown=_answer(report))]
-    bars = [panels.BarPlot(title=study.report, metrics=[study.report])]
+    bars = [panels.BarPlot(title=study.compare.metric, metrics=[study.compare.metric])]
     sections = {"Result": answer + bars, "Learning curves": curves, "Costs": _costs(study)}
     return workspaces.Workspace(
         entity=entity,
@@ -140,9 +140,9 @@ def _own_runs(study: Study) -> str:
 def _costs(study: Study) -> list[Any]:
     import wandb_workspaces.reports.v2 as panels
 
-    result = panels.SummaryMetric(study.report)
+    result = panels.SummaryMetric(study.compare.metric)
     return [
-        panels.ScatterPlot(title=f"{study.report} against {name}", x=panels.SummaryMetric(name), y=result)
+        panels.ScatterPlot(title=f"{study.compare.metric} against {name}", x=panels.SummaryMetric(name), y=result)
         for name in ("train_seconds", "flops")
     ]
 

@@ -89,10 +89,10 @@ def _shortened(name: str) -> str:
 
 def seeds_figure(analysis: Analysis) -> Figure:
     """Draws every run as a point, runs of one seed joined, with the mean of each arm."""
-    unit = unit_of(analysis.study.report)
+    unit = unit_of(analysis.study.compare.metric)
     arms = analysis.arms
     figure, axis = _canvas(0.7 + 0.6 * len(arms))
-    for seed in [*analysis.study.seeds, *analysis.study.added_seeds]:
+    for seed in sorted({run.seed for run in analysis.study.runs}):
         places = [(unit.scale * arm.values[seed], row) for row, arm in enumerate(arms) if seed in arm.values]
         axis.plot(*zip(*places, strict=True), color="0.6", linewidth=0.6, zorder=1) if places else None
     for row, arm in enumerate(arms):
@@ -101,30 +101,29 @@ def seeds_figure(analysis: Analysis) -> Figure:
         if len(values):
             axis.plot([values.mean()] * 2, [row - 0.22, row + 0.22], color=colour(row), linewidth=2.5, zorder=3)
     _name_rows(axis, [f"{arm.name} (n={arm.n})" for arm in arms])
-    axis.set_xlabel(f"{analysis.study.report}{unit.sign and f' ({unit.sign.strip()})'}; a bar is the mean")
+    axis.set_xlabel(f"{analysis.study.compare.metric}{unit.sign and f' ({unit.sign.strip()})'}; a bar is the mean")
     return figure
 
 
 def differences_figure(analysis: Analysis) -> Figure:
     """Draws paired differences with both intervals, zero and the range of differences too small to matter."""
-    study, unit, comparisons = analysis.study, unit_of(analysis.study.report), analysis.comparisons
+    study, unit, comparisons = analysis.study, unit_of(analysis.study.compare.metric), analysis.comparisons
     figure, axis = _canvas(0.7 + 0.75 * len(comparisons))
-    edge = unit.scale * study.smallest_effect
+    edge = unit.scale * study.compare.smallest_effect
     axis.axvspan(-edge, edge, color="0.5", alpha=0.18, linewidth=0)
     axis.axvline(0, color=INK, linewidth=0.8)
     numbers = {arm.name: number for number, arm in enumerate(analysis.arms)}
     for row, one in enumerate(comparisons):
-        claim, own = one.claim, colour(numbers[one.arm])
+        own = colour(numbers[one.arm])
         values = unit.scale * np.array(list(one.differences.values()))
         axis.scatter(values, row + 0.2 + _stacked(values, 0.3), s=14, color=own, alpha=0.6, linewidth=0)
-        if claim.n > 1:
-            ends = unit.scale * np.array([claim.claim_low, claim.claim_high, claim.low, claim.high])
-            axis.plot(ends[:2], [row, row], color=own, linewidth=1.2, marker="|", markersize=7)
-            axis.plot(ends[2:], [row, row], color=own, linewidth=4.5, solid_capstyle="butt", alpha=0.8)
-            axis.scatter([unit.scale * claim.difference], [row], s=34, color=own, edgecolor="white", zorder=4)
-    _name_rows(axis, [f"{one.arm}: {one.claim.verdict}" for one in comparisons])
+        if one.n:
+            ends = unit.scale * np.array([one.low, one.high])
+            axis.plot(ends, [row, row], color=own, linewidth=4.5, solid_capstyle="butt", alpha=0.8)
+            axis.scatter([unit.scale * one.mean], [row], s=34, color=own, edgecolor="white", zorder=4)
+    _name_rows(axis, [f"{one.arm}: {one.verdict}" for one in comparisons])
     unit_name = f" ({unit.suffix.strip()})" if unit.suffix else ""
-    axis.set_xlabel(f"{study.report}, difference to {study.baseline}{unit_name}")
+    axis.set_xlabel(f"{study.compare.metric}, difference to {study.baseline}{unit_name}")
     return figure
 
 
@@ -189,7 +188,7 @@ def _thinned(steps: Sequence[int], values: Curve, most: int = 400) -> tuple[Any,
 
 def costs_figure(analysis: Analysis) -> Figure:
     """Draws the reported metric against costs; arms that no other beats in both are joined."""
-    study, unit = analysis.study, unit_of(analysis.study.report)
+    study, unit = analysis.study, unit_of(analysis.study.compare.metric)
     shown, handles = _known_costs(analysis), {}
     figure = Figure(figsize=(WIDTH, 2.5), layout="constrained")
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
@@ -207,7 +206,7 @@ def costs_figure(analysis: Analysis) -> Figure:
         axis.set_xlabel(text)
         axis.grid(alpha=0.3)
         axis.margins(0.15)
-    axes[0].set_ylabel(f"{study.report}{unit.sign and f' ({unit.sign.strip()})'}")
+    axes[0].set_ylabel(f"{study.compare.metric}{unit.sign and f' ({unit.sign.strip()})'}")
     _legend(figure, handles)
     return figure
 

@@ -46,8 +46,8 @@ code { background: var(--wash); padding: .1em .3em; font-size: .86em; }
 
 CAPTIONS = {
     "seeds": "Every run. Grey lines join the runs of one seed.",
-    "differences": "Paired differences: small points are seeds, the large point their mean, the thick bar its interval "
-    "for reading, the thin bar the interval of the claim. The grey band holds differences too small to matter.",
+    "differences": "Paired differences: small points are seeds, the large point their mean, the bar its interval. "
+    "The grey band holds differences too small to matter.",
     "curves_0": "Learning curves: thin for each run, thick for the mean of an arm.",
     "curves_1": "Training: thin for each run, thick for the mean of an arm.",
     "costs": "Result (mean, standard error) against cost (median). The line joins arms that no other beats in both.",
@@ -118,7 +118,6 @@ def _runs(study: Study) -> str:
     if study.plan_file is not None:
         resume = shlex.join(["lightning", "ablate", study.plan_file, f"--out={study.folder}"])
         commands |= {"Run what is missing": resume} if study.missing else {}
-        commands |= {"Second analysis": f"{resume} --add-seeds=N"} if study.number == 1 else {}
     shown = "".join(f"<li>{text}: <code>{escape(command)}</code></li>" for text, command in commands.items())
     return f"<ul>{''.join(lines)}</ul><ul>{shown}</ul>"
 

@@ -12,7 +12,7 @@ from vit_lightning.report.checks import Check, Configs, config_differences, read
 from vit_lightning.report.figures import draw_figures
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import Table
-from vit_lightning.report.wording import headline, rule, sentences
+from vit_lightning.report.wording import collapses, headline, rule, sentences
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,7 @@ class Report:
     @property
     def lines(self) -> list[str]:
         """The answer for a terminal: a line for each arm once there is an answer, then warnings."""
-        short = not self.analysis.comparisons or (self.study.missing and not self.study.added_seeds)
-        return [*([self.headline] if short else self.sentences), *self.warnings]
+        return [*([] if self.analysis.comparisons else [self.headline]), *self.sentences, *self.warnings]
 
 
 def make_report(study: Study) -> Report:
@@ -71,7 +70,7 @@ def make_report(study: Study) -> Report:
         analysis=analysis,
         configs=configs,
         headline=headline(analysis),
-        sentences=sentences(analysis),
+        sentences=[*sentences(analysis), *collapses(analysis)],
         rule=rule(analysis),
         checks=checks,
         tables={name: table for name, table in made.items() if table.rows},

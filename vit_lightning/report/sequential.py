@@ -13,6 +13,7 @@ Turnbull 2000, chapter 11), with ``HELD_BACK``.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class Design:
         max_pairs: pairs of the last analysis.
         until: answer that decides a comparison, beside better and worse: ``equivalent`` tells those from a difference
             that does not matter; ``not better`` asks only whether the arm should be adopted, which takes fewer runs.
+        one_sided: whether only one arm's comparisons can be false, and each in one direction, as where the best arm is
+            looked for; better and worse then have all of a comparison's level each.
     """
 
     smallest_effect: float
@@ -52,11 +55,17 @@ class Design:
     comparisons: int
     max_pairs: int
     until: Answer = "equivalent"
+    one_sided: bool = False
 
     @property
     def level(self) -> float:
         """Level of one comparison."""
         return self.alpha / self.comparisons
+
+    @property
+    def sides(self) -> int:
+        """Claims of a difference that share the level of one comparison."""
+        return 1 if self.one_sided else 2
 
     @property
     def analyses(self) -> tuple[int, ...]:
@@ -98,7 +107,9 @@ def follow(differences: Values, design: Design) -> Course:
     centred = differences - differences[..., :1]  # differences that are all alike then have a deviation of exactly 0
     squares = (centred**2).cumsum(-1)[..., end[0]] - centred.cumsum(-1)[..., end[0]] ** 2 / n
     sd = np.sqrt(np.maximum(squares, 0.0) / (n - 1))
-    halves, whole = (nominal_levels(design.analyses, level, len(pairs)) for level in (design.level / 2, design.level))
+    halves, whole = (
+        nominal_levels(design.analyses, level, len(pairs)) for level in (design.level / design.sides, design.level)
+    )
     effect = design.smallest_effect
     made: dict[Claim, Flags] = {
         "better": _exceeds(mean, sd, n, halves),
@@ -178,12 +189,13 @@ def p_value(differences: Values, design: Design) -> float:
         t = np.abs(course.mean) / (course.sd / np.sqrt(n))
     alike = np.where(course.mean == 0, 1.0, 0.5**n)
     seen = np.where(course.sd == 0, alike, special.stdtr(n - 1, -t))
-    low, high = -9.0, 0.0  # of log10 of the two-sided level of the comparison
-    while high - low > 0.01:  # fixed steps: other arms meet the same levels, whose boundaries are known then
-        middle = (low + high) / 2
-        reached = bool(np.any(seen <= nominal_levels(design.analyses, 10**middle / 2, len(n))))
-        low, high = (low, middle) if reached else (middle, high)
-    return min(1.0, 10**high * design.comparisons)
+
+    def is_claimed(step: int) -> bool:
+        level = design.level * 10 ** (step / 100)  # fixed steps: other arms meet the same levels, known by then
+        return bool(np.any(seen <= nominal_levels(design.analyses, level / design.sides, len(n))))
+
+    steps = range(-1000, math.ceil(-100 * math.log10(design.level)))
+    return min(1.0, design.alpha * 10 ** ((steps[0] + bisect.bisect_left(steps, True, key=is_claimed)) / 100))
 
 
 @dataclass(frozen=True)

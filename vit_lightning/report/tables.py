@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from vit_lightning.report.analysis import Analysis, Arm, ArmComparison
+from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.checks import Check, ConfigDifference
-from vit_lightning.report.statistics import LEAST_PAIRS
 from vit_lightning.report.study import Study
-from vit_lightning.report.wording import MINUS, NONE, PLUS_MINUS, show_fraction, show_level, show_p, show_r, unit_of
+from vit_lightning.report.wording import MINUS, NONE, PLUS_MINUS, show_fraction, show_p, show_r, unit_of
 from vit_lightning.storage.folder import to_csv
 
 COSTS = ("train_seconds", "seconds", "images_per_second", "peak_memory_mb")
@@ -92,10 +91,10 @@ def tabulate(
 
 def arm_table(analysis: Analysis) -> Table:
     """Results of each arm."""
-    study, unit = analysis.study, unit_of(analysis.study.report)
-    seeds = [*study.seeds, *study.added_seeds]
+    study, unit = analysis.study, unit_of(analysis.study.compare.metric)
+    seeds = sorted({run.seed for run in study.runs})
     return tabulate(
-        f"{study.report}{unit.sign and f' in{unit.sign}'} of each run",
+        f"{study.compare.metric}{unit.sign and f' in{unit.sign}'} of each run",
         analysis.arms,
         [
             ("arm", lambda arm: arm.name + (" (baseline)" if arm.name == study.baseline else "")),
@@ -111,90 +110,70 @@ def arm_table(analysis: Analysis) -> Table:
 
 
 def difference_table(analysis: Analysis) -> Table:
-    """Each arm against the baseline: the numbers behind the verdict."""
-    study, unit = analysis.study, unit_of(analysis.study.report)
+    """Each comparison: the numbers behind the verdict."""
+    study, unit = analysis.study, unit_of(analysis.study.compare.metric)
     return tabulate(
-        f"{study.report} against {study.baseline}{f' in{unit.suffix}' if unit.suffix else ''}",
+        f"Differences of {study.compare.metric}{f' in{unit.suffix}' if unit.suffix else ''}",
         analysis.comparisons,
         [
             ("arm", lambda one: one.arm),
-            ("verdict", lambda one: one.claim.verdict),
-            ("difference", lambda one: unit.signed(one.claim.difference)),
-            (f"{100 * (1 - study.alpha):g} % interval", lambda one: unit.interval(one.claim.low, one.claim.high)),
-            ("p", lambda one: show_p(one.claim.p)),
-            ("p, Holm", lambda one: show_p(one.claim.p_adjusted) if one.claim.n > 1 else NONE),
-            ("p equivalence, Holm", lambda one: show_p(one.claim.p_equivalence) if one.claim.n > 1 else NONE),
-            ("pairs", lambda one: str(one.claim.n)),
-            ("more seeds needed", lambda one: NONE if one.seeds_needed is None else str(one.seeds_needed)),
+            ("against", lambda one: one.other),
+            ("verdict", lambda one: one.verdict),
+            ("difference", lambda one: unit.signed(one.mean)),
+            ("interval", lambda one: unit.interval(one.low, one.high)),
+            ("p", lambda one: show_p(one.p)),
+            ("pairs", lambda one: str(one.n)),
+            ("next analysis", lambda one: NONE if one.next is None else str(one.next)),
         ],
-        f"Paired t-test; p after Holm's correction is compared with {show_level(analysis.rules.level)}. More seeds "
-        f"needed: to tell {unit.plain(study.smallest_effect)} from none with 80 % power at this standard deviation; "
-        "where there are enough for that, to establish the observed difference.",
+        f"Intervals are valid at every analysis at once; p is compared with {study.compare.alpha:g}.",
     )
 
 
 def beside_table(analysis: Analysis) -> Table:
-    """Tests besides those that give the verdict, and the difference that the study could detect."""
-    study, unit, level = analysis.study, unit_of(analysis.study.report), analysis.rules.level
-
-    def exact(one: ArmComparison) -> str:
-        return show_p(one.p_sign_flip) + ("" if one.sign_flip_can_claim or one.claim.n == 0 else " *")
-
-    note = (
-        "The interval of the claim excludes zero exactly if a difference is claimed (given enough pairs). The "
-        "sign-flip test is exact up to 16 pairs; Welch's t-test ignores the pairing. r: correlation with the baseline "
-        "over the seeds; at 0 or below, pairing gains nothing. Detectable: the true difference that this many pairs "
-        "detect with 80 % power."
-    )
-    if any(one.claim.n and not one.sign_flip_can_claim for one in analysis.comparisons):
-        arms = len(analysis.comparisons)
-        least = f"{show_level(level / arms)} ({show_level(level)} for {arms} arms)"
-        note += f" *: with this few pairs the sign-flip test cannot reach {least}."
+    """Tests beside those that give the verdict."""
     return tabulate(
-        f"Other tests: {study.report} against {study.baseline}",
-        analysis.comparisons,
+        f"Other tests of {analysis.study.compare.metric}",
+        analysis.beside,
         [
-            ("arm", lambda one: one.arm),
-            (
-                "interval of the claim (its level)",
-                lambda one: (
-                    f"{unit.interval(one.claim.claim_low, one.claim.claim_high)} ({show_level(one.claim.claim_level)})"
-                ),
-            ),
-            ("p, sign-flip", exact),
+            ("arm", lambda one: one.comparison.arm),
+            ("against", lambda one: one.comparison.other),
+            ("p, sign-flip", lambda one: show_p(one.p_sign_flip)),
             ("p, Welch", lambda one: show_p(one.p_welch)),
             ("r over seeds", lambda one: show_r(one.correlation)),
-            ("detectable", lambda one: unit.rounded(one.visible) if one.claim.n >= LEAST_PAIRS else NONE),
         ],
-        note,
+        "Not corrected for the number of arms and analyses; nothing is claimed of them. The sign-flip test is exact up "
+        "to 16 pairs; Welch's t-test ignores the pairing. r: correlation over the seeds; at 0 or below, pairing gains "
+        "nothing.",
     )
 
 
 def paper_table(analysis: Analysis) -> Table:
     """Arms, differences and verdicts for a paper."""
-    study, unit = analysis.study, unit_of(analysis.study.report)
-    claims = {one.arm: one.claim for one in analysis.comparisons}
+    study, unit = analysis.study, unit_of(analysis.study.compare.metric)
+    claims = {one.arm: one for one in analysis.comparisons if one.other == study.baseline}
 
     def difference(arm: Arm) -> str:
-        if (claim := claims.get(arm.name)) is None:
+        if (one := claims.get(arm.name)) is None:
             return NONE
-        interval = f" [{unit.signed(claim.low)}, {unit.signed(claim.high)}]" if claim.n > 1 else ""
-        return unit.signed(claim.difference) + interval
+        interval = "" if math.isnan(one.low) else f" [{unit.signed(one.low)}, {unit.signed(one.high)}]"
+        return unit.signed(one.mean) + interval
 
     return tabulate(
-        f"{study.name}: {study.report} against {study.baseline}",
+        f"{study.name}: {study.compare.metric} against {study.baseline}",
         analysis.arms,
         [
             ("arm", lambda arm: arm.name),
             ("runs", lambda arm: str(arm.n)),
-            (f"{study.report}{unit.sign}", lambda arm: f"{unit.value(arm.mean)} {PLUS_MINUS} {unit.value(arm.sd)}"),
+            (
+                f"{study.compare.metric}{unit.sign}",
+                lambda arm: f"{unit.value(arm.mean)} {PLUS_MINUS} {unit.value(arm.sd)}",
+            ),
             ("difference", difference),
-            ("p", lambda arm: show_p(claims[arm.name].p_adjusted) if arm.name in claims else NONE),
+            ("p", lambda arm: show_p(claims[arm.name].p) if arm.name in claims else NONE),
             ("verdict", lambda arm: claims[arm.name].verdict if arm.name in claims else "baseline"),
         ],
-        "Mean and standard deviation over seeds; paired difference with "
-        f"{100 * (1 - analysis.rules.interval_level):.3g} % t-interval; p after Holm's correction, compared with "
-        f"{show_level(analysis.rules.level)} (analysis {study.number} of at most 2).",
+        "Mean and standard deviation over seeds; paired difference with its repeated confidence interval; p for all "
+        f"arms and analyses together, compared with {study.compare.alpha:g}.",
     )
 
 
@@ -229,9 +208,9 @@ def cost_table(analysis: Analysis) -> Table:
 
 def component_table(analysis: Analysis) -> Table:
     """Sources of the variance, for each arm and each difference."""
-    unit = unit_of(analysis.study.report)
+    unit = unit_of(analysis.study.compare.metric)
     found = [(arm.name, arm.components) for arm in analysis.arms]
-    found += [(f"{one.arm} {MINUS} {analysis.study.baseline}", one.components) for one in analysis.comparisons]
+    found += [(f"{one.comparison.arm} {MINUS} {one.comparison.other}", one.components) for one in analysis.beside]
     return tabulate(
         "Variance components",
         [(name, parts) for name, parts in found if parts is not None],
@@ -252,14 +231,14 @@ def component_table(analysis: Analysis) -> Table:
 
 def effect_table(analysis: Analysis) -> Table:
     """Main effects and interactions of a grid."""
-    unit = unit_of(analysis.study.report)
+    unit = unit_of(analysis.study.compare.metric)
     note = (
         "Main effects: a level against the baseline's, averaged over the other factors. Interactions: change of that "
-        "difference with a level of another factor. Contrasts within each seed, t-tests over seeds; p after Holm's "
-        f"correction over this table, compared with {show_level(analysis.rules.level)}."
+        "difference with a level of another factor. Contrasts within each seed, t-tests over seeds, corrected for the "
+        "number of effects (Bonferroni) but not for the choice of the time to stop: nothing is claimed of them."
     )
     n = min((effect.n for effect in analysis.effects), default=0)
-    seeds = len(analysis.study.seeds) + len(analysis.study.added_seeds)
+    seeds = len({run.seed for run in analysis.study.runs})
     if n < seeds:
         note += f" {n} of {seeds} seeds have a result for every combination; only these count here."
     return tabulate(
@@ -269,9 +248,9 @@ def effect_table(analysis: Analysis) -> Table:
             ("effect", lambda effect: effect.name),
             ("seeds", lambda effect: str(effect.n)),
             ("size", lambda effect: unit.signed(effect.effect)),
-            (f"{100 * (1 - analysis.study.alpha):g} % interval", lambda effect: unit.interval(effect.low, effect.high)),
+            ("interval", lambda effect: unit.interval(effect.low, effect.high)),
             ("p", lambda effect: show_p(effect.p)),
-            ("p Holm", lambda effect: show_p(effect.p_adjusted) if effect.n > 1 else NONE),
+            ("p corrected", lambda effect: show_p(effect.p_adjusted) if effect.n > 1 else NONE),
         ],
         note,
     )
@@ -307,11 +286,18 @@ def failed_table(study: Study) -> Table:
 def single_run_table(analysis: Analysis) -> Table:
     """Pairs of single runs on the test images."""
     rows = [
-        [one.arm, str(seed), str(pair.only_first), str(pair.only_second), show_p(pair.p)]
-        for one in analysis.comparisons
+        [
+            one.comparison.arm,
+            one.comparison.other,
+            str(seed),
+            str(pair.only_first),
+            str(pair.only_second),
+            show_p(pair.p),
+        ]
+        for one in analysis.beside
         for seed, pair in one.single_runs.items()
     ]
-    header = ["arm", "seed", "only arm right", f"only {analysis.study.baseline} right", "p, McNemar"]
+    header = ["arm", "against", "seed", "only arm right", "only other right", "p, McNemar"]
     note = "McNemar's exact test compares two trained networks on new images, not two recipes with new seeds."
     return Table("Pairs of single runs", header, rows, note)
 

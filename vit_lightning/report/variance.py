@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from vit_lightning.report.statistics import Values, holm, paired_p, t_interval
+from vit_lightning.report.sequential import Values
+from vit_lightning.report.statistics import paired_p, t_interval
 
 
 @dataclass(frozen=True)
@@ -85,15 +86,17 @@ def mcnemar(first: NDArray[Any], second: NDArray[Any]) -> McNemar:
 
 @dataclass(frozen=True)
 class Effect:
-    """Effect of a factor, or of two together, on the result."""
+    """Effect of a factor, or of two together, on the result: a description, of which nothing is claimed."""
 
     name: str
     n: int
     effect: float
     low: float
     high: float
+    """t-interval; the level is alpha over the number of effects."""
     p: float
     p_adjusted: float
+    """p times the number of effects."""
 
 
 def factor_effects(
@@ -102,24 +105,24 @@ def factor_effects(
     """Estimates main effects and two-way interactions of a full grid by contrasts within the seed, t-tested over seeds.
 
     A main effect is a level against the first of its factor, averaged over the others. An interaction is the change of
-    that difference with a level of another factor. Holm's correction is over all of them.
+    that difference with a level of another factor. Bonferroni's correction is over all of them; the choice of the time
+    to stop is not corrected for.
 
     Args:
         factors: levels by factor, the first of each being that of the baseline.
         results: result by seed for each combination of levels, in the order of ``factors``.
-        alpha: 1 minus the coverage of the intervals.
+        alpha: 1 minus the coverage of all intervals together.
     """
     cells = list(product(*factors.values()))
     seeds = sorted(set.intersection(*(set(results.get(cell, {})) for cell in cells)))
     table = np.array([[results[cell][seed] for cell in cells] for seed in seeds], dtype=np.float64)
     table = table.reshape(len(seeds), *map(len, factors.values()))
     contrasts = [*_main(factors, table), *_interactions(factors, table)]
-    p_values = [paired_p(values) for _, values in contrasts]
-    adjusted, _ = holm(p_values, alpha)
     found = []
-    for (name, values), p, p_adjusted in zip(contrasts, p_values, adjusted, strict=True):
-        mean = float(values.mean()) if len(values) else math.nan
-        found.append(Effect(name, len(values), mean, *t_interval(values, alpha), p, p_adjusted))
+    for name, values in contrasts:
+        mean, p = float(values.mean()) if len(values) else math.nan, paired_p(values)
+        interval = t_interval(values, alpha / len(contrasts))
+        found.append(Effect(name, len(values), mean, *interval, p, min(1.0, len(contrasts) * p)))
     return found
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import secrets
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def log_report(report: Report, *, send: bool = False) -> str:
         return ""
     settings = wandb_settings(report) | ({"mode": "online"} if send else {})
     config = WandbConfig(**settings, group=study.name, job_type=REPORT, tags=[study.name[:64], REPORT])
-    plan = {key: getattr(study, key) for key in ("baseline", "report", "smallest_effect", "alpha", "arms")}
+    plan = {"baseline": study.baseline, "compare": asdict(study.compare), "arms": study.arms}
     mirror = WandbMirror(study.folder, known["run_id"], config, {"ablation": study.name, **plan})
     mirror.start(otherwise=() if send else ("offline",))
     if mirror.mode == "disabled":

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 
 from vit_lightning.metric_facts import facts_of
-from vit_lightning.report.analysis import Analysis, ArmComparison
-from vit_lightning.report.statistics import LEAST_PAIRS, POWER
-from vit_lightning.report.study import Study
+from vit_lightning.report.analysis import Analysis
+from vit_lightning.report.comparisons import ArmComparison, Standing
 
 NONE = "\N{EN DASH}"
 """Stands where there is no number."""
@@ -72,21 +71,16 @@ def show_level(level: float) -> str:
 
 def headline(analysis: Analysis) -> str:
     """Returns the answer in one line."""
-    claims: dict[str, list[str]] = {}
-    for one in analysis.comparisons:
-        claims.setdefault(one.claim.verdict, []).append(_quoted(one.arm))
-    if not claims:
+    if not analysis.comparisons:
         return f"Only {analysis.study.baseline}: there is nothing to compare"
-    if analysis.study.missing:
-        return f"Undecided: {_missing(analysis.study)}"
-    base = _quoted(analysis.study.baseline)
-    ends = {"better": f"better than {base}", "worse": f"worse than {base}", "equivalent": f"equivalent to {base}"}
-    parts = [
-        f"{_few(claims[verdict])}: {ends.get(verdict, f'undecided against {base}')}"
-        for verdict in ("better", "worse", "equivalent", "undecided")
-        if verdict in claims
-    ]
-    return "; ".join(parts)
+    claims: dict[str, list[str]] = {}
+    if analysis.standings:
+        for standing in analysis.standings:
+            claims.setdefault(standing.rank, []).append(_quoted(standing.arm))
+    for one in analysis.comparisons if not analysis.standings else ():
+        named = _quoted(one.arm) if one.other == analysis.study.baseline else f"{one.arm} against {one.other}"
+        claims.setdefault(one.verdict, []).append(named)
+    return "; ".join(f"{verdict}: {_few(arms)}" for verdict, arms in claims.items())
 
 
 def _few(names: list[str]) -> str:
@@ -103,108 +97,89 @@ def _and(names: list[str]) -> str:
 
 def sentences(analysis: Analysis) -> list[str]:
     """Returns the claim for each arm with its numbers, then the effects of the factors of a grid."""
-    return [*(sentence(analysis, one) for one in analysis.comparisons), *_effects(analysis)]
+    ranks = [_rank(analysis, standing) for standing in analysis.standings]
+    return [*ranks, *(sentence(analysis, one) for one in analysis.comparisons), *_effects(analysis)]
+
+
+def _rank(analysis: Analysis, one: Standing) -> str:
+    unit = unit_of(analysis.study.compare.metric)
+    interval = unit.interval(one.low, one.high)
+    return f"{one.arm}: {one.rank} (against the best of the others {unit.signed(one.mean)}{unit.suffix}, {interval})"
 
 
 def sentence(analysis: Analysis, one: ArmComparison) -> str:
     """Returns the claim for an arm, or the reason for none."""
-    study, claim, pair = analysis.study, one.claim, f"{one.arm} against {analysis.study.baseline}"
-    first = f" In the first analysis: {one.first_verdict}." if one.first_verdict is not None else ""
-    if study.missing:
-        return f"{pair}: undecided, {_missing(study)}.{first}"
-    if claim.n < 2:
-        return f"{pair}: undecided, as there is {'1' if claim.n else 'no'} pair of runs.{_failures(analysis, one)}"
-    unit = unit_of(study.report)
-    effect = unit.plain(study.smallest_effect)
+    study = analysis.study
+    unit = unit_of(study.compare.metric)
     numbers = (
-        f"{study.report} {unit.signed(claim.difference)}{unit.suffix}, {100 * (1 - study.alpha):g} % interval "
-        f"{unit.interval(claim.low, claim.high)}, {claim.n} pairs of runs, {_equals_p(claim.p_adjusted)} after Holm"
+        f"{study.compare.metric} {unit.signed(one.mean)}{unit.suffix}, interval {unit.interval(one.low, one.high)}, "
+        f"{one.n} pairs of runs, {_equals_p(one.p)}"
     )
-    rest = first + _failures(analysis, one) + _no_variance(one)
-    if claim.verdict == "undecided":
-        return f"{pair}: undecided ({numbers}). {_next_step(analysis, one)}{rest}"
-    if claim.verdict == "equivalent":
-        how = f"{_equals_p(claim.p_equivalence)} after Holm"
-        return f"{one.arm} is equivalent to {study.baseline} within {effect}, {how} (difference: {numbers}).{rest}"
-    small = f" Less than the smallest effect, {effect}." if abs(claim.difference) < study.smallest_effect else ""
-    return f"{one.arm} is {claim.verdict} than {study.baseline} ({numbers}).{small}{rest}"
+    following = f" Next analysis after {one.next} pairs." if one.next and not one.blocked else ""
+    rest = following + _failures(analysis, one) + _no_variance(one)
+    return f"{one.arm} against {one.other}: {one.verdict} ({numbers}).{rest}"
 
 
 def _equals_p(p: float) -> str:
     return f"p = {show_p(p)}".replace("= <", "<")
 
 
-def _missing(study: Study) -> str:
-    which = " (analysis 2 of 2)" if study.number == 2 else ""
-    return f"{study.missing} of {len(study.runs)} runs have not finished{which}"
-
-
 def _failures(analysis: Analysis, one: ArmComparison) -> str:
+    """Says which runs failed, what that leaves out, and how the difference would be if failed runs were the worst."""
+    unit = unit_of(analysis.study.compare.metric)
     failed = [
-        f"{sum(run.state == 'failed' for run in arm.runs)} of {len(arm.runs)} runs of {arm.name} failed"
+        f"{len(arm.failed)} of {len(arm.runs)} runs of {arm.name} failed (seed "
+        f"{_and([str(run.seed) for run in arm.failed])})"
         for arm in analysis.arms
-        if arm.name in (one.arm, analysis.study.baseline) and any(run.state == "failed" for run in arm.runs)
+        if arm.name in (one.arm, one.other) and arm.failed
     ]
-    return f" Left out: {_and(failed)}." if failed else ""
+    if not failed:
+        return ""
+    first = one.seeds[one.complete] if one.complete < len(one.seeds) else None
+    since = f"; from seed {first} on no pair counts" if one.blocked else ""
+    worst = f"{unit.signed(one.with_failures)}{unit.suffix}"
+    sensitivity = (
+        ""
+        if math.isnan(one.with_failures)
+        else (f" If each failed run had the worst result of the study, the difference would be {worst}.")
+    )
+    return f" {_and(failed)}{since}.{sensitivity}"
 
 
 def _no_variance(one: ArmComparison) -> str:
-    if one.claim.sd != 0:
+    if one.sd != 0:
         return ""
-    if one.claim.difference == 0:
+    if one.mean == 0:
         return " Every pair of runs has the same result: do the keys of this arm change anything?"
-    return " All differences are equal, so p is that of the sign-flip test."
+    return " All differences are equal, so the sign-flip test decides."
 
 
-def _next_step(analysis: Analysis, one: ArmComparison) -> str:
-    claim, study, unit = one.claim, analysis.study, unit_of(analysis.study.report)
-    few = f"Below {LEAST_PAIRS} pairs nothing is claimed. " if claim.n < LEAST_PAIRS else ""
-    if one.seeds_needed is None:
-        return f"{few}The number of seeds needed is unknown."
-    effect = unit.plain(study.smallest_effect)
-    if study.number == 2:
-        how = f"in a new study of {claim.n + one.seeds_needed} new seeds, as there is no third analysis"
-    elif one.seeds_needed > 10 * len(study.seeds) and not math.isnan(one.visible):
-        how = f"many: the present ones detect {unit.rounded(one.visible)}"
-    else:
-        how = f"--add-seeds {one.seeds_needed}"
-    more = f"about {one.seeds_needed} more seed{'' if one.seeds_needed == 1 else 's'}"
-    if one.between:
-        enough = f"There are enough seeds to tell {effect} from none, so the true difference may lie between"
-        return f"{enough}; if it is the observed one, {more} would tell which ({how})."
-    return f"{few}It takes {more} to decide on {effect} with {100 * POWER:.0f} % power ({how})."
+def collapses(analysis: Analysis) -> list[str]:
+    """Says for each arm how many runs ended near chance, and which rate of that they are compatible with."""
+    return [
+        f"{arm.name}: {len(found.seeds)} of {found.runs} runs collapsed; up to {show_fraction(found.highest)} is "
+        "compatible with that"
+        for arm in analysis.arms
+        if (found := arm.collapsed) is not None
+    ]
 
 
 def _effects(analysis: Analysis) -> list[str]:
     """Describes the effect of each factor, averaged over the others; nothing is claimed of them."""
-    unit = unit_of(analysis.study.report)
+    unit = unit_of(analysis.study.compare.metric)
     return [
-        f"{effect.name}: {analysis.study.report} {unit.signed(effect.effect)}{unit.suffix}, "
-        f"{100 * (1 - analysis.study.alpha):g} % interval {unit.interval(effect.low, effect.high)}, "
-        f"averaged over the other factors, {_equals_p(effect.p_adjusted)} after Holm"
+        f"{effect.name}: {analysis.study.compare.metric} {unit.signed(effect.effect)}{unit.suffix}, interval "
+        f"{unit.interval(effect.low, effect.high)}, averaged over the other factors (no claim)"
         for effect in analysis.effects
-        if effect.n > 1 and not effect.name.startswith("(") and not analysis.study.missing
+        if effect.n > 1 and not effect.name.startswith("(")
     ]
 
 
 def rule(analysis: Analysis) -> str:
     """Explains the rule behind the verdicts, for someone who reads only this report."""
-    study, rules, unit = analysis.study, analysis.rules, unit_of(analysis.study.report)
-    first, second = f"{len(study.seeds)} seeds", f"{len(study.added_seeds)} added"
-    which = f"2 of 2 ({first}, {second})" if study.number == 2 else f"1 of at most 2 ({first})"
-    level, earlier, arms = show_level(rules.level), rules.level_with(0), len(analysis.comparisons)
-    levels = f"at {show_level(earlier)} and {level}" if rules.level < earlier else "at that level"
-    family = f" after Holm's correction for {arms} arms" if arms > 1 else ""
-    text = (
-        f"This is interim analysis {which}. A difference is claimed if the paired t-test over seeds has p at most "
-        f"{level}{family}: two analyses {levels} keep the probability of any false difference at {study.alpha:g}. "
-        "Equivalent means that two one-sided t-tests at the same level place the difference within "
-        f"{unit.plain(study.smallest_effect)}. Below {LEAST_PAIRS} pairs nothing is claimed. Intervals are for new "
-        "seeds on this test set."
-    )
-    if study.number == 1:
-        return text
+    rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
     return (
-        f"{text} After two analyses they are t-intervals at {100 * (1 - rules.interval_level):.1f} %, which cover the "
-        f"true difference {100 * (1 - study.alpha):g} % of the time."
+        f"Arms are compared after 6, 8, 10, ... pairs of runs, up to {rules.max_seeds}; the probability of any false "
+        f"claim is at most {rules.alpha:g} over all arms and analyses. Equivalent: the difference lies within "
+        f"{unit.plain(rules.smallest_effect)}. Intervals are for new seeds on this test set."
     )

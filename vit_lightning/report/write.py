@@ -35,19 +35,17 @@ def write_report(report: Report) -> list[Path]:
 
 def verdicts(analysis: Analysis) -> list[dict[str, Any]]:
     """Returns the contents of ``verdicts.json``; differences in the metric's own units, null for unknown numbers."""
-    study = analysis.study
-    names = ("difference", "low", "high", "p", "p_adjusted")
+    names = ("mean", "low", "high", "p")
     return [
         {
             "arm": one.arm,
-            "baseline": study.baseline,
-            "metric": study.report,
-            "n": one.claim.n,
-            **{name: None if math.isnan(value := getattr(one.claim, name)) else value for name in names},
-            "verdict": one.claim.verdict,
-            "seeds_needed": one.seeds_needed,
-            "look": study.number,
-            "level": analysis.rules.level,
+            "other": one.other,
+            "metric": analysis.study.compare.metric,
+            "n": one.n,
+            **{name: None if math.isnan(value := getattr(one, name)) else value for name in names},
+            "verdict": one.verdict,
+            "decided": one.decided,
+            "next": one.next,
         }
         for one in analysis.comparisons
     ]

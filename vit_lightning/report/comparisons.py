@@ -1,0 +1,296 @@
+"""Comparisons of the arms of a study by its finished runs alone, so that every process that reads them agrees."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from vit_lightning.metric_facts import facts_of
+from vit_lightning.report.sequential import Claim, Course, Design, follow, p_value
+from vit_lightning.report.study import Run, Study
+
+Verdict = Literal["better", "worse", "equivalent", "not better", "not worse", "undecided", "failed"]
+MIRRORED: dict[Claim, Claim] = {
+    "better": "worse",
+    "worse": "better",
+    "not better": "not worse",
+    "not worse": "not better",
+}
+Rank = Literal["the best", "among the best", "not the best", "undecided", "failed"]
+
+
+@dataclass(frozen=True)
+class ArmComparison:
+    """Comparison of an arm with another, paired by seed.
+
+    Numbers are those of the analysis that decided it, else of the latest; before the first, of the pairs so far. They
+    are arm minus other in the metric's own units, nan where there are too few pairs.
+    """
+
+    arm: str
+    other: str
+    design: Design
+    goal: Literal["maximize", "minimize"]
+    seeds: list[int]
+    """All seeds that may be run."""
+    differences: dict[int, float]
+    """Arm minus other for each seed that has results of both."""
+    complete: int
+    """Pairs before the first seed without a result of both; only these count."""
+    course: Course
+    """Course over the analyses so far, of improvements: where less is better, other minus arm."""
+    analysis: int | None
+    """Place in the course of the analysis behind the numbers."""
+    decided: bool
+    """Whether the comparison needs no more runs."""
+    images: int | None
+    """Test images of each run, where the metric counts them and all have the same number."""
+    failed: list[Run]
+    """Runs of both arms that have failed."""
+    blocked: bool
+    """Whether a failed run ends the pairs that count while the comparison is undecided."""
+    with_failures: float
+    """Difference over all pairs that have ended if each failed run had the worst result of the study; nan without."""
+
+    @property
+    def n(self) -> int:
+        """Pairs behind the numbers."""
+        return self.complete if self.analysis is None else self.course.pairs[self.analysis]
+
+    @property
+    def counted(self) -> dict[int, float]:
+        """Differences behind the numbers."""
+        return dict(itertools.islice(self.differences.items(), self.n))
+
+    @property
+    def next(self) -> int | None:
+        """Pairs of the next analysis; None where there is none."""
+        later = () if self.decided else (n for n in self.design.analyses if n > self.complete)
+        return next(iter(later), None)
+
+    @property
+    def claims(self) -> list[Claim]:
+        """Claims made by the analysis behind the numbers."""
+        if self.analysis is None:
+            return []
+        return [name for name, made in self.course.claims.items() if made[self.analysis]]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The strongest claim."""
+        claims = self.claims
+        if "better" in claims or "worse" in claims:
+            return "better" if "better" in claims else "worse"
+        if len(claims) == 2:
+            return "equivalent"
+        return claims[0] if claims else "failed" if self.blocked else "undecided"
+
+    @property
+    def mean(self) -> float:
+        """Mean difference, not corrected for the choice of the time to stop."""
+        return float(np.mean(list(self.counted.values()))) if self.n else math.nan
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation of the differences."""
+        return math.nan if self.analysis is None else float(self.course.sd[self.analysis])
+
+    @property
+    def low(self) -> float:
+        return self._interval[0]
+
+    @property
+    def high(self) -> float:
+        return self._interval[1]
+
+    @property
+    def _interval(self) -> tuple[float, float]:
+        """The repeated confidence interval; excludes zero exactly if the verdict is better or worse."""
+        if self.analysis is None:
+            return math.nan, math.nan
+        low, high = float(self.course.low[self.analysis]), float(self.course.high[self.analysis])
+        return (low, high) if self.goal == "maximize" else (-high, -low)
+
+    def mirrored(self) -> ArmComparison:
+        """Returns the comparison of the other with the arm."""
+        course, claims = self.course, self.course.claims
+        swapped = {name: claims[MIRRORED[name]] for name in claims}
+        course = replace(course, mean=-course.mean, low=-course.high, high=-course.low, claims=swapped)
+        differences = {seed: -value for seed, value in self.differences.items()}
+        worst = -self.with_failures
+        return replace(
+            self, arm=self.other, other=self.arm, course=course, differences=differences, with_failures=worst
+        )
+
+    @functools.cached_property
+    def p(self) -> float:
+        """p of a difference on the scale of the study's alpha, corrected for all comparisons and analyses."""
+        return p_value(np.array(list(self.counted.values())), self.design)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Standing of an arm among all, of a study that looks for the best.
+
+    The interval is for the difference to the best of the other arms (Hsu 1984, Annals of Statistics 12), simultaneous
+    over arms and analyses: it ends at zero where the arm is not the best, or the best.
+    """
+
+    arm: str
+    rank: Rank
+    """The best: all others are worse than some arm. Among the best: not worse by the smallest effect than any arm that
+    may be the best."""
+    decided: bool
+    mean: float
+    low: float
+    high: float
+
+
+def compare(study: Study) -> list[ArmComparison]:
+    """Compares the arms of a study as its plan says: with the baseline, or all pairs of them."""
+    arms, rules = list(study.arms), study.compare
+    others = [arm for arm in arms if arm != study.baseline]
+    pairs = [(arm, study.baseline) for arm in others]
+    if rules.arms != "baseline":
+        pairs = [(arm, other) for other, arm in itertools.combinations(arms, 2)]
+    best = rules.arms == "best"
+    count = len(others) if best else len(pairs)
+    design = Design(rules.smallest_effect, rules.alpha, max(1, count), rules.max_seeds, rules.until, one_sided=best)
+    runs = {(run.arm, run.seed): run for run in study.runs}
+    found = [_compare(study, runs, arm, other, design) for arm, other in pairs]
+    if not best:
+        return found
+    known = {standing.arm: standing for standing in standings(study, found)}
+    done = [_is_settled(known[one.arm], known[one.other]) for one in found]
+    return [
+        replace(one, decided=settled, blocked=one.blocked and not settled)
+        for one, settled in zip(found, done, strict=True)
+    ]
+
+
+def _is_settled(one: Standing, other: Standing) -> bool:
+    """Whether two arms need not be compared any longer: one that is not the best matters to no other."""
+    return "not the best" in (one.rank, other.rank) or (one.decided and other.decided)
+
+
+def _compare(study: Study, runs: Mapping[tuple[str, int], Run], arm: str, other: str, design: Design) -> ArmComparison:
+    differences: dict[int, float] = {}
+    failed: list[Run] = []
+    sizes: set[int | None] = set()
+    complete: int | None = None
+    blocked = False
+    for number, seed in enumerate(study.seeds):
+        pair = [runs[name, seed] for name in (arm, other) if (name, seed) in runs]
+        failed += [run for run in pair if run.state == "failed"]
+        if [run.state for run in pair] == ["done", "done"]:
+            sizes |= {images_of(study, run) for run in pair}
+            differences[seed] = _difference(study, *pair)
+        elif complete is None:
+            complete, blocked = number, any(run.state == "failed" for run in pair)
+    complete = len(differences) if complete is None else complete
+    sign = 1 if study.goal == "maximize" else -1
+    course = follow(sign * np.array(list(differences.values())[:complete], dtype=np.float64), design)
+    decided = bool(course.decided.any()) and not design.one_sided
+    last = int(course.decided.argmax()) if decided else len(course.pairs) - 1
+    return ArmComparison(
+        arm=arm,
+        other=other,
+        design=design,
+        goal=study.goal,
+        seeds=study.seeds,
+        differences=differences,
+        complete=complete,
+        course=course,
+        analysis=None if last < 0 else last,
+        decided=decided,
+        images=sizes.pop() if len(sizes) == 1 else None,
+        failed=failed,
+        blocked=blocked and not decided,
+        with_failures=_with_failures(study, differences, runs, failed, (arm, other)),
+    )
+
+
+def _difference(study: Study, one: Run, other: Run) -> float:
+    """Returns the difference of two results; of counts among as many images, without their rounding errors."""
+    metric, images = study.compare.metric, images_of(study, one)
+    value, subtracted = float(one.results[metric]), float(other.results[metric])
+    if images is None or images != images_of(study, other):
+        return value - subtracted
+    return (round(value * images) - round(subtracted * images)) / images
+
+
+def images_of(study: Study, run: Run) -> int | None:
+    """Returns the number of test images of a run; None where it is unknown or the metric does not count images."""
+    facts = facts_of(study.compare.metric)
+    if facts is None or not facts.counts_images:
+        return None
+    known: int | None = run.results.get("test_images")
+    return known or _predictions_in(study.folder / run.folder)
+
+
+@functools.cache
+def _predictions_in(folder: Path) -> int | None:
+    """Returns the number of test images of a run that is done and does not state it."""
+    try:
+        with np.load(folder / "test_predictions.npz") as file:
+            return len(file["label"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _with_failures(
+    study: Study,
+    differences: Mapping[int, float],
+    runs: Mapping[tuple[str, int], Run],
+    failed: Sequence[Run],
+    pair: tuple[str, str],
+) -> float:
+    results = [float(run.results[study.compare.metric]) for run in study.done]
+    if not failed or not results:
+        return math.nan
+    worst = min(results) if study.goal == "maximize" else max(results)
+    gaps = list(differences.values())
+    for seed in {run.seed for run in failed}:
+        both = [runs[arm, seed] for arm in pair if (arm, seed) in runs]
+        if len(both) == 2 and all(run.state != "missing" for run in both):
+            one, other = (run.results.get(study.compare.metric, worst) for run in both)
+            gaps.append(float(one - other))
+    return float(np.mean(gaps))
+
+
+def standings(study: Study, comparisons: Sequence[ArmComparison]) -> list[Standing]:
+    """Returns the standing of each arm of a study that looks for the best.
+
+    With probability 1 - alpha no comparison of the arm that is truly best shows it too low; all that is said here
+    follows from these k - 1 comparisons, whichever they are, so that all pairs need no correction.
+    """
+    both = [*comparisons, *(one.mirrored() for one in comparisons)]
+    dropped = {one.arm for one in both if "worse" in one.claims}
+    return [_standing(study, arm, [one for one in both if one.arm == arm], dropped) for arm in study.arms]
+
+
+def _standing(study: Study, arm: str, against: Sequence[ArmComparison], dropped: set[str]) -> Standing:
+    rivals = [one for one in against if one.other not in dropped]
+    rank: Rank = "failed" if any(one.blocked for one in rivals) else "undecided"
+    if arm in dropped:
+        rank = "not the best"
+    elif not rivals:
+        rank = "the best"
+    elif all("not worse" in one.claims for one in rivals):
+        rank = "among the best"
+    decided = rank not in ("undecided", "failed")
+    if not against or any(one.analysis is None for one in against):
+        return Standing(arm, rank, decided, math.nan, math.nan, math.nan)
+    sign = 1 if study.goal == "maximize" else -1
+    mean = min(sign * one.mean for one in against)
+    low = min((float(one.course.low[-1]) for one in rivals), default=0.0)
+    high = 0.0 if arm in dropped else min(float(one.course.high[-1]) for one in against)
+    low, high = min(low, 0.0), max(high, 0.0)
+    return Standing(arm, rank, decided, sign * mean, *((low, high) if sign > 0 else (-high, -low)))
