@@ -6,15 +6,32 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from vit_lightning.ablation import claims
 from vit_lightning.ablation import ledger as ledgers
 from vit_lightning.ablation.ledger import Ledger, Planned
+from vit_lightning.errors import UserError
 from vit_lightning.storage.metrics import read_results, write_results
 
+FACTS = {
+    **{"name": "p", "question": "", "file": "plan.yaml", "config": "c.yaml", "metric": "val/loss", "mode": "min"},
+    **{"baseline": "a", "arms": {"a": {}, "b": {}}, "seeds": [*range(10)], "split_varies": False, "factors": {}},
+    **{"tune": None, "pages": {}, "threads": 1},
+    "compare": {"metric": "test/acc", "smallest_effect": 0.1, "max_seeds": 10},
+}
 
-def make_ledger(folder: Path, lease: float = 0.3) -> tuple[Ledger, Planned]:
-    return Ledger(folder, {"arms": {"a": {}}, "seeds": [0]}, claims.Leases(lease)), Planned("a", 0)
+
+def make_ledger(folder: Path, lease: float = 0.3, **facts: Any) -> tuple[Ledger, Planned]:
+    return Ledger(folder, {**FACTS, **facts}, claims.Leases(lease)), Planned("a", 0)
+
+
+def finish(ledger: Ledger, run: Planned, **results: float) -> None:
+    """Writes the results of a run, as its process would."""
+    ledger.run_folder(run).mkdir(parents=True, exist_ok=True)
+    write_results(ledger.run_folder(run), results)
 
 
 def test_one_of_many_gets_a_claim(tmp_path):
@@ -106,8 +123,9 @@ def test_a_run_that_is_tried_again_is_tried_by_one(tmp_path):
     one.end_attempt(run, one.claim(run), "diverged", "x")
     assert one.claim(run) is None
     for ledger in ledgers_of_two:
-        ledger.retry([run])
-        assert not ledger.has_finished(run)
+        assert run not in ledger.pending()
+        ledger.retry()
+        assert run in ledger.pending()
     claim = one.claim(run)
     assert other.claim(run) is None
     assert not other.has_finished(run), "it is missing again"
@@ -117,23 +135,158 @@ def test_a_run_that_is_tried_again_is_tried_by_one(tmp_path):
     assert other.claim(run) is None
 
 
-def test_a_retry_after_an_answer_is_noted_as_one_more_analysis(tmp_path):
+def test_a_retry_after_an_answer_is_noted(tmp_path):
     ledger, run = make_ledger(tmp_path)
-    ledger.facts["seeds"] = [0, 1]
+    ledger.planned()
     ledger.end_attempt(run, ledger.claim(run), "diverged", "x")
-    ledger.retry([run])
+    ledger.retry()
     assert ledgers._noted_changes(tmp_path) == [], "there was no answer yet"
-    folder = ledger.run_folder(Planned("a", 1))
-    folder.mkdir(parents=True)
-    write_results(folder, {"test/acc": 0.5})
-    ledger.retried = {}
-    ledger.retry([Planned("a", 1)])
-    assert ledgers._noted_changes(tmp_path) == [], "none of these failed"
+    for other in ledger.pending():
+        if other != run:
+            finish(ledger, other, **{"test/acc": 0.5})
     for _ in range(2):
-        ledger.retry([run])
+        assert ledger.pending() == [run]
         ledger.end_attempt(run, ledger.claim(run), "diverged", "x")
-    said = "failed runs were tried again after analysis 1, which makes one more analysis: a-seed0"
-    assert ledgers._noted_changes(tmp_path) == [f"{said} (0001)", f"{said} (0002)"]
+        ledger.retry("b")
+        assert ledger.pending() == [], "no run of that arm has failed"
+        ledger.retry()
+    said = "failed runs were tried again after an answer: a-seed0"
+    assert ledgers._noted_changes(tmp_path) == [f"{said} (0002)", f"{said} (0003)"]
+
+
+def test_runs_go_on_from_analysis_to_analysis_for_the_arms_that_are_open(tmp_path):
+    ledger, _ = make_ledger(tmp_path, arms={"a": {}, "b": {}, "c": {}})
+    assert ledger.planned() == [Planned(arm, seed) for seed in range(6) for arm in "abc"]
+    scores = {"a": 0.5, "b": 0.9, "c": 0.5}
+    for run in ledger.planned()[:-1]:
+        finish(ledger, run, **{"test/acc": scores[run.arm] + 0.01 * (run.seed % 3) * (run.arm == "b")})
+    assert ledger.pending() == [Planned("c", 5)], "nothing beyond the next analysis"
+    finish(ledger, Planned("c", 5), **{"test/acc": 1.0})
+    assert ledger.pending() == [Planned(arm, seed) for seed in (6, 7) for arm in "ac"], "b is decided"
+    assert (ledger.schedule.open, ledger.schedule.next_analysis) == (["a", "c"], 8)
+    for run in ledger.pending()[1:]:
+        finish(ledger, run, **{"test/acc": 0.5})
+    ledger.end_attempt(Planned("a", 6), ledger.claim(Planned("a", 6)), "diverged", "x")
+    assert ledger.pending() == [], "no analysis can be made without a run that has failed"
+    study = Ledger(tmp_path, ledger.facts).study()
+    assert [sum(run.arm == arm for run in study.runs) for arm in "abc"] == [8, 6, 8]
+    assert [run.state for run in study.runs].count("failed") == 1
+
+
+def test_each_arm_is_tuned_before_its_runs(tmp_path):
+    tune = {"options": {"optimizer.lr": [0.1, 0.2, 0.4]}, "seeds": [1000, 1001]}
+    ledger, _ = make_ledger(tmp_path, tune=tune)
+    trials = ledger.planned()
+    assert len(trials) == len({ledger.run_folder(run) for run in trials}) == 12
+    assert ledger.run_folder(trials[0]) == tmp_path / "tuning/a-lr-0.1-seed1000"
+    losses = {"a": {"lr=0.1": 3.0, "lr=0.2": 2.0, "lr=0.4": 2.0}, "b": {"lr=0.1": 3.0, "lr=0.2": 9.0, "lr=0.4": 1.0}}
+    for run in trials[1:]:
+        if run == Planned("b", 1001, "lr=0.4"):  # the best value of this arm, but not always
+            ledger.end_attempt(run, ledger.claim(run), "diverged", "x")
+        else:
+            finish(ledger, run, **{"val/loss": losses[run.arm][run.trial]})
+    assert ledger.pending() == [trials[0], *(Planned("b", seed) for seed in range(6))], "an arm that is tuned begins"
+    finish(ledger, trials[0], **{"val/loss": 3.0})
+    assert ledger.chosen() == {"a": {"optimizer.lr": 0.2}, "b": {"optimizer.lr": 0.1}}, "of equal ones the first"
+    ledger.retry()
+    assert Planned("b", 1001, "lr=0.4") not in ledger.pending(), "what was chosen stays"
+    study = ledger.study()
+    assert study.tuning.chosen == ledger.chosen()
+    assert [(trial.arm, trial.state) for trial in study.tuning.trials].count(("b", "failed")) == 1
+    assert study.missing == 12
+
+
+def test_an_arm_without_a_value_that_trains_has_failed_and_is_tuned_again_on_request(tmp_path):
+    ledger, _ = make_ledger(tmp_path, tune={"options": {"optimizer.lr": [0.1, 0.2]}, "seeds": [1000]})
+    for run in ledger.planned():
+        if run.arm == "a":
+            finish(ledger, run, **{"val/loss": 1.0})
+        else:
+            ledger.end_attempt(run, ledger.claim(run), "diverged", "x")
+    assert {run.arm for run in ledger.pending()} == {"a"}
+    states = {(run.arm, run.state) for run in ledger.study().runs}
+    assert states == {("a", "missing"), ("b", "failed")}
+    ledger.retry()
+    assert [run for run in ledger.pending() if run.arm == "b"] == [Planned("b", 1000, f"lr={v}") for v in (0.1, 0.2)]
+
+
+def test_attempts_are_limited_however_far_each_got(tmp_path):
+    def attempts(seed: int, kind: ledgers.Kind, steps: list[int]) -> int:
+        run, outcomes = Planned("a", seed), []
+        folder = ledger.run_folder(run)
+        folder.mkdir(parents=True)
+        for step in steps:
+            claim = ledger.claim(run)
+            if claim is None:
+                break
+            (folder / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
+            outcomes.append(ledger.end_attempt(run, claim, kind, "x"))
+        return len(outcomes)
+
+    ledger, _ = make_ledger(tmp_path)
+    onwards = [*range(1, 40)]
+    assert attempts(0, "killed", onwards) == 6
+    assert attempts(1, "error", onwards) == 2
+    assert attempts(2, "stopped", onwards) == 39, "a cluster may end it as often as it likes while it gets on"
+    assert attempts(3, "stopped", [5] * 40) == 7, "the first got somewhere"
+
+
+def test_deaths_without_a_word_are_counted_unless_a_run_gets_further_than_ever(tmp_path):
+    def deaths(seed: int, steps: list[int]) -> int:
+        run, count = Planned("a", seed), 0
+        folder = ledger.run_folder(run)
+        folder.mkdir(parents=True)
+        for step in steps:
+            claim = ledger.claim(run)
+            if claim is None:
+                break
+            claim.path.write_text(json.dumps({**json.loads(claim.path.read_text()), "started": "12"}))
+            (folder / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
+            count += 1
+        return count
+
+    ledger, _ = make_ledger(tmp_path)
+    assert deaths(0, [*range(1, 40)]) == 39
+    assert deaths(1, [9 - n % 7 for n in range(40)]) == 11
+
+
+def test_damaged_lines_of_metrics_are_left_out(tmp_path):
+    ledger, run = make_ledger(tmp_path)
+    folder = ledger.run_folder(run)
+    folder.mkdir(parents=True)
+    lines = [
+        b'{"step": 1, "a": 2}',
+        b'{"step": 2, "a": "\xff"}',
+        b"7",
+        b"[1]",
+        b'{"a": 1}',
+        b'{"step": "x"}',
+        b'{"step": 3}',
+    ]
+    (folder / "metrics.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    assert ledger.progress(run) == 3
+    assert ledger.claim(run) is not None
+
+
+def test_containers_that_share_the_names_of_host_and_process_make_a_file_once(tmp_path, monkeypatch):
+    """Two processes with one part file: the second writes it before the first has linked it, and both would win."""
+    path, link, won = tmp_path / "0001.claim", os.link, []
+
+    def link_later(source, target):
+        monkeypatch.setattr(os, "link", link)
+        won.append(claims.create_once(path, "second"))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_later)
+    won.append(claims.create_once(path, "first"))
+    assert won == [True, False]
+    assert path.read_text() == "second"
+
+
+def test_an_ablation_of_an_earlier_version_is_refused(tmp_path):
+    (tmp_path / "ledger.json").write_text(json.dumps({"arms": {"a": {}}, "seeds": [0], "report": "test/acc"}))
+    with pytest.raises(UserError, match="is an ablation of an earlier version"):
+        ledgers.read_study(tmp_path)
 
 
 def test_a_claim_whose_file_was_made_though_the_answer_was_lost(tmp_path, monkeypatch):
@@ -161,13 +314,13 @@ def test_results_of_another_machine_may_come_later_than_its_word(tmp_path):
 
 def test_a_result_that_is_no_number_is_none(tmp_path):
     ledger, run = make_ledger(tmp_path)
-    ledger.facts["report"] = "test/loss"
+    ledger.facts["compare"] = {**FACTS["compare"], "metric": "test/loss"}
     folder = ledger.run_folder(run)
     folder.mkdir(parents=True)
     write_results(folder, {"test/acc": 0.5, "test/loss": float("nan")})
     assert ledger.results(run) is None
     assert not ledger.has_finished(run)
-    ledger.facts["report"] = "test/acc"
+    ledger.facts["compare"] = FACTS["compare"]
     assert ledger.has_finished(run)
 
 

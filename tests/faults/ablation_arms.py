@@ -12,26 +12,27 @@ from vit_lightning.errors import UserError
 
 
 class Breaks(Callback):
-    """Does ``how`` in the second batch."""
+    """Does ``how`` in the second batch; of several ways, separated by commas, each seed has its own."""
 
     def __init__(self, how: str) -> None:
-        self.how = how
+        self.ways = how.split(",")
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if self.how == "slow":
+        how = self.ways[int(os.environ["PL_GLOBAL_SEED"]) % len(self.ways)]
+        if how == "slow":
             time.sleep(0.03)
         if batch_idx != 1:
             return
-        if self.how == "memory":
+        if how == "memory":
             torch.empty(10**15)
-        elif self.how == "nan":
+        elif how == "nan":
             with torch.no_grad():
                 next(pl_module.parameters()).fill_(float("nan"))
-        elif self.how == "page":
+        elif how == "page":
             raise UserError("model.depth=9 is more than there is")
-        elif self.how == "hang":
+        elif how == "hang":
             time.sleep(1000)
-        elif self.how == "leaves":
+        elif how == "leaves":
             os._exit(0)
-        elif self.how == "status":
+        elif how == "status":
             os._exit(255)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import harness
@@ -20,44 +21,52 @@ from vit_lightning.ablation import ledger as ledgers
 from vit_lightning.ablation.ablate import AblateConfig, SomeFailed, ablate
 from vit_lightning.ablation.ledger import Planned, open_ledger, read_study
 from vit_lightning.ablation.plan import read_plan
+from vit_lightning.storage.metrics import read_results, write_results
 
-MICRO = (
-    "--model.patch_size=4",
-    "--model.emb_size=16",
-    "--model.depth=1",
-    "--model.num_heads=2",
-    "--model.emb_dropout=0.1",
-    "--data.batch_size=162",
-    "--trainer.max_epochs=2",
-    "--trainer.accelerator=cpu",
-    "--trainer.log_every_n_steps=1",
-    "--checkpoint.every_n_steps=2",
-)
-"""Sixteen steps."""
+MICRO = {
+    "model.patch_size": 4,
+    "model.emb_size": 16,
+    "model.depth": 1,
+    "model.num_heads": 2,
+    "model.emb_dropout": 0.1,
+    "data.batch_size": 162,
+    "trainer.max_epochs": 1,
+    "trainer.accelerator": "cpu",
+    "trainer.log_every_n_steps": 1,
+    "checkpoint.every_n_steps": 2,
+}
+"""Eight steps."""
+TUNE = {"options": {"optimizer.lr": [0.001, 0.002]}, "seeds": [1000]}
 
 
 def breaking(how: str) -> list[dict[str, object]]:
     return [{"class_path": "ablation_arms.Breaks", "init_args": {"how": how}}]
 
 
-def write_plan(folder: Path, arms: dict[str, dict[str, object]], seeds: int, **rules: object) -> None:
+def write_plan(
+    folder: Path, arms: dict[str, dict[str, object]], max_seeds: int = 6, tune: object = None, **compare: object
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "page.yaml").write_text("seed_everything: 0\n")
     plan = {
-        "program": "vit_lightning",
-        "command": ["lightning", "fit", "--config", "page.yaml", *MICRO, "${args}"],
-        "method": "grid",
-        "metric": {"name": "val/acc", "goal": "maximize"},
-        "parameters": {
-            "arm": {"values": [{"name": name, **overrides} for name, overrides in arms.items()]},
-            "seed_everything": {"values": list(range(seeds))},
-            "ablation": {
-                "value": {"name": "p", "baseline": next(iter(arms)), "report": "test/acc", "smallest_effect": 0.01}
-                | {"alpha": 0.05, **rules}
-            },
-        },
+        "name": "p",
+        "config": "page.yaml",
+        "fixed": {**MICRO, **compare.pop("fixed", {})},
+        "arms": arms,
+        "baseline": next(iter(arms)),
+        "compare": {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": max_seeds, **compare},
+        **({} if tune is None else {"tune": tune}),
     }
     (folder / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+
+
+def pretend(folder: Path, leave: Sequence[Planned] = ()) -> None:
+    """Writes results for all runs that the plan needs for its first analysis, as if they had been trained."""
+    ledger, _ = open_ledger(folder, read_plan(Path("plan.yaml"), trust=True), threads=1)
+    for number, run in enumerate(ledger.planned()):
+        if run not in leave:
+            ledger.run_folder(run).mkdir(parents=True)
+            write_results(ledger.run_folder(run), {"test/acc": 0.5 + 0.01 * (number % 5)})
 
 
 def command(out: str, *flags: str) -> tuple[str, ...]:
@@ -81,13 +90,15 @@ def determined(folder: Path) -> dict[tuple[str, int], dict[str, object]]:
 
 
 def assert_same(folder: Path, reference: Path) -> None:
-    """All is done, no run twice, and nothing that training determines differs by a bit."""
+    """All is done, no run twice, and nothing that training determines differs by a bit; nor do tuning and verdicts."""
     study = read_study(folder)
     assert [run.state for run in study.runs] == ["done"] * len(study.runs)
     assert determined(folder) == determined(reference)
-    assert (folder / "results.csv").read_bytes() == (reference / "results.csv").read_bytes()
+    assert study.tuning == read_study(reference).tuning
+    for name in ("results.csv", "verdicts.json"):
+        assert (folder / name).read_bytes() == (reference / name).read_bytes()
     assert {path.name for path in (folder / "runs").iterdir()} == {Path(run.folder).name for run in study.runs}
-    for place in (folder / "ledger").iterdir():
+    for place in {path.parent for path in (folder / "ledger").rglob("*.end")}:
         ends = [json.loads(path.read_text())["outcome"] for path in place.glob("*.end")]
         assert ends.count("done") <= 1, f"{place.name} was run twice"
 
@@ -103,26 +114,26 @@ def children(pid: int) -> list[int]:
 
 def rows(out: Path) -> int:
     """Lines that all runs have logged."""
-    return sum(path.read_bytes().count(b"\n") for path in out.glob("runs/*/metrics.jsonl"))
+    return sum(path.read_bytes().count(b"\n") for path in out.glob("*/*/metrics.jsonl"))
 
 
 def punish(folder: Path, out: str, *, seed: int, kills: int) -> dict[str, int]:
     """Kills the runner, one of its runs, or all at once, at random moments; starts the runner again where it is gone.
 
-    The moments are counted in rows that the runs log, 0 to 16 since the last kill, so that a slow machine is no worse.
+    The moments are counted in rows that the runs log, 0 to 12 since the last kill, so that a slow machine is no worse.
 
     Returns how many of each were killed while they lived; then lets it end.
     """
     draw, count = random.Random(seed), {"runner": 0, "run": 0, "all": 0, "SIGTERM to a run": 0}
     process = harness.start(folder, *command(out))
     while sum(count.values()) < kills:
-        until = rows(folder / out) + draw.randint(0, 16)
+        until = rows(folder / out) + draw.randint(0, 12)
         while process.exitcode is None and (not children(process.pid or 0) or rows(folder / out) < until):
             time.sleep(0.02)  # without runs it still reads the plan: a kill would hit nothing
         time.sleep(draw.uniform(0.0, 0.1))
         kind, runs = draw.choice(list(count)), children(process.pid or 0)
         if process.exitcode is not None:
-            if all(determined(folder / out).values()):
+            if process.exitcode == 0:
                 break
             process = harness.start(folder, *command(out))
             continue
@@ -156,10 +167,12 @@ ARMS = {
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ablation that nobody disturbed."""
+    """An ablation that nobody disturbed: tuned, and analysed twice."""
     folder = tmp_path_factory.mktemp("ablation")
-    write_plan(folder, ARMS, 2)
+    write_plan(folder, ARMS, 7, TUNE)
     complete(folder, "whole", "--workers=1")
+    study = read_study(folder / "whole")
+    assert [len(study.runs), len(study.tuning.trials)] == [14, 4]
     return folder
 
 
@@ -176,13 +189,14 @@ def test_two_processes_share_a_ledger(reference):
     assert [process.exitcode for process in pair] == [0, 0], harness.log(reference)[-3000:]
     assert_same(reference / "shared", reference / "whole")
     owners = [json.loads(path.read_text())["pid"] for path in (reference / "shared").rglob("*.claim")]
-    assert len(owners) == 4, "each run was taken once"
+    assert len(owners) == 18, "each run was taken once"
     assert {*owners} == {process.pid for process in pair}, "both worked"
 
 
 @pytest.mark.full
-def test_fifty_kills_over_twenty_runs(tmp_path):
-    write_plan(tmp_path, {**ARMS, "wide": {"model.emb_size": 32, "trainer.callbacks": breaking("slow")}}, 7)
+def test_fifty_kills_over_an_ablation_with_tuning_and_three_analyses(tmp_path):
+    arms = {**ARMS, "wide": {"model.emb_size": 32, "trainer.callbacks": breaking("slow")}}
+    write_plan(tmp_path, arms, 10, TUNE, fixed={"trainer.max_epochs": 2})
     complete(tmp_path, "whole")
     counted = punish(tmp_path, "killed", seed=2, kills=50)
     print(counted)
@@ -201,6 +215,7 @@ def in_arms(tmp_path, monkeypatch):
 
 
 def test_runs_that_fail_for_good(in_arms, monkeypatch, capsys):
+    """One arm, each of whose seeds fails in another way."""
     causes = {
         "memory": ("out of memory", "can't allocate memory"),
         "nan": ("diverged", "training diverged in step"),
@@ -209,39 +224,60 @@ def test_runs_that_fail_for_good(in_arms, monkeypatch, capsys):
         "leaves": ("no result", "the process returned 0 and left no results.json"),
         "status": ("no result", "the process returned 255 and left no results.json"),
     }
-    arms: dict[str, dict[str, object]] = {"good": {"model.pool": "cls"}}
-    write_plan(in_arms, arms | {how: {"trainer.callbacks": breaking(how)} for how in causes}, 1)
+    write_plan(in_arms, {"good": {}, "bad": {"trainer.callbacks": breaking(",".join(causes))}})
+    pretend(Path("out"), leave=[Planned("bad", seed) for seed in range(6)])
     monkeypatch.setitem(ledgers.ATTEMPTS, "hang", 1)
     config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2, patience=0.1, trust_config=True)
     with pytest.raises(SomeFailed) as caught:
         ablate(config)
     assert caught.value.exit_code == 5
-    runs = {run.arm: run for run in read_study(Path("out")).runs}
-    assert runs["good"].state == "done"
-    for how, (kind, text) in causes.items():
-        assert runs[how].state == "failed"
-        assert runs[how].cause is not None
-        assert runs[how].cause.startswith(f"{kind}: ")
-        assert text in runs[how].cause
-        attempts = len(list(Path(f"out/ledger/{how}-seed0").glob("*.claim")))
+    runs = [run for run in read_study(Path("out")).runs if run.arm == "bad"]
+    for run, (kind, text) in zip(runs, causes.values(), strict=True):
+        assert run.state == "failed"
+        assert run.cause is not None
+        assert run.cause.startswith(f"{kind}: ")
+        assert text in run.cause
+        attempts = len(list(Path(f"out/ledger/bad-seed{run.seed}").glob("*.claim")))
         assert attempts == {"out of memory": 2, "no result": 2}.get(kind, 1)
     before = {path: path.stat().st_mtime_ns for path in Path("out/ledger").rglob("*")}
     with pytest.raises(SomeFailed):
         ablate(config)
     assert before == {path: path.stat().st_mtime_ns for path in Path("out/ledger").rglob("*")}, "not tried again"
-    retried = command("out", "--only=page", "--retry")
-    pair = [harness.start(in_arms, *retried) for _ in range(2)]
+
+
+def test_two_processes_that_try_failed_runs_again(in_arms):
+    write_plan(in_arms, {"good": {}, "bad": {"trainer.callbacks": breaking("page")}})
+    run = Planned("bad", 3)
+    pretend(Path("out"), leave=[run])
+    ledger = ledgers.find_ledger(Path("out"))
+    ledger.end_attempt(run, ledger.claim(run), "configuration", "x")
+    pair = [harness.start(in_arms, *command("out", "--only=bad", "--retry")) for _ in range(2)]
     for process in pair:
         process.join(300)
     assert [process.exitcode for process in pair] == [5, 5], harness.log(in_arms)[-3000:]
-    assert 2 <= len(list(Path("out/ledger/page-seed0").glob("*.claim"))) <= 3, "each tries it once at most"
+    assert 2 <= len(list(Path("out/ledger/bad-seed3").glob("*.claim"))) <= 3, "each tries it once at most"
+
+
+def test_hours_start_no_run_that_would_end_later(in_arms, capsys):
+    write_plan(in_arms, {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}})
+    left = [Planned("cls", 4), Planned("mean", 5)]
+    pretend(Path("out"), leave=left)
+    first = ledgers.find_ledger(Path("out")).run_folder(Planned("mean", 0))
+    write_results(first, {**read_results(first), "seconds": 7200.0})
+    config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2, hours=1.0)
+    ablate(config)
+    said = capsys.readouterr().out
+    assert "for 1 h: no run starts that is expected to end later" in said
+    assert "the time of 1 h is spent: 2 runs left (1 of cls, 1 of mean), about 2.0 h to the next analysis; " in said
+    assert ledgers.find_ledger(Path("out")).pending() == left
 
 
 def test_a_run_whose_last_process_still_lives_is_waited_for(in_arms, capsys):
-    write_plan(in_arms, {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}}, 1)
+    write_plan(in_arms, {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}})
     Path("out").mkdir()
     Path("out/.ledger.json.other.7.part").touch()  # of a process that starts at the same time
-    ledger, _ = open_ledger(Path("out"), read_plan(Path("plan.yaml")), threads=1)
+    pretend(Path("out"), leave=[Planned("cls", 0)])
+    ledger = ledgers.find_ledger(Path("out"))
     folder = ledger.run_folder(Planned("cls", 0))
     folder.mkdir(parents=True)
     code = "import fcntl, time; file = open('.lock', 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(1); time.sleep(6)"
@@ -250,33 +286,34 @@ def test_a_run_whose_last_process_still_lives_is_waited_for(in_arms, capsys):
         owner.stdout.readline()
         ablate(AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2))
         assert owner.wait() == 0
-    assert [run.state for run in read_study(Path("out")).runs] == ["done", "done"]
+    assert [run.state for run in read_study(Path("out")).runs] == ["done"] * 12
     assert [path.name for path in Path("out/ledger/cls-seed0").glob("*.claim")] == ["0001.claim"]
 
 
 def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatch, capsys):
-    write_plan(in_arms, {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}}, 1)
+    arms = {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}}
+    write_plan(in_arms, arms, 7)
+    pretend(Path("out"))
     config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2)
-    ablate(config)
     done = {path: path.read_bytes() for path in Path("out/runs").rglob("*") if path.is_file()}
-    write_plan(
-        in_arms, {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean", "optimizer.lr": 0.1}}, 2, alpha=0.1
-    )
+    write_plan(in_arms, {**arms, "mean": {"model.pool": "mean", "optimizer.lr": 0.1}}, 8, TUNE, alpha=0.1)
     with pytest.raises(ledgers.UserError) as caught:
         ablate(config)
     said = "\n".join(caught.value.problems)
-    for text in ("alpha was 0.05, is 0.1", "seeds was [0], is [0, 1]", "arm mean: optimizer.lr was 0.001, is 0.1"):
+    for text in (
+        "compare.alpha was 0.05, is 0.1",
+        "compare.max_seeds was 7, is 8",
+        "arm mean: optimizer.lr was 0.001, is 0.1",
+        "tune.seeds was [], is [1000]",
+        "tune.options.optimizer.lr was None, is [0.001, 0.002]",
+    ):
         assert text in said
-    write_plan(in_arms, {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}}, 1)
+    write_plan(in_arms, arms, 7)
     code = ledgers._code()
     monkeypatch.setattr(ledgers, "_code", lambda: {**code, "torch": "0.1"})
-    capsys.readouterr()
-    ablate(AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2, add_seeds=1))
+    ablate(config)
     assert f"since the ablation began: torch was {code['torch']}, is 0.1" in capsys.readouterr().out
     study = read_study(Path("out"))
     assert study.plan_changed == [f"torch was {code['torch']}, is 0.1"]
-    assert (study.seeds, study.added_seeds) == ([0], [1])
-    assert [(run.seed, run.state) for run in study.runs] == [(0, "done"), (1, "done")] * 2
+    assert [(run.seed, run.state) for run in study.runs] == [(seed, "done") for seed in range(7)] * 2
     assert all(path.read_bytes() == content for path, content in done.items()), "what was done stays as it is"
-    with pytest.raises(ledgers.UserError, match="second and last analysis has 1 added seeds already"):
-        ablate(AblateConfig(Path("plan.yaml"), out=Path("out"), add_seeds=2))

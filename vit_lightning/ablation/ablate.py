@@ -1,4 +1,4 @@
-"""``lightning ablate``: shows a plan, runs it to its end, and writes its report."""
+"""``lightning ablate``: shows a plan, runs it until its comparisons are decided, and writes its report."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from typing import Any, Literal
 import torch
 from jsonargparse import ArgumentParser
 
-from vit_lightning.ablation.ledger import Ledger, add_seeds, find_ledger, open_ledger, read_study, threads_of
+from vit_lightning.ablation.ledger import Ledger, Planned, find_ledger, open_ledger, read_study, threads_of
 from vit_lightning.ablation.plan import Plan, read_plan
 from vit_lightning.ablation.slurm import submit
-from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, workers_of
+from vit_lightning.ablation.wandb_sweep import write_sweep
+from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, time_left, workers_of
 from vit_lightning.commands.console import counted, quiet
 from vit_lightning.config.check_options import find_problems
-from vit_lightning.config.files import parse_yaml, split_words
+from vit_lightning.config.files import parse_yaml, split_words, word
 from vit_lightning.config.help import explained, options_of
 from vit_lightning.errors import UserError
-from vit_lightning.report.sequential import FIRST as LEAST_PAIRS
+from vit_lightning.report.schedule import analyses_of
 from vit_lightning.report.study import Run
 from vit_lightning.report.wording import unit_of
 from vit_lightning.storage.folder import release, try_hold
@@ -33,13 +34,14 @@ class AblateConfig:
     """Arguments of ``lightning ablate``.
 
     Args:
-        file: the plan, a W&B sweep file.
+        file: the plan.
         out: folder of the ablation; runs/ablations/NAME by default. The same command resumes it.
         dry_run: show the plan and exit.
+        wandb_sweep: write this file, a sweep of W&B with the runs of the plan, and exit.
         only: run this arm alone now.
+        hours: run for this time only: no run starts that is expected to end later. The same command goes on.
         workers: runs at a time; auto is one for each GPU, or for each CPU core and its threads.
         threads: threads of each run; 1 by default on a CPU. Fixed when the ablation begins.
-        add_seeds: seeds to add for the second and last analysis.
         retry: try failed runs again.
         patience: minutes without any write after which a run counts as hanging.
         launcher: where it runs: local, or slurm, as jobs that work on the same ledger (extra ``slurm``).
@@ -51,10 +53,11 @@ class AblateConfig:
     file: Path
     out: Path | None = None
     dry_run: bool = False
+    wandb_sweep: Path | None = None
     only: str | None = None
+    hours: float | None = None
     workers: int | Literal["auto"] = "auto"
     threads: int | None = None
-    add_seeds: int | None = None
     retry: bool = False
     patience: float = 30.0
     launcher: Literal["local", "slurm"] = "local"
@@ -83,10 +86,12 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
     problems += [f"{word}: unexpected argument (options are given as --key=value)" for word in files]
     if "file" not in given:
         problems.append("give a plan: lightning ablate experiments/ablations/PLAN.yaml")
-    for key in ("workers", "threads", "add_seeds"):
+    for key in ("workers", "threads"):
         number = getattr(config, key)
         if isinstance(number, int) and number < 1:
             problems.append(f"{key}={number} must be at least 1")
+    if config.hours is not None and not config.hours > 0:
+        problems.append(f"hours={given['hours']} must be above 0")
     if not config.patience > 0:
         problems.append(f"patience={given['patience']} must be above 0 minutes")
     if problems:
@@ -112,11 +117,11 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def ablate(config: AblateConfig) -> None:
-    """Runs what a plan lacks, then writes the report.
+    """Runs what the comparisons of a plan need, analysis after analysis, then writes the report.
 
     Raises:
         UserError: the plan or its config is wrong.
-        SomeFailed: all runs have finished, but some failed.
+        SomeFailed: no more runs are needed, but some failed.
     """
     torch.set_num_threads(1)  # runs are forked from this process
     quiet()
@@ -124,52 +129,72 @@ def ablate(config: AblateConfig) -> None:
     if config.only is not None and config.only not in plan.arms:
         raise UserError(f"only={config.only} is no arm (choose {'; '.join(plan.arms)})")
     folder = config.out or Path("runs/ablations") / plan.name
+    if config.wandb_sweep is not None:
+        begun = find_ledger(folder)
+        print(write_sweep(plan, config.wandb_sweep, begun.chosen() if begun else {}))
+        return
     threads = threads_of(folder, config.threads)
     workers = workers_of(config.workers, devices_of(plan), threads)
     if config.dry_run:
         print(describe(plan, config, folder, threads, workers))
         return
     ledger, changed = open_ledger(folder, plan, threads=threads)
-    if config.add_seeds is not None:
-        add_seeds(ledger, config.add_seeds)
     print(describe(plan, config, folder, threads, workers), flush=True)
     for text in changed:
         print(f"since the ablation began: {text}", flush=True)
-    options = WorkOptions(config.workers, config.only, config.patience)
+    until = None if config.hours is None else time.time() + 3600 * config.hours
+    options = WorkOptions(config.workers, config.only, config.patience, until)
     if config.retry:
-        ledger.retry(options.runs(ledger))
+        ledger.retry(config.only)
     if config.launcher == "slurm":
         submit(config.file, ledger, options, config.slurm or {}, trust=config.trust_config)
     else:
         run_all(plan, ledger, options)
+    if config.hours is not None and (pending := options.pending(ledger)):
+        print(_after_hours(config.hours, ledger, pending, workers), flush=True)
     _finish(ledger)
 
 
+def _after_hours(hours: float, ledger: Ledger, pending: list[Planned], workers: int) -> str:
+    """Describes what is left when the time is spent."""
+    needs = ", ".join(f"{count} of {arm}" for arm, count in Counter(run.arm for run in pending).items())
+    seconds = sum(ledger.expected_seconds(run) or 0.0 for run in pending) / workers
+    until = f"about {time_left(seconds)} to the next analysis" if seconds else "no run has ended yet"
+    spent = f"the time of {hours:g} h is spent"
+    return f"{spent}: {counted(len(pending), 'run')} left ({needs}), {until}; the same command goes on"
+
+
 def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, workers: int) -> str:
-    """Describes the plan: arms by seeds, the keys that each arm changes, the rules, and what is done already."""
-    ledger = find_ledger(folder)
-    seeds = [*plan.seeds, *(ledger.added_seeds if ledger else [])]
-    if config.add_seeds is not None and len(seeds) == len(plan.seeds):
-        seeds += range(max(seeds) + 1, max(seeds) + 1 + config.add_seeds)
-    states = Counter(run.state for run in (read_study(folder).runs if ledger else []))
-    width, unit = max(map(len, plan.arms)), unit_of(plan.report)
+    """Describes the plan: arms and what each changes, analyses, tuning, rules, and what is done already."""
+    ledger, compare = find_ledger(folder), plan.compare
+    states = Counter(run.state for run in (ledger.study().runs if ledger else []))
+    width, unit = max(map(len, plan.arms)), unit_of(compare.metric)
     again = "are tried again" if config.retry else "failed (--retry tries them again)"
-    begun = f", {states['done']} are done" if states["done"] else ""
+    begun = f", {counted(states['done'], 'run')} done" if states["done"] else ""
     begun += f", {states['failed']} {again}" if states["failed"] else ""
-    count = counted(len(plan.arms) * len(seeds), "run")
-    product = f"{counted(len(plan.arms), 'arm')} x {counted(len(seeds), 'seed')} = {count}"
-    lines = [f"{plan.name}: {product} of {plan.config_file}{begun}"]
+    lines = [f"{plan.name}: {counted(len(plan.arms), 'arm')} of {', '.join(plan.config_files)}{begun}"]
+    lines += [f"  {plan.question}"] if plan.question else []
     for arm, overrides in plan.arms.items():
         changed = ", ".join(f"{key}={value}" for key, value in overrides.items()) or "the config as it is"
         lines.append(f"  {arm:<{width}}  {changed}{'   (baseline)' if arm == plan.baseline else ''}")
-    few = f"; below {LEAST_PAIRS} seeds nothing is claimed" if len(seeds) < LEAST_PAIRS else ""
+    if plan.tune is not None:
+        tried = ", ".join(f"{key}={', '.join(map(word, values))}" for key, values in plan.tune.options.items())
+        count = len(plan.tune.combinations) * len(plan.tune.seeds)
+        seeds = ", ".join(map(str, plan.tune.seeds))
+        lines.append(f"  tuned first: {tried}, with seeds {seeds}: {count} runs of each arm, chosen by {plan.metric}")
+    analyses = analyses_of(compare)
+    few = ", ".join(map(str, analyses if len(analyses) < 5 else [*analyses[:3], "...", analyses[-1]]))
+    versus = {"baseline": "with the baseline", "pairs": "with each other", "best": "for the best"}[compare.arms]
+    effect = unit.plain(compare.smallest_effect)
     alone = config.only or plan.baseline
+    chosen = (ledger.chosen() if ledger else {}).get(alone, {})
     lines += [
-        f"  seeds {', '.join(map(str, seeds))}; best checkpoint by {plan.metric}{few}",
-        f"  compared by {plan.report}; smallest effect {unit.plain(plan.smallest_effect)}, alpha {plan.alpha:g}",
+        f"  analyses after {few} seeds from {plan.seeds[0]} on, until decided; best checkpoint by {plan.metric}",
+        f"  compared {versus} by {compare.metric}; smallest effect {effect}, alpha {compare.alpha:g}",
         f"  {workers} at a time, {threads} thread{'s' if threads > 1 else ''} each; in {folder}",
-        *([f"  now only {config.only}: {counted(len(seeds), 'run')}"] if config.only else []),
-        f"  one alone: OMP_NUM_THREADS={threads} {plan.command(alone, plan.seeds[0])}",
+        *([f"  for {config.hours:g} h: no run starts that is expected to end later"] if config.hours else []),
+        *([f"  now only {config.only}"] if config.only else []),
+        f"  one alone: OMP_NUM_THREADS={threads} {plan.command(alone, plan.seeds[0], chosen)}",
     ]
     return "\n".join(lines)
 

@@ -29,7 +29,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import OwnFault
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import CannotResume, Diverged, UserError
-from vit_lightning.signals import die_with, obey_parent
+from vit_lightning.signals import STOP, die_with, obey_parent
 from vit_lightning.storage.folder import InUse, read_json, write_whole
 from vit_lightning.storage.metrics import read_results
 
@@ -73,19 +73,30 @@ class Attempts:
     running: list[Attempt] = field(default_factory=list)
     _renewed: float = field(default_factory=time.monotonic)
 
-    def begin(self, run: Planned, claim: Claim) -> None:
-        """Forks an attempt at a claimed run."""
-        folder = self.ledger.run_folder(run)
+    def begin(self, run: Planned, claim: Claim) -> str | None:
+        """Forks an attempt at a claimed run; returns the outcome in words if its options are refused."""
+        folder, plan = self.ledger.run_folder(run), self.plan
+        try:
+            if run.trial is None:
+                chosen = self.ledger.chosen()[run.arm]
+                words = plan.arguments(run.arm, run.seed, chosen)
+                experiment = plan.experiment(run.arm, run.seed, chosen)
+            else:
+                values = self.ledger.trials[run.trial]
+                words = plan.trial_arguments(run.arm, values, run.seed)
+                experiment = plan.trial_experiment(run.arm, values, run.seed)
+        except UserError as error:  # values of the tuning that this arm does not allow
+            return self._failed(run, claim, "configuration", "; ".join(error.problems))
         folder.parent.mkdir(parents=True, exist_ok=True)
         free = next(n for n in range(len(self.running) + 1) if n not in {attempt.device for attempt in self.running})
         visible = None if self.devices is None else self.devices[free % len(self.devices)]
-        words = ["fit", *self.plan.arguments(run.arm, run.seed), f"--out={folder}", "--resume=auto"]
-        experiment = self.plan.experiment(run.arm, run.seed)
+        words = ["fit", *words, f"--out={folder}", "--resume=auto"]
         experiment = replace(experiment, out=folder, resume="auto", allowed_changes=("wandb",))
         arguments = (experiment, words, claim.path, self.ledger.facts["threads"], visible, os.getpid())
         process = FORK.Process(target=_work, args=arguments)
         process.start()
         self.running.append(Attempt(run, claim, process, free, _last_written(folder), time.monotonic()))
+        return None
 
     def collect(self) -> list[tuple[Planned, str]]:
         """Returns the runs whose attempts have ended since the last call, each with the outcome in words."""
@@ -131,8 +142,10 @@ class Attempts:
         if self.ledger.results(attempt.run) is not None:
             attempt.claim.end("done")
             return "done"
-        kind, cause = self._cause(attempt)
-        final = self.ledger.end_attempt(attempt.run, attempt.claim, kind, cause)
+        return self._failed(attempt.run, attempt.claim, *self._cause(attempt))
+
+    def _failed(self, run: Planned, claim: Claim, kind: Kind, cause: str) -> str:
+        final = self.ledger.end_attempt(run, claim, kind, cause)
         return f"{'failed' if final else 'will be tried again'} ({kind}: {cause})"
 
     def _cause(self, attempt: Attempt) -> tuple[Kind, str]:
@@ -141,14 +154,15 @@ class Attempts:
         if attempt.hangs:
             return "hang", f"nothing was written for {self.patience / 60:.3g} minutes"
         if results := read_results(self.ledger.run_folder(attempt.run)):
-            report = self.ledger.facts["report"]
-            return "no result", f"{report} is {results.get(report, 'not measured')}"
+            metric = self.ledger.measured(attempt.run)
+            return "no result", f"{metric} is {results.get(metric, 'not measured')}"
         if left := read_json(fault):
             return left["kind"], left["cause"]
         number = -code if code < 0 else code - 128
         if number in {known.value for known in signal.Signals}:  # others are no signal's, such as 255
             memory = " (out of memory?)" if code == -signal.SIGKILL else ""
-            return "killed", f"ended by {signal.Signals(number).name}{memory}"
+            kind: Kind = "stopped" if number in STOP else "killed"
+            return kind, f"ended by {signal.Signals(number).name}{memory}"
         return "no result", f"the process returned {code} and left no results.json"
 
 

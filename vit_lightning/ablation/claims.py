@@ -16,6 +16,7 @@ import functools
 import json
 import os
 import platform
+import secrets
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,8 @@ class Leases:
 
 def create_once(path: Path, text: str) -> bool:
     """Creates a file atomically; returns True if this process created it, False if it was there."""
-    part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
+    # containers may share the name of their host and the number of a process: random bytes tell them apart
+    part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.{secrets.token_hex(8)}.part")
     part.write_text(text, encoding="utf-8")
     try:
         os.link(part, path)

@@ -1,62 +1,69 @@
 """The ledger of an ablation: a folder that records for each run whether it is done, failed, or who works on it.
 
     ledger.json             the plan as it began, with what its runs depend on; created once
-    look2.json              the seeds of the second analysis; created once
     changes.jsonl           changes of code since the ablation began
     ledger/RUN/0001.claim   the first process that took the run; its modification time is renewed while that works
     ledger/RUN/0001.end     the outcome of that attempt, if the process lived to write it; 0001.log is its output
     runs/RUN/               the run folder
+    tuning/TRIAL/           the run folder of a trial of the tuning; its claims are in ledger/tuning/TRIAL
 
 Processes on several machines can share a ledger (``claims.py``). A run is done when its folder has a whole
-``results.json``, whatever its process returned.
+``results.json``, whatever its process returned. Which runs are needed follows from those that have ended
+(``report/schedule.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib.metadata
 import itertools
 import json
 import math
 import platform
+import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import vit_lightning
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
-from vit_lightning.ablation.plan import Plan, slug
+from vit_lightning.ablation.plan import Plan, grid_name, slug
 from vit_lightning.config.changes import changes_since
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import digests
 from vit_lightning.config.own_metrics import recorded_goal
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
-from vit_lightning.report.study import Run, Study
+from vit_lightning.report.schedule import Schedule, analyses_of, make_schedule
+from vit_lightning.report.study import Compare, Run, Study, Trial, Tuning
 from vit_lightning.storage.environment import PACKAGES
 from vit_lightning.storage.folder import read_json
 from vit_lightning.storage.metrics import read_metrics, read_results
 
 SILENT_DEATHS = 10
-"""Processes that may die in a row on a run that makes no progress."""
-Kind = Literal["diverged", "configuration", "cannot resume", "out of memory", "hang", "no result", "error", "killed"]
-ATTEMPTS: dict[Kind, int] = {"out of memory": 2, "hang": 2, "no result": 2, "error": 2, "killed": 6}
-"""Attempts at a run that may end in one way at one step before it counts as failed; 1 where they would end alike."""
+"""Processes that may die in a row on a run that gets no further."""
+Kind = Literal[
+    "diverged", "configuration", "cannot resume", "out of memory", "hang", "no result", "error", "killed", "stopped"
+]
+ATTEMPTS: dict[Kind, int] = {"out of memory": 2, "hang": 2, "no result": 2, "error": 2, "killed": 6, "stopped": 6}
+"""Attempts at a run that may end in one way before it counts as failed; 1 where they would end alike."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Arm and seed of a planned run."""
+    """Arm and seed of a planned run, and the values that it tries if it is a trial of the tuning."""
 
     arm: str
     seed: int
+    trial: str | None = None
 
     @property
     def name(self) -> str:
-        return f"{slug(self.arm)}-seed{self.seed}"
+        return f"{slug(self.arm if self.trial is None else f'{self.arm}, {self.trial}')}-seed{self.seed}"
 
 
 @dataclass
@@ -68,28 +75,146 @@ class Ledger:
     leases: Leases = field(default_factory=Leases)
     retried: dict[Planned, int] = field(default_factory=dict)
     """Failures that this process retries and therefore ignores: the number of the claim that failed."""
+    schedule: Schedule = field(init=False)
+    """Runs that the analyses need, by the runs that this process has seen end."""
+    _ended: dict[Planned, Run | Trial] = field(default_factory=dict)
+    _planned: list[Planned] = field(default_factory=list)
+    _seconds: dict[Planned, float] = field(default_factory=dict)
 
     @property
-    def added_seeds(self) -> list[int]:
-        return list(read_json(self.folder / "look2.json").get("seeds", []))
+    def trials(self) -> dict[str, dict[str, Any]]:
+        """Values that the tuning tries, by their names in the order of the plan."""
+        options = (self.facts["tune"] or {"options": {}})["options"]
+        grid = [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())]
+        return {grid_name(values): values for values in grid if values}
 
     def planned(self) -> list[Planned]:
-        """Returns all runs, seed by seed, so that arms advance together."""
-        return [Planned(arm, seed) for seed in (*self.facts["seeds"], *self.added_seeds) for arm in self.facts["arms"]]
+        """Returns the runs that are needed by now: all trials, then the runs of the next analyses, seed by seed."""
+        while True:
+            ended = [run for run in self._planned if run not in self._ended and self._see(run)]
+            if self._planned and not ended:
+                return self._planned
+            self._planned = self._plan()
+
+    def pending(self) -> list[Planned]:
+        """Returns the runs that are needed and have not ended."""
+        return [run for run in self.planned() if run not in self._ended]
+
+    def _see(self, run: Planned) -> bool:
+        """Keeps the outcome of a run; returns whether it has one."""
+        results = self.results(run)
+        failure = self.failure(run) if results is None else None
+        if results is None and failure is None:
+            return False
+        state: Literal["done", "failed"] = "failed" if results is None else "done"
+        if run.trial is None:
+            cause = None if failure is None else f"{failure['kind']}: {failure['cause']}"
+            self._ended[run] = Run(run.arm, run.seed, self._place(run), state, cause, results or {})
+        else:
+            value = None if results is None else float(results[self.facts["metric"]])
+            self._ended[run] = Trial(run.arm, self.trials[run.trial], run.seed, self._place(run), state, value)
+        if results is not None and "seconds" in results:
+            self._seconds[run] = float(results["seconds"])
+        return True
+
+    def _plan(self) -> list[Planned]:
+        """Returns the runs that are needed after those that this process has seen end."""
+        arms, seeds, tune = self.facts["arms"], self.facts["seeds"], self.facts["tune"] or {"seeds": []}
+        trials = [Planned(arm, seed, trial) for seed in tune["seeds"] for trial in self.trials for arm in arms]
+        waiting = {run.arm for run in trials if run not in self._ended}
+        chosen = self._chosen()
+        first, *_ = analyses_of(Compare(**self.facts["compare"]))
+        for run in (Planned(arm, seed) for arm in {*arms} - waiting - {*chosen} for seed in seeds[:first]):
+            self._ended[run] = Run(
+                run.arm, run.seed, self._place(run), "failed", "tuning: a trial of each value failed"
+            )
+        study = self._study([run for run in self._ended.values() if isinstance(run, Run)])
+        self.schedule = make_schedule(study)
+        needed = self.schedule.seeds
+        runs = [Planned(arm, seed) for n, seed in enumerate(seeds) for arm in arms if arm in chosen and n < needed[arm]]
+        return trials + runs
+
+    def chosen(self) -> dict[str, dict[str, Any]]:
+        """Returns the values of each arm with the best mean over the seeds of the tuning.
+
+        Values are left out where a trial has failed, arms where a trial has not ended or all values are left out.
+        """
+        self.planned()
+        return self._chosen()
+
+    def _chosen(self) -> dict[str, dict[str, Any]]:
+        if self.facts["tune"] is None:
+            return {arm: {} for arm in self.facts["arms"]}
+        found, sign = {}, {"min": 1, "max": -1}[self.facts["mode"]]
+        for arm in self.facts["arms"]:
+            means = {}
+            for trial in self.trials:
+                ended = [self._ended.get(Planned(arm, seed, trial)) for seed in self.facts["tune"]["seeds"]]
+                if None in ended:
+                    break
+                values = [run.value for run in ended if isinstance(run, Trial) and run.value is not None]
+                if len(values) == len(ended):
+                    means[trial] = sign * statistics.fmean(values)
+            else:
+                if means:
+                    found[arm] = self.trials[min(means, key=means.__getitem__)]  # of equal ones the first
+        return found
+
+    def expected_seconds(self, run: Planned) -> float | None:
+        """Returns the median time of the runs of an arm, else of all runs; None before any has ended."""
+        alike = [seconds for other, seconds in self._seconds.items() if other.arm == run.arm]
+        return statistics.median(alike or self._seconds.values()) if self._seconds else None
+
+    def study(self) -> Study:
+        """Returns the ablation with the outcomes of its runs so far."""
+        trials: list[Any] = []
+        runs: list[Any] = []
+        for run in self.planned():
+            if run.trial is not None:
+                missing = Trial(run.arm, self.trials[run.trial], run.seed, self._place(run), "missing")
+                trials.append(self._ended.get(run, missing))
+        for arm, count in self.schedule.seeds.items():
+            for run in (Planned(arm, seed) for seed in self.facts["seeds"][:count]):
+                runs.append(self._ended.get(run, Run(arm, run.seed, self._place(run), "missing")))
+        trials.sort(key=lambda trial: list(self.facts["arms"]).index(trial.arm))
+        tune = self.facts["tune"]
+        tuning = None if tune is None else Tuning(tune["options"], tune["seeds"], trials, self.chosen())
+        return dataclasses.replace(self._study(runs), tuning=tuning)
+
+    def _study(self, runs: list[Run]) -> Study:
+        facts = self.facts
+        metric = facts["compare"]["metric"]
+        return Study(
+            **{key: facts[key] for key in ("name", "question", "config", "metric", "baseline", "arms", "seeds")},
+            folder=self.folder,
+            goal=recorded_goal(metric, [*facts["pages"].values()]) or goal_of(metric),
+            compare=Compare(**facts["compare"]),
+            split_varies=facts["split_varies"],
+            runs=runs,
+            factors=facts["factors"],
+            plan_changed=_noted_changes(self.folder),
+            plan_file=facts["file"],
+        )
+
+    def _place(self, run: Planned) -> str:
+        return str(self.run_folder(run).relative_to(self.folder))
 
     def run_folder(self, run: Planned) -> Path:
-        return self.folder / "runs" / run.name
+        return self.folder / ("runs" if run.trial is None else "tuning") / run.name
 
     def claims_folder(self, run: Planned) -> Path:
-        return self.folder / "ledger" / run.name
+        return self.folder / "ledger" / ("" if run.trial is None else "tuning") / run.name
 
     def results(self, run: Planned) -> dict[str, Any] | None:
-        """Returns the results of a run, once they have a finite number for the reported metric."""
-        found, report = read_results(self.run_folder(run)), self.facts.get("report")
-        if not found or report is None:
-            return found or None
-        value = found.get(report)
+        """Returns the results of a run, once they have a finite number for the metric that it is for."""
+        found = read_results(self.run_folder(run))
+        value = (found or {}).get(self.measured(run))
         return found if isinstance(value, int | float) and math.isfinite(value) else None
+
+    def measured(self, run: Planned) -> str:
+        """Returns the metric that a run is for: of validation for a trial."""
+        metric: str = self.facts["compare"]["metric"] if run.trial is None else self.facts["metric"]
+        return metric
 
     def failure(self, run: Planned) -> dict[str, Any] | None:
         """Returns how the run failed for good; None if it did not."""
@@ -103,16 +228,20 @@ class Ledger:
         """Whether a run is done or has failed for good."""
         return self.results(run) is not None or self.failure(run) is not None
 
-    def retry(self, runs: Sequence[Planned]) -> None:
-        """Counts failed runs as missing again; noted as a change if the analysis had been complete."""
-        last = {run: self._last_claim(run) for run in runs if self.failure(run) is not None}
-        every = self.planned()
-        if last and all(map(self.has_finished, every)) and any(self.results(run) for run in every):
-            names = ", ".join(f"{run.name} ({claim.stem})" for run, claim in last.items() if claim is not None)
-            number = 2 if self.added_seeds else 1
-            text = f"failed runs were tried again after analysis {number}, which makes one more analysis: {names}"
-            _note_change(self.folder, text)
-        self.retried = {run: int(claim.stem) for run, claim in last.items() if claim is not None}
+    def retry(self, arm: str | None = None) -> None:
+        """Counts failed runs as missing again, of one arm or all; noted as a change if there was an answer before.
+
+        Trials are tried again only where an arm's tuning chose nothing: runs with what it chose may have begun.
+        """
+        planned, chosen = self.planned(), self.chosen()
+        failed = [run for run in planned if run in self._ended and self._ended[run].state == "failed"]
+        again = [run for run in failed if arm in (None, run.arm) and (run.trial is None or run.arm not in chosen)]
+        last = {run: claim for run in again if (claim := self._last_claim(run)) is not None}
+        if last and not self.pending() and any(run.results for run in self._ended.values() if isinstance(run, Run)):
+            names = ", ".join(f"{run.name} ({claim.stem})" for run, claim in last.items())
+            _note_change(self.folder, f"failed runs were tried again after an answer: {names}")
+        self.retried = {run: int(claim.stem) for run, claim in last.items()}
+        self._ended, self._planned = {}, []
 
     def claim(self, run: Planned) -> Claim | None:
         """Claims a run for this process; returns None if another process has it or it has finished."""
@@ -129,7 +258,7 @@ class Ledger:
             return None
         claim = Claim(path, number)
         if self._silent_deaths(run, number) >= SILENT_DEATHS:
-            cause = f"its process was killed {SILENT_DEATHS} times in a row, and the run made no progress"
+            cause = f"its process was killed {SILENT_DEATHS} times in a row, and the run got no further"
             claim.end("failed", kind="killed", cause=cause)
             return None
         return claim
@@ -143,33 +272,36 @@ class Ledger:
         return not is_remote or read_json(end).get("outcome") != "done" or self.leases.has_expired(end)
 
     def end_attempt(self, run: Planned, claim: Claim, kind: Kind, cause: str) -> bool:
-        """Records a failed attempt; returns whether the run has failed for good."""
-        progress = self.progress(run)
+        """Records a failed attempt; returns whether the run has failed for good.
+
+        An attempt that was asked to stop, as at a time limit of a cluster, counts only if it got no further.
+        """
+        counts = kind != "stopped" or self.progress(run) <= read_json(claim.path).get("progress", 0)
         ends = [read_json(path) for path in sorted(self.claims_folder(run).glob("*.end"), reverse=True)]
         since = itertools.takewhile(lambda end: end.get("outcome") != "failed", ends)  # a retry counts from zero
-        alike = 1 + sum((end.get("kind"), end.get("progress")) == (kind, progress) for end in since)
-        final = alike >= ATTEMPTS.get(kind, 1)
-        claim.end("failed" if final else "again", kind=kind, cause=cause, progress=progress)
+        alike = counts + sum(end.get("kind") == kind and end.get("counts", False) for end in since)
+        final = bool(counts) and alike >= ATTEMPTS.get(kind, 1)
+        claim.end("failed" if final else "again", kind=kind, cause=cause, counts=counts)
         return final
 
     def progress(self, run: Planned) -> int:
         """Returns the last step that the run has logged."""
-        folder = self.run_folder(run)
-        if not (folder / "metrics.jsonl").is_file():
+        try:
+            return max((row["step"] or 0 for row in read_metrics(self.run_folder(run))), default=0)
+        except OSError:
             return 0
-        return max((row["step"] or 0 for row in read_metrics(folder)), default=0)
 
     def _last_claim(self, run: Planned) -> Path | None:
         return max(self.claims_folder(run).glob("[0-9]*.claim"), default=None)
 
     def _silent_deaths(self, run: Planned, number: int) -> int:
-        """Counts the claims before this one that have no end, in a row, all at the same progress."""
-        now, count = self.progress(run), 0
-        for earlier in range(number - 1, 0, -1):
-            path = self.claims_folder(run) / f"{earlier:04}.claim"
-            if path.with_suffix(".end").exists() or read_json(path).get("progress") != now:
-                break
-            count += 1
+        """Counts the claims before this one that have no end, in a row, since the run last got further than before."""
+        claims = [self.claims_folder(run) / f"{earlier:04}.claim" for earlier in range(1, number + 1)]
+        best, count = 0, 0
+        for earlier, later in itertools.pairwise(claims):
+            reached = read_json(later).get("progress", 0)
+            count = 0 if reached > best or earlier.with_suffix(".end").exists() else count + 1
+            best = max(best, reached)
         return count
 
 
@@ -181,6 +313,8 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
     """
     now = _facts(plan, threads)
     path = folder / "ledger.json"
+    if len({slug(trial) for trial in Ledger(folder, now).trials}) < len(Ledger(folder, now).trials):
+        raise UserError("tune.options: two values give the same folder (letters, digits and dots count)")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
@@ -202,8 +336,14 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
 
 
 def find_ledger(folder: Path) -> Ledger | None:
-    """Returns the ledger in a folder; None if there is none."""
+    """Returns the ledger in a folder; None if there is none.
+
+    Raises:
+        UserError: an earlier version of this package wrote it.
+    """
     facts = read_json(folder / "ledger.json")
+    if "arms" in facts and "compare" not in facts:
+        raise UserError(f"{folder} is an ablation of an earlier version: its runs can be read, but no more be added")
     return Ledger(folder, facts) if "arms" in facts else None
 
 
@@ -219,22 +359,6 @@ def threads_of(folder: Path, requested: int | None) -> int:
     return began or requested or 1
 
 
-def add_seeds(ledger: Ledger, count: int) -> None:
-    """Plans the second analysis.
-
-    Raises:
-        UserError: it has another number of seeds already, or runs of the first analysis have not finished.
-    """
-    key, added = f"add-seeds={count}", ledger.added_seeds
-    if added and len(added) != count:
-        raise UserError(f"{key}: the second and last analysis has {len(added)} added seeds already")
-    missing = [run.name for run in ledger.planned() if not ledger.has_finished(run)]
-    if missing and not added:
-        raise UserError(f"{key}: {len(missing)} runs of the first analysis have not finished ({missing[0]})")
-    first = max(ledger.facts["seeds"]) + 1
-    create_once(ledger.folder / "look2.json", json.dumps({"seeds": list(range(first, first + count))}) + "\n")
-
-
 def read_study(folder: Path) -> Study:
     """Reads an ablation with the outcomes of its runs so far.
 
@@ -244,29 +368,7 @@ def read_study(folder: Path) -> Study:
     ledger = find_ledger(folder)
     if ledger is None:
         raise UserError(f"{folder} is no ablation: it holds no ledger.json")
-    facts = ledger.facts
-    planned = ledger.planned()
-    return Study(
-        **{key: facts[key] for key in (*_RULES, "arms")},
-        folder=folder,
-        goal=recorded_goal(facts["report"], [*facts["pages"].values()]) or goal_of(facts["report"]),
-        added_seeds=ledger.added_seeds,
-        runs=[_run(ledger, run) for arm in facts["arms"] for run in planned if run.arm == arm],
-        plan_changed=_noted_changes(folder),
-        plan_file=facts["file"],
-    )
-
-
-def _run(ledger: Ledger, run: Planned) -> Run:
-    results, failure = ledger.results(run), ledger.failure(run)
-    return Run(
-        arm=run.arm,
-        seed=run.seed,
-        folder=str(ledger.run_folder(run).relative_to(ledger.folder)),
-        state="done" if results is not None else "failed" if failure is not None else "missing",
-        cause=None if results is not None or failure is None else f"{failure['kind']}: {failure['cause']}",
-        results=results or {},
-    )
+    return ledger.study()
 
 
 _PER_RUN = ("seed_everything", "wandb")
@@ -277,9 +379,12 @@ def _facts(plan: Plan, threads: int) -> dict[str, Any]:
     """Returns the facts of a plan that the ledger keeps, as plain data."""
     pages = {arm: experiment.config for arm, experiment in plan.experiments.items()}
     facts = {
-        **{key: getattr(plan, key) for key in ("name", "file", "flags", "metric", "report", "baseline")},
-        **{key: getattr(plan, key) for key in ("smallest_effect", "alpha", "arms", "factors", "seeds")},
-        "page": plan.config_file,
+        **{key: getattr(plan, key) for key in ("name", "question", "file", "flags", "metric", "baseline", "arms")},
+        **{key: getattr(plan, key) for key in ("factors", "seeds", "split_varies")},
+        "config": ", ".join(plan.config_files),
+        "mode": plan.experiments[plan.baseline].settings.checkpoint.mode,
+        "compare": dataclasses.asdict(plan.compare),
+        "tune": None if plan.tune is None else {"options": plan.tune.options, "seeds": plan.tune.seeds},
         "threads": threads,
         "pages": {arm: {k: v for k, v in page.items() if k not in _PER_RUN} for arm, page in pages.items()},
         "code": _code(),
@@ -299,14 +404,28 @@ def _code() -> dict[str, str]:
     return {"source of vit_lightning": digest.hexdigest()[:16], "python": platform.python_version()} | versions | own
 
 
-_RULES = ("name", "baseline", "metric", "report", "smallest_effect", "alpha", "seeds", "factors")
+def _rules(facts: dict[str, Any]) -> dict[str, Any]:
+    """Returns the rules of a plan by their options: all must stay as they were before the first run."""
+    compare, tune = dict(facts["compare"]), facts["tune"] or {"options": {}, "seeds": []}
+    del compare["disagreement"]  # only the forecast before the first runs depends on it
+    return {
+        "baseline": facts["baseline"],
+        "checkpoint.monitor": facts["metric"],
+        "seeds.first": facts["seeds"][0],
+        "seeds.split": "varies" if facts["split_varies"] else "fixed",
+        "tune.seeds": tune["seeds"],
+        **{f"compare.{key}": value for key, value in compare.items()},
+        **{f"tune.options.{key}": values for key, values in tune["options"].items()},
+    }
 
 
 def _changes(
     began: dict[str, Any], now: dict[str, Any], experiments: Mapping[str, Experiment]
 ) -> tuple[list[str], list[str]]:
     """Returns the changes of the plan and its config, and those of the code."""
-    plan = [f"{key} was {began.get(key)}, is {now[key]}" for key in _RULES if began.get(key) != now[key]]
+    first, second = _rules(began), _rules(now)
+    changed = [key for key in {**first, **second} if first.get(key) != second.get(key)]
+    plan = [f"{key} was {first.get(key)}, is {second.get(key)}" for key in changed]
     plan += [f"arm {arm} is new" for arm in now["arms"] if arm not in began["arms"]]
     plan += [f"arm {arm} is gone" for arm in began["arms"] if arm not in now["arms"]]
     for arm, page in now["pages"].items():

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ REQUEUES = 1000
 
 @dataclass(frozen=True)
 class Job:
-    """Callable of one job: works on a ledger until every run has finished."""
+    """Callable of one job: works on a ledger until no run is needed."""
 
     file: Path
     folder: Path
@@ -53,12 +53,12 @@ class Job:
 
 
 def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[str, Any], *, trust: bool) -> None:
-    """Submits the jobs and shows their progress until all runs have finished.
+    """Submits the jobs and shows their progress until no run is needed.
 
     Args:
         file: the plan.
         ledger: its ledger, on a file system that the jobs share.
-        options: ``workers`` is the number of jobs; auto submits one for each run.
+        options: ``workers`` is the number of jobs; auto submits one for each run that is needed now.
         settings: of each job, as submitit names them.
         trust: whether configs may name classes of any package.
 
@@ -69,14 +69,13 @@ def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[s
         import submitit
     except ImportError as fault:
         raise UserError("launcher=slurm needs submitit: pip install 'vit-lightning[slurm]'") from fault
-    runs = options.runs(ledger)
-    missing = [run for run in runs if not ledger.has_finished(run)]
+    missing = options.pending(ledger)
     if not missing:
-        print(f"{counted(len(runs), 'run')} had finished: nothing is submitted", flush=True)
+        print(f"{counted(len(ledger.planned()), 'run')} had finished: nothing is submitted", flush=True)
         return
     logs = ledger.folder / "slurm"
     count = options.workers if isinstance(options.workers, int) else min(len(missing), MOST_JOBS)
-    each = WorkOptions("auto", options.only, options.patience)
+    each = replace(options, workers="auto")
     job = Job(file.absolute(), ledger.folder.absolute(), ledger.facts["threads"], each, ledger.retried, trust)
     try:
         executor = submitit.AutoExecutor(folder=logs, cluster="slurm", slurm_max_num_timeout=REQUEUES)
@@ -86,21 +85,22 @@ def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[s
         raise UserError(f"slurm: {' '.join(str(fault).split())[:400]}") from fault
     array = jobs[0].job_id.partition("_")[0]
     print(f"{len(jobs)} jobs in SLURM, {array}; they continue without this process", flush=True)
-    _watch(ledger, runs, array, logs)
+    _watch(ledger, options, array, logs)
 
 
-def _watch(ledger: Ledger, runs: list[Planned], array: str, logs: Path) -> None:
-    """Reports runs as they finish, until all have."""
-    progress, told = Progress(ledger, runs), {run for run in runs if ledger.has_finished(run)}
-    gone = 0
-    while len(told) < len(runs):
-        for run in runs:
-            if run not in told and ledger.has_finished(run):
-                told.add(run)
-                progress.report(run, "done" if ledger.results(run) is not None else "failed")
+def _watch(ledger: Ledger, options: WorkOptions, array: str, logs: Path) -> None:
+    """Reports runs as they finish, until none is needed or the jobs have no time for more."""
+    progress, gone = Progress(ledger, options), 0
+    pending = options.pending(ledger)
+    while pending:
+        before, pending = pending, options.pending(ledger)
+        for run in [run for run in before if run not in pending]:
+            progress.report(run, "done" if ledger.results(run) is not None else "failed")
         gone = 0 if _is_queued(array) else gone + 1
-        if gone > 3 and not all(map(ledger.has_finished, runs)):
+        if gone > 3 and pending:
             progress.close()
+            if not any(options.has_time(ledger, run) for run in pending):
+                return
             raise UserError(f"all SLURM jobs have ended, but not all runs: see {logs}; the same command submits more")
         progress.show([])
         sys.stdout.flush()

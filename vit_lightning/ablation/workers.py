@@ -58,38 +58,46 @@ class WorkOptions:
         workers: runs at a time, or auto.
         only: arm to run; None for all.
         patience: minutes without any write after which a run counts as hanging.
+        until: time (seconds since 1970) by which runs that are started are expected to end; None without a limit.
     """
 
     workers: int | str = "auto"
     only: str | None = None
     patience: float = 30.0
+    until: float | None = None
 
-    def runs(self, ledger: Ledger) -> list[Planned]:
-        return [run for run in ledger.planned() if self.only in (None, run.arm)]
+    def pending(self, ledger: Ledger) -> list[Planned]:
+        """Returns the runs that are needed now and have not ended."""
+        return [run for run in ledger.pending() if self.only in (None, run.arm)]
+
+    def has_time(self, ledger: Ledger, run: Planned) -> bool:
+        """Whether a run that starts now is expected to end in time, by the runs before it."""
+        return self.until is None or time.time() + (ledger.expected_seconds(run) or 0.0) < self.until
 
 
 def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, signals: Sequence[int] = STOP) -> None:
-    """Runs what an ablation lacks, beside other processes; returns when all runs have finished.
+    """Runs what an ablation lacks, beside other processes, until its comparisons are decided or the time is spent.
 
     Args:
         plan: of the ablation.
         ledger: of the ablation.
-        options: number of runs at a time, arm, patience.
+        options: number of runs at a time, arm, patience, time.
         signals: that ask this process to end; none where a launcher handles them.
     """
-    runs, devices = options.runs(ledger), devices_of(plan)
-    if all(ledger.has_finished(run) for run in runs):
-        print(f"{counted(len(runs), 'run')} had finished: nothing is trained", flush=True)
+    devices = devices_of(plan)
+    if not options.pending(ledger):
+        print(f"{counted(len(ledger.planned()), 'run')} had finished: nothing is trained", flush=True)
         return
-    missing = {run.arm for run in runs if not ledger.has_finished(run)}
-    shared = with_shared_data({arm: item for arm, item in plan.experiments.items() if arm in missing})
-    plan = replace(plan, experiments={**plan.experiments, **shared})
+    concerned = {arm: item for arm, item in plan.experiments.items() if options.only in (None, arm)}
+    plan = replace(plan, experiments={**plan.experiments, **with_shared_data(concerned)})
     scratch = warm_up(plan, ledger.folder)
     attempts = Attempts(ledger, plan, devices, patience=options.patience * 60)
     received: list[int] = []
     try:
         with handled(lambda number, frame: received.append(number), signals):
-            _work_off(runs, ledger, attempts, workers_of(options.workers, devices, ledger.facts["threads"]), received)
+            _work_off(
+                ledger, attempts, options, workers_of(options.workers, devices, ledger.facts["threads"]), received
+            )
     except BrokenPipeError:  # what reads this has ended
         raise
     except OSError as fault:
@@ -118,11 +126,13 @@ def warm_up(plan: Plan, folder: Path) -> Path | None:
     return scratch
 
 
-def _work_off(runs: list[Planned], ledger: Ledger, attempts: Attempts, workers: int, received: list[int]) -> None:
-    """Claims and starts pending runs until every run has finished or a signal comes; polls runs of other processes."""
-    pending = list(runs)
-    progress, renewed, polled = Progress(ledger, runs), 0.0, 0.0
-    while pending and not received:
+def _work_off(ledger: Ledger, attempts: Attempts, options: WorkOptions, workers: int, received: list[int]) -> None:
+    """Claims and starts the runs that are needed until none is, the time is spent, or a signal comes.
+
+    Runs of other processes are polled: they may decide what is needed.
+    """
+    progress, renewed, polled = Progress(ledger, options), 0.0, 0.0
+    while not received:
         for run, outcome in attempts.collect():
             progress.report(run, outcome)
             polled = 0.0
@@ -133,10 +143,16 @@ def _work_off(runs: list[Planned], ledger: Ledger, attempts: Attempts, workers: 
         if now - polled > (0.5 if len(attempts.running) < workers else 5.0):
             polled = now
             own = {attempt.run for attempt in attempts.running}
-            pending = [run for run in pending if run in own or not ledger.has_finished(run)]
-            for run in pending:
-                if run not in own and len(attempts.running) < workers and (claim := ledger.claim(run)) is not None:
-                    attempts.begin(run, claim)
+            pending = options.pending(ledger)
+            others = [run for run in pending if run not in own]
+            in_time = [run for run in others if options.has_time(ledger, run)]
+            if not own and not in_time and (not pending or options.until is not None):
+                break
+            for run in in_time:
+                if len(attempts.running) < workers and (claim := ledger.claim(run)) is not None:
+                    refused = attempts.begin(run, claim)
+                    if refused is not None:
+                        progress.report(run, refused)
         progress.show([attempt.run for attempt in attempts.running])
         time.sleep(0.02)
     progress.close()
@@ -147,21 +163,21 @@ def _work_off(runs: list[Planned], ledger: Ledger, attempts: Attempts, workers: 
 
 
 class Progress:
-    """One bar for all runs; without a terminal, a line for each run that has finished."""
+    """One bar for the runs up to the next analysis; without a terminal, a line for each run that has finished."""
 
-    def __init__(self, ledger: Ledger, runs: list[Planned]) -> None:
-        self.ledger, self.runs = ledger, runs
+    def __init__(self, ledger: Ledger, options: WorkOptions) -> None:
+        self.ledger, self.options = ledger, options
         self.started, self._shown = time.monotonic(), 0.0
-        self.before = sum(map(ledger.has_finished, runs))
+        self.before, total = self._count()
         layout = "{percentage:3.0f}% |{bar}| {postfix}"
-        self._bar = tqdm(total=len(runs), initial=self.before, disable=None, dynamic_ncols=True, bar_format=layout)
+        self._bar = tqdm(total=total, initial=self.before, disable=None, dynamic_ncols=True, bar_format=layout)
 
     def report(self, run: Planned, outcome: str) -> None:
         """Prints how a run ended."""
         results = self.ledger.results(run) or {}
         seconds = f", {results['seconds']:.0f} s" if "seconds" in results else ""
-        finished, left = self._count()
-        text = f"{finished} of {len(self.runs)}: {run.name} {outcome}{seconds}{left and f'; about {left} left'}"
+        finished, total = self._count()
+        text = f"{finished} of {total}: {run.name} {outcome}{seconds}{self._ahead(finished, total)}"
         if self._bar.disable:
             print(text, flush=True)
         else:
@@ -172,20 +188,35 @@ class Progress:
         if self._bar.disable or time.monotonic() - self._shown < 0.5:
             return
         self._shown = time.monotonic()
-        self._bar.n, left = self._count()
+        self._bar.n, self._bar.total = self._count()
         names = ", ".join(run.name for run in running)
-        self._bar.set_postfix_str(
-            f"{self._bar.n} of {len(self.runs)} runs, now {names}{left and f', about {left} left'}"
-        )
+        ahead = self._ahead(self._bar.n, self._bar.total)
+        self._bar.set_postfix_str(f"{self._bar.n} of {self._bar.total} runs{ahead}; now {names}")
 
-    def _count(self) -> tuple[int, str]:
-        """Returns the number of finished runs, and the time left at the rate of those that this process saw finish."""
-        finished = sum(map(self.ledger.has_finished, self.runs))
-        seen = finished - self.before
-        if seen < 1 or finished == len(self.runs):
-            return finished, ""
-        seconds = (time.monotonic() - self.started) / seen * (len(self.runs) - finished)
-        return finished, f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+    def _count(self) -> tuple[int, int]:
+        """Returns the numbers of runs that have ended and that are needed by now."""
+        needed = [run for run in self.ledger.planned() if self.options.only in (None, run.arm)]
+        return len(needed) - len(self.options.pending(self.ledger)), len(needed)
+
+    def _ahead(self, finished: int, total: int) -> str:
+        """Describes what comes next: the arms that are open, the next analysis, the time left until then."""
+        schedule = self.ledger.schedule
+        if finished == total or schedule.next_analysis is None:
+            return ""
+        tuning = any(run.trial is not None for run in self.options.pending(self.ledger))
+        what = "tuning" if tuning else f"{counted(len(schedule.open), 'arm')} open"
+        what += "" if tuning else f", next analysis after {schedule.next_analysis} seeds"
+        if (seen := finished - self.before) < 1:
+            return f"; {what}"
+        seconds = (time.monotonic() - self.started) / seen * (total - finished)
+        return f"; {what}, about {time_left(seconds)} left until then"
 
     def close(self) -> None:
         self._bar.close()
+
+
+def time_left(seconds: float) -> str:
+    """Returns a time in a unit that leaves two or three digits."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -83,7 +83,7 @@ def summary(report: Report) -> dict[str, Any]:
         "verdicts": "\n".join([*report.sentences, *report.warnings]),
     }
     for verdict in verdicts(report.analysis):
-        for key in ("verdict", "difference", "low", "high", "p_adjusted", "n"):
+        for key in ("verdict", "mean", "low", "high", "p", "n"):
             found[f"{verdict['arm']}/{key}"] = verdict[key]
     return found
 

@@ -88,7 +88,7 @@ class MetricsFile(Logger):
         known = read_metrics(self.folder) if (self.folder / "metrics.jsonl").is_file() else []
         if known:
             self.log_metrics({"resumed": 1.0}, step=step)
-            known = [earlier for earlier in known if earlier["step"] < step]
+            known = [earlier for earlier in known if (earlier["step"] or 0) < step]
         if row and not any(earlier["step"] == row["step"] and row.keys() <= earlier.keys() for earlier in known):
             self.log_metrics({name: value for name, value in row.items() if name != "step"}, step=row["step"])
 
@@ -125,16 +125,17 @@ def json_number(value: float | Tensor) -> float | str:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Returns the rows of ``metrics.jsonl`` without truncated lines and rows that a resumed run has logged again."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    """Returns the rows of ``metrics.jsonl`` without damaged lines and rows that a resumed run has logged again."""
     rows: list[dict[str, Any]] = []
-    for line in lines:
+    for line in (folder / "metrics.jsonl").read_bytes().splitlines():
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except ValueError:  # truncated, or not UTF-8
+            continue
+        if not isinstance(row, dict) or not isinstance(row.get("step", ""), int | None):
             continue
         if "resumed" in row:  # rows after the checkpoint are logged again
-            rows = [earlier for earlier in rows if earlier["step"] < row["step"]]
+            rows = [earlier for earlier in rows if (earlier["step"] or 0) < (row["step"] or 0)]
         else:
             rows.append(row)
     return rows

@@ -1,0 +1,80 @@
+"""Runs that an ablation needs: for each comparison that is open, the seeds up to its next analysis and none beyond.
+
+Only the results of finished runs decide, in the order of the plan's seeds, never the order in which runs end: all
+processes that share an ablation come to the same runs, however often they are killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from vit_lightning.report.comparisons import ArmComparison
+from vit_lightning.report.comparisons import compare as compare_arms
+from vit_lightning.report.sequential import Design
+from vit_lightning.report.study import Compare, Study
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Runs that the analyses of a study need by now."""
+
+    seeds: dict[str, int]
+    """Number of seeds of each arm, the first ones of the plan."""
+    open: list[str]
+    """Arms of comparisons that are not decided and can be."""
+
+    @property
+    def next_analysis(self) -> int | None:
+        """Seeds of the next analysis; None if there is none."""
+        return min((self.seeds[arm] for arm in self.open), default=None)
+
+
+def analyses_of(compare: Compare) -> tuple[int, ...]:
+    """Returns the numbers of seeds of all analyses."""
+    return Design(compare.smallest_effect, compare.alpha, 1, compare.max_seeds).analyses
+
+
+def make_schedule(study: Study) -> Schedule:
+    """Plans the runs of a study's next analyses.
+
+    Args:
+        study: runs that are missing may be left out of it.
+    """
+    analyses, comparisons = analyses_of(study.compare), compare_arms(study)
+    seeds = dict.fromkeys(study.arms, analyses[0])
+    if study.compare.arms == "best":
+        seeds = _race(study)
+    else:
+        for one in comparisons:
+            needed = one.n if one.decided else one.next or analyses[-1]
+            seeds |= {arm: max(seeds[arm], needed) for arm in (one.arm, one.other)}
+    return Schedule(seeds, _open_arms(study, comparisons))
+
+
+def _race(study: Study) -> dict[str, int]:
+    """Returns the seeds of each arm, where all arms that may be the best must reach an analysis before it takes place.
+
+    Else the order in which runs end would decide how far an arm goes that another one is about to beat.
+    """
+    analyses = analyses_of(study.compare)
+    seeds = dict.fromkeys(study.arms, analyses[0])
+    for n, later in itertools.pairwise(analyses):
+        if any(_lacks(study, arm, n) for arm in study.arms if seeds[arm] == n):
+            break
+        until_now = replace(study, seeds=study.seeds[:n])
+        seeds |= dict.fromkeys(_open_arms(study, compare_arms(until_now)), later)
+    return seeds
+
+
+def _open_arms(study: Study, comparisons: Sequence[ArmComparison]) -> list[str]:
+    """Returns the arms of comparisons that more runs may decide."""
+    left = [one for one in comparisons if one.next is not None and not one.decided and not one.blocked]
+    return [arm for arm in study.arms if any(arm in (one.arm, one.other) for one in left)]
+
+
+def _lacks(study: Study, arm: str, count: int) -> bool:
+    """Whether any of the first runs of an arm has not ended."""
+    ended = {run.seed for run in study.runs if run.arm == arm and run.state != "missing"}
+    return not ended.issuperset(study.seeds[:count])
