@@ -3,128 +3,146 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from runs import REPOSITORY, SMALL
+from runs import REPOSITORY
 from wandb.sdk.launch.sweeps import utils as wandb_sweeps
 
 from vit_lightning.ablation.ablate import read_arguments
-from vit_lightning.ablation.plan import read_plan, slug
-from vit_lightning.ablation.wandb_sweep import plain_flags
+from vit_lightning.ablation.plan import Tune, plan_help, read_plan, slug
+from vit_lightning.ablation.wandb_sweep import plain_flags, write_sweep
 from vit_lightning.config.files import read_flags
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
+from vit_lightning.report.study import Compare
 
 SHIPPED = sorted((REPOSITORY / "experiments" / "ablations").glob("*.yaml"))
 
-NAMED = {
-    "program": "vit_lightning",
-    "command": ["lightning", "fit", "--config", "page.yaml", *SMALL, "${args}"],
-    "method": "grid",
-    "metric": {"name": "val/acc", "goal": "maximize"},
-    "parameters": {
-        "arm": {
-            "values": [
-                {"name": "cls", "model.pool": "cls", "optimizer.lr": 0.002},
-                {"name": "no token", "model.pool": "mean", "model.class_token": False},
-            ]
-        },
-        "seed_everything": {"values": [3, 4]},
-        "ablation": {
-            "value": {"name": "pool", "baseline": "cls", "report": "test/acc", "smallest_effect": 0.01, "alpha": 0.05}
-        },
-    },
+CONFIG = """
+model: {patch_size: 4, emb_size: 16, depth: 1, num_heads: 2}
+trainer: {max_epochs: 1, accelerator: cpu}
+checkpoint: {monitor: val/acc, mode: max}
+"""
+NAMED: dict[str, Any] = {
+    "question": "Class token or mean?",
+    "config": "config.yaml",
+    "arms": {"cls": {"model.pool": "cls"}, "no token": {"model.pool": "mean", "model.class_token": False}},
+    "baseline": "cls",
+    "seeds": {"first": 3},
+    "compare": {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 8},
 }
-GRID = copy.deepcopy(NAMED)
-del GRID["parameters"]["arm"]
-GRID["parameters"] |= {"model.pool": {"values": ["mean", "cls"]}, "model.patch_size": {"values": [2, 4]}}
-GRID["parameters"]["ablation"]["value"]["baseline"] = {"model.pool": "cls", "model.patch_size": 4}
+GRID: dict[str, Any] = {
+    "config": "config.yaml",
+    "grid": {"model.pool": ["mean", "cls"], "model.patch_size": [2, 4]},
+    "baseline": {"model.patch_size": 4, "model.pool": "cls"},
+    "compare": NAMED["compare"],
+}
+TUNE = {"options": {"optimizer.lr": [0.001, 0.002], "model.depth": [1, 2]}, "seeds": [100, 101]}
 
 
-def write(plan: dict) -> Path:
-    Path("page.yaml").write_text("optimizer: {weight_decay: 0.1}\n")
-    Path("plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
-    return Path("plan.yaml")
+def write(plan: Any, name: str = "plan.yaml") -> Path:
+    Path("config.yaml").write_text(CONFIG)
+    Path(name).write_text(plan if isinstance(plan, str) else yaml.safe_dump(plan, sort_keys=False))
+    return Path(name)
 
 
-def problems(plan: dict) -> str:
+def problems(plan: Any) -> str:
     with pytest.raises(UserError) as caught:
         read_plan(write(plan))
+    assert all(text.startswith("plan.yaml: ") for text in caught.value.problems)
     return "\n".join(caught.value.problems)
 
 
+def changed(base: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The plan with other options; those in place of which None is given are left out."""
+    plan = {**copy.deepcopy(base), **options}
+    return {key: value for key, value in plan.items() if value is not None}
+
+
 def test_a_plan_of_named_arms(in_folder):
-    plan = read_plan(write(NAMED))
-    assert (plan.name, plan.config_file, plan.seeds, plan.baseline) == ("pool", "page.yaml", [3, 4], "cls")
+    plan = read_plan(write(changed(NAMED, fixed={"trainer.max_epochs": 2})), trust=True)
+    assert (plan.name, plan.question, plan.baseline) == ("plan", "Class token or mean?", "cls")
+    assert (plan.config_files, plan.metric, plan.tune) == (["config.yaml"], "val/acc", None)
+    assert plan.seeds == [3, 4, 5, 6, 7, 8, 9, 10], "max_seeds of them"
+    assert plan.compare == Compare("test/acc", 0.01, 8, alpha=0.05, arms="baseline", until="equivalent")
     assert plan.arms["no token"] == {"model.pool": "mean", "model.class_token": False}
     assert plan.factors == {}
     experiment = plan.experiment("no token", 4)
     assert experiment.config["model"]["init_args"]["class_token"] is False
-    same = resolve(plan.words("no token", 4))
+    assert experiment.trainer["max_epochs"] == 2
+    same = resolve(plan.arguments("no token", 4))
     assert (experiment.config, experiment.settings) == (same.config, same.settings), "the printed command is the run"
+    assert plan.command("cls", 3).endswith("--trust-config")
 
 
 def test_a_plan_of_a_grid(in_folder):
     plan = read_plan(write(GRID))
     assert list(plan.arms) == ["cls, patch_size=4", "mean, patch_size=2", "mean, patch_size=4", "cls, patch_size=2"]
     assert plan.factors == {"model.pool": ["mean", "cls"], "model.patch_size": [2, 4]}
-    other = copy.deepcopy(GRID)
-    other["parameters"]["ablation"]["value"]["baseline"] = {"model.patch_size": 4, "model.pool": "cls"}
-    assert read_plan(write(other)).baseline == "patch_size=4, cls", "in the order that W&B's agent has to go by"
-    other["parameters"]["ablation"]["value"]["baseline"] = "cls"
-    assert "ablation.baseline=cls must be a value of each of model.pool, model.patch_size" in problems(other)
+    assert "--trust-config" not in plan.command("cls, patch_size=2", 0)
+    said = problems(changed(GRID, config=None, baseline="cls"))
+    assert "baseline=cls must give a value of each of model.pool, model.patch_size, such as {" in said
 
 
-def test_a_misspelt_key_is_named_beside_what_else_is_wrong(in_folder):
-    plan = copy.deepcopy(GRID)
-    plan["parameters"]["model.dept"] = {"values": [1, 2]}
-    plan["parameters"]["seed_everything"]["values"] = [1, 1]
-    said = problems(plan)
-    assert "ablation.baseline={'model.pool': 'cls', 'model.patch_size': 4} must be a value of each of" in said
-    assert "did you mean model.depth?" in said
-    assert "1 comes twice" in said
+def test_tuned_arms_and_their_trials(in_folder):
+    plan = read_plan(write(changed(NAMED, tune=TUNE)))
+    assert plan.tune == Tune(**TUNE)
+    assert plan.tune.combinations == [
+        {"optimizer.lr": lr, "model.depth": depth} for lr in (0.001, 0.002) for depth in (1, 2)
+    ]
+    chosen = plan.tune.combinations[3]
+    for seed in (3, 4):
+        tuned, same = plan.experiment("no token", seed, chosen), resolve(plan.arguments("no token", seed, chosen))
+        assert (tuned.config, tuned.settings) == (same.config, same.settings)
+    assert tuned.settings.optimizer.lr == 0.002
+    assert tuned.data is plan.experiments["no token"].data, "its images are read once"
+    trial, same = plan.trial_experiment("cls", chosen, 100), resolve(plan.trial_arguments("cls", chosen, 100))
+    assert (trial.config, trial.settings) == (same.config, same.settings)
+    assert (trial.test, trial.seed, trial.settings.wandb.job_type) == (False, 100, "tuning")
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda plan: plan.update(metric="val/acc"), "metric=val/acc must be"),
-        (lambda plan: _rules(plan).update(baseline=None), "ablation.baseline=None is no arm"),
-        (lambda plan: _rules(plan).update(name=".."), "ablation.name=.. must be a plain name"),
-        (lambda plan: _arms(plan)[1].update(name="report"), "arm report: this name has a meaning of its own"),
-        (lambda plan: plan["command"].insert(-1, "--trainer.fast_dev_run=true"), "leaves no results"),
-        (lambda plan: plan["command"].insert(-1, "--trainer.limit_test_batches=0"), "there is nothing to report"),
-        (lambda plan: plan["parameters"].pop("seed_everything"), "seed_everything.values must be a list"),
-        (
-            lambda plan: (
-                _arms(plan).append({"name": "same", "model.pool": "cls", "optimizer.lr": 2.0e-3, "test": True})
-                or _arms(plan)[-1].pop("test")
-                or _arms(plan)[-1].update({"model.class_token": True})
-            ),
-            "cls and same come to the same config",
-        ),
-    ],
-)
-def test_plans_that_could_give_no_answer_are_refused(in_folder, change, text):
-    plan = copy.deepcopy(NAMED)
-    change(plan)
-    assert text in problems(plan)
+def test_a_split_of_each_seed_is_the_same_for_all_arms(in_folder):
+    plan = read_plan(write(changed(NAMED, seeds={"first": 3, "split": "varies"})))
+    for arm in plan.arms:
+        experiment, same = plan.experiment(arm, 5), resolve(plan.arguments(arm, 5))
+        assert (experiment.config, experiment.settings) == (same.config, same.settings)
+        assert (experiment.data.split_seed, experiment.seed) == (5, 5)
+    assert plan.experiments["cls"].data.split_seed == 3
+    fixed = read_plan(write(NAMED)).experiment("cls", 5)
+    assert (fixed.data.split_seed, fixed.seed) == (0, 5)
 
 
-def _rules(plan: dict) -> dict:
-    return plan["parameters"]["ablation"]["value"]
+def test_a_split_cannot_vary_where_the_data_has_no_split_seed(in_folder):
+    Path("loaders.py").write_text(
+        "import torch\nfrom lightning.pytorch import LightningDataModule\nfrom torch.utils.data import DataLoader\n\n\n"
+        "class Loaders(LightningDataModule):\n    num_classes = 2\n\n"
+        "    def train_dataloader(self):\n"
+        "        return DataLoader([(torch.zeros(3, 8, 8), 0), (torch.ones(3, 8, 8), 1)])\n\n"
+        "    val_dataloader = test_dataloader = train_dataloader\n"
+    )
+    plan = changed(NAMED, fixed={"data.class_path": "loaders.Loaders"}, seeds={"split": "varies"})
+    with pytest.raises(UserError) as caught:
+        read_plan(write(plan), trust=True)
+    (said,) = caught.value.problems
+    assert said.startswith("plan.yaml: seeds.split=varies: data.split_seed=0: there is no such option (choose among")
 
 
-def _arms(plan: dict) -> list:
-    return plan["parameters"]["arm"]["values"]
+def test_configs_from_the_working_folder_or_beside_the_plan(in_folder):
+    Path("plans").mkdir()
+    Path("plans/more.yaml").write_text("trainer: {max_epochs: 7}\n")
+    path = write(changed(NAMED, config=["config.yaml", "more.yaml"]), "plans/plan.yaml")
+    plan = read_plan(path)
+    assert plan.config_files == ["config.yaml", "plans/more.yaml"]
+    assert plan.experiments["cls"].trainer["max_epochs"] == 7, "later ones win"
 
 
 def test_names_of_any_kind_and_length(in_folder):
-    plan = copy.deepcopy(NAMED)
     names = ["[0.9, 0.999]", "{a}", "1.0", "x: y", "a long " + "name " * 60]
-    _arms(plan)[1:] = [{"name": name, "model.depth": 2 + number} for number, name in enumerate(names)]
-    read = read_plan(write(plan))
+    arms = {"cls": None} | {name: {"model.depth": 2 + number} for number, name in enumerate(names)}
+    read = read_plan(write(changed(NAMED, arms=arms)))
+    assert read.arms["cls"] == {}, "the config as it is"
     for name in names:
         printed, experiment = resolve(read.words(name, 3)), read.experiment(name, 3)
         assert printed.settings.wandb.job_type == name
@@ -134,122 +152,216 @@ def test_names_of_any_kind_and_length(in_folder):
     assert len({slug(name) for name in names}) == len(names)
 
 
-def test_the_command_of_a_trusted_plan_says_so(in_folder):
-    path = write(NAMED)
-    assert read_plan(path, trust=True).command("cls", 3).endswith("--trust-config")
-    assert "--trust-config" not in read_plan(path).command("cls", 3)
+def test_all_pairs_need_no_baseline(in_folder):
+    compare = {**NAMED["compare"], "arms": "pairs"}
+    assert read_plan(write(changed(NAMED, baseline=None, compare=compare))).baseline == "cls", "the first one"
+    said = problems(changed(NAMED, baseline=None))
+    assert "baseline is missing: it must be an arm (choose cls; no token)" in said
 
 
 def test_all_that_is_wrong_with_a_plan_at_once(in_folder):
-    plan = copy.deepcopy(NAMED)
-    plan["method"], plan["early_terminate"] = "bayes", {}
-    plan["parameters"]["seed_everything"]["values"] = [0, 1, 0]
-    plan["parameters"]["arm"]["values"].append({"name": "cls", "seed_everything": 1})
-    plan["parameters"]["ablation"]["value"] = {
-        "name": "a/b",
-        "baseline": "clss",
-        "report": "test/acc",
-        "alpa": 0.05,
-        "alpha": 2,
-    }
-    said = problems(plan)
+    said = problems(
+        {
+            "name": "a/b",
+            "alpha": 0.05,
+            "armes": 3,
+            "trainer.max_epochs": 3,
+            "config": "nowhere.yaml",
+            "fixed": {"model.pool": "cls"},
+            "arms": {"cls": {"model.pool": "cls"}, "report": {"seed_everything": 1}, 3: {"model.dept": 2}},
+            "baseline": "clss",
+            "seeds": {"first": 2**32 - 5, "split": "both"},
+            "tune": {"options": {"model.pool": ["mean", "mean"], "test": [True, False]}, "seeds": [1, 1]},
+            "compare": {"metric": "test/acc", "smallest_effect": 1.5, "alpha": 2, "max_seeds": 4, "disagreement": 0},
+        }
+    )
     for text in (
-        "early_terminate: an ablation has no such key",
-        "method=bayes must be grid",
-        "seed_everything: 0 comes twice",
-        "arm cls comes twice",
-        "arm cls: seed_everything: it identifies the run",
-        "ablation.alpa: there is no such option",
-        "ablation.smallest_effect is missing",
-        "ablation.name=a/b must be a plain name",
-        "ablation.alpha=2 must be a number above 0 and below 0.5",
-        "ablation.baseline=clss is no arm (choose cls; no token)",
+        "alpha: there is no such option of a plan (did you mean compare.alpha?)",
+        "armes: there is no such option of a plan (did you mean arms?)",
+        "trainer.max_epochs: there is no such option of a plan (options that all arms share go under fixed)",
+        "name=a/b must be a plain name",
+        "config=nowhere.yaml cannot be read: No such file",
+        "fixed.model.pool: arm cls changes it too",
+        "arms.report.seed_everything: it identifies the run",
+        "arm report: this name has a meaning of its own",
+        "arm 3: a name is a text: write it in quotes",
+        "arm 3: model.dept=2: there is no such option (did you mean model.depth?)",
+        "baseline=clss must be an arm (choose cls; report; 3)",
+        "seeds.split=both must be one of fixed, varies",
+        "tune.options.model.pool: mean comes twice",
+        "tune.options.test: it identifies the run",
+        "tune.seeds: 1 comes twice",
+        "compare.smallest_effect=1.5 must be above 0 and below 1 (0.005 is half a point)",
+        "compare.alpha=2 must be above 0 and below 0.5",
+        "compare.disagreement=0 must be above 0 and below 1",
+        "compare.max_seeds=4 must be at least 6: the first analysis takes 6 pairs",
     ):
-        assert text in said
+        assert text in said, text
 
 
-def test_what_is_wrong_with_the_page_names_the_arm(in_folder):
-    plan = copy.deepcopy(NAMED)
-    plan["parameters"]["arm"]["values"][1]["model.pol"] = "mean"
-    plan["command"].insert(-1, "--optimizer.lr=fast")
-    said = problems(plan).splitlines()
-    assert "plan.yaml: arm no token: model.pol=mean: there is no such option (did you mean model.pool?)" in said
-    assert any("optimizer.lr=fast must be a finite float" in line for line in said)
+NO_CONFIG = changed(NAMED, config=None)
+"""What is wrong with such a plan is found without a config, and fast."""
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("options", "texts"),
     [
-        ({"metric": {"name": "test/acc", "goal": "maximize"}}, "metric.name=test/acc is no metric of validation"),
-        ({"metric": {"name": "val/loss", "goal": "minimize"}}, "but the config selects its best checkpoint by val/acc"),
-        ({"metric": {"name": "val/acc", "goal": "minimize"}}, "but the config has checkpoint.mode=max"),
-        ({"command": ["lightning", "fit", "${args}"]}, "command names no config"),
-        ({"command": "lightning fit"}, "command must be"),
+        ({"config": 3}, ["config=3 must be a path"]),
+        ({"compare": None}, ["compare is missing: {metric: test/acc"]),
+        ({"compare": "test/acc"}, ["compare=test/acc must hold metric, smallest_effect, max_seeds, alpha"]),
+        (
+            {"compare": {"metrik": "test/acc", "arms": "all", "until": "better"}},
+            [
+                "compare.metrik=test/acc: there is no such option (did you mean compare.metric?)",
+                "compare.arms=all must be one of baseline, pairs, best",
+                "compare.until=better must be one of equivalent, not better",
+                "compare.smallest_effect is missing",
+                "compare.max_seeds is missing",
+            ],
+        ),
+        ({"compare": {**NAMED["compare"], "max_seeds": 4.5}}, ["compare.max_seeds=4.5 must be an int"]),
+        ({"seeds": {"first": 2**32 - 7}}, ["the last of 8 seeds is above 2**32 - 1"]),
+        ({"seeds": {"first": -1}}, ["seeds.first=-1 must be at least 0"]),
+        ({"seeds": [0, 1]}, ["seeds=[0, 1] must hold first, split"]),
+        ({"arms": None}, ["give arms: {NAME: {OPTION: VALUE}} or grid: {OPTION: [VALUES]}, one of the two"]),
+        ({"grid": GRID["grid"]}, ["give arms: {NAME: {OPTION: VALUE}} or grid"]),
+        ({"arms": ["cls", "mean"]}, ["arms=['cls', 'mean'] must hold {NAME: {OPTION: VALUE}}"]),
+        ({"arms": {"cls": {}}}, ["there is one arm only"]),
+        ({"arms": {"cls": {}, "mean": "mean"}}, ["arms.mean=mean must hold {OPTION: VALUE}"]),
+        (
+            {"arms": {"cls": {"model.pool": "cls"}, "CLS": {"model.pool": "cls"}}},
+            ["two names give the same folder", "arms cls and CLS change the same options to the same values"],
+        ),
+        ({"arms": {"cls": {}, "tuning": {"a": 1}}}, ["arm tuning: this name has a meaning of its own"]),
+        ({"arms": None, "grid": {"model.pool": "cls"}}, ["grid.model.pool=cls must be a list of values"]),
+        ({"arms": None, "grid": {"model.pool": ["cls", "cls"]}}, ["grid.model.pool: cls comes twice"]),
+        ({"arms": None, "grid": {"model.pool": ["cls"]}}, ["there is one arm only"]),
+        ({"tune": {"options": {"optimizer.lr": [1]}, "seeds": [3]}}, ["at least two values", "tune.seeds: 3: the com"]),
+        ({"tune": {"options": {"optimizer.lr": 1}}}, ["must be a list", "tune.seeds is missing"]),
+        (
+            {"tune": {"options": {"model.pool": ["cls", "mean"]}, "seeds": []}},
+            ["arm cls gives it too", "tune.seeds=[]"],
+        ),
+        ({"name": ".."}, ["name=.. must be a plain name"]),
     ],
-    ids=["test", "other", "goal", "page", "words"],
+    ids=lambda value: str(value)[:60],
 )
-def test_what_chooses_must_be_what_the_page_chooses_by(in_folder, change, text):
-    assert text in problems({**copy.deepcopy(NAMED), **change})
+def test_plans_that_could_give_no_answer_are_refused(in_folder, options, texts):
+    said = problems(changed(NO_CONFIG, **options))
+    for text in texts:
+        assert text in said
 
 
-def test_only_the_test_is_reported(in_folder):
-    plan = copy.deepcopy(NAMED)
-    plan["parameters"]["ablation"]["value"]["report"] = "val/acc"
-    assert "ablation.report=val/acc is no metric of test (choose test/loss, test/acc" in problems(plan)
-    plan["command"].insert(-1, "--test=false")
-    assert "test=false or trainer.limit_test_batches=0: without a test" in problems(plan)
+def test_what_is_wrong_with_the_config_names_the_arm(in_folder):
+    plan = changed(NAMED, fixed={"optimizer.lr": "fast"})
+    plan["arms"]["no token"]["model.pol"] = "mean"
+    said = problems(plan).splitlines()
+    assert "plan.yaml: arm no token: model.pol=mean: there is no such option (did you mean model.pool?)" in said
+    assert "plan.yaml: optimizer.lr=fast must be a finite float" in said, "once, as all arms share it"
 
 
-def test_arms_that_do_not_differ(in_folder):
-    plan = copy.deepcopy(GRID)
-    plan["parameters"]["model.pool"]["values"] = ["cls", "cls"]
-    assert "parameters.model.pool: cls comes twice" in problems(plan)
-    plan = copy.deepcopy(NAMED)
-    plan["parameters"]["arm"]["values"][1] = {"name": "CLS", "model.pool": "cls", "optimizer.lr": 0.002}
+def test_what_selects_what_is_reported_and_what_is_tried(in_folder):
+    plan = changed(
+        NAMED, fixed={"trainer.limit_test_batches": 0, "checkpoint.monitor": "train/loss", "checkpoint.mode": "min"}
+    )
+    plan["compare"]["metric"] = "val/acc"
     said = problems(plan)
-    assert "two names give the same folder" in said
-    assert "change the same keys to the same values" in said
+    assert "compare.metric=val/acc must be a metric of test (choose test/loss, test/acc" in said
+    assert "checkpoint.monitor=train/loss must be a metric of validation in an ablation (choose val/loss, " in said
+    assert "without a test there is nothing to compare" in said
+    plan = changed(NAMED, tune={"options": {"optimizer.lr": [0.1, "fast"]}, "seeds": [0]})
+    plan["arms"]["same"] = {"model.pool": "cls", "model.class_token": True}
+    plan["arms"]["other"] = {"checkpoint.monitor": "val/loss", "checkpoint.mode": "min"}
+    said = problems(plan)
+    assert "cls and same come to the same config: there is nothing to compare" in said
+    assert "all arms must select by the same metric, not by val/acc (max), val/loss (min)" in said
+    assert "tune.options: optimizer.lr=fast must be a finite float" in said
 
 
-def agent_flags(plan: dict, values: dict) -> list[str]:
-    """What W&B's agent would put in the place of ``${args}``, by its own code."""
-    args = {key: {"value": value} for key, value in values.items()}
-    return list(wandb_sweeps.create_sweep_command_args({"args": args})["args"])
+OLD = {
+    "program": "vit_lightning",
+    "command": ["lightning", "fit", "--config", "config.yaml", "--trainer.max_epochs=2", "${args}"],
+    "method": "grid",
+    "metric": {"name": "val/acc", "goal": "maximize"},
+    "parameters": {
+        "optimizer.lr": {"value": 0.003},
+        "arm": {"values": [{"name": name, **options} for name, options in NAMED["arms"].items()]},
+        "seed_everything": {"values": [3, 4, 5, 6, 7, 8, 9, 10]},
+        "ablation": {
+            "value": {"name": "p", "baseline": "cls", "report": "test/acc", "smallest_effect": 0.01, "alpha": 0.1}
+        },
+    },
+}
+
+
+def test_a_plan_of_an_earlier_version_is_printed_as_it_is_written_now(in_folder):
+    grid = copy.deepcopy(OLD)
+    del grid["parameters"]["arm"]
+    grid["parameters"] |= {key: {"values": values} for key, values in GRID["grid"].items()}
+    grid["parameters"]["ablation"]["value"]["baseline"] = GRID["baseline"]
+    for old, new in ((OLD, NAMED), (grid, GRID)):
+        with pytest.raises(UserError, match=r"plan\.yaml is a sweep file, as plans were") as caught:
+            read_plan(write(old))
+        told = yaml.safe_load(str(caught.value).partition("\n\n")[2])
+        assert told == {
+            "name": "p",
+            "config": "config.yaml",
+            "fixed": {"trainer.max_epochs": "2", "optimizer.lr": 0.003},
+            **{key: new[key] for key in ("arms", "grid", "baseline") if key in new},
+            "seeds": {"first": 3},
+            "compare": {"metric": "test/acc", "smallest_effect": 0.01, "alpha": 0.1, "max_seeds": 8},
+        }
+    assert read_plan(write(told)).baseline == "cls, patch_size=4"
+    for part in ({"program": "x"}, {"method": "grid", "parameters": 3}, {"command": "lightning fit", "parameters": {}}):
+        with pytest.raises(UserError, match="is a sweep file"):
+            read_plan(write(part))
 
 
 def test_a_run_of_w_and_b_s_agent_is_the_same_run(in_folder):
-    """Group, arm and seed too."""
-    clash = copy.deepcopy(NAMED)
-    clash["command"].insert(-1, "--model.class_token=true")
-    clash["parameters"]["model.pool"] = {"value": "cls"}
-    clash["parameters"]["wandb.notes"] = {"value": "a: b: c"}
-    clash["parameters"]["trainer.callbacks"] = {
-        "value": [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss", "stopping_threshold": None}}]
-    }
-    for plan, index in ((NAMED, 1), (GRID, 1), (clash, 1)):
-        read = read_plan(write(plan))
-        parameters = plan["parameters"]
-        values = {key: said["value"] if "value" in said else said["values"][index] for key, said in parameters.items()}
-        flags = [*plan["command"][2:-1], *agent_flags(plan, values)]
-        words = [f"--{key}={value}" for key, value in plain_flags(read_flags(flags))]
-        arm = "cls, patch_size=4" if plan is GRID else "no token"
+    """Options, group, arm and seed too, as the agent's own code puts them in the place of ``${args}``."""
+    callbacks = [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss", "stopping_threshold": None}}]
+    fixed = {"wandb.notes": "a: b: c", "trainer.callbacks": callbacks}
+    chosen = {"cls": {"optimizer.lr": 0.5}, "no token": {"optimizer.lr": 0.002, "model.depth": 2}}
+    for number, (options, tuned) in enumerate(
+        [
+            (NAMED, {}),
+            (GRID, {}),
+            (changed(NAMED, fixed=fixed, tune=TUNE, seeds={"first": 3, "split": "varies"}), chosen),
+        ]
+    ):
+        plan, path = read_plan(write(options)), Path(f"sweep{number}.yaml")
+        assert f"wandb sweep {path}, then wandb agent" in write_sweep(plan, path, tuned)
+        sweep = wandb_sweeps.load_sweep_config(str(path))
+        arm = [*plan.arms][1]
+        drawn = {
+            key: said["value"] if "value" in said else said["values"][1] for key, said in sweep["parameters"].items()
+        }
+        args = wandb_sweeps.create_sweep_command_args({"args": {key: {"value": drawn[key]} for key in drawn}})["args"]
+        words = [f"--{key}={value}" for key, value in plain_flags(read_flags([*sweep["command"][2:-1], *args]))]
+        seed = plan.seeds[1]
         experiment = resolve(words)
-        assert experiment.config == read.experiment(arm, 4).config
+        assert experiment.config == plan.experiment(arm, seed, tuned.get(arm, {})).config
         wandb = experiment.settings.wandb
-        assert (wandb.group, wandb.job_type, wandb.tags) == ("pool", arm, ["pool", arm, "seed4"])
+        assert (wandb.group, wandb.job_type, wandb.tags) == ("plan", arm, ["plan", arm, f"seed{seed}"])
+    with pytest.raises(UserError, match=r"W&B's agents cannot tune no token: run lightning ablate plan\.yaml until"):
+        write_sweep(plan, Path("other.yaml"), {"cls": {}})
+    with pytest.raises(UserError, match=r"sweep2\.yaml is there already"):
+        write_sweep(plan, path, chosen)
 
 
-def test_an_arm_without_an_ablation(in_folder):
-    with pytest.raises(UserError, match="arm=x is for a run of an ablation"):
-        plain_flags([("arm", "x")])
+@pytest.mark.parametrize(("key", "missing"), [("arm", "ablation"), ("ablation", "arm")])
+def test_an_arm_without_an_ablation(key, missing):
+    with pytest.raises(UserError, match=f"{key}=.* is for a run of an ablation: --{missing} is missing"):
+        plain_flags([(key, "{'name': 'x'}")])
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_shipped_plans_are_sweeps_of_w_and_b(path, monkeypatch):
-    """Its client reads them; its schema, where the package ``sweeps`` is there, has nothing against them."""
+def test_shipped_plans_and_their_sweeps(path, monkeypatch, tmp_path):
+    """W&B's schema, where the package ``sweeps`` is there, has nothing against what is written for its agents."""
     monkeypatch.chdir(REPOSITORY)
     plan = read_plan(path)
-    sweep = wandb_sweeps.load_sweep_config(str(path))
+    write_sweep(plan, tmp_path / "sweep.yaml", {arm: {"optimizer.lr": 0.004} for arm in plan.arms})
+    sweep = wandb_sweeps.load_sweep_config(str(tmp_path / "sweep.yaml"))
     assert sweep is not None
     # what the schema wants, as far as our files use it: no keys of others, and parameters with value or values alone
     known = {"program", "command", "method", "metric", "parameters", "name", "description", "project", "entity", "kind"}
@@ -258,7 +370,7 @@ def test_shipped_plans_are_sweeps_of_w_and_b(path, monkeypatch):
     json.dumps(sweep)
     sweeps = pytest.importorskip("sweeps", reason="W&B's schema: pip install --no-deps sweeps jsonref")
     assert sweeps.schema_violations_from_proposed_config(sweep) == []
-    assert sweeps.schema_violations_from_proposed_config({**sweep, "ablation": {}}), "why the rules are a parameter"
+    assert sweeps.schema_violations_from_proposed_config({**sweep, "ablation": {}}), "why it is a parameter"
     runs: list = []
     while (run := sweeps.next_run(sweep, runs)) is not None:
         run.state = sweeps.RunState.finished
@@ -266,22 +378,22 @@ def test_shipped_plans_are_sweeps_of_w_and_b(path, monkeypatch):
     assert len(runs) == len(plan.arms) * len(plan.seeds)
 
 
+def test_the_help_has_all_options_of_a_plan():
+    told = plan_help()
+    for name in ("config", "arms", "grid", "baseline", "seeds.split", "tune.options", "compare.max_seeds"):
+        assert f"  {name} " in told, name
+
+
 def test_arguments_of_the_command():
-    config = read_arguments(["plan.yaml", "--dry-run", "--workers", "3", "--add-seeds=4"])
-    assert (config.file, config.dry_run, config.workers, config.add_seeds) == (Path("plan.yaml"), True, 3, 4)
+    config = read_arguments(["plan.yaml", "--dry-run", "--workers", "3"])
+    assert (config.file, config.dry_run, config.workers) == (Path("plan.yaml"), True, 3)
     assert read_arguments(["plan.yaml", "--workers=auto"]).workers == "auto"
     for words in (["--dry-run", "a.yaml"], ["--workers", "2", "a.yaml"], ["--retry", "--out", "x", "a.yaml"]):
         assert read_arguments(words).file == Path("a.yaml")
     with pytest.raises(UserError, match="patience=0 must be above 0"):
         read_arguments(["plan.yaml", "--patience=0"])
     with pytest.raises(UserError) as caught:
-        read_arguments(["--dryrun", "--workers=x", "--add-seeds=0", "--launcher=pbs"])
+        read_arguments(["--dryrun", "--workers=x", "--launcher=pbs"])
     said = "\n".join(caught.value.problems)
-    for text in (
-        "did you mean dry_run",
-        "workers=x must be",
-        "add_seeds=0 must",
-        "launcher=pbs must be",
-        "give a plan",
-    ):
+    for text in ("did you mean dry_run", "workers=x must be", "launcher=pbs must be", "give a plan"):
         assert text in said

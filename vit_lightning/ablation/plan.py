@@ -21,6 +21,7 @@ from vit_lightning.ablation.old_plans import is_old, refuse_old
 from vit_lightning.config.check_options import find_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, parse_yaml, read_config, word
+from vit_lightning.config.help import explained, options_of
 from vit_lightning.config.merge import GROUPS as OPTION_GROUPS
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
@@ -189,6 +190,16 @@ class Plan:
         known = self.experiments.get(arm)
         same = known is not None and known.config["data"] == found.config["data"]
         return replace(found, data=known.data) if known is not None and same else found
+
+
+def plan_help() -> str:
+    """Returns the options of a plan's file with their explanations."""
+    told = []
+    for module, kind in ((__name__, PlanFile), *((group.__module__, group) for group in GROUPS.values())):
+        prefix = next((f"{key}." for key, group in GROUPS.items() if group is kind), "")
+        options = [option for option in options_of(module, kind.__name__) if prefix or option.name not in GROUPS]
+        told += [explained(option, f"{prefix}").replace("--", "", 1) for option in options]
+    return "\n".join(told)
 
 
 def slug(text: str) -> str:
@@ -392,9 +403,7 @@ def _baseline(
     return first if name is None else name
 
 
-def _tune(
-    tune: Tune | None, others: Mapping[str, Mapping[str, Any]], seeds: list[int], problems: list[str]
-) -> Tune | None:
+def _tune(tune: Tune | None, others: dict[str, dict[str, Any]], seeds: list[int], problems: list[str]) -> Tune | None:
     """Returns a tuning; None if something is wrong with it.
 
     Args:
@@ -444,7 +453,8 @@ def _resolve_arms(plan: Plan) -> list[str]:
             plan.experiments[arm] = plan._resolve(arm, plan.arguments(arm, plan.seeds[0]))
             problems = _problems_of(plan, plan.experiments[arm])
         except UserError as error:
-            problems = error.problems
+            split = "data.split_seed="  # given by nothing else
+            problems = [f"seeds.split=varies: {text}" if text.startswith(split) else text for text in error.problems]
         for text in problems:
             found.setdefault(text, []).append(arm)
     if found:
