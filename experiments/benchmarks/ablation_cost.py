@@ -31,15 +31,13 @@ from vit_lightning.ablation.workers import warm_up
 from vit_lightning.commands.console import quiet
 
 PLAN = """
-program: vit_lightning
-command: [lightning, fit, --config, {page}, --trainer.max_epochs=2, --trainer.accelerator=cpu, --wandb.mode={mode},
-  "--trainer.callbacks=[{{class_path: ablation_cost.Loops}}]", "${{args}}"]
-method: grid
-metric: {{name: val/loss, goal: minimize}}
-parameters:
-  model.pool: {{values: [cls, mean]}}
-  seed_everything: {{values: [0]}}
-  ablation: {{value: {{name: cost, baseline: cls, report: test/acc, smallest_effect: 0.01, alpha: 0.05}}}}
+name: cost
+config: {page}
+grid: {{model.pool: [cls, mean]}}
+fixed: {{trainer.max_epochs: 2, trainer.accelerator: cpu, wandb.mode: {mode},
+  trainer.callbacks: [{{class_path: ablation_cost.Loops}}]}}
+baseline: {{model.pool: cls}}
+compare: {{metric: test/acc, smallest_effect: 0.01, max_seeds: 40}}
 """
 
 

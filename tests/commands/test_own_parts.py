@@ -101,16 +101,11 @@ checkpoint: {monitor: val_loss, mode: min}
 """
 
 PLAN = """
-method: grid
-metric: {name: val/acc, goal: maximize}
-command: [lightning, fit, --config, project/exp.yaml, "${args}"]
-parameters:
-  seed_everything: {values: [0]}
-  model.attention.class_path: {values: [my_parts.Mixing, beside_the_plan.Mixing]}
-  trainer.limit_train_batches: {value: 2}
-  ablation:
-    value: {name: mine, baseline: {model.attention.class_path: my_parts.Mixing}, report: test/acc,
-      smallest_effect: 0.01, alpha: 0.05}
+config: project/exp.yaml
+grid: {model.attention.class_path: [my_parts.Mixing, beside_the_plan.Mixing]}
+fixed: {trainer.limit_train_batches: 2}
+baseline: {model.attention.class_path: my_parts.Mixing}
+compare: {metric: test/acc, smallest_effect: 0.01, max_seeds: 6}
 """
 
 
@@ -196,7 +191,7 @@ def test_own_parts_are_arms_of_an_ablation(lightning: Command, project: Path, tm
     result = lightning("ablate", "plans/plan.yaml", "--trust-config", "--out=study")
     assert result.returncode == 0, result.stderr + result.stdout
     runs = sorted(path.parent for path in (tmp_path / "study").rglob("results.json"))
-    assert len(runs) == 2
+    assert len(runs) == 12
     assert all((run / "my_parts.py").is_file() for run in runs)
     (project / "my_parts.py").write_text(f"{PARTS}# changed\n")
     changed = lightning("ablate", "plans/plan.yaml", "--trust-config", "--out=study")

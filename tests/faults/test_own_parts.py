@@ -236,37 +236,23 @@ def test_a_run_of_own_parts_is_ended_by_a_signal_and_resumes_to_the_same_bits(tm
 
 def test_each_part_is_an_arm_of_an_ablation(tmp_path):
     folder = write_project(tmp_path, "callback").parent / "project"
-    arms = [{"name": "ours", **MODEL}]
+    arms = {"ours": MODEL}
     for part, options in PARTS.items():
-        shape = {} if part in ("network", "module") else MODEL
-        arms.append({"name": part, **shape, **options})
+        arms[part] = {**({} if part in ("network", "module") else MODEL), **options}
     config = {"trainer": {"max_epochs": 2, "accelerator": "cpu"}, "data": {"batch_size": 162}}
     (folder / "short.yaml").write_text(yaml.safe_dump(config))
     plan = {
-        "program": "vit_lightning",
-        "command": ["lightning", "fit", "--config", "short.yaml", "${args}"],
-        "method": "grid",
-        "metric": {"name": "val/acc", "goal": "maximize"},
-        "parameters": {
-            "arm": {"values": arms},
-            "seed_everything": {"values": [0, 1]},
-            "ablation": {
-                "value": {
-                    "name": "own",
-                    "baseline": "ours",
-                    "report": "test/acc",
-                    "smallest_effect": 0.01,
-                    "alpha": 0.05,
-                }
-            },
-        },
+        "config": "short.yaml",
+        "arms": arms,
+        "baseline": "ours",
+        "compare": {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 6},
     }
     (folder / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
     process = harness.start(folder, "ablate", "plan.yaml", "--out=out", "--workers=2", "--trust-config")
     process.join(1200)
     assert process.exitcode == 0, harness.log(folder)[-3000:]
     runs = read_study(folder / "out").runs
-    assert [run.state for run in runs] == ["done"] * 2 * len(arms)
+    assert [run.state for run in runs] == ["done"] * 6 * len(arms)
     assert {run.arm for run in runs} == {"ours", *PARTS}
     page = (folder / "out" / "report.html").read_text()
     assert all(part in page for part in PARTS)

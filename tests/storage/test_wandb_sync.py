@@ -76,16 +76,17 @@ def test_a_run_that_is_killed_twice_is_one_run_there_with_each_step_once(tmp_pat
 
 
 def test_the_runs_of_an_ablation_carry_group_arm_and_seed_and_are_sent_together(tmp_path, server):
-    arms = [{"name": "cls", "model.pool": "cls"}, {"name": "the mean", "model.pool": "mean"}]
-    rules = {"name": "pool", "baseline": "cls", "report": "test/acc", "smallest_effect": 0.01, "alpha": 0.05}
     plan = {
-        "command": ["lightning", "fit", "--config", "page.yaml", *SMALL, "${args}"],
-        "method": "grid",
-        "metric": {"name": "val/acc", "goal": "maximize"},
-        "parameters": {"arm": {"values": arms}, "seed_everything": {"values": [7]}, "ablation": {"value": rules}},
+        "name": "pool",
+        "config": "page.yaml",
+        "fixed": {key.removeprefix("--"): value for key, value in (flag.split("=") for flag in SMALL)},
+        "arms": {"cls": {"model.pool": "cls"}, "the mean": {"model.pool": "mean"}},
+        "baseline": "cls",
+        "seeds": {"first": 7},
+        "compare": {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 6},
     }
     (tmp_path / "page.yaml").write_text("optimizer: {lr: 0.01}\n")
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
     finished(start(tmp_path, "ablate", "plan.yaml", "--out=out", WANDB_MODE="offline"))
     for arm, name in (("cls", "cls-seed7"), ("the mean", "the-mean-seed7")):
         (file,) = (tmp_path / "out/runs" / name / "wandb").glob("offline-run-*/*.wandb")
