@@ -321,7 +321,7 @@ def test_a_run_of_w_and_b_s_agent_is_the_same_run(in_folder):
     """Options, group, arm and seed too, as the agent's own code puts them in the place of ``${args}``."""
     callbacks = [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss", "stopping_threshold": None}}]
     fixed = {"wandb.notes": "a: b: c", "trainer.callbacks": callbacks}
-    chosen = {"cls": {"optimizer.lr": 0.5}, "no token": {"optimizer.lr": 0.002, "model.depth": 2}}
+    chosen = dict(zip(("cls", "no token"), Tune(**TUNE).combinations[1::2], strict=True))
     for number, (options, tuned) in enumerate(
         [
             (NAMED, {}),
@@ -344,7 +344,7 @@ def test_a_run_of_w_and_b_s_agent_is_the_same_run(in_folder):
         wandb = experiment.settings.wandb
         assert (wandb.group, wandb.job_type, wandb.tags) == ("plan", arm, ["plan", arm, f"seed{seed}"])
     with pytest.raises(UserError, match=r"W&B's agents cannot tune no token: run lightning ablate plan\.yaml until"):
-        write_sweep(plan, Path("other.yaml"), {"cls": {}})
+        write_sweep(plan, Path("other.yaml"), {"cls": chosen["cls"], "no token": {"optimizer.lr": 0.5}})
     with pytest.raises(UserError, match=r"sweep2\.yaml is there already"):
         write_sweep(plan, path, chosen)
 

@@ -14,7 +14,7 @@ import torch
 from jsonargparse import ArgumentParser
 
 from vit_lightning.ablation.ledger import Ledger, Planned, find_ledger, open_ledger, read_study, threads_of
-from vit_lightning.ablation.plan import Plan, read_plan
+from vit_lightning.ablation.plan import Plan, plan_help, read_plan
 from vit_lightning.ablation.slurm import submit
 from vit_lightning.ablation.wandb_sweep import write_sweep
 from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, time_left, workers_of
@@ -110,6 +110,7 @@ def main(arguments: Sequence[str]) -> None:
     if {"-h", "--help"} & {*arguments}:
         print("usage: lightning ablate PLAN.yaml [--OPTION=VALUE ...]\n")
         print("\n".join(explained(option) for option in options_of(__name__, "AblateConfig") if option.name != "file"))
+        print(f"\nthe plan, a YAML file:\n{plan_help()}")
         return
     if sys.stderr.isatty():
         print("reading the plan, its config and data ...", file=sys.stderr, flush=True)  # takes seconds

@@ -33,7 +33,9 @@ def write_sweep(plan: Plan, path: Path, chosen: Mapping[str, Mapping[str, Any]])
     Raises:
         UserError: an arm is not tuned yet, or the file cannot be written.
     """
-    if plan.tune and (missing := [arm for arm in plan.arms if arm not in chosen]):
+    tried = plan.tune.combinations if plan.tune else [{}]
+    chosen = chosen if plan.tune else {}
+    if missing := [arm for arm in plan.arms if chosen.get(arm, {}) not in tried]:  # not yet, or by an earlier plan
         raise UserError(
             f"wandb-sweep={path}: W&B's agents cannot tune {', '.join(missing)}: run lightning ablate {plan.file} "
             "until tuning has finished, or write the values into the arms and leave out tune"

@@ -36,6 +36,7 @@ VALUED = {
     "experiment": "NAME",
     "init_from": "RUN_FOLDER",
     "allow-config-change": "OPTION",
+    "wandb-sweep": "FILE.yaml",
 }
 """Flags whose value is a text, so that true would pass for one, and examples of their values."""
 
