@@ -1,140 +1,294 @@
-"""How often an ablation is wrong, how often it sees what is there: simulated ablations through the real procedure.
+"""How often an ablation is wrong, what its intervals cover, and how many runs it takes: simulated studies.
 
-    python experiments/benchmarks/ablation_errors.py [--ablations 2000]
+    python experiments/benchmarks/ablation_errors.py [--studies 2000] [--before earlier_statistics.py]
 
-Each ablation has 8 seeds, arms that share half of their luck with the seed, and a second look at 8 more seeds wherever
-an arm is undecided at the first. Errors count at either look; intervals are those of the last look.
+Each study is followed to its end by the rules of ``report/sequential.py`` and ``report/comparisons.py``. Differences
+are in units of the smallest effect. ``--before`` compares the runs with those of the earlier design, two analyses with
+advice on the seeds between them, whose ``statistics.py`` is ``git show 523fa25:vit_lightning/report/statistics.py``.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
-from vit_lightning.report.statistics import (
-    POWER,
-    Rules,
-    difference_power,
-    equivalence_power,
-    judge,
-    pocock,
-)
+from vit_lightning.report.comparisons import compare, standings
+from vit_lightning.report.sequential import Answer, Design, at, follow
+from vit_lightning.report.study import Compare, Run, Study
 
-EFFECT, SD, SHARED = 0.005, 0.004, 0.5
-"""Smallest effect, spread of the runs of an arm, and the correlation of arms over seeds."""
+Values = np.ndarray[Any, Any]
+ALPHA, MAX_SEEDS, SD = 0.05, 60, 1.7
+"""Of the scenes that do not say otherwise; SD is that of a difference."""
+IMAGES, ACCURACY, EFFECT = 360, 0.97, 0.005
+"""Test images, accuracy of the baseline and smallest effect where results are counts."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Kind of study."""
+
+    truth: tuple[float, ...] = (0.0, 0.0)
+    """True difference of each arm to the baseline."""
+    noise: Literal["normal", "counts", "basins"] = "normal"
+    """Basins: three runs of ten end 4 standard deviations lower."""
+    sd: float = SD
+    max_seeds: int = MAX_SEEDS
+    failing: float = 0.0
+    """Share of the runs that fail."""
+    informative: bool = False
+    """Whether it is the lowest runs that fail."""
+    arms: Literal["baseline", "pairs", "best"] = "baseline"
+    until: Answer = "equivalent"
+
+    @property
+    def promised(self) -> bool:
+        """Whether any false claim has at most probability alpha."""
+        return not self.informative
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of simulated ablations."""
+    """Of simulated studies; nan where a number is not simulated."""
 
-    false_difference: float
-    """Some arm said to be better or worse that is not, at either look."""
-    false_equivalence: float
-    """Some arm said to be equivalent that differs by the smallest effect or more, at either look."""
-    coverage: float
-    """Arms whose interval for reading, as the last look shows it, holds the truth."""
-    claims: list[float]
-    """How often each arm is said to be better or worse, at either look."""
-    second_looks: float
+    false: float
+    """Studies with any false claim."""
+    covered: float
+    """Comparisons whose interval, as their last analysis shows it, holds the truth; of those that have one."""
+    all_covered: float
+    """Studies in which all intervals do."""
+    bias: float
+    """Mean error of the mean difference, as the last analysis shows it."""
+    runs: float
+    answered: float
+    """Comparisons that are answered; of a study that looks for the best, arms with a rank."""
 
 
-def simulate(
-    truth: Sequence[float],
-    ablations: int,
-    *,
-    images: int | None = None,
-    sd: float = SD,
-    alpha: float = 0.05,
-    random: int = 0,
-) -> Rates:
-    """Ablations of arms with true differences to the baseline.
+def results_of(scene: Scene, studies: int, draw: np.random.Generator) -> Values:
+    """Returns the results of all runs (studies, arms, seeds), the baseline first; nan for a run that failed."""
+    truth = np.array([0.0, *scene.truth])[:, None]
+    luck = draw.standard_normal((studies, len(truth), scene.max_seeds))
+    if scene.noise == "basins":
+        luck = np.where(draw.random(luck.shape) < 0.3, luck - 4, luck)
+    results = truth + scene.sd / math.sqrt(2) * luck
+    if scene.noise == "counts":
+        results = draw.binomial(IMAGES, np.clip(ACCURACY + EFFECT * results, 0, 1)) / (IMAGES * EFFECT)
+    if scene.failing:
+        failed = (
+            luck < np.quantile(luck, scene.failing) if scene.informative else draw.random(luck.shape) < scene.failing
+        )
+        results = np.where(failed, math.nan, results)
+    return results
 
-    Args:
-        truth: true difference of each arm.
-        ablations: how many.
-        images: of a test set on which right answers are counted, so that results are coarse; None for normal numbers.
-        sd: spread of the runs of an arm.
-        alpha: of the study.
-        random: of the random numbers.
-    """
-    draw, first, added = np.random.default_rng(random), 8, 8
-    counts = {"difference": 0, "equivalence": 0, "covered": 0, "second": 0}
-    claims = np.zeros(len(truth))
-    for _ in range(ablations):
-        values = _values(draw, truth, first + added, images, sd)
-        looks = [judge(list(values[:, :first]), Rules(alpha, EFFECT, first=first))]
-        if any(claim.verdict == "undecided" for claim in looks[0]):
-            looks.append(judge(list(values), Rules(alpha, EFFECT, first=first, added=added)))
-        said = [(claim.verdict, true) for look in looks for claim, true in zip(look, truth, strict=True)]
-        counts["difference"] += any((v == "better" and t <= 0) or (v == "worse" and t >= 0) for v, t in said)
-        counts["equivalence"] += any(v == "equivalent" and abs(t) >= EFFECT for v, t in said)
-        counts["covered"] += sum(claim.low <= true <= claim.high for claim, true in zip(looks[-1], truth, strict=True))
-        counts["second"] += len(looks) - 1
-        claims += [any(look[n].verdict in ("better", "worse") for look in looks) for n in range(len(truth))]
+
+def simulate(scene: Scene, studies: int, random: int = 0) -> Rates:
+    """Simulates studies."""
+    return rates_of(scene, results_of(scene, studies, np.random.default_rng(random)))
+
+
+def rates_of(scene: Scene, results: Values) -> Rates:
+    """Follows studies to their ends."""
+    if scene.arms == "best":
+        return _best(scene, results)
+    truth = np.array([0.0, *scene.truth])
+    pairs = [(arm, 0) for arm in range(1, len(truth))]
+    if scene.arms == "pairs":
+        pairs = [(arm, other) for other, arm in itertools.combinations(range(len(truth)), 2)]
+    one, other = np.array(pairs).T
+    gaps = results[:, one] - results[:, other]
+    if scene.noise == "counts":
+        gaps = np.rint(gaps * IMAGES * EFFECT) / (IMAGES * EFFECT)
+    design = Design(1.0, ALPHA, len(pairs), scene.max_seeds, scene.until)
+    there = ~np.isnan(gaps)
+    complete = np.where(there.all(-1), gaps.shape[-1], np.argmin(there, axis=-1))
+    course = follow(np.nan_to_num(gaps), design)
+    reached = np.searchsorted(course.pairs, complete, side="right") - 1
+    stop = np.minimum(course.stop, reached)
+    seen, place = stop >= 0, np.maximum(stop, 0)
+    true = truth[one] - truth[other]
+    wrong = {"better": true <= 0, "worse": true >= 0, "not better": true >= 1, "not worse": true <= -1}
+    false = np.any([at(course.claims[name], place) & seen & wrong[name] for name in wrong], axis=0)
+    held = (at(course.low, place) <= true) & (true <= at(course.high, place)) | ~seen
+    # a failed run does not end the runs of its analysis
+    last = np.array(course.pairs)[np.minimum(course.stop, np.searchsorted(course.pairs, complete, side="right"))]
+    needed = [last[:, (one == arm) | (other == arm)].max(-1) for arm in range(len(truth))]
     return Rates(
-        counts["difference"] / ablations,
-        counts["equivalence"] / ablations,
-        counts["covered"] / ablations / len(truth),
-        (claims / ablations).tolist(),
-        counts["second"] / ablations,
+        false=float(false.any(-1).mean()),
+        covered=float(held[seen].mean()),
+        all_covered=float(held.all(-1).mean()),
+        bias=float((at(course.mean, place) - true)[seen].mean()),
+        runs=float(np.sum(needed, axis=0).mean()),
+        answered=float((at(course.decided, place) & seen).mean()),
     )
 
 
-def _values(draw: np.random.Generator, truth: Sequence[float], seeds: int, images: int | None, sd: float) -> np.ndarray:
-    """Differences to the baseline: (arms, seeds)."""
-    shared = draw.standard_normal((1, seeds)) * np.sqrt(SHARED)
-    luck = sd * (shared + draw.standard_normal((len(truth) + 1, seeds)) * np.sqrt(1 - SHARED))
-    results = 0.97 + np.array([0.0, *truth])[:, None] + luck
-    if images is not None:
-        results = draw.binomial(images, np.clip(results, 0, 1)) / images
-    return results[1:] - results[:1]
+def _best(scene: Scene, results: Values) -> Rates:
+    """Compares whole studies that look for the best arm, none of which is dropped: that can only add claims."""
+    truth = np.array([0.0, *scene.truth])
+    gaps = [value - np.delete(truth, arm).max() for arm, value in enumerate(truth)]
+    false, held, answered = [], [], []
+    for values in results:
+        study = study_of(values, scene)
+        found = standings(study, compare(study))
+        ranks = [standing.rank for standing in found]
+        wrong = {
+            "the best": lambda gap: gap < 0,
+            "among the best": lambda gap: gap <= -1,
+            "not the best": lambda gap: gap >= 0,
+        }
+        false.append(any(rank in wrong and wrong[rank](gap) for rank, gap in zip(ranks, gaps, strict=True)))
+        held.append([one.low <= gap <= one.high for one, gap in zip(found, gaps, strict=True)])
+        answered.append([one.decided for one in found])
+    covered = np.array(held)
+    return Rates(
+        false=float(np.mean(false)),
+        covered=float(covered.mean()),
+        all_covered=float(covered.all(-1).mean()),
+        bias=math.nan,
+        runs=math.nan,
+        answered=float(np.mean(answered)),
+    )
 
 
-def power(ablations: int, random: int = 0) -> dict[str, tuple[int, float, float]]:
-    """Pairs that are said to be enough, their stated power, and how often one look at so many makes the claim."""
-    draw, level, sd = np.random.default_rng(random), pocock(0.05), SD * np.sqrt(2 * (1 - SHARED))
-    found = {}
-    for name, true, verdict, stated in (
-        ("difference", EFFECT, "better", difference_power),
-        ("equivalence", 0.0, "equivalent", equivalence_power),
-    ):
-        n = next(n for n in itertools.count(2) if stated(n, EFFECT, sd, level) >= POWER)
-        rules = Rules(0.05, EFFECT, first=n)
-        hits = [judge([true + sd * draw.standard_normal(n)], rules)[0].verdict == verdict for _ in range(ablations)]
-        found[name] = (n, stated(n, EFFECT, sd, level), float(np.mean(hits)))
-    return found
+def study_of(values: Values, scene: Scene) -> Study:
+    """Returns a study with these results (arms, seeds)."""
+    names, metric = [str(arm) for arm in range(len(values))], "score"
+    runs = [
+        Run(arm, seed, "", "failed" if math.isnan(value) else "done", results={metric: float(value)})
+        for arm, row in zip(names, values, strict=True)
+        for seed, value in enumerate(row)
+    ]
+    return Study(
+        name="simulated",
+        question="",
+        folder=Path(),
+        config="",
+        metric=metric,
+        goal="maximize",
+        compare=Compare(metric, 1.0, scene.max_seeds, ALPHA, scene.arms, scene.until),
+        baseline="0",
+        arms={name: {} for name in names},
+        seeds=list(range(scene.max_seeds)),
+        split_varies=False,
+        runs=runs,
+    )
 
 
-SCENES: dict[str, tuple[list[float], int | None, float]] = {
-    "no arm differs": ([0.0, 0.0, 0.0], None, SD),
-    "one arm, no difference": ([0.0], None, SD),
-    "one arm, noisy": ([0.0], None, 4 * SD),
-    "no arm differs, noisy": ([0.0, 0.0, 0.0], None, 4 * SD),
-    "better, worse, none": ([EFFECT, -EFFECT, 0.0], None, SD),
-    "small and large": ([EFFECT / 2, 3 * EFFECT], None, SD),
-    "counts of 360 images": ([0.0, 0.0, EFFECT], 360, SD),
+BASE = Scene()
+SCENES = {
+    "2 arms, no difference": BASE,
+    "1 arm": replace(BASE, truth=(0.0,)),
+    "5 arms": replace(BASE, truth=(0.0,) * 5),
+    "30 arms": replace(BASE, truth=(0.0,) * 30),
+    "half an effect": replace(BASE, truth=(0.5, 0.5)),
+    "one effect": replace(BASE, truth=(1.0, 1.0)),
+    "two effects": replace(BASE, truth=(2.0, 2.0)),
+    "5 arms, mixed": replace(BASE, truth=(-1.0, 0.0, 0.5, 1.0, 2.0)),
+    "30 arms, mixed": replace(BASE, truth=(-1.0, 0.0, 0.5, 1.0, 2.0, 0.0) * 5),
+    "1 arm, one effect": replace(BASE, truth=(1.0,)),
+    "1 arm, minus one": replace(BASE, truth=(-1.0,)),
+    "sd of half an effect": replace(BASE, sd=0.5),
+    "same, one effect": replace(BASE, sd=0.5, truth=(1.0, 1.0)),
+    "sd of four effects": replace(BASE, sd=4.0),
+    "same, one effect ": replace(BASE, sd=4.0, truth=(1.0, 1.0)),
+    "at most 8 seeds": replace(BASE, max_seeds=8),
+    "at most 240 seeds": replace(BASE, max_seeds=240, sd=4.0),
+    "counts": replace(BASE, noise="counts"),
+    "counts, one effect": replace(BASE, noise="counts", truth=(1.0, 1.0)),
+    "counts, quiet": replace(BASE, noise="counts", sd=0.1),
+    "basins": replace(BASE, noise="basins"),
+    "basins, one effect": replace(BASE, noise="basins", truth=(1.0, 1.0)),
+    "basins, 1 arm": replace(BASE, noise="basins", truth=(0.0,), sd=0.5),
+    "5 % fail": replace(BASE, failing=0.05),
+    "5 % fail, one effect": replace(BASE, failing=0.05, truth=(1.0, 1.0)),
+    "lowest 12.5 % fail": replace(BASE, failing=0.125, informative=True),
+    "not better?": replace(BASE, until="not better"),
+    "not better? one effect": replace(BASE, until="not better", truth=(1.0, 1.0)),
+    "not better? mixed": replace(BASE, until="not better", truth=(-1.0, 0.0, 0.5, 1.0, 2.0)),
+    "pairs of 4, none": replace(BASE, arms="pairs", truth=(0.0,) * 3),
+    "pairs of 4, mixed": replace(BASE, arms="pairs", truth=(0.0, 1.0, 1.0)),
+    "best of 4, alike": replace(BASE, arms="best", truth=(-1e-9, -1e-9, -1e-9)),
+    "best of 4, one effect": replace(BASE, arms="best", truth=(1.0, 0.0, 0.0)),
+    "best of 4, two best": replace(BASE, arms="best", truth=(1.0, 1.0, -1.0)),
 }
+
+
+def earlier(old: Any, results: Values) -> tuple[float, float]:
+    """Returns mean runs and answered arms of the earlier design: 8 seeds, then as many as it advised.
+
+    Args:
+        old: its ``statistics.py`` as a module.
+        results: (studies, arms, seeds), the baseline first; no more seeds are added than there are.
+    """
+    first, arms = 8, results.shape[1]
+    rules = old.Rules(ALPHA, 1.0, first=first)
+    runs, answered = [], []
+    for values in results[:, 1:] - results[:, :1]:
+        claims, seeds = old.judge(list(values[:, :first]), rules), first
+        advised = [
+            old.seeds_needed(claim, rules, arms - 1) or old.seeds_to_tell(claim, rules, arms - 1)
+            for claim in claims
+            if claim.verdict == "undecided"
+        ]
+        if added := min(max(advised, default=0), results.shape[-1] - first):
+            seeds += added
+            claims = old.judge(list(values[:, :seeds]), replace(rules, added=added))
+        runs.append(arms * seeds)
+        answered.append(np.mean([claim.verdict != "undecided" for claim in claims]))
+    return float(np.mean(runs)), float(np.mean(answered))
+
+
+def compare_with(path: Path, studies: int) -> None:
+    """Prints runs and answers beside those of the earlier design on the same results.
+
+    Args:
+        path: the ``statistics.py`` of the earlier design, under a name that no other module has.
+        studies: number of studies for each true difference.
+    """
+    sys.path.insert(0, str(path.resolve().parent))
+    old = importlib.import_module(path.stem)
+    asked: dict[Answer, tuple[float, ...]] = {"equivalent": (0, 0.5, 1, 2), "not better": (-1, -0.5, 0, 0.5, 1, 2)}
+    drawn, before = {}, {}
+    for random, truth in enumerate(asked["not better"]):
+        long = replace(BASE, truth=(truth, truth), max_seeds=308)
+        results = results_of(long, studies, np.random.default_rng(random))
+        before[truth], drawn[truth] = earlier(old, results), results[..., :MAX_SEEDS]
+    for until, truths in asked.items():
+        print(
+            f"\n2 arms, until: {until}\n{'truth':>6}{'runs':>8}{'before':>8}{'ratio':>7}{'answered':>10}{'before':>8}"
+        )
+        sums = np.zeros(2)
+        for truth in truths:
+            rates = rates_of(replace(BASE, truth=(truth, truth), until=until), drawn[truth])
+            runs, answered = before[truth]
+            sums += rates.runs, runs
+            print(f"{truth:6}{rates.runs:8.1f}{runs:8.1f}{rates.runs / runs:7.3f}{rates.answered:10.3f}{answered:8.3f}")
+        print(f"{'sum':>6}{sums[0]:8.1f}{sums[1]:8.1f}{sums[0] / sums[1]:7.3f}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ablations", type=int, default=2000)
-    ablations = parser.parse_args().ablations
-    print(f"{'':<24}{'false diff.':>12}{'false equiv.':>13}{'coverage':>10}{'2nd looks':>10}  claims by arm")
-    for name, (truth, images, sd) in SCENES.items():
-        rates = simulate(truth, ablations, images=images, sd=sd)
-        shown = ", ".join(f"{rate:.3f}" for rate in rates.claims)
-        print(
-            f"{name:<24}{rates.false_difference:12.4f}{rates.false_equivalence:13.4f}{rates.coverage:10.4f}"
-            f"{rates.second_looks:10.3f}  {shown}"
-        )
-    for name, (pairs, stated, seen) in power(ablations).items():
-        print(f"power, {name}: {pairs} pairs, stated {stated:.3f}, seen {seen:.3f}")
+    parser.add_argument("--studies", type=int, default=2000)
+    parser.add_argument("--before", type=Path)
+    given = parser.parse_args()
+    columns = ("false", "error", "covered", "all", "bias", "runs", "answered")
+    print(f"{'':<26}" + "".join(f"{name:>9}" for name in columns))
+    for name, scene in SCENES.items():
+        rates = simulate(scene, given.studies)
+        error = math.sqrt(rates.false * (1 - rates.false) / given.studies)
+        mark = "" if rates.false <= ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / given.studies) else "  above alpha"
+        shown = f"{rates.false:9.4f}{error:9.4f}{rates.covered:9.3f}{rates.all_covered:9.3f}{rates.bias:9.3f}"
+        note = "" if scene.promised else "  not promised"
+        print(f"{name:<26}{shown}{rates.runs:9.1f}{rates.answered:9.3f}{mark}{note}", flush=True)
+    if given.before:
+        compare_with(given.before, given.studies)
 
 
 if __name__ == "__main__":

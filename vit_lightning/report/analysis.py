@@ -123,9 +123,9 @@ class Analysis:
     tested: TestSets
 
     @property
-    def decided(self) -> bool:
-        """Whether no comparison needs more runs."""
-        return all(one.decided for one in self.comparisons)
+    def ended(self) -> bool:
+        """Whether no comparison has a further analysis."""
+        return all(one.next is None for one in self.comparisons)
 
 
 def analyse(study: Study) -> Analysis:

@@ -49,13 +49,15 @@ class ArmComparison:
     analysis: int | None
     """Place in the course of the analysis behind the numbers."""
     decided: bool
-    """Whether the comparison needs no more runs."""
+    """Whether the comparison needs no more runs: it is answered, or ``unlikely``."""
+    unlikely: bool
+    """Whether it ends without an answer, as one by the last analysis has become unlikely."""
     images: int | None
     """Test images of each run, where the metric counts them and all have the same number."""
     failed: list[Run]
     """Runs of both arms that have failed."""
     blocked: bool
-    """Whether a failed run ends the pairs that count while the comparison is undecided."""
+    """Whether a failed run ends the pairs that count before the comparison has ended."""
     with_failures: float
     """Difference over all pairs that have ended if each failed run had the worst result of the study; nan without."""
 
@@ -140,7 +142,8 @@ class Standing:
     """Standing of an arm among all, of a study that looks for the best.
 
     The interval is for the difference to the best of the other arms (Hsu 1984, Annals of Statistics 12), simultaneous
-    over arms and analyses: it ends at zero where the arm is not the best, or the best.
+    over arms and analyses: it ends at zero where the arm is not the best, or the best. Of arms that are exactly alike,
+    one counts as the best.
     """
 
     arm: str
@@ -197,8 +200,9 @@ def _compare(study: Study, runs: Mapping[tuple[str, int], Run], arm: str, other:
     complete = len(differences) if complete is None else complete
     sign = 1 if study.goal == "maximize" else -1
     course = follow(sign * np.array(list(differences.values())[:complete], dtype=np.float64), design)
-    decided = bool(course.decided.any()) and not design.one_sided
-    last = int(course.decided.argmax()) if decided else len(course.pairs) - 1
+    last = len(course.pairs) - 1 if design.one_sided else int(course.stop)
+    unlikely = last >= 0 and bool(course.unlikely[last])
+    decided = unlikely or (last >= 0 and bool(course.decided[last]) and not design.one_sided)
     return ArmComparison(
         arm=arm,
         other=other,
@@ -210,6 +214,7 @@ def _compare(study: Study, runs: Mapping[tuple[str, int], Run], arm: str, other:
         course=course,
         analysis=None if last < 0 else last,
         decided=decided,
+        unlikely=unlikely,
         images=sizes.pop() if len(sizes) == 1 else None,
         failed=failed,
         blocked=blocked and not decided,
