@@ -296,7 +296,8 @@ def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatc
     pretend(Path("out"))
     config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2)
     done = {path: path.read_bytes() for path in Path("out/runs").rglob("*") if path.is_file()}
-    write_plan(in_arms, {**arms, "mean": {"model.pool": "mean", "optimizer.lr": 0.1}}, 8, TUNE, alpha=0.1)
+    tune = {**TUNE, "options": {"optimizer.weight_decay": [0.1, 0.2]}}
+    write_plan(in_arms, {**arms, "mean": {"model.pool": "mean", "optimizer.lr": 0.1}}, 8, tune, alpha=0.1)
     with pytest.raises(ledgers.UserError) as caught:
         ablate(config)
     said = "\n".join(caught.value.problems)
@@ -305,7 +306,7 @@ def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatc
         "compare.max_seeds was 7, is 8",
         "arm mean: optimizer.lr was 0.001, is 0.1",
         "tune.seeds was [], is [1000]",
-        "tune.options.optimizer.lr was None, is [0.001, 0.002]",
+        "tune.options.optimizer.weight_decay was None, is [0.1, 0.2]",
     ):
         assert text in said
     write_plan(in_arms, arms, 7)
