@@ -10,17 +10,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import harness
 import pytest
 import yaml
+from fake_runs import pretend
 
 from vit_lightning.ablation import ledger as ledgers
 from vit_lightning.ablation.ablate import AblateConfig, SomeFailed, ablate
-from vit_lightning.ablation.ledger import Planned, open_ledger, read_study
-from vit_lightning.ablation.plan import read_plan
+from vit_lightning.ablation.ledger import Planned, read_study
 from vit_lightning.storage.metrics import read_results, write_results
 
 MICRO = {
@@ -58,15 +57,6 @@ def write_plan(
         **({} if tune is None else {"tune": tune}),
     }
     (folder / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
-
-
-def pretend(folder: Path, leave: Sequence[Planned] = ()) -> None:
-    """Writes results for all runs that the plan needs for its first analysis, as if they had been trained."""
-    ledger, _ = open_ledger(folder, read_plan(Path("plan.yaml"), trust=True), threads=1)
-    for number, run in enumerate(ledger.planned()):
-        if run not in leave:
-            ledger.run_folder(run).mkdir(parents=True)
-            write_results(ledger.run_folder(run), {"test/acc": 0.5 + 0.01 * (number % 5)})
 
 
 def command(out: str, *flags: str) -> tuple[str, ...]:
@@ -169,7 +159,7 @@ ARMS = {
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ablation that nobody disturbed: tuned, and analysed twice."""
     folder = tmp_path_factory.mktemp("ablation")
-    write_plan(folder, ARMS, 7, TUNE)
+    write_plan(folder, ARMS, 7, TUNE, alpha=0.001)
     complete(folder, "whole", "--workers=1")
     study = read_study(folder / "whole")
     assert [len(study.runs), len(study.tuning.trials)] == [14, 4]
@@ -196,7 +186,7 @@ def test_two_processes_share_a_ledger(reference):
 @pytest.mark.full
 def test_fifty_kills_over_an_ablation_with_tuning_and_three_analyses(tmp_path):
     arms = {**ARMS, "wide": {"model.emb_size": 32, "trainer.callbacks": breaking("slow")}}
-    write_plan(tmp_path, arms, 10, TUNE, fixed={"trainer.max_epochs": 2})
+    write_plan(tmp_path, arms, 10, TUNE, fixed={"trainer.max_epochs": 2}, alpha=0.01)
     complete(tmp_path, "whole")
     counted = punish(tmp_path, "killed", seed=2, kills=50)
     print(counted)
@@ -225,7 +215,7 @@ def test_runs_that_fail_for_good(in_arms, monkeypatch, capsys):
         "status": ("no result", "the process returned 255 and left no results.json"),
     }
     write_plan(in_arms, {"good": {}, "bad": {"trainer.callbacks": breaking(",".join(causes))}})
-    pretend(Path("out"), leave=[Planned("bad", seed) for seed in range(6)])
+    pretend("plan.yaml", "out", *(f"bad-seed{seed}" for seed in range(6)))
     monkeypatch.setitem(ledgers.ATTEMPTS, "hang", 1)
     config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2, patience=0.1, trust_config=True)
     with pytest.raises(SomeFailed) as caught:
@@ -248,8 +238,7 @@ def test_runs_that_fail_for_good(in_arms, monkeypatch, capsys):
 def test_two_processes_that_try_failed_runs_again(in_arms):
     write_plan(in_arms, {"good": {}, "bad": {"trainer.callbacks": breaking("page")}})
     run = Planned("bad", 3)
-    pretend(Path("out"), leave=[run])
-    ledger = ledgers.find_ledger(Path("out"))
+    ledger = pretend("plan.yaml", "out", run.name)
     ledger.end_attempt(run, ledger.claim(run), "configuration", "x")
     pair = [harness.start(in_arms, *command("out", "--only=bad", "--retry")) for _ in range(2)]
     for process in pair:
@@ -261,8 +250,7 @@ def test_two_processes_that_try_failed_runs_again(in_arms):
 def test_hours_start_no_run_that_would_end_later(in_arms, capsys):
     write_plan(in_arms, {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}})
     left = [Planned("cls", 4), Planned("mean", 5)]
-    pretend(Path("out"), leave=left)
-    first = ledgers.find_ledger(Path("out")).run_folder(Planned("mean", 0))
+    first = pretend("plan.yaml", "out", *(run.name for run in left)).run_folder(Planned("mean", 0))
     write_results(first, {**read_results(first), "seconds": 7200.0})
     config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2, hours=1.0)
     ablate(config)
@@ -276,8 +264,7 @@ def test_a_run_whose_last_process_still_lives_is_waited_for(in_arms, capsys):
     write_plan(in_arms, {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}})
     Path("out").mkdir()
     Path("out/.ledger.json.other.7.part").touch()  # of a process that starts at the same time
-    pretend(Path("out"), leave=[Planned("cls", 0)])
-    ledger = ledgers.find_ledger(Path("out"))
+    ledger = pretend("plan.yaml", "out", "cls-seed0")
     folder = ledger.run_folder(Planned("cls", 0))
     folder.mkdir(parents=True)
     code = "import fcntl, time; file = open('.lock', 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(1); time.sleep(6)"
@@ -293,7 +280,7 @@ def test_a_run_whose_last_process_still_lives_is_waited_for(in_arms, capsys):
 def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatch, capsys):
     arms = {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}}
     write_plan(in_arms, arms, 7)
-    pretend(Path("out"))
+    pretend("plan.yaml", "out")
     config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2)
     done = {path: path.read_bytes() for path in Path("out/runs").rglob("*") if path.is_file()}
     tune = {**TUNE, "options": {"optimizer.weight_decay": [0.1, 0.2]}}

@@ -7,8 +7,10 @@ from pathlib import Path
 import harness
 import pytest
 import yaml
+from fake_runs import pretend
 
 from vit_lightning.ablation.ledger import read_study
+from vit_lightning.ablation.plan import slug
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.metrics import read_metrics
 
@@ -241,13 +243,13 @@ def test_each_part_is_an_arm_of_an_ablation(tmp_path):
         arms[part] = {**({} if part in ("network", "module") else MODEL), **options}
     config = {"trainer": {"max_epochs": 2, "accelerator": "cpu"}, "data": {"batch_size": 162}}
     (folder / "short.yaml").write_text(yaml.safe_dump(config))
-    plan = {
-        "config": "short.yaml",
-        "arms": arms,
-        "baseline": "ours",
-        "compare": {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 6},
-    }
+    compare = {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 6}
+    plan = {"config": "short.yaml", "arms": arms, "baseline": "ours", "compare": compare}
     (folder / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+    trained = [f"{slug(arm)}-seed{seed}" for arm in arms for seed in (0, 1)]
+    process = harness.start(folder, "plan.yaml", "out", *trained, call=pretend)
+    process.join(300)
+    assert process.exitcode == 0, harness.log(folder)[-3000:]
     process = harness.start(folder, "ablate", "plan.yaml", "--out=out", "--workers=2", "--trust-config")
     process.join(1200)
     assert process.exitcode == 0, harness.log(folder)[-3000:]

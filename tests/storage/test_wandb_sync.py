@@ -7,9 +7,12 @@ import time
 
 import pytest
 import yaml
+from fake_runs import forget, pretend
 from runs import SMALL
 from wandb_command import KEY, assert_delivered, finished, start, steps
 from wandb_stub import StubServer, read_wandb_file
+
+from vit_lightning.config.files import parse_yaml, read_flags
 
 
 def test_a_server_that_dies_in_mid_run_does_not_stop_it_and_is_sent_the_rest_later(tmp_path, server):
@@ -75,19 +78,20 @@ def test_a_run_that_is_killed_twice_is_one_run_there_with_each_step_once(tmp_pat
     assert_delivered([*server.rows.values()], tmp_path / "run")
 
 
-def test_the_runs_of_an_ablation_carry_group_arm_and_seed_and_are_sent_together(tmp_path, server):
+def test_the_runs_of_an_ablation_carry_group_arm_and_seed_and_are_sent_together(tmp_path, server, monkeypatch):
     plan = {
         "name": "pool",
         "config": "page.yaml",
-        "fixed": {key.removeprefix("--"): value for key, value in (flag.split("=") for flag in SMALL)},
         "arms": {"cls": {"model.pool": "cls"}, "the mean": {"model.pool": "mean"}},
+        "fixed": {key: parse_yaml(value, key) for key, value in read_flags(SMALL)},
         "baseline": "cls",
         "seeds": {"first": 7},
         "compare": {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 6},
     }
     (tmp_path / "page.yaml").write_text("optimizer: {lr: 0.01}\n")
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
-    finished(start(tmp_path, "ablate", "plan.yaml", "--out=out", WANDB_MODE="offline"))
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    monkeypatch.chdir(tmp_path)
+    pretend("plan.yaml", "out", "cls-seed7", "the-mean-seed7")
     for arm, name in (("cls", "cls-seed7"), ("the mean", "the-mean-seed7")):
         (file,) = (tmp_path / "out/runs" / name / "wandb").glob("offline-run-*/*.wandb")
         told = read_wandb_file(file)
@@ -105,6 +109,7 @@ def test_the_runs_of_an_ablation_carry_group_arm_and_seed_and_are_sent_together(
     (file,) = (tmp_path / "out/wandb").glob("offline-run-*/*.wandb")
     assert [*file.parent.glob("files/media/images/report/seeds_*.png")], "figures of the report"
     assert [*file.parent.glob("files/media/table/report/arms_*.json")], "tables of the report"
+    forget(tmp_path / "out")
     before = {*(tmp_path / "out").rglob("*.wandb")}
     again = start(tmp_path, "sync", "out", WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url).finish()
     assert "the report was not sent, or not all of it" in again.stderr  # this server takes no artifacts (tables)

@@ -29,7 +29,7 @@ def dashboard(folder: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Sends a run, or the finished runs and the report of an ablation, to W&B.
+    """Sends a run, or the finished runs, trials and the report of an ablation, to W&B.
 
     Raises:
         UserError: the first run cannot be sent; or, after all others, the runs that could not.
@@ -39,7 +39,8 @@ def sync(folder: Path) -> None:
         return
     study = read_study(folder)
     problems: list[str] = []
-    for number, run in enumerate(study.done):
+    trials = [] if study.tuning is None else [trial for trial in study.tuning.trials if trial.state == "done"]
+    for number, run in enumerate([*study.done, *trials]):
         try:
             one_run.sync(folder / run.folder)
         except UserError as error:
