@@ -92,6 +92,7 @@ def test_the_runs_of_an_ablation_carry_group_arm_and_seed_and_are_sent_together(
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
     monkeypatch.chdir(tmp_path)
     pretend("plan.yaml", "out", "cls-seed7", "the-mean-seed7")
+    finished(start(tmp_path, "ablate", "plan.yaml", "--out=out", WANDB_MODE="offline"))
     for arm, name in (("cls", "cls-seed7"), ("the mean", "the-mean-seed7")):
         (file,) = (tmp_path / "out/runs" / name / "wandb").glob("offline-run-*/*.wandb")
         told = read_wandb_file(file)

@@ -1,0 +1,84 @@
+"""Runs that the analyses of a study need: the same whatever the order in which runs end."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vit_lightning.report.schedule import make_schedule
+from vit_lightning.report.study import Compare, Run, Study
+
+SEEDS = [*range(14)]
+
+
+def study_of(runs: list[Run], how: str, max_seeds: int = 14) -> Study:
+    arms = {run.arm: {} for run in sorted(runs, key=lambda run: run.arm)} or {"a": {}, "b": {}}
+    return Study(
+        name="p",
+        question="",
+        folder=Path("nowhere"),
+        config="c.yaml",
+        metric="val/loss",
+        goal="maximize",
+        compare=Compare("test/acc", 0.02, max_seeds, arms=how),
+        baseline="a",
+        arms=arms,
+        seeds=SEEDS[:max_seeds],
+        split_varies=False,
+        runs=runs,
+    )
+
+
+def all_runs(failed: set[tuple[str, int]]) -> dict[tuple[str, int], Run]:
+    """Outcomes of all runs that may be: b is like a, c much better, d a little worse."""
+    draw = np.random.default_rng(4)
+    means = {"a": 0.5, "b": 0.5, "c": 0.7, "d": 0.48}
+    outcomes = {}
+    for seed in SEEDS:
+        for arm, mean in means.items():
+            results = {"test/acc": round(mean + draw.normal(0, 0.02), 3), "test_images": 1000}
+            state = "failed" if (arm, seed) in failed else "done"
+            outcomes[arm, seed] = Run(arm, seed, f"{arm}{seed}", state, results={} if state == "failed" else results)
+    return outcomes
+
+
+def carry_out(how: str, outcomes: dict[tuple[str, int], Run], order: random.Random) -> dict[str, int]:
+    """Ends runs in a random order, a few at a time, until no more are needed; returns the number for each arm."""
+    ended: list[Run] = [Run(arm, 0, "", "missing") for arm in "abcd"]
+    while True:
+        seeds = make_schedule(study_of(ended, how)).seeds
+        known = {(run.arm, run.seed) for run in ended if run.state != "missing"}
+        needed = [(arm, seed) for arm, count in seeds.items() for seed in SEEDS[:count] if (arm, seed) not in known]
+        if not needed:
+            return seeds
+        ended += [outcomes[key] for key in order.sample(needed, min(len(needed), order.randint(1, 5)))]
+
+
+@pytest.mark.parametrize("how", ["baseline", "pairs", "best"])
+@pytest.mark.parametrize("failed", [set(), {("b", 6), ("d", 2)}])
+def test_the_order_in_which_runs_end_changes_nothing(how, failed):
+    outcomes = all_runs(failed)
+    first, *others = [carry_out(how, outcomes, random.Random(n)) for n in range(4)]
+    assert all(other == first for other in others)
+    needed = {
+        ("baseline", False): {"a": 14, "b": 14, "c": 6, "d": 14},
+        ("pairs", False): {"a": 14, "b": 14, "c": 6, "d": 14},
+        ("best", False): {"a": 6, "b": 6, "c": 6, "d": 6},
+    }
+    assert first == needed.get((how, bool(failed)), first)
+
+
+def test_arms_that_are_open_wait_for_the_next_analysis():
+    outcomes = all_runs(set())
+    runs = [outcomes[arm, seed] for arm in "abc" for seed in range(6) if (arm, seed) != ("b", 5)]
+    schedule = make_schedule(study_of(runs, "baseline"))
+    assert (schedule.seeds, schedule.open, schedule.next_analysis) == ({"a": 6, "b": 6, "c": 6}, ["a", "b"], 6)
+    schedule = make_schedule(study_of([*runs, outcomes["b", 5]], "baseline"))
+    assert (schedule.seeds, schedule.open, schedule.next_analysis) == ({"a": 8, "b": 8, "c": 6}, ["a", "b"], 8)
+    schedule = make_schedule(study_of([*runs, outcomes["b", 5]], "baseline", max_seeds=6))
+    assert (schedule.seeds, schedule.open) == ({"a": 6, "b": 6, "c": 6}, [])
+    schedule = make_schedule(study_of([*runs, Run("b", 5, "b5", "failed")], "baseline"))
+    assert (schedule.seeds, schedule.open) == ({"a": 6, "b": 6, "c": 6}, [])
