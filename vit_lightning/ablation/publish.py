@@ -39,10 +39,11 @@ def sync(folder: Path) -> None:
         return
     study = read_study(folder)
     problems: list[str] = []
-    trials = [] if study.tuning is None else [trial for trial in study.tuning.trials if trial.state == "done"]
-    for number, run in enumerate([*study.done, *trials]):
+    trials = [] if study.tuning is None else study.tuning.trials
+    folders = [run.folder for run in (*study.runs, *trials) if run.state == "done"]
+    for number, path in enumerate(folders):
         try:
-            one_run.sync(folder / run.folder)
+            one_run.sync(folder / path)
         except UserError as error:
             problems += error.problems
             if number == 0:  # without an API key, for example, no other run can be sent either
