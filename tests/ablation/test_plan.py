@@ -242,7 +242,7 @@ NO_CONFIG = changed(NAMED, config=None)
             {"tune": {"options": {"model.pool": ["cls", "mean"]}, "seeds": []}},
             ["arm cls gives it too", "tune.seeds=[]"],
         ),
-        ({"name": ".."}, ["name=.. must be a plain name"]),
+        ({"name": "..", "question": {"Class token": "or mean?"}}, ["name=.. must be a plain name", "must be a text"]),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -306,7 +306,7 @@ def test_a_plan_of_an_earlier_version_is_printed_as_it_is_written_now(in_folder)
         assert told == {
             "name": "p",
             "config": "config.yaml",
-            "fixed": {"trainer.max_epochs": "2", "optimizer.lr": 0.003},
+            "fixed": {"trainer.max_epochs": 2, "optimizer.lr": 0.003},
             **{key: new[key] for key in ("arms", "grid", "baseline") if key in new},
             "seeds": {"first": 3},
             "compare": {"metric": "test/acc", "smallest_effect": 0.01, "alpha": 0.1, "max_seeds": 8},

@@ -7,9 +7,12 @@ from typing import Any, NoReturn
 
 import yaml
 
-from vit_lightning.config.files import Config, read_flags
+from vit_lightning.config.files import Config, parse_yaml, read_flags
 from vit_lightning.errors import UserError
 from vit_lightning.report.sequential import FIRST
+
+NOT_FIXED = ("config", "trust-config")
+"""Flags of a sweep's command that are no options of a config."""
 
 
 def is_old(given: Config) -> bool:
@@ -43,7 +46,7 @@ def _converted(path: Path, sweep: Config) -> Config:
     plan: Config = {
         "name": rules.get("name", path.stem),
         "config": configs[0] if len(configs) == 1 else configs,
-        "fixed": {key: value for key, value in flags if key != "config"}
+        "fixed": {key: parse_yaml(value, f"{key}={value}") for key, value in flags if key not in NOT_FIXED}
         | {key: said["value"] for key, said in parameters.items() if "value" in said},
         "arms": {str(arm.get("name")): {key: arm[key] for key in arm if key != "name"} for arm in named},
         "grid": {key: said["values"] for key, said in parameters.items() if "values" in said},

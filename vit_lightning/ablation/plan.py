@@ -141,7 +141,7 @@ class Plan:
     """Whether configs may name classes of any package."""
     experiments: dict[str, Experiment]
     """The experiment of each arm, with the first seed and not tuned."""
-    _tuned: dict[str, Experiment] = field(default_factory=dict)
+    _tuned: dict[str, Experiment] = field(default_factory=dict, init=False)
     """The experiments of tuned arms with the first seed, by their commands."""
 
     def words(self, arm: str, seed: int, chosen: Mapping[str, Any] = {}) -> list[str]:
@@ -236,7 +236,7 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
     config_files = _config_files(given.get("config"), path, problems)
     plan = Plan(
         name=_name(given.get("name", path.stem), problems),
-        question=str(given.get("question") or ""),
+        question=_question(given.get("question", ""), problems),
         file=str(path),
         config_files=config_files,
         flags=[f"--config={file}" for file in config_files] + [f"--{key}={word(item)}" for key, item in fixed.items()],
@@ -442,6 +442,12 @@ def _config_files(given: Any, plan: Path, problems: list[str]) -> list[str]:
 def _name(given: Any, problems: list[str]) -> str:
     if not isinstance(given, str) or Path(given).name != given or given in ("", ".", ".."):
         problems.append(f"name={given} must be a plain name, without slashes")
+    return str(given)
+
+
+def _question(given: Any, problems: list[str]) -> str:
+    if not isinstance(given, str):
+        problems.append(f"question={given} must be a text (in quotes where it has a colon)")
     return str(given)
 
 
