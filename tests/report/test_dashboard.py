@@ -44,7 +44,7 @@ def test_without_w_and_b_the_specs_are_written_and_it_is_said_how_to_send_them(t
     workspace = json.loads((study.folder / "dashboard" / "workspace.json").read_text())
     [runs] = workspace["spec"]["section"]["runSets"]
     chosen = [(one["key"]["name"], one["op"], one["value"]) for one in runs["filters"]["filters"]]
-    assert chosen == [("group", "=", "pooling"), ("jobType", "!=", "report")]
+    assert chosen == [("group", "=", "pooling"), ("jobType", "!=", "report"), ("jobType", "!=", "tuning")]
     assert runs["grouping"] == [{"section": "run", "name": "jobType"}]
     sections = workspace["spec"]["section"]["panelBankConfig"]["sections"]
     assert [section["name"] for section in sections] == ["Result", "Learning curves", "Costs"]

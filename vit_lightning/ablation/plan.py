@@ -27,7 +27,7 @@ from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import facts_of, metric_names, with_own
 from vit_lightning.report.sequential import FIRST
-from vit_lightning.report.study import Compare
+from vit_lightning.report.study import TUNING, Compare
 
 Item = TypeVar("Item")
 NOT_FOR_ARMS = (
@@ -43,7 +43,7 @@ NOT_FOR_ARMS = (
 )
 """Options that no arm may change: they identify the run or choose the images that measure it."""
 _NO_ARM = "it identifies the run or chooses the images that measure it, and is the same for all arms"
-NOT_AN_ARM = ("report", "tuning", "null", "")
+NOT_AN_ARM = ("report", TUNING, "null", "")
 """Names that no arm may have: those of other runs in W&B, and no name."""
 
 
@@ -178,7 +178,7 @@ class Plan:
 
     def trial_arguments(self, arm: str, values: Mapping[str, Any], seed: int) -> list[str]:
         """Returns the arguments of ``lightning fit`` for a run that tunes an arm; it is not tested."""
-        return [*self.arguments(arm, seed, values), "--wandb.job_type=tuning", "--test=false"]
+        return [*self.arguments(arm, seed, values), f"--wandb.job_type={TUNING}", "--test=false"]
 
     def trial_experiment(self, arm: str, values: Mapping[str, Any], seed: int) -> Experiment:
         """Returns the experiment of a run that tunes an arm: what ``trial_arguments`` resolve to."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.report.report import Report
-from vit_lightning.report.study import Study
+from vit_lightning.report.study import TUNING, Study
 from vit_lightning.report.tables import markdown
 from vit_lightning.report.wandb_report import REPORT, report_tables, wandb_settings
 from vit_lightning.storage.folder import write_whole
@@ -134,7 +134,8 @@ def make_wandb_report(report: Report, project: str, entity: str) -> Any:
 
 def _own_runs(study: Study) -> str:
     """Returns a filter for the runs of the arms."""
-    return f"Metric('Group') == {study.name!r} and Metric('JobType') != {REPORT!r}"
+    others = [f"Metric('JobType') != {kind!r}" for kind in (REPORT, TUNING)]
+    return " and ".join([f"Metric('Group') == {study.name!r}", *others])
 
 
 def _costs(study: Study) -> list[Any]:

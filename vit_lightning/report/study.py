@@ -54,6 +54,10 @@ class Run:
     """Contents of ``results.json``; empty unless the run is done."""
 
 
+TUNING = "tuning"
+"""W&B job type of the runs that tune; that of the others is their arm."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """A run that tunes an arm; it is never tested."""
