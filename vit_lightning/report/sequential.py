@@ -127,11 +127,12 @@ def follow(differences: Values, design: Design) -> Course:
     sd = np.sqrt(np.maximum(squares, 0.0) / (n - 1))
     levels = [nominal_levels(design.analyses, level) for level in (design.level / design.sides, design.level)]
     (halves, whole), effect = (found[: len(pairs)] for found in levels), design.smallest_effect
+    signs = _sign_flip_levels(n, design)
     made: dict[Claim, Flags] = {
-        "better": _exceeds(mean, sd, n, halves),
-        "worse": _exceeds(-mean, sd, n, halves),
-        "not better": _exceeds(effect - mean, sd, n, whole),
-        "not worse": _exceeds(effect + mean, sd, n, whole),
+        "better": _exceeds(mean, sd, n, halves, signs),
+        "worse": _exceeds(-mean, sd, n, halves, signs),
+        "not better": _exceeds(effect - mean, sd, n, whole, signs),
+        "not worse": _exceeds(effect + mean, sd, n, whole, signs),
     }
     claims = {name: np.logical_or.accumulate(flags, axis=-1) for name, flags in made.items()}
     answered = claims["not better"]
@@ -174,10 +175,18 @@ def _chance(
     return np.where(sd == 0, 1.0, outside + np.maximum(inside, 0.0))
 
 
-def _exceeds(mean: Values, sd: Values, n: NDArray[np.int_], levels: Values) -> Flags:
-    """Returns whether one-sided tests show a mean above zero; the exact sign-flip test where all values are alike."""
-    alike = (sd == 0) & (mean > 0) & (0.5**n <= levels)
+def _exceeds(mean: Values, sd: Values, n: NDArray[np.int_], levels: Values, signs: Values) -> Flags:
+    """Returns whether one-sided tests show a mean above zero; the sign-flip test where all values are alike."""
+    alike = (mean > 0) & (signs <= levels)
     return np.where(sd == 0, alike, mean > _quantiles(n, levels) * sd / np.sqrt(n))
+
+
+def _sign_flip_levels(n: NDArray[np.int_], design: Design) -> Values:
+    """Returns the one-sided p of the exact sign-flip test of differences that are all alike.
+
+    Six alike are no answer where a further analysis follows: coarse counts say little of their spread.
+    """
+    return np.where((n == FIRST) & (design.max_pairs > FIRST), 1.0, 0.5**n)
 
 
 def _quantiles(n: NDArray[np.int_], levels: Values) -> Values:
@@ -236,7 +245,7 @@ def p_value(differences: Values, design: Design) -> float:
     n = np.array(course.pairs)
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.abs(course.mean) / (course.sd / np.sqrt(n))
-    alike = np.where(course.mean == 0, 1.0, 0.5**n)
+    alike = np.where(course.mean == 0, 1.0, _sign_flip_levels(n, design))
     seen = np.where(course.sd == 0, alike, special.stdtr(n - 1, -t))
 
     def is_claimed(step: int) -> bool:

@@ -1,0 +1,155 @@
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from vit_lightning.report import sequential
+from vit_lightning.report.sequential import (
+    Design,
+    at,
+    follow,
+    forecast,
+    nominal_levels,
+    p_value,
+    visible_difference,
+)
+
+DESIGN = Design(smallest_effect=1.0, alpha=0.05, comparisons=2, max_pairs=30)
+
+
+def test_boundaries_are_those_of_lan_and_demets(monkeypatch):
+    monkeypatch.setattr(sequential, "HELD_BACK", math.inf)
+    nominal_levels.cache_clear()
+    # the function that resembles Pocock's boundaries, one-sided .025, five equal analyses
+    found = -special.ndtri(nominal_levels((10, 20, 30, 40, 50), 0.025))
+    assert found == pytest.approx([2.438, 2.427, 2.410, 2.397, 2.386], abs=1e-3)
+    assert nominal_levels((30,), 0.025) == pytest.approx([0.025])
+    nominal_levels.cache_clear()
+
+
+def test_the_first_boundaries_do_not_depend_on_how_many_are_asked_for():
+    pairs = DESIGN.analyses
+    assert pairs == (*range(6, 31, 2),)
+    assert np.array_equal(nominal_levels(pairs, 0.01, 4), nominal_levels(pairs, 0.01)[:4])
+    assert Design(1.0, 0.05, 1, 9).analyses == (6, 8, 9)
+    assert Design(1.0, 0.05, 1, 5).analyses == ()
+
+
+@pytest.mark.parametrize("design", [DESIGN, Design(1.0, 0.05, 3, 30, one_sided=True)], ids=["two sides", "one"])
+def test_p_and_interval_agree_with_the_claims(design):
+    draw = np.random.default_rng(0)
+    seen = set()
+    for shift in (0.0, 0.8, -1.2):
+        for differences in shift + draw.standard_normal((8, 12)):
+            course = follow(differences, design)
+            claimed = course.claims["better"] | course.claims["worse"]
+            now = (course.low > 0) | (course.high < 0)
+            assert np.array_equal(claimed, np.logical_or.accumulate(now))
+            assert (p_value(differences, design) <= design.alpha) == claimed[-1]
+            seen.add(bool(claimed[-1]))
+    assert seen == {True, False}
+
+
+def test_one_analysis_without_correction_is_the_t_test():
+    differences = np.random.default_rng(1).normal(0.5, 1.0, 8)
+    design = Design(0.5, 0.05, 1, 7)
+    alone = Design(0.5, 0.05, 1, 6)
+    paired = stats.ttest_1samp(differences[:6], 0.0)
+    course = follow(differences[:6], alone)
+    assert (course.low[0], course.high[0]) == pytest.approx(tuple(paired.confidence_interval(0.95)))
+    assert p_value(differences[:6], alone) == pytest.approx(paired.pvalue, rel=0.03)  # in steps of 2.3 %
+    assert course.high[0] - course.low[0] < (wider := follow(differences[:7], design)).high[0] - wider.low[0]
+
+
+@pytest.mark.parametrize(
+    ("differences", "claims"),
+    [
+        ([2.0, 2.4, 1.8, 2.2, 2.0, 1.6], {"better", "not worse"}),
+        ([-2.0, -2.4, -1.8, -2.2, -2.0, -1.6], {"worse", "not better"}),
+        ([0.02, -0.02, 0.01, -0.01, 0.0, 0.01], {"not better", "not worse"}),
+        ([0.5, 0.55, 0.45, 0.5, 0.52, 0.48], {"better", "not better", "not worse"}),
+        ([3.0, -2.0, 1.0, -1.0, 2.0, -3.0], set()),
+        ([2.0, 2.4, 1.8, 2.2, 2.0], set()),  # before the first analysis
+    ],
+)
+def test_claims(differences, claims):
+    course = follow(np.array(differences), DESIGN)
+    assert {name for name, made in course.claims.items() if made.any()} == claims
+    assert bool(course.decided.any()) == bool(claims)
+
+
+def test_a_claim_stands_though_later_pairs_speak_against_it():
+    differences = np.array([2.0, 2.4, 1.8, 2.2, 2.0, 1.6, -9.0, -9.0, -9.0, -9.0])
+    course = follow(differences, DESIGN)
+    assert course.claims["better"].tolist() == [True, True, True]
+    assert course.low[0] > 0 > course.low[-1]
+    assert course.stop == 0
+
+
+def test_pairs_that_are_all_alike_claim_no_more_than_their_signs_do():
+    one_image = np.full(8, 1 / 360)
+    design = Design(0.005, 0.05, 1, 8)
+    course = follow(one_image, design)
+    assert course.sd.tolist() == [0.0, 0.0]
+    assert not course.claims["better"][0], "six of six have p = .031"
+    assert p_value(one_image[:6], design) == 1.0
+    for most in (7, 10, 60):
+        assert not follow(one_image[:6], Design(0.005, 0.05, 1, most)).claims["better"].any()
+    assert follow(one_image[:6], Design(0.005, 0.05, 1, 6)).claims["better"][0], "one analysis alone: .031 is enough"
+    assert course.claims["better"][1], "eight of eight have p = .0078"
+    nothing = follow(np.zeros(8), design)
+    assert p_value(np.zeros(8), design) == 1.0
+    assert {name for name, made in nothing.claims.items() if made[-1]} == {"not better", "not worse"}
+
+
+def test_a_comparison_ends_where_an_answer_has_become_unlikely():
+    noisy = 20 * np.random.default_rng(2).standard_normal((500, 30))
+    course = follow(noisy, DESIGN)
+    ended = at(course.unlikely, course.stop)
+    assert ended.mean() > 0.8
+    assert not at(course.decided, course.stop)[ended].any()
+    assert not course.unlikely[..., -1].any(), "the last analysis ends all"
+    missed = course.decided[..., -1] & ended
+    assert missed.mean() < sequential.UNLIKELY
+
+
+@pytest.mark.parametrize(("arms", "truth"), [(1, 0.0), (3, 0.0), (2, 1.0), (2, -1.0)])
+def test_any_false_claim_has_at_most_probability_alpha(arms, truth):
+    draw = np.random.default_rng(3)
+    runs = draw.standard_normal((2000, arms + 1, 30))
+    design = Design(1.0, 0.05, arms, 30)
+    course = follow(truth + runs[:, 1:] - runs[:, :1], design)
+    wrong = {"better": truth <= 0, "worse": truth >= 0, "not better": truth >= 1, "not worse": truth <= -1}
+    false = np.any([course.claims[name][..., -1] for name in wrong if wrong[name]], axis=(0, 2))
+    most = 0.05 + 3 * math.sqrt(0.05 * 0.95 / 2000)
+    assert 0.01 < false.mean() <= most
+    covered = np.all((course.low <= truth) & (truth <= course.high), axis=(1, 2))
+    assert covered.mean() >= 1 - most
+
+
+def test_the_level_of_a_single_analysis_at_each_would_be_wrong_too_often(monkeypatch):
+    monkeypatch.setattr(sequential, "nominal_levels", lambda pairs, level, count=None: np.full(len(pairs), level))
+    course = follow(np.random.default_rng(4).standard_normal((2000, 30)), Design(1.0, 0.05, 1, 30))
+    assert (course.claims["better"] | course.claims["worse"])[:, -1].mean() > 0.1
+
+
+def test_a_forecast_counts_the_runs_of_its_studies():
+    draw = np.random.default_rng(5).standard_normal((1000, 3, 30)) * 1.7 / math.sqrt(2)
+    course = follow(1.0 + draw[:, 1:] - draw[:, :1], DESIGN)
+    pairs = np.array(course.pairs)[course.stop]
+    expected = forecast(DESIGN, 1.7, 1.0)
+    assert expected.runs == pytest.approx((pairs.sum(1) + pairs.max(1)).mean(), rel=0.05)
+    assert expected.better == pytest.approx(at(course.claims["better"], course.stop).mean(), abs=0.05)
+    assert forecast(DESIGN, 1.7, 3.0).runs < expected.runs
+    assert forecast(DESIGN, 0.1, 0.5).answered == 1.0
+
+
+def test_the_visible_difference_shrinks_with_seeds_and_grows_with_noise():
+    seen = [visible_difference(Design(1.0, 0.05, 1, most), 1.0) for most in (8, 16, 32)]
+    assert all(one > other for one, other in pairwise(seen))
+    assert visible_difference(DESIGN, 3.0) == pytest.approx(3 * visible_difference(DESIGN, 1.0), rel=0.01)
+    single = visible_difference(Design(1.0, 0.05, 1, 6), 1.0)
+    power = 1 - special.nctdtr(5, single * math.sqrt(6), special.stdtrit(5, 0.975))
+    assert power == pytest.approx(0.8, abs=0.03)
