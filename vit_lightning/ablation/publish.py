@@ -9,6 +9,7 @@ from vit_lightning.commands import sync as one_run
 from vit_lightning.errors import UserError
 from vit_lightning.report import dashboard as wandb_dashboard
 from vit_lightning.report.report import make_report
+from vit_lightning.report.study import Run, Trial
 from vit_lightning.report.wandb_report import log_report
 from vit_lightning.report.write import write_report
 from vit_lightning.storage.folder import hold
@@ -39,8 +40,8 @@ def sync(folder: Path) -> None:
         return
     study = read_study(folder)
     problems: list[str] = []
-    trials = [] if study.tuning is None else study.tuning.trials
-    folders = [run.folder for run in (*study.runs, *trials) if run.state == "done"]
+    runs: list[Run | Trial] = [*study.runs, *(study.tuning.trials if study.tuning else [])]
+    folders = [run.folder for run in runs if run.state == "done"]
     for number, path in enumerate(folders):
         try:
             one_run.sync(folder / path)
