@@ -159,10 +159,10 @@ ARMS = {
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ablation that nobody disturbed: tuned, and analysed twice."""
     folder = tmp_path_factory.mktemp("ablation")
-    write_plan(folder, ARMS, 7, TUNE, alpha=0.001)
+    write_plan(folder, ARMS, 8, TUNE, alpha=0.005)
     complete(folder, "whole", "--workers=1")
     study = read_study(folder / "whole")
-    assert [len(study.runs), len(study.tuning.trials)] == [14, 4]
+    assert [len(study.runs), len(study.tuning.trials)] == [16, 4]
     return folder
 
 
@@ -179,14 +179,14 @@ def test_two_processes_share_a_ledger(reference):
     assert [process.exitcode for process in pair] == [0, 0], harness.log(reference)[-3000:]
     assert_same(reference / "shared", reference / "whole")
     owners = [json.loads(path.read_text())["pid"] for path in (reference / "shared").rglob("*.claim")]
-    assert len(owners) == 18, "each run was taken once"
+    assert len(owners) == 20, "each run was taken once"
     assert {*owners} == {process.pid for process in pair}, "both worked"
 
 
 @pytest.mark.full
 def test_fifty_kills_over_an_ablation_with_tuning_and_three_analyses(tmp_path):
-    arms = {**ARMS, "wide": {"model.emb_size": 32, "trainer.callbacks": breaking("slow")}}
-    write_plan(tmp_path, arms, 10, TUNE, fixed={"trainer.max_epochs": 2}, alpha=0.01)
+    arms = {**ARMS, "drop path": {"model.drop_path": 0.1, "trainer.callbacks": breaking("slow")}}
+    write_plan(tmp_path, arms, 10, TUNE, fixed={"trainer.max_epochs": 3}, alpha=0.005)
     complete(tmp_path, "whole")
     counted = punish(tmp_path, "killed", seed=2, kills=50)
     print(counted)

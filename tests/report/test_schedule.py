@@ -57,21 +57,16 @@ def carry_out(how: str, outcomes: dict[tuple[str, int], Run], order: random.Rand
         ended += [outcomes[key] for key in order.sample(needed, min(len(needed), order.randint(1, 5)))]
 
 
-@pytest.mark.parametrize(
-    ("how", "failed", "needed"),
-    [
-        ("baseline", set(), {"a": 14, "b": 14, "c": 6, "d": 14}),
-        ("pairs", set(), {"a": 14, "b": 14, "c": 6, "d": 14}),
-        ("best", set(), dict.fromkeys("abcd", 6)),
-        ("baseline", {("b", 6), ("d", 2)}, {"a": 8, "b": 8, "c": 6, "d": 6}),
-        ("pairs", {("b", 6), ("d", 2)}, {"a": 8, "b": 8, "c": 6, "d": 6}),
-        ("best", {("c", 2)}, {"a": 14, "b": 14, "c": 6, "d": 14}),
-    ],
-)
-def test_the_order_in_which_runs_end_changes_nothing(how, failed, needed):
+@pytest.mark.parametrize("how", ["baseline", "pairs", "best"])
+@pytest.mark.parametrize("failed", [set(), {("b", 6), ("d", 2)}])
+def test_the_order_in_which_runs_end_changes_nothing(how, failed):
     outcomes = all_runs(failed)
-    for number in range(3):
-        assert carry_out(how, outcomes, random.Random(number)) == needed
+    needed, *others = [carry_out(how, outcomes, random.Random(number)) for number in range(3)]
+    assert all(other == needed for other in others)
+    assert needed["c"] == 6, "it is decided at the first analysis"
+    if failed:
+        assert needed["d"] == 6
+        assert needed["b"] <= 8, "what comes after a run that has failed cannot be analysed"
 
 
 def test_arms_that_are_open_wait_for_the_next_analysis():

@@ -59,12 +59,16 @@ def _race(study: Study) -> dict[str, int]:
     Else the order in which runs end would decide how far an arm goes that another one is about to beat.
     """
     analyses = analyses_of(study.compare)
-    seeds = dict.fromkeys(study.arms, analyses[0])
+    reached = {arm: max((n for n in analyses if not _lacks(study, arm, n)), default=0) for arm in study.arms}
+    seeds = {arm: max(count, analyses[0]) for arm, count in reached.items()}
+    furthest, racing = max(reached.values()), list(study.arms)
     for n, later in itertools.pairwise(analyses):
-        if any(_lacks(study, arm, n) for arm in study.arms if seeds[arm] == n):
+        if later < furthest:  # arms that went on from there have decided it
+            continue
+        if n >= furthest and any(reached[arm] < n for arm in racing):
             break
-        until_now = replace(study, seeds=study.seeds[:n])
-        seeds |= dict.fromkeys(_open_arms(study, compare_arms(until_now)), later)
+        racing = _open_arms(study, compare_arms(replace(study, seeds=study.seeds[:n])))
+        seeds |= {arm: max(seeds[arm], later) for arm in racing}
     return seeds
 
 
