@@ -1,0 +1,137 @@
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fake_study import ARMS, make_study
+from runs import REPOSITORY
+
+from vit_lightning.report.analysis import analyse
+from vit_lightning.report.comparisons import compare, standings
+from vit_lightning.report.study import Compare, Run
+
+IMAGES = 360
+
+
+def with_results(study, results, images=IMAGES, **rules):
+    """The study with these results by arm, one for each seed; None is a run that failed."""
+    runs = [
+        Run(arm, seed, f"{arm}-{seed}", "failed", "diverged")
+        if value is None
+        else Run(arm, seed, f"{arm}-{seed}", "done", results={"test/acc": value, "test_images": images})
+        for arm, values in results.items()
+        for seed, value in enumerate(values)
+    ]
+    compare_as = Compare(**{"metric": "test/acc", "smallest_effect": 0.005, "max_seeds": 20, **rules})
+    arms, seeds = {arm: {} for arm in results}, list(range(compare_as.max_seeds))
+    return replace(study, arms=arms, baseline=next(iter(arms)), runs=runs, compare=compare_as, seeds=seeds)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return make_study(tmp_path_factory.mktemp("study"), seeds=6, max_seeds=20)
+
+
+def accuracies(counts):
+    return [round(float(np.float32(count / IMAGES)), 7) for count in counts]
+
+
+def test_accuracies_are_compared_as_counts_of_images(study):
+    base = [345, 346, 341, 350, 347, 344]
+    results = {"cls": accuracies(base), "mean": accuracies([count + 1 for count in base])}
+    [one] = compare(with_results(study, results))
+    assert list(one.differences.values()) == [1 / IMAGES] * 6
+    assert (one.sd, one.verdict, one.next, one.images) == (0.0, "undecided", 8, IMAGES)
+    coarse = compare(with_results(study, results, images=None))
+    assert coarse[0].sd > 0, "without the number of images, rounding errors look like a spread"
+
+
+def test_seeds_after_a_failed_run_do_not_count(study):
+    base = np.random.default_rng(0).integers(338, 346, 20) / IMAGES
+    better = [*(base + np.tile([7, 8], 10) / IMAGES)]
+    kept = compare(with_results(study, {"cls": base, "mean": better}))[0]
+    assert (kept.verdict, kept.n, kept.decided, kept.next, kept.failed) == ("better", 6, True, None, [])
+    better[3] = None
+    [failed] = compare(with_results(study, {"cls": base, "mean": better}))
+    assert (failed.verdict, failed.n, failed.complete, failed.blocked, failed.next) == ("failed", 3, 3, True, 6)
+    assert [run.seed for run in failed.failed] == [3]
+    others = [one - other for one, other in zip(better, base, strict=True) if one is not None]
+    assert failed.with_failures == pytest.approx(np.mean([*others, base.min() - base[3]]))
+    better[3], better[10] = base[3] + 8 / IMAGES, None
+    [late] = compare(with_results(study, {"cls": base, "mean": better}))
+    assert (late.verdict, late.blocked) == ("better", False), "a claim made before stands"
+
+
+def test_less_of_a_loss_is_better(study):
+    draw = np.random.default_rng(1)
+    base = draw.normal(0.5, 0.001, 8)
+    made = with_results(study, {"cls": base, "mean": base - 0.02 + draw.normal(0, 0.001, 8)}, images=None)
+    [one] = compare(replace(made, goal="minimize"))
+    assert one.verdict == "better"
+    assert one.low < one.mean < one.high < 0
+    mirrored = one.mirrored()
+    assert (mirrored.verdict, mirrored.arm, mirrored.other) == ("worse", "cls", "mean")
+    assert (mirrored.low, mirrored.mean, mirrored.high) == pytest.approx((-one.high, -one.mean, -one.low))
+
+
+def test_all_pairs_share_alpha_and_the_best_needs_less(study):
+    draw = np.random.default_rng(2)
+    results = {
+        arm: draw.normal(0.9 + shift, 0.002, 20) for arm, shift in (("a", 0), ("b", 0.02), ("c", 0.02), ("d", 0))
+    }
+    pairs = compare(with_results(study, results, images=None, arms="pairs"))
+    assert [(one.arm, one.other) for one in pairs][:3] == [("b", "a"), ("c", "a"), ("d", "a")]
+    assert (len(pairs), pairs[0].design.level) == (6, pytest.approx(0.05 / 6))
+    best = with_results(study, results, images=None, arms="best")
+    found = compare(best)
+    assert (found[0].design.level, found[0].design.one_sided) == (pytest.approx(0.05 / 3), True)
+    ranks = {standing.arm: standing.rank for standing in standings(best, found)}
+    assert ranks == {"a": "not the best", "b": "among the best", "c": "among the best", "d": "not the best"}
+    assert all(one.decided for one in found)
+    clear = with_results(study, {**results, "b": results["b"] + 0.03}, images=None, arms="best")
+    [first] = [standing for standing in standings(clear, compare(clear)) if standing.arm == "b"]
+    assert (first.rank, first.low) == ("the best", 0.0)
+    assert first.high > 0.03
+
+
+def test_studies_followed_one_by_one_agree_with_the_benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(REPOSITORY / "experiments" / "benchmarks")
+    import ablation_errors
+
+    scene = replace(ablation_errors.BASE, truth=(0.0, 1.0), max_seeds=20, failing=0.02)
+    results = ablation_errors.results_of(scene, 30, np.random.default_rng(0))
+    rates = ablation_errors.rates_of(scene, results)
+    found = [one for values in results for one in compare(ablation_errors.study_of(values, scene))]
+    assert np.mean([one.decided and not one.unlikely for one in found]) == pytest.approx(rates.answered)
+    truth = np.tile(scene.truth, 30)
+    errors = [one.mean - true for one, true in zip(found, truth, strict=True) if one.analysis is not None]
+    assert np.mean(errors) == pytest.approx(rates.bias)
+    held = [one.low <= true <= one.high for one, true in zip(found, truth, strict=True) if one.analysis is not None]
+    assert np.mean(held) == pytest.approx(rates.covered)
+    sys.modules.pop("ablation_errors")
+
+
+def test_collapsed_runs_are_counted_with_the_rate_that_they_allow(tmp_path):
+    made = make_study(tmp_path, seeds=8, arms={"cls": ARMS["cls"], "mean": ARMS["mean"]}, gains=(0.0, 0.0))
+    cls, _ = analyse(made).arms
+    assert (cls.collapsed.seeds, cls.collapsed.runs) == ([], 8)
+    assert cls.collapsed.highest == pytest.approx(0.31, abs=0.005)
+    assert cls.collapsed.below == pytest.approx((0.1 + np.median(list(cls.values.values()))) / 2)
+    runs = [
+        replace(run, results={**run.results, "test/acc": 0.1}) if (run.arm, run.seed) == ("mean", 2) else run
+        for run in made.runs
+    ]
+    assert analyse(replace(made, runs=runs)).arms[1].collapsed.seeds == [2]
+
+
+def test_with_other_test_images_for_each_seed_only_pairs_within_a_seed_are_compared(tmp_path):
+    made = replace(make_study(tmp_path, seeds=3, images=50), split_varies=True)
+    for run in made.runs:
+        path = made.folder / run.folder / "test_predictions.npz"
+        with np.load(path) as file:
+            arrays = dict(file)
+        np.savez_compressed(path, **{**arrays, "index": arrays["index"] + 50 * run.seed})
+    analysis = analyse(made)
+    assert (analysis.tested.same, analysis.tested.why) == (False, "each seed has test images of its own")
+    assert analysis.arms[0].components is None
+    assert len(analysis.beside[0].single_runs) == 3
