@@ -13,16 +13,26 @@ from typing import Any, Literal
 import torch
 from jsonargparse import ArgumentParser
 
-from vit_lightning.ablation.ledger import Ledger, Planned, find_ledger, open_ledger, read_study, threads_of
+from vit_lightning.ablation.forecast import forecast_lines
+from vit_lightning.ablation.ledger import (
+    Ledger,
+    Planned,
+    find_ledger,
+    new_ledger,
+    open_ledger,
+    read_study,
+    threads_of,
+)
 from vit_lightning.ablation.plan import Plan, plan_help, read_plan
 from vit_lightning.ablation.slurm import submit
 from vit_lightning.ablation.wandb_sweep import write_sweep
-from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, time_left, workers_of
+from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, workers_of
 from vit_lightning.commands.console import counted, quiet
 from vit_lightning.config.check_options import find_problems
 from vit_lightning.config.files import parse_yaml, split_words, word
 from vit_lightning.config.help import explained, options_of
 from vit_lightning.errors import UserError
+from vit_lightning.report.forecast import time_in_words
 from vit_lightning.report.schedule import analyses_of
 from vit_lightning.report.study import Run
 from vit_lightning.report.wording import unit_of
@@ -135,9 +145,12 @@ def ablate(config: AblateConfig) -> None:
         print(write_sweep(plan, config.wandb_sweep, begun.chosen() if begun else {}))
         return
     threads = threads_of(folder, config.threads)
-    workers = workers_of(config.workers, devices_of(plan), threads)
+    devices = devices_of(plan)
+    workers = workers_of(config.workers, devices, threads)
     if config.dry_run:
-        print(describe(plan, config, folder, threads, workers))
+        print(describe(plan, config, folder, threads, workers), flush=True)
+        ledger = find_ledger(folder) or new_ledger(folder, plan, threads=threads)
+        print("\n".join(forecast_lines(plan, ledger, workers, devices, timed=config.launcher == "local")))
         return
     ledger, changed = open_ledger(folder, plan, threads=threads)
     print(describe(plan, config, folder, threads, workers), flush=True)
@@ -147,6 +160,8 @@ def ablate(config: AblateConfig) -> None:
     options = WorkOptions(config.workers, config.only, config.patience, until)
     if config.retry:
         ledger.retry(config.only)
+    if ledger.pending():
+        print("\n".join(forecast_lines(plan, ledger, workers, devices, timed=config.launcher == "local")), flush=True)
     if config.launcher == "slurm":
         submit(config.file, ledger, options, config.slurm or {}, trust=config.trust_config)
     else:
@@ -160,7 +175,7 @@ def _after_hours(hours: float, ledger: Ledger, pending: list[Planned], workers: 
     """Describes what is left when the time is spent."""
     needs = ", ".join(f"{count} of {arm}" for arm, count in Counter(run.arm for run in pending).items())
     seconds = sum(ledger.expected_seconds(run) or 0.0 for run in pending) / workers
-    until = f"about {time_left(seconds)} to the next analysis" if seconds else "no run has ended yet"
+    until = f"about {time_in_words(seconds)} to the next analysis" if seconds else "no run has ended yet"
     spent = f"the time of {hours:g} h is spent"
     return f"{spent}: {counted(len(pending), 'run')} left ({needs}), {until}; the same command goes on"
 

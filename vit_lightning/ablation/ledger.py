@@ -305,15 +305,20 @@ class Ledger:
         return count
 
 
+def new_ledger(folder: Path, plan: Plan, *, threads: int) -> Ledger:
+    """Returns the ledger that a plan would begin in a folder; writes nothing."""
+    return Ledger(folder, _facts(plan, threads))
+
+
 def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list[str]]:
     """Opens the ledger of a plan in a folder, or creates it; returns it with the changes of code since it began.
 
     Raises:
         UserError: the folder is the ledger of another plan, or the plan or its config has changed.
     """
-    now = _facts(plan, threads)
-    path = folder / "ledger.json"
-    if len({slug(trial) for trial in Ledger(folder, now).trials}) < len(Ledger(folder, now).trials):
+    new = new_ledger(folder, plan, threads=threads)
+    now, path = new.facts, folder / "ledger.json"
+    if len({slug(trial) for trial in new.trials}) < len(new.trials):
         raise UserError("tune.options: two values give the same folder (letters, digits and dots count)")
     try:
         folder.mkdir(parents=True, exist_ok=True)

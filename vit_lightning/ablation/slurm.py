@@ -85,12 +85,12 @@ def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[s
         raise UserError(f"slurm: {' '.join(str(fault).split())[:400]}") from fault
     array = jobs[0].job_id.partition("_")[0]
     print(f"{len(jobs)} jobs in SLURM, {array}; they continue without this process", flush=True)
-    _watch(ledger, options, array, logs)
+    _watch(ledger, options, array, logs, len(jobs))
 
 
-def _watch(ledger: Ledger, options: WorkOptions, array: str, logs: Path) -> None:
+def _watch(ledger: Ledger, options: WorkOptions, array: str, logs: Path, workers: int) -> None:
     """Reports runs as they finish, until none is needed or the jobs have no time for more."""
-    progress, gone = Progress(ledger, options), 0
+    progress, gone = Progress(ledger, options, workers), 0
     pending = options.pending(ledger)
     while pending:
         before, pending = pending, options.pending(ledger)

@@ -21,6 +21,7 @@ from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
 from vit_lightning.commands.console import counted
 from vit_lightning.errors import UserError
+from vit_lightning.report.forecast import forecast_of, forecast_sentences, measured_spread, time_in_words
 from vit_lightning.signals import STOP, handled
 from vit_lightning.storage.wandb_mirror import import_wandb
 
@@ -131,7 +132,7 @@ def _work_off(ledger: Ledger, attempts: Attempts, options: WorkOptions, workers:
 
     Runs of other processes are polled: they may decide what is needed.
     """
-    progress, renewed, polled = Progress(ledger, options), 0.0, 0.0
+    progress, renewed, polled = Progress(ledger, options, workers), 0.0, 0.0
     while not received:
         for run, outcome in attempts.collect():
             progress.report(run, outcome)
@@ -165,8 +166,9 @@ def _work_off(ledger: Ledger, attempts: Attempts, options: WorkOptions, workers:
 class Progress:
     """One bar for the runs up to the next analysis; without a terminal, a line for each run that has finished."""
 
-    def __init__(self, ledger: Ledger, options: WorkOptions) -> None:
-        self.ledger, self.options = ledger, options
+    def __init__(self, ledger: Ledger, options: WorkOptions, workers: int) -> None:
+        self.ledger, self.options, self.workers = ledger, options, workers
+        self._forecast_is_known = measured_spread(ledger.study()) is not None
         self.started, self._shown = time.monotonic(), 0.0
         self.before, total = self._count()
         layout = "{percentage:3.0f}% |{bar}| {postfix}"
@@ -178,10 +180,20 @@ class Progress:
         seconds = f", {results['seconds']:.0f} s" if "seconds" in results else ""
         finished, total = self._count()
         text = f"{finished} of {total}: {run.name} {outcome}{seconds}{self._ahead(finished, total)}"
-        if self._bar.disable:
-            print(text, flush=True)
-        else:
-            self._bar.write(text, file=sys.stderr)
+        for line in [text, *self._forecast(run)]:
+            if self._bar.disable:
+                print(line, flush=True)
+            else:
+                self._bar.write(line, file=sys.stderr)
+
+    def _forecast(self, run: Planned) -> list[str]:
+        """Returns the forecast of the study, once, when the first pairs of runs allow one."""
+        if self._forecast_is_known or (outlook := forecast_of(self.ledger.study())) is None:
+            return []
+        self._forecast_is_known = True
+        seconds = self.ledger.expected_seconds(run)
+        each = None if seconds is None else seconds / self.workers
+        return [f"  {line}" for line in forecast_sentences(outlook, each)]
 
     def show(self, running: list[Planned]) -> None:
         """Redraws the bar, twice a second."""
@@ -209,14 +221,7 @@ class Progress:
         if (seen := finished - self.before) < 1:
             return f"; {what}"
         seconds = (time.monotonic() - self.started) / seen * (total - finished)
-        return f"; {what}, about {time_left(seconds)} left until then"
+        return f"; {what}, about {time_in_words(seconds)} left until then"
 
     def close(self) -> None:
         self._bar.close()
-
-
-def time_left(seconds: float) -> str:
-    """Returns a time in a unit that leaves two or three digits."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

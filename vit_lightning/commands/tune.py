@@ -219,7 +219,15 @@ def _prepare(experiment: Experiment, kind: type[Any], folder: Path, steps: int) 
     """Returns module and Trainer for a search of ``steps`` steps, without validation and logging."""
     if experiment.trainer["fast_dev_run"]:
         raise UserError("trainer.fast_dev_run: nothing can be searched in so few steps (leave it out)")
-    replaced = {
+    # the EMA starts in a hook that the Tuner does not wait for, and a learning rate is found without it
+    without_ema = replace(experiment, settings=experiment.settings._replace(ema=EMAConfig()))
+    trainer = make_trainer(experiment.make_trainer_arguments(plain_steps(steps)), folder, [], [])
+    return make_module(without_ema, kind), trainer
+
+
+def plain_steps(steps: int) -> dict[str, Any]:
+    """Returns arguments of the Trainer for some training steps, without validation and logging."""
+    return {
         "callbacks": None,
         "logger": False,
         "max_epochs": -1,
@@ -233,10 +241,6 @@ def _prepare(experiment: Experiment, kind: type[Any], folder: Path, steps: int) 
         "log_every_n_steps": 10**9,
         "enable_progress_bar": False,
     }
-    # the EMA starts in a hook that the Tuner does not wait for, and a learning rate is found without it
-    without_ema = replace(experiment, settings=experiment.settings._replace(ema=EMAConfig()))
-    trainer = make_trainer(experiment.make_trainer_arguments(replaced), folder, [], [])
-    return make_module(without_ema, kind), trainer
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.report.sequential import Claim, Course, Design, follow, p_value
-from vit_lightning.report.study import Run, Study
+from vit_lightning.report.study import Compare, Run, Study
 
 Verdict = Literal["better", "worse", "equivalent", "not better", "not worse", "undecided", "failed"]
 MIRRORED: dict[Claim, Claim] = {
@@ -156,6 +156,13 @@ class Standing:
     high: float
 
 
+def design_of(rules: Compare, arms: int) -> Design:
+    """Returns the rules of each comparison in a study of so many arms."""
+    count = arms * (arms - 1) // 2 if rules.arms == "pairs" else arms - 1
+    best = rules.arms == "best"
+    return Design(rules.smallest_effect, rules.alpha, max(1, count), rules.max_seeds, rules.until, one_sided=best)
+
+
 def compare(study: Study) -> list[ArmComparison]:
     """Compares the arms of a study as its plan says: with the baseline, or all pairs of them."""
     arms, rules = list(study.arms), study.compare
@@ -163,9 +170,7 @@ def compare(study: Study) -> list[ArmComparison]:
     pairs = [(arm, study.baseline) for arm in others]
     if rules.arms != "baseline":
         pairs = [(arm, other) for other, arm in itertools.combinations(arms, 2)]
-    best = rules.arms == "best"
-    count = len(others) if best else len(pairs)
-    design = Design(rules.smallest_effect, rules.alpha, max(1, count), rules.max_seeds, rules.until, one_sided=best)
+    best, design = rules.arms == "best", design_of(rules, len(arms))
     runs = {(run.arm, run.seed): run for run in study.runs}
     found = [_compare(study, runs, arm, other, design) for arm, other in pairs]
     if not best:

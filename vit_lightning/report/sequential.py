@@ -277,7 +277,7 @@ def forecast(design: Design, sd: float, truth: float, *, studies: int = 1000) ->
         truth: true difference of each arm.
         studies: number of simulated studies.
     """
-    course = follow(truth + sd * _unit_differences(design.comparisons, design.max_pairs, studies), design)
+    course = follow(truth + sd * unit_differences(design.comparisons, design.max_pairs, studies), design)
     pairs = np.array(course.pairs)[course.stop]
     runs = pairs.sum(-1) + pairs.max(-1)
     shares = [at(flags, course.stop) for flags in (course.decided, course.claims["better"])]
@@ -286,20 +286,20 @@ def forecast(design: Design, sd: float, truth: float, *, studies: int = 1000) ->
 
 def visible_difference(design: Design, sd: float, power: float = 0.8) -> float:
     """Returns the true difference that a study finds with a probability by its last analysis."""
-    unit = _unit_differences(1, design.max_pairs, 2000)
+    noise = sd * unit_differences(1, design.max_pairs, 2000)
 
-    def found(shift: float) -> float:
-        course = follow(shift + unit, design)
+    def found(difference: float) -> float:
+        course = follow(difference + noise, design)
         return float(np.mean(at(course.claims["better"], course.stop))) - power
 
-    high = 1.0
+    high = sd
     while found(high) < 0:
         high *= 2
-    return sd * float(optimize.bisect(found, 0.0, high, xtol=1e-3))
+    return float(optimize.bisect(found, 0.0, high, xtol=sd / 200))
 
 
 @functools.cache
-def _unit_differences(arms: int, pairs: int, studies: int) -> Values:
+def unit_differences(arms: int, pairs: int, studies: int) -> Values:
     """Returns differences to a shared baseline with a standard deviation of 1: (studies, arms, pairs)."""
     results = np.random.default_rng(0).standard_normal((studies, arms + 1, pairs)) / math.sqrt(2)
     return results[:, 1:] - results[:, :1]

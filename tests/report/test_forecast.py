@@ -1,0 +1,115 @@
+"""The forecast of an ablation: its runs, what it can show, and how far two runs differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.fake_study import make_study
+from vit_lightning.report.forecast import (
+    Spread,
+    assumed_spread,
+    expect,
+    forecast_sentences,
+    known_accuracy,
+    make_outlook,
+    measured_spread,
+)
+from vit_lightning.report.schedule import make_schedule
+from vit_lightning.report.study import Compare, Run, Study
+
+STUDIES = 100
+
+
+def needed_runs(rules: Compare, sd: float, truth: float, draw: np.random.Generator) -> int:
+    """Ends the runs of a study, analysis after analysis, until no more are needed."""
+    arms = ["a", "b", "c"]
+    means = {"a": 0.0, "b": truth if rules.arms == "baseline" else 0.0, "c": truth}
+    results = {arm: means[arm] + draw.normal(0, sd / np.sqrt(2), rules.max_seeds) for arm in arms}
+    runs: list[Run] = []
+    study = Study(
+        **{"name": "p", "question": "", "folder": Path("nowhere"), "config": "c.yaml", "metric": "val/loss"},
+        **{"goal": "maximize", "compare": rules, "baseline": "a", "arms": {arm: {} for arm in arms}},
+        **{"seeds": list(range(rules.max_seeds)), "split_varies": False, "runs": runs},
+    )
+    while True:
+        seeds = make_schedule(dataclasses.replace(study, runs=runs)).seeds
+        if sum(seeds.values()) == len(runs):
+            return len(runs)
+        runs = [
+            Run(arm, seed, "", "done", results={"test/own": results[arm][seed]})
+            for arm, count in seeds.items()
+            for seed in range(count)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("how", "truth", "until"),
+    [("baseline", 1.0, "equivalent"), ("pairs", 0.0, "not better"), ("best", 1.0, "equivalent")],
+)
+def test_the_expected_runs_are_those_of_studies_with_other_numbers(how, truth, until):
+    rules = Compare("test/own", 1.0, 14, arms=how, until=until)
+    draw = np.random.default_rng(7)
+    counts = [needed_runs(rules, 0.9, truth, draw) for _ in range(STUDIES)]
+    error = np.std(counts, ddof=1) / np.sqrt(STUDIES)
+    assert 18 < np.mean(counts) < 40, "some are decided before the last analysis"
+    assert abs(expect(rules, 3, 0.9, truth).runs - np.mean(counts)) < 3 * error
+
+
+def test_a_study_that_cannot_show_its_effect_says_so():
+    rules = Compare("test/acc", 0.005, 60)
+    outlook = make_outlook(rules, 2, assumed_spread(rules, 360))
+    assert outlook.spread.sd == pytest.approx(np.sqrt(0.05 / 360))
+    assert outlook.differ.better < 0.8 < outlook.visible / 0.005
+    text = "\n".join(forecast_sentences(outlook, 6.0))
+    assert "two runs disagree on 5 % of 360 test images (compare.disagreement)" in text
+    assert "360 test images at 5 % disagreement show 0.54 points with 60 seeds, not 0.5 points: raise compare." in text
+    assert f"at most 120: {outlook.runs[0] / 10:.0f} min" in text
+    many = make_outlook(rules, 2, assumed_spread(rules, 10_000))
+    assert many.differ.better > 0.8
+    assert "raise" not in "\n".join(forecast_sentences(many))
+    assert make_outlook(rules, 2, Spread(many.spread.sd)).visible == many.visible
+
+
+def test_what_is_known_of_the_accuracy_bounds_the_disagreement(tmp_path):
+    rules = Compare("test/acc", 0.005, 60)
+    assert assumed_spread(rules, 400, 0.99).disagreement == pytest.approx(0.02)
+    assert assumed_spread(rules, 400, 0.8).disagreement == 0.05
+    assert assumed_spread(rules, 400, 1.0).sd > 0
+    assert assumed_spread(rules, None) is None
+    assert assumed_spread(Compare("test/loss", 0.005, 60), 400) is None
+    study = make_study(tmp_path, seeds=1, max_seeds=8, missing=[("mean", 0)])
+    assert known_accuracy(study) == study.done[0].results["test/acc"]
+
+
+def test_one_pair_tells_the_disagreement_and_three_the_spread_of_other_metrics(tmp_path):
+    one = make_study(tmp_path / "one", seeds=1, max_seeds=8, missing=[("mean without class token", 0)])
+    found = measured_spread(one)
+    correct = []
+    for run in one.done:
+        with np.load(one.folder / run.folder / "test_predictions.npz") as file:
+            correct.append(file["label"] == file["prediction"])
+    share = np.mean(correct[0] != correct[1])
+    assert found == Spread(np.sqrt(share / 360), 1, 360, share)
+    study = make_study(tmp_path / "more", seeds=4, max_seeds=8, missing=[("mean without class token", 3)])
+    assert measured_spread(study).pairs == 7
+    other = dataclasses.replace(study, compare=Compare("test/loss", 0.005, 8))
+    gaps = np.array([[run.results["test/loss"] for run in study.done if run.arm == arm] for arm in ("cls", "mean")])
+    third = [run.results["test/loss"] for run in study.done if run.arm == "mean without class token"]
+    squares = [np.var(gaps[1] - gaps[0], ddof=1) * 3, np.var(np.array(third) - gaps[0][:3], ddof=1) * 2]
+    assert measured_spread(other).sd == pytest.approx(np.sqrt(sum(squares) / 5))
+    assert measured_spread(dataclasses.replace(one, compare=other.compare)) is None
+
+
+def test_differences_that_vary_more_than_disagreement_explains_count_themselves(tmp_path):
+    study = make_study(tmp_path, seeds=6, max_seeds=8, gains=(0.0, 0.0), arms={"a": {}, "b": {}})
+    assert measured_spread(study).disagreement is not None
+    for run in study.done:
+        if run.arm == "b":
+            run.results["test/acc"] += 0.1 * (-1) ** run.seed  # a seed matters, for one arm
+    found = measured_spread(study)
+    assert found.disagreement is None
+    assert 0.1 < found.sd < 0.14
