@@ -31,6 +31,7 @@ def make_study(
     arms: Mapping[str, dict[str, Any]] = ARMS,
     factors: Mapping[str, list[Any]] | None = None,
     random: int = 0,
+    arms_compared: str = "baseline",
     **rules: Any,
 ) -> Study:
     """A study with its run folders.
@@ -46,6 +47,7 @@ def make_study(
         arms: their keys, the baseline first.
         factors: values of each key, of a grid.
         random: another number makes another study.
+        arms_compared: ``Compare.arms``.
         rules: further fields of ``Compare``.
     """
     draw = np.random.default_rng(random)
@@ -66,7 +68,15 @@ def make_study(
             state = "failed" if cause else "done"
             runs.append(Run(arm, seed, name, state, cause, results))
     runs.sort(key=lambda run: (list(arms).index(run.arm), run.seed))
-    compare = Compare(**{"metric": "test/acc", "smallest_effect": 0.005, "max_seeds": max_seeds or seeds, **rules})
+    compare = Compare(
+        **{
+            "metric": "test/acc",
+            "smallest_effect": 0.005,
+            "max_seeds": max_seeds or seeds,
+            "arms": arms_compared,
+            **rules,
+        }
+    )
     return Study(
         name="pooling",
         question="What should go to the head, the class token or the mean of the patches?",
@@ -99,6 +109,7 @@ def _results(seed: int, right: np.ndarray, arm: str, draw: np.random.Generator) 
         "val/acc": round(float(right.mean()) - 0.002, 7),
         "test/loss": round(0.62 + draw.normal(0, 0.02), 7),
         "test/acc": round(float(right.mean()), 7),
+        "train_images": 1294,
         "test_images": len(right),
         "seconds": round(seconds + 0.9, 3),
         "peak_memory_mb": 612.0,
@@ -137,6 +148,7 @@ def _write_run(
         return
     (folder / "results.json").write_text(json.dumps(results))
     place = {"processor": "a processor", "cores": 2, "gpus": [], "threads": 1, "python": "3.12", "packages": {}}
+    place |= {"started": "2026-11-22T01:00:00+0000", "git": {"package": {"commit": "0123456789abcdef", "changed": []}}}
     (folder / "environment.json").write_text(json.dumps(place))
     labels = np.arange(len(right), dtype=np.int32) % 10
     prediction = np.where(right, labels, (labels + 1) % 10)

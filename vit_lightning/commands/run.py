@@ -220,6 +220,8 @@ def _test_best(run: Run) -> Results:
             if name in epoch_metrics or (own and name not in STEP_METRICS)
         },
     }
+    if run.experiment.data.own_loaders:
+        results["train_images"] = run.experiment.data.image_count("train")
     if run.experiment.test:
         load_weights(run.module, checkpoint, best)
         run.trainer.callbacks.append(run.predictions)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -122,10 +123,20 @@ class Analysis:
     effects: list[Effect]
     tested: TestSets
 
-    @property
-    def ended(self) -> bool:
-        """Whether no comparison has a further analysis."""
-        return all(one.next is None for one in self.comparisons)
+    @functools.cached_property
+    def ranked(self) -> list[Arm]:
+        """Arms with the best mean first, those without results last."""
+        sign = -1 if self.study.goal == "maximize" else 1
+        return sorted(self.arms, key=lambda arm: (not arm.n, sign * arm.mean if arm.n else 0.0))
+
+    @functools.cached_property
+    def ordered(self) -> list[ArmComparison]:
+        """Comparisons in the order of ``ranked``; of pairs, the arm with the better mean comes first."""
+        place = {arm.name: number for number, arm in enumerate(self.ranked)}
+        found = self.comparisons
+        if self.study.compare.arms != "baseline":
+            found = [one if place[one.arm] < place[one.other] else one.mirrored() for one in found]
+        return sorted(found, key=lambda one: (place[one.arm], place[one.other]))
 
 
 def analyse(study: Study) -> Analysis:

@@ -93,7 +93,7 @@ def run_checks(analysis: Analysis, configs: Configs, differences: Sequence[Confi
     """Returns all checks, the most important first."""
     study = analysis.study
     found: dict[str, Result] = {
-        "all runs of the plan are done": _all_there(study),
+        "no run has failed": _none_failed(study),
         "arms differ only in what the plan names": _differ_as_planned(study, configs, differences),
         "nothing is selected on test images": _nothing_chosen_on_test(study, configs),
         "plan and code have not changed since the first run": _plan_unchanged(study),
@@ -103,15 +103,13 @@ def run_checks(analysis: Analysis, configs: Configs, differences: Sequence[Confi
     return [Check(name, ok, text) for name, (ok, text) in found.items()]
 
 
-def _all_there(study: Study) -> Result:
-    done = len(study.done)
+def _none_failed(study: Study) -> Result:
     failed = sum(run.state == "failed" for run in study.runs)
-    text = f"{done} of {len(study.runs)} runs are done"
-    if failed or study.missing:
-        text += f", {failed} failed, {study.missing} missing"
+    text = f"{len(study.done)} of {len(study.runs)} runs are done, {failed} failed"
+    text += f", {study.missing} not finished" if study.missing else ""
     if failed:
-        text += "; seeds after a failed run do not count for its arm, as failures may depend on the result"
-    return done == len(study.runs), text
+        text += "; seeds from a failed run on do not count for its arm, as failures may depend on the result"
+    return failed == 0, text
 
 
 def _differ_as_planned(study: Study, configs: Configs, differences: Sequence[ConfigDifference]) -> Result:

@@ -14,6 +14,7 @@ from vit_lightning.report.report import Report
 from vit_lightning.report.study import TUNING, Study
 from vit_lightning.report.tables import markdown
 from vit_lightning.report.wandb_report import REPORT, report_tables, wandb_settings
+from vit_lightning.report.wording import claim_is_about, rule
 from vit_lightning.storage.folder import write_whole
 from vit_lightning.storage.wandb_mirror import WandbConfig, has_key, import_wandb
 
@@ -149,5 +150,10 @@ def _costs(study: Study) -> list[Any]:
 
 
 def _answer(report: Report) -> str:
+    """Returns the first screen of the page as Markdown; the table of the verdicts comes with the others."""
+    question = f"{markdown(report.study.question)}\n\n" if report.study.question else ""
     lines = "\n".join(f"- {markdown(line)}" for line in [*report.sentences, *report.warnings])
-    return f"**{markdown(report.headline)}**\n\n{lines}\n\n{markdown(report.rule)}"
+    facts = "\n".join(f"- {name}: {markdown(text)}" for name, text in report.facts.items())
+    about = markdown(f"{claim_is_about(report.analysis)} {rule(report.analysis)}")
+    answer = f"**{markdown(report.headline)}**\n\n{markdown(report.recommendation)}"
+    return f"{question}{answer}\n\n{lines}\n\n{facts}\n\n{about}"

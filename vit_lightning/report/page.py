@@ -13,67 +13,101 @@ from vit_lightning.report.checks import Check
 from vit_lightning.report.figures import inline_svg
 from vit_lightning.report.report import Report
 from vit_lightning.report.study import Run, Study
+from vit_lightning.report.wording import Answer, answers, claim_is_about, few, listed, rule
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --faint: #666; --line: #d5d5d5; --wash: #f5f5f2;
-  --link: #0050a0; --bad: #b00020; }
+  --link: #0050a0; --bad: #b00020; --good: #00704f; --less: #b04a00; --same: #0060a0; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --paper: #161616; --faint: #a3a3a3; --line: #3b3b3b;
-  --wash: #222; --link: #8ab8ff; --bad: #ff8a80; } }
+  --wash: #262626; --link: #8ab8ff; --bad: #ff8a80; --good: #4fd1a5; --less: #ff9d5c; --same: #7cc0ff; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.2rem; max-width: 60rem; color: var(--ink); background: var(--paper);
   font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.15rem; font-weight: 600; color: var(--faint); margin: 0 0 .4rem; }
+h1 { font-size: 1.15rem; font-weight: 600; color: var(--faint); margin: 0 0 .3rem; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 a { color: var(--link); }
-.answer { font-size: 1.6rem; line-height: 1.25; font-weight: 650; margin: 0 0 .8rem; }
-.note, figcaption, .how { color: var(--faint); font-size: .86rem; }
+.answer { font-size: 1.5rem; line-height: 1.3; font-weight: 650; margin: 0 0 .5rem; }
+.answer b { background: var(--wash); border-radius: .3em; padding: 0 .25em; }
+.next { font-size: 1.05rem; margin: 0 0 .6rem; }
+.note, figcaption { color: var(--faint); font-size: .86rem; }
 .bad { color: var(--bad); font-weight: 600; }
 ul { padding-left: 1.2rem; }
-figure { margin: 1rem 0; } figure svg { width: 100%; max-width: 36rem; height: auto; display: block; }
-.wide { overflow-x: auto; margin: 1rem 0 .3rem; }
+figure { margin: 1rem 0; } figure svg { width: 100%; height: auto; display: block; }
+.phone { display: none !important; }
+.wide { overflow-x: auto; margin: 1rem 0 .3rem;
+  background: linear-gradient(to left, var(--paper) 2rem, transparent) right,
+  linear-gradient(to left, var(--faint), transparent) right; background-size: 3rem 100%, 1rem 100%;
+  background-repeat: no-repeat; background-attachment: local, scroll; } /* a shadow where a table goes on */
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: 0 0 .3rem; }
 th, td { padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top;
   overflow-wrap: normal; }
 thead th { font-weight: 500; color: var(--faint); } tbody th { font-weight: 600; }
 td { max-width: 26rem; } .short { white-space: nowrap; }
+.verdicts table { width: 100%; } .verdicts tbody th { min-width: 6.5rem; max-width: 14rem; }
+.verdicts td:nth-child(2) { font-weight: 600; white-space: normal; }
+.better td:nth-child(2) { color: var(--good); } .worse td:nth-child(2) { color: var(--less); }
+.same td:nth-child(2) { color: var(--same); } .failed td:nth-child(2) { color: var(--bad); }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .9rem; margin: .5rem 0; }
+dt { color: var(--faint); } dd { margin: 0; }
 details { margin: 1rem 0; } summary { cursor: pointer; font-weight: 600; }
 code { background: var(--wash); padding: .1em .3em; font-size: .86em; }
+@media (max-width: 640px) { .phone { display: block !important; } .screen { display: none !important; }
+  .answer { font-size: 1.25rem; } body { padding: .9rem; }
+  .verdicts table, .verdicts tbody, .verdicts caption { display: block; } .verdicts thead { display: none; }
+  .verdicts tr { display: block; padding: .4rem 0; border-bottom: 1px solid var(--line); }
+  .verdicts th, .verdicts td { display: inline; border: 0; padding: 0 .5rem 0 0; white-space: normal; }
+  .verdicts td:nth-child(2), .verdicts td:last-child { display: block; } .verdicts td.none { display: none; }
+  .verdicts td:nth-child(n+3)::before { content: attr(data-label) " "; color: var(--faint); } }
 @media print { body { font-size: 10.5pt; max-width: none; padding: 0; color: #000; background: #fff; }
   figure, tr { break-inside: avoid; } h2 { break-after: avoid; } .wide { overflow: visible; }
   table { font-size: 8pt; } th, td { padding-right: .4rem; } a { color: inherit; } }
 """
 
+CURVE = (
+    "The mean of each arm with a band of one standard deviation over seeds; on the right, or below, the last third. "
+)
 CAPTIONS = {
-    "seeds": "Every run. Grey lines join the runs of one seed.",
-    "differences": "Paired differences: small points are seeds, the large point their mean, the bar its interval. "
-    "The grey band holds differences too small to matter.",
-    "curves_0": "Learning curves: thin for each run, thick for the mean of an arm.",
-    "curves_1": "Training: thin for each run, thick for the mean of an arm.",
+    "differences": "Mean differences and their intervals, which hold together at whatever analysis an arm stopped; "
+    "small points are seeds. The grey band holds differences too small to matter.",
+    "seeds": "Every run, the best mean first. Grey lines join the runs of one seed.",
+    "curves_0": CURVE + "Dotted: runs that failed.",
+    "curves_1": CURVE,
+    "curves_2": CURVE,
+    "tuning": "Mean over the seeds of the tuning, on validation images; a ring marks what was chosen.",
     "costs": "Result (mean, standard error) against cost (median). The line joins arms that no other beats in both.",
 }
 
 
 def make_page(report: Report) -> str:
     """Returns the whole page."""
-    study = report.study
-    drawn = {name: _figure(name, figure) for name, figure in report.figures.items()}
-    made = {name: table.to_html() for name, table in report.tables.items()}
-    curves = "".join(drawn.get(f"curves_{number}", "") for number in range(2))
-    answer = drawn["seeds"] + drawn.get("differences", "") + made.get("differences", "") + made["arms"]
-    details = "".join(made.get(name, "") for name in ("beside", "components", "single_runs"))
+    study, made = report.study, {name: table.to_html() for name, table in report.tables.items()}
+    drawn = {name: _figure(name, figure, report.narrow[name]) for name, figure in report.figures.items()}
+    curves = "".join(drawn.get(f"curves_{number}", "") for number in range(3))
+    experts = ("differences", "interactions", "beside", "components", "runs", "single_runs")
+    statistics = f'<p class="note">{escape(rule(report.analysis))}</p>' + "".join(
+        made.get(name, "") for name in experts
+    )
     sections = {
-        "Seeds and differences": answer,
-        "Factors": made.get("effects"),
+        "Effects of the factors": made.get("effects"),
+        "Mind": _list(report.notes, report.checks),
+        "How it was done": _facts(report),
+        "Every run": drawn["seeds"] + made["arms"],
         "Learning curves": curves,
+        "Tuning": drawn.get("tuning", "") + made.get("tuning", ""),
         "Costs": drawn.get("costs", "") + made["costs"],
+        "Runs without a result": made.get("failed"),
+    }
+    folded = {
+        "Statistics for experts": statistics if report.analysis.comparisons else "",
         "Config differences": made.get("config"),
         "Checks": made["checks"],
-        "Runs without a result": made.get("failed"),
-        "Further tests": details,
-        "Runs": _runs(study),
+        "Run folders and commands": _runs(study),
     }
     shown = [f"<section><h2>{title}</h2>{content}</section>\n" for title, content in sections.items() if content]
+    shown += [
+        f"<details><summary>{title}</summary>{content}</details>\n" for title, content in folded.items() if content
+    ]
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -85,11 +119,11 @@ def make_page(report: Report) -> str:
 </head>
 <body>
 <main>
-<h1>Ablation {escape(study.name)}</h1>
-<p class="answer">{escape(report.headline)}</p>
-<ul>{"".join(f"<li>{escape(sentence)}</li>" for sentence in report.sentences)}</ul>
-{_warnings(report.checks)}
-<p class="how">{escape(report.rule) if report.analysis.comparisons else ""}</p>
+<h1>{escape(study.question or f"Ablation {study.name}")}</h1>
+<p class="answer">{"; ".join(map(_answer, answers(report.analysis)))}</p>
+<p class="next">{escape(report.recommendation)}</p>
+<div class="verdicts">{made["verdicts"]}</div>
+{drawn.get("differences", "")}
 {"".join(shown)}
 </main>
 </body>
@@ -97,17 +131,38 @@ def make_page(report: Report) -> str:
 """
 
 
-def _figure(name: str, figure: Figure) -> str:
-    caption = CAPTIONS[name]
-    return f"<figure>{inline_svg(figure, name, escape(caption))}<figcaption>{escape(caption)}</figcaption></figure>\n"
-
-
-def _warnings(checks: Sequence[Check]) -> str:
-    failed = [check for check in checks if check.ok is False]
-    items = "".join(
-        f"<li><span class='bad'>Does not hold: {escape(c.name)}.</span> {escape(c.text)}</li>" for c in failed
+def _answer(answer: Answer) -> str:
+    """Sets the names of arms apart, unless they are only counted."""
+    parts = (answer.arms, answer.others)
+    arms, others = (
+        listed([f"<b>{escape(one)}</b>" for one in names]) if len(names) < 5 else few(names) for names in parts
     )
-    return f"<ul>{items}</ul>" if items else ""
+    return f"{arms} {escape(answer.phrase)} {others}".strip()
+
+
+def _figure(name: str, figure: Figure, narrow: Figure) -> str:
+    caption = CAPTIONS[name]
+    both = {"screen": figure, "phone": narrow}
+    drawn = "".join(
+        f'<div class="{where}">{inline_svg(one, f"{name}-{where}", escape(caption))}</div>'
+        for where, one in both.items()
+    )
+    return f"<figure>{drawn}<figcaption>{escape(caption)}</figcaption></figure>\n"
+
+
+def _list(notes: Sequence[str], checks: Sequence[Check]) -> str:
+    items = [f"<li>{escape(note)}</li>" for note in notes]
+    items += [
+        f"<li><span class='bad'>Does not hold: {escape(check.name)}.</span> {escape(check.text)}</li>"
+        for check in checks
+        if check.ok is False
+    ]
+    return f"<ul>{''.join(items)}</ul>" if items else ""
+
+
+def _facts(report: Report) -> str:
+    facts = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in report.facts.items())
+    return f"<dl>{facts}</dl><p>{escape(claim_is_about(report.analysis))}</p>"
 
 
 def _runs(study: Study) -> str:

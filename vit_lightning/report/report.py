@@ -9,10 +9,11 @@ from matplotlib.figure import Figure
 from vit_lightning.report import tables
 from vit_lightning.report.analysis import Analysis, analyse
 from vit_lightning.report.checks import Check, Configs, config_differences, read_configs, run_checks
-from vit_lightning.report.figures import draw_figures
+from vit_lightning.report.facts import read_facts
+from vit_lightning.report.figures import NARROW, draw_figures, read_curves
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import Table
-from vit_lightning.report.wording import collapses, headline, rule, sentences
+from vit_lightning.report.wording import headline, lines, notes, recommendation, sentence
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,20 @@ class Report:
     """Config of each run, by arm and seed."""
     headline: str
     """The answer, in one line."""
+    recommendation: str
+    """What to do now."""
     sentences: list[str]
-    """The claims with their numbers."""
-    rule: str
-    """The rule behind the claims."""
+    """A line for each arm, the best mean first."""
+    notes: list[str]
+    """What one must know beside the verdicts."""
+    facts: dict[str, str]
+    """How the runs were made."""
     checks: list[Check]
     tables: dict[str, Table]
     """Tables that have rows, in the order in which they are shown."""
     figures: dict[str, Figure]
+    narrow: dict[str, Figure]
+    """The same figures for a phone."""
 
     @property
     def study(self) -> Study:
@@ -39,40 +46,47 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """Checks that failed, one line each; that runs are missing is none."""
-        checks = self.checks[1:] if self.study.missing else self.checks
-        return [str(check) for check in checks if check.ok is False]
+        """Notes, and checks that failed, one line each."""
+        return [*self.notes, *(str(check) for check in self.checks if check.ok is False)]
 
     @property
     def lines(self) -> list[str]:
-        """The answer for a terminal: a line for each arm once there is an answer, then warnings."""
-        return [*([] if self.analysis.comparisons else [self.headline]), *self.sentences, *self.warnings]
+        """The answer for a terminal."""
+        question = [self.study.question] if self.study.question else []
+        return [*question, *self.sentences, *self.warnings, self.recommendation]
 
 
 def make_report(study: Study) -> Report:
     """Analyses a study and makes all sentences, tables and figures of its report."""
-    analysis, configs = analyse(study), read_configs(study)
+    analysis, configs, curves = analyse(study), read_configs(study), read_curves(study)
     differences = config_differences(study, configs)
     checks = run_checks(analysis, configs, differences)
     made = {
-        "differences": tables.difference_table(analysis),
-        "arms": tables.arm_table(analysis),
+        "verdicts": tables.verdict_table(analysis),
         "effects": tables.effect_table(analysis),
+        "arms": tables.arm_table(analysis),
+        "tuning": tables.tuning_table(analysis),
         "costs": tables.cost_table(analysis),
+        "failed": tables.failed_table(study),
         "config": tables.config_table(analysis, differences),
         "checks": tables.check_table(checks),
-        "failed": tables.failed_table(study),
+        "differences": tables.difference_table(analysis),
+        "interactions": tables.interaction_table(analysis),
         "beside": tables.beside_table(analysis),
         "components": tables.component_table(analysis),
+        "runs": tables.run_table(analysis),
         "single_runs": tables.single_run_table(analysis),
     }
     return Report(
         analysis=analysis,
         configs=configs,
         headline=headline(analysis),
-        sentences=[*sentences(analysis), *collapses(analysis)],
-        rule=rule(analysis),
+        recommendation=recommendation(analysis),
+        sentences=[sentence(analysis, line) for line in lines(analysis)],
+        notes=notes(analysis),
+        facts=read_facts(analysis),
         checks=checks,
         tables={name: table for name, table in made.items() if table.rows},
-        figures=draw_figures(analysis),
+        figures=draw_figures(analysis, curves),
+        narrow=draw_figures(analysis, curves, NARROW),
     )

@@ -5,6 +5,9 @@ The ledger reads it from the ablation's folder; the report is written from it.
 
 from __future__ import annotations
 
+import itertools
+import math
+import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -81,6 +84,17 @@ class Tuning:
     trials: list[Trial]
     chosen: dict[str, dict[str, Any]]
     """Values of each arm with the best mean over the seeds; without the arms that have not finished."""
+
+    @property
+    def tried(self) -> list[dict[str, Any]]:
+        """All combinations of values, in the order of the plan."""
+        return [dict(zip(self.options, values, strict=True)) for values in itertools.product(*self.options.values())]
+
+    def mean(self, arm: str, values: dict[str, Any]) -> float:
+        """Returns the mean validation metric of some values; nan where a trial is missing or has failed."""
+        found = [trial.value for trial in self.trials if (trial.arm, trial.values) == (arm, values)]
+        known = [value for value in found if value is not None]
+        return statistics.fmean(known) if known and len(known) == len(self.seeds) else math.nan
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,27 @@ import html
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from vit_lightning.config.files import word
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.checks import Check, ConfigDifference
 from vit_lightning.report.study import Study
-from vit_lightning.report.wording import MINUS, NONE, PLUS_MINUS, show_fraction, show_p, show_r, unit_of
+from vit_lightning.report.variance import Effect
+from vit_lightning.report.wording import (
+    MINUS,
+    NONE,
+    PLUS_MINUS,
+    Line,
+    counted,
+    lines,
+    show_fraction,
+    show_p,
+    show_r,
+    unit_of,
+)
 from vit_lightning.storage.folder import to_csv
 
 COSTS = ("train_seconds", "seconds", "images_per_second", "peak_memory_mb")
@@ -25,6 +38,13 @@ LATEX = str.maketrans(
     | {"[": "{[}"}  # behind \\ it would be an argument
 )
 """LaTeX for the characters that it would read as markup."""
+KINDS = {
+    **dict.fromkeys(("better", "the best", "among the best"), "better"),
+    **dict.fromkeys(("worse", "not the best"), "worse"),
+    **dict.fromkeys(("equivalent", "not better", "not worse"), "same"),
+    "failed": "failed",
+}
+"""Classes of the verdicts on a page."""
 Row = TypeVar("Row")
 
 
@@ -36,19 +56,23 @@ class Table:
     header: list[str]
     rows: list[list[str]]
     note: str = ""
+    kinds: list[str] | None = None
+    """Class of each row on a page."""
 
     def to_html(self) -> str:
         head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in self.header)
-        body = "".join(
-            f'<tr><th scope="row">{html.escape(row[0])}</th>'
-            + "".join(f"<td{' class=short' if len(cell) < 20 else ''}>{html.escape(cell)}</td>" for cell in row[1:])
-            + "</tr>\n"
-            for row in self.rows
-        )
+        body = "".join(map(self._row, self.rows, self.kinds or [""] * len(self.rows)))
         note = f'<p class="note">{html.escape(self.note)}</p>' if self.note else ""
         caption = f"<caption>{html.escape(self.caption)}</caption>"
         inner = f"<table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
         return f'<div class="wide" tabindex="0">{inner}</div>{note}'
+
+    def _row(self, row: Sequence[str], kind: str) -> str:
+        cells = [f'<th scope="row">{html.escape(row[0])}</th>']
+        for name, cell in zip(self.header[1:], row[1:], strict=True):
+            style = "none" if cell == NONE else "short" if len(cell) < 24 else "long"
+            cells.append(f'<td class="{style}" data-label="{html.escape(name)}">{html.escape(cell)}</td>')
+        return f'<tr class="{kind}">{"".join(cells)}</tr>\n'
 
     def to_markdown(self) -> str:
         def line(cells: Sequence[str]) -> str:
@@ -89,43 +113,116 @@ def tabulate(
     return Table(caption, [name for name, _ in columns], [[cell(row) for _, cell in columns] for row in rows], note)
 
 
+def verdict_table(analysis: Analysis) -> Table:
+    """A line for each arm: the answer."""
+    study, unit = analysis.study, unit_of(analysis.study.compare.metric)
+    found = lines(analysis)
+    against = {
+        "baseline": f"difference to {study.baseline}",
+        "pairs": f"difference to {analysis.ranked[0].name}",
+        "best": "difference to the best other",
+    }[study.compare.arms]
+    columns: list[tuple[str, Callable[[Line], str]]] = [
+        ("arm", lambda line: line.arm),
+        ("verdict", lambda line: line.verdict),
+        (f"mean{unit.sign and f',{unit.sign}'}", lambda line: unit.value(line.mean)),
+        (against + (f",{unit.suffix}" if unit.suffix else ""), lambda line: unit.signed(line.difference)),
+        ("interval", lambda line: unit.interval(line.low, line.high)),
+        ("p", lambda line: show_p(line.p)),
+        ("what next", lambda line: line.following or NONE),
+    ]
+    if study.compare.arms == "best":
+        columns = [column for column in columns if column[0] != "p"]
+    note = f"p is on the scale of alpha, {study.compare.alpha:g}: a difference is claimed where p is not above it. "
+    note = ("" if study.compare.arms == "best" else note) + (
+        f"Intervals of all arms hold together, with {100 * (1 - study.compare.alpha):g} %, at whatever analysis an arm "
+        "stopped; means are over all runs of an arm, and not corrected for the time of stopping."
+    )
+    table = tabulate(f"{study.compare.metric}, the best mean first", found, columns, note)
+    return replace(table, kinds=[KINDS.get(line.kind, "open") for line in found])
+
+
 def arm_table(analysis: Analysis) -> Table:
     """Results of each arm."""
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
-    seeds = sorted({run.seed for run in study.runs})
+
+    def collapsed(arm: Arm) -> str:
+        found = arm.collapsed
+        if found is None:
+            return NONE
+        return f"{len(found.seeds)} of {found.runs} (up to {show_fraction(found.highest)})"
+
     return tabulate(
-        f"{study.compare.metric}{unit.sign and f' in{unit.sign}'} of each run",
-        analysis.arms,
+        f"{study.compare.metric}{unit.sign and f' in{unit.sign}'} of each arm",
+        analysis.ranked,
         [
             ("arm", lambda arm: arm.name + (" (baseline)" if arm.name == study.baseline else "")),
-            ("n", lambda arm: str(arm.n)),
+            ("runs", lambda arm: str(arm.n)),
+            ("failed", lambda arm: str(len(arm.failed))),
             ("mean", lambda arm: unit.value(arm.mean)),
             ("sd", lambda arm: unit.value(arm.sd)),
-            (
-                f"seeds {', '.join(map(str, seeds))}",
-                lambda arm: "  ".join(unit.value(arm.values.get(seed, math.nan)) for seed in seeds),
-            ),
+            ("lowest", lambda arm: unit.value(min(arm.values.values(), default=math.nan))),
+            ("highest", lambda arm: unit.value(max(arm.values.values(), default=math.nan))),
+            ("collapsed", collapsed),
         ],
+        "Collapsed: runs below the midpoint between chance and the median of their arm; in brackets, the highest rate "
+        "of collapse that is compatible with that (one-sided, 95 %).",
     )
+
+
+def run_table(analysis: Analysis) -> Table:
+    """Results of each run."""
+    study, unit = analysis.study, unit_of(analysis.study.compare.metric)
+    rows = [
+        [str(seed), *(unit.value(arm.values.get(seed, math.nan)) for arm in analysis.ranked)]
+        for seed in sorted({run.seed for run in study.runs})
+    ]
+    return Table(f"{study.compare.metric} of each run", ["seed", *(arm.name for arm in analysis.ranked)], rows)
+
+
+def tuning_table(analysis: Analysis) -> Table:
+    """Validation metric of each value that was tried."""
+    study, tuning = analysis.study, analysis.study.tuning
+    if tuning is None:
+        return Table("Tuning", [], [])
+    unit, tried = unit_of(study.metric), tuning.tried
+    rows = []
+    for arm in analysis.ranked:
+        means = [tuning.mean(arm.name, values) for values in tried]
+        shown = [unit.value(mean) for mean in means]
+        chosen = tuning.chosen.get(arm.name)
+        rows.append(
+            [arm.name, *(text + " (chosen)" * (values == chosen) for text, values in zip(shown, tried, strict=True))]
+        )
+    note = (
+        f"Mean {study.metric} over the seeds {', '.join(map(str, tuning.seeds))}, which are not those of the "
+        f"comparison; every arm had the same {counted(len(tried) * len(tuning.seeds), 'trial')}, none was tested."
+    )
+    header = ["arm", *(", ".join(f"{key}={word(value)}" for key, value in values.items()) for values in tried)]
+    return Table(f"Tuning: {study.metric}{unit.sign and f' in{unit.sign}'}", header, rows, note)
 
 
 def difference_table(analysis: Analysis) -> Table:
     """Each comparison: the numbers behind the verdict."""
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
+    level = analysis.comparisons[0].design.level if analysis.comparisons else math.nan
     return tabulate(
-        f"Differences of {study.compare.metric}{f' in{unit.suffix}' if unit.suffix else ''}",
-        analysis.comparisons,
+        f"Comparisons by {study.compare.metric}{f' in{unit.suffix}' if unit.suffix else ''}",
+        analysis.ordered,
         [
             ("arm", lambda one: one.arm),
             ("against", lambda one: one.other),
             ("verdict", lambda one: one.verdict),
             ("difference", lambda one: unit.signed(one.mean)),
+            ("sd", lambda one: unit.value(one.sd)),
             ("interval", lambda one: unit.interval(one.low, one.high)),
             ("p", lambda one: show_p(one.p)),
             ("pairs", lambda one: str(one.n)),
-            ("next analysis", lambda one: NONE if one.next is None else str(one.next)),
+            ("next analysis", lambda one: NONE if one.next is None or one.blocked else f"{one.next} pairs"),
         ],
-        f"Intervals are valid at every analysis at once; p is compared with {study.compare.alpha:g}.",
+        f"Numbers are those of the analysis that decided a comparison, else of the latest. Each comparison has the "
+        f"level {show_p(level)}; its repeated confidence interval covers the true difference with 1 minus that at all "
+        f"analyses together. p is corrected for all comparisons and analyses: compare it with {study.compare.alpha:g}.",
     )
 
 
@@ -150,27 +247,26 @@ def beside_table(analysis: Analysis) -> Table:
 def paper_table(analysis: Analysis) -> Table:
     """Arms, differences and verdicts for a paper."""
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
-    claims = {one.arm: one for one in analysis.comparisons if one.other == study.baseline}
+    arms = {arm.name: arm for arm in analysis.arms}
 
-    def difference(arm: Arm) -> str:
-        if (one := claims.get(arm.name)) is None:
-            return NONE
-        interval = "" if math.isnan(one.low) else f" [{unit.signed(one.low)}, {unit.signed(one.high)}]"
-        return unit.signed(one.mean) + interval
+    def difference(line: Line) -> str:
+        interval = "" if math.isnan(line.low) else f" [{unit.signed(line.low)}, {unit.signed(line.high)}]"
+        return unit.signed(line.difference) + interval
 
+    against = {"baseline": study.baseline, "pairs": analysis.ranked[0].name, "best": "the best other arm"}
     return tabulate(
-        f"{study.name}: {study.compare.metric} against {study.baseline}",
-        analysis.arms,
+        f"{study.name}: {study.compare.metric} against {against[study.compare.arms]}",
+        lines(analysis),
         [
-            ("arm", lambda arm: arm.name),
-            ("runs", lambda arm: str(arm.n)),
+            ("arm", lambda line: line.arm),
+            ("runs", lambda line: str(arms[line.arm].n)),
             (
                 f"{study.compare.metric}{unit.sign}",
-                lambda arm: f"{unit.value(arm.mean)} {PLUS_MINUS} {unit.value(arm.sd)}",
+                lambda line: f"{unit.value(line.mean)} {PLUS_MINUS} {unit.value(arms[line.arm].sd)}",
             ),
             ("difference", difference),
-            ("p", lambda arm: show_p(claims[arm.name].p) if arm.name in claims else NONE),
-            ("verdict", lambda arm: claims[arm.name].verdict if arm.name in claims else "baseline"),
+            ("p", lambda line: show_p(line.p)),
+            ("verdict", lambda line: line.verdict),
         ],
         "Mean and standard deviation over seeds; paired difference with its repeated confidence interval; p for all "
         f"arms and analyses together, compared with {study.compare.alpha:g}.",
@@ -199,7 +295,7 @@ def cost_table(analysis: Analysis) -> Table:
     ]
     return tabulate(
         "Costs of a run",
-        analysis.arms,
+        analysis.ranked,
         [("arm", lambda arm: arm.name), *columns],
         "Medians over the runs. FLOPs: forward pass, a multiply-add counts as two. Times and images/s also depend on "
         "how many runs shared the machine.",
@@ -230,40 +326,58 @@ def component_table(analysis: Analysis) -> Table:
 
 
 def effect_table(analysis: Analysis) -> Table:
-    """Main effects and interactions of a grid."""
-    unit = unit_of(analysis.study.compare.metric)
+    """Main effects of a grid, the largest first."""
+    effects = [effect for effect in analysis.effects if not effect.is_interaction]
     note = (
-        "Main effects: a level against the baseline's, averaged over the other factors. Interactions: change of that "
-        "difference with a level of another factor. Contrasts within each seed, t-tests over seeds, corrected for the "
-        "number of effects (Bonferroni) but not for the choice of the time to stop: nothing is claimed of them."
+        "A level against the baseline's, averaged over the other factors. Differences within each seed, t-intervals "
+        "over seeds, corrected for the number of effects (Bonferroni) but not for the time of stopping: a description, "
+        "nothing is claimed of them."
     )
-    n = min((effect.n for effect in analysis.effects), default=0)
+    n = min((effect.n for effect in effects), default=0)
     seeds = len({run.seed for run in analysis.study.runs})
     if n < seeds:
         note += f" {n} of {seeds} seeds have a result for every combination; only these count here."
+    largest = sorted(effects, key=lambda effect: -abs(effect.effect) if effect.n else 0.0)
+    return _effects("Effect of each factor", analysis, largest, note)
+
+
+def interaction_table(analysis: Analysis) -> Table:
+    """Interactions of two factors of a grid."""
+    effects = [effect for effect in analysis.effects if effect.is_interaction]
+    note = "Change of the difference between two levels of one factor with a level of another; nothing is claimed."
+    return _effects("Interactions of two factors", analysis, effects, note)
+
+
+def _effects(caption: str, analysis: Analysis, effects: Sequence[Effect], note: str) -> Table:
+    metric = analysis.study.compare.metric
+    unit = unit_of(metric)
     return tabulate(
-        "Factors",
-        analysis.effects,
+        f"{caption} on {metric}{f' in{unit.suffix}' if unit.suffix else ''}",
+        effects,
         [
             ("effect", lambda effect: effect.name),
-            ("seeds", lambda effect: str(effect.n)),
-            ("size", lambda effect: unit.signed(effect.effect)),
+            ("difference", lambda effect: unit.signed(effect.effect)),
             ("interval", lambda effect: unit.interval(effect.low, effect.high)),
-            ("p", lambda effect: show_p(effect.p)),
             ("p corrected", lambda effect: show_p(effect.p_adjusted) if effect.n > 1 else NONE),
+            ("seeds", lambda effect: str(effect.n)),
         ],
         note,
     )
 
 
 def config_table(analysis: Analysis, differences: Sequence[ConfigDifference]) -> Table:
-    """Keys that differ between the configs of the runs."""
+    """Keys that differ between the configs of the runs; a row for each key, or for each arm if those are more."""
     arms = [arm.name for arm in analysis.arms]
-    rows = []
-    for difference in differences:
-        values = [", ".join(map(_as_yaml, difference.values.get(arm, []))) or NONE for arm in arms]
-        rows.append([difference.key + ("" if difference.planned else " (not in the plan)"), *values])
-    return Table("Keys that differ between the runs' config.yaml", ["key", *arms], rows)
+    keys = [difference.key + ("" if difference.planned else " (not in the plan)") for difference in differences]
+    cells = [
+        [", ".join(map(_as_yaml, difference.values.get(arm, []))) or NONE for arm in arms] for difference in differences
+    ]
+    caption = "Keys that differ between the runs' config.yaml"
+    if len(arms) <= len(keys) or not keys:
+        return Table(caption, ["key", *arms], [[key, *row] for key, row in zip(keys, cells, strict=True)])
+    return Table(
+        caption, ["arm", *keys], [[arm, *row] for arm, row in zip(arms, zip(*cells, strict=True), strict=True)]
+    )
 
 
 def _as_yaml(value: Any) -> str:

@@ -98,6 +98,10 @@ class Effect:
     p_adjusted: float
     """p times the number of effects."""
 
+    @property
+    def is_interaction(self) -> bool:
+        return self.name.startswith("(")
+
 
 def factor_effects(
     factors: Mapping[str, Sequence[Any]], results: Mapping[tuple[Any, ...], Mapping[int, float]], alpha: float

@@ -21,6 +21,10 @@ REPORT = "report"
 """Job type of the report's run; the job types of the other runs are their arms."""
 
 
+SENT = ("verdicts", "effects", "arms", "tuning", "costs", "differences")
+"""Tables that go to W&B."""
+
+
 def wandb_settings(report: Report) -> dict[str, Any]:
     """Returns mode, project and entity of the study's runs, from the first config that could be read."""
     settings = next((config.get("wandb") for config in report.configs.values()), None) or {}
@@ -73,18 +77,23 @@ def log_report(report: Report, *, send: bool = False) -> str:
 
 def report_tables(report: Report) -> dict[str, Table]:
     """Returns the tables that go to W&B, by name."""
-    return {name: report.tables[name] for name in ("differences", "effects", "arms", "costs") if name in report.tables}
+    return {name: report.tables[name] for name in SENT if name in report.tables}
 
 
 def summary(report: Report) -> dict[str, Any]:
     """Returns the final values of the run: the answer, and for each arm those of ``verdicts.json``."""
     found: dict[str, Any] = {
+        "question": report.study.question,
         "headline": report.headline,
+        "recommendation": report.recommendation,
         "verdicts": "\n".join([*report.sentences, *report.warnings]),
+        **{f"facts/{name}": text for name, text in report.facts.items()},
     }
+    pairs = report.study.compare.arms == "pairs"
     for verdict in verdicts(report.analysis):
+        name = f"{verdict['arm']} against {verdict['other']}" if pairs else verdict["arm"]
         for key in ("verdict", "mean", "low", "high", "p", "n"):
-            found[f"{verdict['arm']}/{key}"] = verdict[key]
+            found[f"{name}/{key}"] = verdict[key]
     return found
 
 

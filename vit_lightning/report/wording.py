@@ -1,17 +1,30 @@
-"""An ablation in words: the claim for each arm or the next step where there is none, and how numbers are written."""
+"""An ablation in words: the answer, a line for each arm with its next step, and how numbers are written."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vit_lightning.metric_facts import facts_of
-from vit_lightning.report.analysis import Analysis
-from vit_lightning.report.comparisons import ArmComparison, Standing
+from vit_lightning.report.analysis import Analysis, Arm
+from vit_lightning.report.comparisons import ArmComparison, Verdict
+from vit_lightning.report.sequential import Design, visible_difference
+from vit_lightning.report.study import Run
 
 NONE = "\N{EN DASH}"
 """Stands where there is no number."""
 MINUS, PLUS_MINUS = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
+PHRASES: dict[Verdict, str] = {
+    "better": "better than",
+    "worse": "worse than",
+    "equivalent": "equivalent to",
+    "not better": "not better than",
+    "not worse": "not worse than",
+    "undecided": "undecided against",
+    "failed": "failed, so not compared to the end with",
+}
 
 
 @dataclass(frozen=True)
@@ -64,122 +77,345 @@ def show_fraction(fraction: float) -> str:
     return NONE if math.isnan(fraction) else f"{100 * fraction:.0f} %"
 
 
-def show_level(level: float) -> str:
-    """Writes a level as papers do, such as .0294."""
-    return f"{level:.4f}".lstrip("0")
+def show_time(seconds: float) -> str:
+    """Writes a time with its unit: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun, in the plural unless it is one."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Part of the headline: what is claimed of some arms."""
+
+    arms: list[str]
+    claim: str
+    others: list[str]
+
+    @property
+    def phrase(self) -> str:
+        """The claim with its verb."""
+        verb = "" if self.claim.startswith("failed") else "is " if len(self.arms) == 1 else "are "
+        return verb + self.claim
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, [few(self.arms), self.phrase, few(self.others)]))
+
+
+def few(names: Sequence[str]) -> str:
+    """Names some arms, or counts them if they are many."""
+    if len(names) > 4:
+        return f"{len(names)} arms"
+    return listed([f'"{name}"' if "," in name else name for name in names])
+
+
+def answers(analysis: Analysis) -> list[Answer]:
+    """Returns the answer: the arms of each verdict, the strongest first."""
+    study, found = analysis.study, dict[tuple[str, str], list[str]]()
+    if not analysis.comparisons:
+        return [Answer([study.baseline], "alone: there is nothing to compare", [])]
+    if analysis.standings:
+        place = {standing.arm: standing.rank for standing in analysis.standings}
+        for arm in analysis.ranked:
+            found.setdefault((place[arm.name], ""), []).append(arm.name)
+        return [Answer(arms, rank, []) for (rank, _), arms in found.items()]
+    for one in analysis.ordered:
+        found.setdefault((PHRASES[one.verdict], one.other), []).append(one.arm)
+    order = list(PHRASES.values())
+    if study.compare.arms == "pairs":  # of the arm with the best mean, against all others
+        leader = analysis.ranked[0].name
+        against = [one for one in analysis.ordered if one.arm == leader]
+        others = {phrase: [one.other for one in against if PHRASES[one.verdict] == phrase] for phrase in order}
+        return [Answer([leader], phrase, arms) for phrase, arms in others.items() if arms]
+    return [Answer(found[key], key[0], [key[1]]) for key in sorted(found, key=lambda key: order.index(key[0]))]
 
 
 def headline(analysis: Analysis) -> str:
     """Returns the answer in one line."""
-    if not analysis.comparisons:
-        return f"Only {analysis.study.baseline}: there is nothing to compare"
-    claims: dict[str, list[str]] = {}
-    if analysis.standings:
-        for standing in analysis.standings:
-            claims.setdefault(standing.rank, []).append(_quoted(standing.arm))
-    for one in analysis.comparisons if not analysis.standings else ():
-        named = _quoted(one.arm) if one.other == analysis.study.baseline else f"{one.arm} against {one.other}"
-        claims.setdefault(one.verdict, []).append(named)
-    return "; ".join(f"{verdict}: {_few(arms)}" for verdict, arms in claims.items())
+    return "; ".join(map(str, answers(analysis)))
 
 
-def _few(names: list[str]) -> str:
-    return _and(names) if len(names) <= 4 else f"{len(names)} arms"
+@dataclass(frozen=True)
+class Line:
+    """An arm on the first screen."""
+
+    arm: str
+    verdict: str
+    kind: str
+    """The verdict or rank alone."""
+    mean: float
+    n: int
+    """Pairs behind the difference; runs where there is none."""
+    following: str = ""
+    """Next step with its cost."""
+    difference: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
 
 
-def _quoted(name: str) -> str:
-    return f'"{name}"' if "," in name else name
+def lines(analysis: Analysis) -> list[Line]:
+    """Returns a line for each arm, the best mean first."""
+    how = analysis.study.compare.arms
+    make = {"baseline": _against_baseline, "pairs": _against_all, "best": _among_all}[how]
+    return [make(analysis, arm) for arm in analysis.ranked]
 
 
-def _and(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def _against_baseline(analysis: Analysis, arm: Arm) -> Line:
+    found = [one for one in analysis.comparisons if one.arm == arm.name]
+    if not found:
+        return Line(arm.name, "baseline", "baseline", arm.mean, arm.n)
+    [one] = found
+    verdict = "failed" if one.verdict == "failed" else f"{PHRASES[one.verdict]} {one.other}"
+    return _line(arm, verdict, one, next_step(analysis, one))
 
 
-def sentences(analysis: Analysis) -> list[str]:
-    """Returns the claim for each arm with its numbers, then the effects of the factors of a grid."""
-    ranks = [_rank(analysis, standing) for standing in analysis.standings]
-    return [*ranks, *(sentence(analysis, one) for one in analysis.comparisons), *_effects(analysis)]
+def _line(arm: Arm, verdict: str, one: ArmComparison, following: str) -> Line:
+    return Line(arm.name, verdict, one.verdict, arm.mean, one.n, following, one.mean, one.low, one.high, one.p)
 
 
-def _rank(analysis: Analysis, one: Standing) -> str:
-    unit = unit_of(analysis.study.compare.metric)
-    interval = unit.interval(one.low, one.high)
-    return f"{one.arm}: {one.rank} (against the best of the others {unit.signed(one.mean)}{unit.suffix}, {interval})"
+def _against_all(analysis: Analysis, arm: Arm) -> Line:
+    """Returns all verdicts of an arm; numbers are those against the arm with the best mean."""
+    both = [*analysis.ordered, *(one.mirrored() for one in analysis.ordered)]
+    own, leader = [one for one in both if one.arm == arm.name], analysis.ranked[0].name
+    groups = {verdict: [one.other for one in own if one.verdict == verdict] for verdict in PHRASES}
+    verdict = "; ".join(f"{PHRASES[name]} {few(others)}" for name, others in groups.items() if others)
+    runs, seconds = _cost(analysis, [one for one in own if _is_open(one)])
+    following = f"{_runs(runs, seconds)} to the next analysis" if runs else ""
+    against = [one for one in own if one.other == leader]
+    if not against:
+        return Line(arm.name, verdict, "leader", arm.mean, arm.n, following)
+    return _line(arm, verdict, against[0], following)
 
 
-def sentence(analysis: Analysis, one: ArmComparison) -> str:
-    """Returns the claim for an arm, or the reason for none."""
-    study = analysis.study
-    unit = unit_of(study.compare.metric)
-    numbers = (
-        f"{study.compare.metric} {unit.signed(one.mean)}{unit.suffix}, interval {unit.interval(one.low, one.high)}, "
-        f"{one.n} pairs of runs, {_equals_p(one.p)}"
+def _among_all(analysis: Analysis, arm: Arm) -> Line:
+    [own] = [standing for standing in analysis.standings if standing.arm == arm.name]
+    against = [one for one in analysis.comparisons if arm.name in (one.arm, one.other)]
+    runs, seconds = _cost(analysis, [one for one in against if _is_open(one)])
+    following = f"{_runs(runs, seconds)} to the next analysis" if runs else ""
+    if own.rank == "not the best":
+        following = "leave it"
+    elif not following:
+        following = "see which runs failed" if own.rank == "failed" else "take it" if own.decided else "open"
+    return Line(arm.name, own.rank, own.rank, arm.mean, arm.n, following, own.mean, own.low, own.high)
+
+
+def sentence(analysis: Analysis, line: Line) -> str:
+    """Returns the line of an arm as a sentence with its numbers."""
+    metric = analysis.study.compare.metric
+    unit = unit_of(metric)
+    value = f"{metric} {unit.value(line.mean)}{unit.sign}"
+    if not math.isnan(line.difference):
+        against = f" against {analysis.ranked[0].name}" if analysis.study.compare.arms == "pairs" else ""
+        value += f", {unit.signed(line.difference)}{unit.suffix}{against}"
+    if not math.isnan(line.low):
+        value += f", interval {unit.interval(line.low, line.high)}"
+    if not math.isnan(line.p):
+        value += f", p = {show_p(line.p)}".replace("= <", "<")
+    value += f", {counted(line.n, 'run' if math.isnan(line.difference) or analysis.standings else 'pair')}"
+    return f"{line.arm}: {line.verdict} ({value}){f'. Next: {line.following}' if line.following else ''}"
+
+
+def next_step(analysis: Analysis, one: ArmComparison) -> str:
+    """Says what a verdict means for a choice, or what the next analysis costs."""
+    if one.blocked:
+        again = [run for run in one.failed if run.seed in one.seeds[: one.next]]
+        return f"mend what failed, then try again: {_runs(len(again), _seconds(analysis, again))}"
+    if _is_open(one):
+        return f"{_runs(*_cost(analysis, [one]))} to the analysis after {one.next} pairs"
+    if one.verdict == "better":
+        return f"take it{_price(analysis, one)}"
+    if one.verdict == "worse":
+        return "leave it"
+    if one.verdict == "equivalent":
+        return f"take either{_price(analysis, one)}"
+    if one.verdict == "not better" and one.design.until == "not better":
+        return "no reason to take it"
+    return _unanswered(analysis, one)
+
+
+def _is_open(one: ArmComparison) -> bool:
+    return one.next is not None and not one.decided and not one.blocked
+
+
+def _price(analysis: Analysis, one: ArmComparison) -> str:
+    """Says how long an arm trains beside the other, if that differs by a tenth or more."""
+    times = {arm.name: arm.median("train_seconds") for arm in analysis.arms}
+    ratio = times[one.arm] / times[one.other] if times[one.other] > 0 else math.nan
+    return f"; trains {ratio:.2g} times as long" if ratio >= 1.1 or ratio <= 0.9 else ""
+
+
+def _unanswered(analysis: Analysis, one: ArmComparison) -> str:
+    """Says why a comparison ended without an answer, and what would give one."""
+    rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
+    known = {"not better": "no gain that matters; ", "not worse": "no loss that matters; "}.get(one.verdict, "")
+    why = (
+        f"an answer by {rules.max_seeds} pairs has become unlikely" if one.unlikely else f"no more after {one.n} pairs"
     )
-    following = f" Next analysis after {one.next} pairs." if one.next and not one.blocked else ""
-    rest = following + _failures(analysis, one) + _no_variance(one)
-    return f"{one.arm} against {one.other}: {one.verdict} ({numbers}).{rest}"
+    if not one.sd > 0 or not one.design.analyses:
+        return known + why
+    seen = _visible(one.design) * one.sd
+    needed = rules.max_seeds * (seen / rules.smallest_effect) ** 2
+    more = "1,000s of" if needed > 1000 else f"about {float(f'{needed:.1g}'):,.0f}"
+    enough = f"; for {unit.plain(rules.smallest_effect)} plan {more} seeds, or more test images"
+    return f"{known}{why} (they see {unit.rounded(seen)}{enough if needed > rules.max_seeds else ''})"
 
 
-def _equals_p(p: float) -> str:
-    return f"p = {show_p(p)}".replace("= <", "<")
+@functools.cache
+def _visible(design: Design) -> float:
+    """Returns the difference that a design sees, in standard deviations of the paired differences."""
+    return visible_difference(design, 1.0)
 
 
-def _failures(analysis: Analysis, one: ArmComparison) -> str:
+def _cost(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> tuple[int, float]:
+    """Returns number and seconds of the runs that comparisons need for their next analyses."""
+    states = {(run.arm, run.seed): run.state for run in analysis.study.runs}
+    needed = {
+        (arm, seed)
+        for one in comparisons
+        for arm in (one.arm, one.other)
+        for seed in one.seeds[: one.next]
+        if states.get((arm, seed), "missing") == "missing"
+    }
+    return len(needed), _seconds(analysis, [Run(arm, seed, "", "missing") for arm, seed in needed])
+
+
+def _seconds(analysis: Analysis, runs: Sequence[Run]) -> float:
+    """Estimates the time of runs, one after the other, by the medians of their arms; nan before any has ended."""
+    times = {arm.name: arm.median("seconds") for arm in analysis.arms}
+    known = [time for time in times.values() if not math.isnan(time)]
+    any_arm = sum(known) / len(known) if known else math.nan
+    return sum(any_arm if math.isnan(times[run.arm]) else times[run.arm] for run in runs)
+
+
+def _runs(number: int, seconds: float) -> str:
+    return counted(number, "run") + ("" if math.isnan(seconds) else f" (about {show_time(seconds)} one by one)")
+
+
+def recommendation(analysis: Analysis) -> str:
+    """Returns what to do now, in a sentence or two."""
+    study = analysis.study
+    if not analysis.comparisons:
+        return "Add an arm to the plan."
+    blocked = [one for one in analysis.comparisons if one.blocked]
+    missing = [run for run in study.runs if run.state == "missing"]
+    if missing:
+        return f"Not finished: {_runs(len(missing), _seconds(analysis, missing))} to the next analysis."
+    text = _choice(analysis)
+    if not blocked:
+        text += " Nothing is left to run."
+    else:
+        arms = listed(list(dict.fromkeys(run.arm for one in blocked for run in one.failed)))
+        text += f" Failed runs of {arms} stopped a comparison: see why, then run the plan again with --retry."
+    return text
+
+
+def _choice(analysis: Analysis) -> str:
+    study, ranked = analysis.study, [arm.name for arm in analysis.ranked]
+    if analysis.standings:
+        places = {standing.arm: standing.rank for standing in analysis.standings}
+        good = [arm for arm in ranked if places[arm] in ("the best", "among the best")]
+        rest = [arm for arm in ranked if places[arm] == "undecided"]
+        if good:
+            return f"Take {few(good[:1])}." if len(good) == 1 else f"Take any of {few(good)}, the cheapest for example."
+        return f"Take {ranked[0]}, the best mean; it is not shown to be the best ({few(rest)} undecided)."
+    if study.compare.arms == "pairs":
+        equals = [one.other for one in analysis.ordered if one.arm == ranked[0] and one.verdict != "better"]
+        return f"Take {ranked[0]}" + (f"; {few(equals)} not shown to be worse." if equals else ".")
+    better = [one.arm for one in analysis.ordered if one.verdict == "better"]
+    if better:
+        several = f", the best mean of the {len(better)} that are better than {study.baseline}"
+        return f"Take {better[0]}{several if len(better) > 1 else ''}."
+    open_ = [one.arm for one in analysis.ordered if one.verdict in ("undecided", "not worse", "failed")]
+    return f"Keep {study.baseline}: {'no arm is shown to be better' if open_ else 'no arm is better'}."
+
+
+def notes(analysis: Analysis) -> list[str]:
+    """Returns what a reader must know beside the verdicts: failures, collapses, arms that change nothing, tuning."""
+    return [
+        *(_failures(analysis, arm) for arm in analysis.arms if arm.failed),
+        *(
+            f"{arm.name}: {len(arm.collapsed.seeds)} of {arm.collapsed.runs} runs collapsed (seed "
+            f"{listed([str(seed) for seed in arm.collapsed.seeds])}); a rate of up to "
+            f"{show_fraction(arm.collapsed.highest)} is compatible with that."
+            for arm in analysis.arms
+            if arm.collapsed is not None and arm.collapsed.seeds
+        ),
+        *(
+            f"{one.arm} and {one.other} have the same result with every seed: do the keys of this arm change anything?"
+            for one in analysis.ordered
+            if one.sd == 0 and one.mean == 0
+        ),
+        *_edges(analysis),
+    ]
+
+
+def _failures(analysis: Analysis, arm: Arm) -> str:
     """Says which runs failed, what that leaves out, and how the difference would be if failed runs were the worst."""
     unit = unit_of(analysis.study.compare.metric)
-    failed = [
-        f"{len(arm.failed)} of {len(arm.runs)} runs of {arm.name} failed (seed "
-        f"{_and([str(run.seed) for run in arm.failed])})"
-        for arm in analysis.arms
-        if arm.name in (one.arm, one.other) and arm.failed
-    ]
-    if not failed:
-        return ""
-    first = one.seeds[one.complete] if one.complete < len(one.seeds) else None
-    since = f"; from seed {first} on no pair counts" if one.blocked else ""
-    worst = f"{unit.signed(one.with_failures)}{unit.suffix}"
-    sensitivity = (
-        ""
-        if math.isnan(one.with_failures)
-        else (f" If each failed run had the worst result of the study, the difference would be {worst}.")
-    )
-    return f" {_and(failed)}{since}.{sensitivity}"
+    seeds = listed([str(run.seed) for run in arm.failed])
+    text = f"{len(arm.failed)} of {counted(len(arm.runs), 'run')} of {arm.name} failed (seed {seeds}): pairs from the "
+    text += "first of these seeds on do not count, and claims hold only if failures do not depend on the result."
+    for one in analysis.comparisons:
+        if arm.name in (one.arm, one.other) and not math.isnan(one.with_failures):
+            worst = f"{unit.signed(one.with_failures)}{unit.suffix}"
+            text += f" {one.arm} against {one.other} with the worst result of the study in place of each: {worst}."
+            break
+    return text
 
 
-def _no_variance(one: ArmComparison) -> str:
-    if one.sd != 0:
-        return ""
-    if one.mean == 0:
-        return " Every pair of runs has the same result: do the keys of this arm change anything?"
-    return " All differences are equal, so the sign-flip test decides."
+def _edges(analysis: Analysis) -> list[str]:
+    """Names arms whose best value is the first or last that was tried: a better one may lie beyond."""
+    tuning = analysis.study.tuning
+    if tuning is None:
+        return []
+    found = []
+    for key, values in tuning.options.items():
+        if len(values) < 3 or not all(isinstance(value, int | float) for value in values):
+            continue
+        ends = (min(values), max(values))
+        arms = [arm for arm, chosen in tuning.chosen.items() if chosen.get(key) in ends]
+        if arms:
+            text = f"Tuning chose the smallest or largest {key} for {few(arms)}: better values may lie beyond."
+            found.append(text)
+    return found
 
 
-def collapses(analysis: Analysis) -> list[str]:
-    """Says for each arm how many runs ended near chance, and which rate of that they are compatible with."""
-    return [
-        f"{arm.name}: {len(found.seeds)} of {found.runs} runs collapsed; up to {show_fraction(found.highest)} is "
-        "compatible with that"
-        for arm in analysis.arms
-        if (found := arm.collapsed) is not None
-    ]
-
-
-def _effects(analysis: Analysis) -> list[str]:
-    """Describes the effect of each factor, averaged over the others; nothing is claimed of them."""
-    unit = unit_of(analysis.study.compare.metric)
-    return [
-        f"{effect.name}: {analysis.study.compare.metric} {unit.signed(effect.effect)}{unit.suffix}, interval "
-        f"{unit.interval(effect.low, effect.high)}, averaged over the other factors (no claim)"
-        for effect in analysis.effects
-        if effect.n > 1 and not effect.name.startswith("(")
-    ]
+def claim_is_about(analysis: Analysis) -> str:
+    """Says what the claims generalise to."""
+    study = analysis.study
+    if not study.split_varies:
+        return "One split for all seeds: claims are about new seeds on these test images, not about other images."
+    if analysis.tested.same:
+        return "Each seed has a training split of its own: claims are about new seeds and splits, on these test images."
+    return "Each seed has a split of its own, the same for all arms: claims are about new seeds and new splits."
 
 
 def rule(analysis: Analysis) -> str:
     """Explains the rule behind the verdicts, for someone who reads only this report."""
     rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
+    effect = unit.plain(rules.smallest_effect)
+    first = next(iter(analysis.comparisons)).design.analyses if analysis.comparisons else ()
+    after = f"after {', '.join(map(str, first[:3]))}{', ...' * (len(first) > 3)} pairs" if first else "never"
+    meaning = {
+        "baseline": f"Not better: no gain of {effect} or more; not worse: no loss of that size; equivalent: both",
+        "pairs": f"Not better: no gain of {effect} or more; not worse: no loss of that size; equivalent: both",
+        "best": f"Not the best: worse than some arm. Among the best: less than {effect} worse than any arm left",
+    }[rules.arms]
     return (
-        f"Arms are compared after 6, 8, 10, ... pairs of runs, up to {rules.max_seeds}; the probability of any false "
-        f"claim is at most {rules.alpha:g} over all arms and analyses. Equivalent: the difference lies within "
-        f"{unit.plain(rules.smallest_effect)}. Intervals are for new seeds on this test set."
+        f"Arms are compared {after} of runs with the same seeds, at most {rules.max_seeds}; decided arms get no more "
+        f"runs, and a claim stands once it is made. The probability of any false claim is at most {rules.alpha:g} over "
+        f"all arms and analyses. {meaning}. Intervals hold at every analysis at once. Mean differences are not "
+        "corrected for the time of stopping: after an early stop they are a little too large on average."
     )

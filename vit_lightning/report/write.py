@@ -12,6 +12,7 @@ from vit_lightning.report.figures import to_svg
 from vit_lightning.report.page import CAPTIONS, make_page
 from vit_lightning.report.report import Report
 from vit_lightning.report.tables import costs_csv, markdown, paper_table, results_csv
+from vit_lightning.report.wording import claim_is_about, rule
 from vit_lightning.storage.folder import write_whole
 
 
@@ -34,15 +35,27 @@ def write_report(report: Report) -> list[Path]:
 
 
 def verdicts(analysis: Analysis) -> list[dict[str, Any]]:
-    """Returns the contents of ``verdicts.json``; differences in the metric's own units, null for unknown numbers."""
-    names = ("mean", "low", "high", "p")
+    """Returns the contents of ``verdicts.json``: a line for each comparison, for each arm if the best is looked for.
+
+    Differences are in the metric's own units, null where they are unknown.
+    """
+    metric, runs = analysis.study.compare.metric, {arm.name: arm.n for arm in analysis.arms}
+    if analysis.standings:
+        return [
+            {
+                "arm": one.arm,
+                "other": None,
+                "metric": metric,
+                "n": runs[one.arm],
+                **_numbers(one, "mean", "low", "high"),
+            }
+            | {"p": None, "verdict": one.rank, "decided": one.decided, "next": None}
+            for one in analysis.standings
+        ]
     return [
-        {
-            "arm": one.arm,
-            "other": one.other,
-            "metric": analysis.study.compare.metric,
-            "n": one.n,
-            **{name: None if math.isnan(value := getattr(one, name)) else value for name in names},
+        {"arm": one.arm, "other": one.other, "metric": metric, "n": one.n}
+        | {
+            **_numbers(one, "mean", "low", "high", "p"),
             "verdict": one.verdict,
             "decided": one.decided,
             "next": one.next,
@@ -51,12 +64,18 @@ def verdicts(analysis: Analysis) -> list[dict[str, Any]]:
     ]
 
 
+def _numbers(one: Any, *names: str) -> dict[str, float | None]:
+    return {name: None if math.isnan(value := getattr(one, name)) else value for name in names}
+
+
 def make_markdown(report: Report) -> str:
     """Returns the report as Markdown, with links to the figures."""
-    parts = [f"# Ablation {markdown(report.study.name)}", f"**{markdown(report.headline)}**"]
-    parts.append("\n".join(f"- {markdown(sentence)}" for sentence in report.sentences))
-    parts += [markdown(str(check)) for check in report.checks if check.ok is False]
-    parts.append(markdown(report.rule))
+    study = report.study
+    parts = [f"# {markdown(study.question or f'Ablation {study.name}')}", f"**{markdown(report.headline)}**"]
+    parts += [markdown(report.recommendation), report.tables["verdicts"].to_markdown()]
+    parts.append("\n".join(f"- {markdown(text)}" for text in report.warnings))
     parts += [f"![{CAPTIONS[name]}](figures/{name}.svg)" for name in report.figures]
-    parts += [table.to_markdown() for table in report.tables.values()]
-    return "\n\n".join(parts) + "\n"
+    parts.append("\n".join(f"- {name}: {markdown(text)}" for name, text in report.facts.items()))
+    parts += [markdown(claim_is_about(report.analysis)), markdown(rule(report.analysis))]
+    parts += [table.to_markdown() for name, table in report.tables.items() if name != "verdicts"]
+    return "\n\n".join(filter(None, parts)) + "\n"
