@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.fake_study import make_study
+from vit_lightning.report.comparisons import compare, standings
 from vit_lightning.report.forecast import (
     Spread,
     assumed_spread,
@@ -24,8 +25,8 @@ from vit_lightning.report.study import Compare, Run, Study
 STUDIES = 100
 
 
-def needed_runs(rules: Compare, sd: float, truth: float, draw: np.random.Generator) -> int:
-    """Ends the runs of a study, analysis after analysis, until no more are needed."""
+def needed_runs(rules: Compare, sd: float, truth: float, draw: np.random.Generator) -> tuple[int, float]:
+    """Ends the runs of a study, analysis after analysis, until no more are needed; runs and share answered."""
     arms = ["a", "b", "c"]
     means = {"a": 0.0, "b": truth if rules.arms == "baseline" else 0.0, "c": truth}
     results = {arm: means[arm] + draw.normal(0, sd / np.sqrt(2), rules.max_seeds) for arm in arms}
@@ -36,9 +37,12 @@ def needed_runs(rules: Compare, sd: float, truth: float, draw: np.random.Generat
         **{"seeds": list(range(rules.max_seeds)), "split_varies": False, "runs": runs},
     )
     while True:
-        seeds = make_schedule(dataclasses.replace(study, runs=runs)).seeds
+        study = dataclasses.replace(study, runs=runs)
+        seeds = make_schedule(study).seeds
         if sum(seeds.values()) == len(runs):
-            return len(runs)
+            found = compare(study)
+            answered = standings(study, found) if rules.arms == "best" else found
+            return len(runs), np.mean([one.decided and not getattr(one, "unlikely", False) for one in answered])
         runs = [
             Run(arm, seed, "", "done", results={"test/own": results[arm][seed]})
             for arm, count in seeds.items()
@@ -48,15 +52,19 @@ def needed_runs(rules: Compare, sd: float, truth: float, draw: np.random.Generat
 
 @pytest.mark.parametrize(
     ("how", "truth", "until"),
-    [("baseline", 1.0, "equivalent"), ("pairs", 0.0, "not better"), ("best", 1.0, "equivalent")],
+    [("baseline", 1.0, "equivalent"), ("pairs", 1.0, "not better"), ("best", 1.0, "equivalent")],
 )
 def test_the_expected_runs_are_those_of_studies_with_other_numbers(how, truth, until):
     rules = Compare("test/own", 1.0, 14, arms=how, until=until)
     draw = np.random.default_rng(7)
-    counts = [needed_runs(rules, 0.9, truth, draw) for _ in range(STUDIES)]
-    error = np.std(counts, ddof=1) / np.sqrt(STUDIES)
-    assert 18 < np.mean(counts) < 40, "some are decided before the last analysis"
-    assert abs(expect(rules, 3, 0.9, truth).runs - np.mean(counts)) < 3 * error
+    found = np.array([needed_runs(rules, 0.9, truth, draw) for _ in range(STUDIES)])
+    runs, answered = found.mean(0)
+    error = found.std(0, ddof=1) / np.sqrt(STUDIES)
+    expected = expect(rules, 3, 0.9, truth)
+    assert 18 < runs < 40, "some are decided before the last analysis"
+    assert abs(expected.runs - runs) < 3 * error[0]
+    assert abs(expected.answered - answered) < 3 * error[1]
+    assert expect(rules, 3, 0.9, 3.0).runs < expected.runs
 
 
 def test_a_study_that_cannot_show_its_effect_says_so():

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,6 @@ from vit_lightning.report.sequential import (
     Design,
     at,
     follow,
-    forecast,
     nominal_levels,
     p_value,
     visible_difference,
@@ -94,6 +94,8 @@ def test_pairs_that_are_all_alike_claim_no_more_than_their_signs_do():
     course = follow(one_image, design)
     assert course.sd.tolist() == [0.0, 0.0]
     assert not course.claims["better"][0], "six of six have p = .031"
+    assert (course.low[0], course.high[0]) == (-math.inf, math.inf), "no interval of one point either"
+    assert course.low[1] == course.high[1] == 1 / 360
     assert p_value(one_image[:6], design) == 1.0
     for most in (7, 10, 60):
         assert not follow(one_image[:6], Design(0.005, 0.05, 1, most)).claims["better"].any()
@@ -102,6 +104,18 @@ def test_pairs_that_are_all_alike_claim_no_more_than_their_signs_do():
     nothing = follow(np.zeros(8), design)
     assert p_value(np.zeros(8), design) == 1.0
     assert {name for name, made in nothing.claims.items() if made[-1]} == {"not better", "not worse"}
+
+
+@pytest.mark.parametrize("arms", [2, 30])
+def test_pairs_that_differ_in_sign_alone_are_judged_by_their_signs(arms):
+    signs = np.random.default_rng(6).choice([-3.0, 3.0], (500, arms, 30))
+    course = follow(signs, Design(1.0, 0.05, arms, 30))
+    false = np.any(course.claims["better"] | course.claims["worse"], axis=(1, 2))
+    assert false.mean() <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 500), "by t-tests, .08 or .09"
+    now = (course.low > 0) | (course.high < 0)
+    assert np.array_equal(np.logical_or.accumulate(now, -1), course.claims["better"] | course.claims["worse"])
+    ten = np.array([3.0] * 9 + [-3.0])
+    assert p_value(ten, Design(1.0, 0.05, 1, 10)) > 0.02, "nine of ten have p = .021, by a t-test .003"
 
 
 def test_a_comparison_ends_where_an_answer_has_become_unlikely():
@@ -135,21 +149,11 @@ def test_the_level_of_a_single_analysis_at_each_would_be_wrong_too_often(monkeyp
     assert (course.claims["better"] | course.claims["worse"])[:, -1].mean() > 0.1
 
 
-def test_a_forecast_counts_the_runs_of_its_studies():
-    draw = np.random.default_rng(5).standard_normal((1000, 3, 30)) * 1.7 / math.sqrt(2)
-    course = follow(1.0 + draw[:, 1:] - draw[:, :1], DESIGN)
-    pairs = np.array(course.pairs)[course.stop]
-    expected = forecast(DESIGN, 1.7, 1.0)
-    assert expected.runs == pytest.approx((pairs.sum(1) + pairs.max(1)).mean(), rel=0.05)
-    assert expected.better == pytest.approx(at(course.claims["better"], course.stop).mean(), abs=0.05)
-    assert forecast(DESIGN, 1.7, 3.0).runs < expected.runs
-    assert forecast(DESIGN, 0.1, 0.5).answered == 1.0
-
-
 def test_the_visible_difference_shrinks_with_seeds_and_grows_with_noise():
     seen = [visible_difference(Design(1.0, 0.05, 1, most), 1.0) for most in (8, 16, 32)]
     assert all(one > other for one, other in pairwise(seen))
-    assert visible_difference(DESIGN, 3.0) == pytest.approx(3 * visible_difference(DESIGN, 1.0), rel=0.01)
+    thrice = visible_difference(replace(DESIGN, smallest_effect=3.0), 3.0)
+    assert thrice == pytest.approx(3 * visible_difference(DESIGN, 1.0), rel=0.01)
     single = visible_difference(Design(1.0, 0.05, 1, 6), 1.0)
     power = 1 - special.nctdtr(5, single * math.sqrt(6), special.stdtrit(5, 0.975))
     assert power == pytest.approx(0.8, abs=0.03)

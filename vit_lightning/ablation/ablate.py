@@ -32,10 +32,9 @@ from vit_lightning.config.check_options import find_problems
 from vit_lightning.config.files import parse_yaml, split_words, word
 from vit_lightning.config.help import explained, options_of
 from vit_lightning.errors import UserError
-from vit_lightning.report.forecast import time_in_words
 from vit_lightning.report.schedule import analyses_of
 from vit_lightning.report.study import Run
-from vit_lightning.report.wording import unit_of
+from vit_lightning.report.wording import show_time, unit_of
 from vit_lightning.storage.folder import release, try_hold
 
 
@@ -175,7 +174,7 @@ def _after_hours(hours: float, ledger: Ledger, pending: list[Planned], workers: 
     """Describes what is left when the time is spent."""
     needs = ", ".join(f"{count} of {arm}" for arm, count in Counter(run.arm for run in pending).items())
     seconds = sum(ledger.expected_seconds(run) or 0.0 for run in pending) / workers
-    until = f"about {time_in_words(seconds)} to the next analysis" if seconds else "no run has ended yet"
+    until = f"about {show_time(seconds)} to the next analysis" if seconds else "no run has ended yet"
     spent = f"the time of {hours:g} h is spent"
     return f"{spent}: {counted(len(pending), 'run')} left ({needs}), {until}; the same command goes on"
 

@@ -32,9 +32,9 @@ from vit_lightning.report.forecast import (
     known_accuracy,
     make_outlook,
     measured_spread,
-    time_in_words,
 )
 from vit_lightning.report.study import Study
+from vit_lightning.report.wording import show_time
 from vit_lightning.signals import die_with, obey_parent
 from vit_lightning.training.memory import keep_freed_memory
 
@@ -64,12 +64,12 @@ def forecast_lines(plan: Plan, ledger: Ledger, workers: int, devices: list[str] 
     each = sum(known) / len(known) / workers if known else None
     if spread is None:
         lines = [f"what {plan.compare.metric} can show is said after three pairs of runs"]
-        lines += [f"a run takes about {time_in_words(each * workers)}"] if each is not None else []
+        lines += [f"a run takes about {show_time(each * workers)}"] if each is not None else []
     else:
         lines = forecast_sentences(make_outlook(plan.compare, len(plan.arms), spread), each)
     tuning = [] if study.tuning is None else [trial for trial in study.tuning.trials if trial.state == "missing"]
     if tuning and each is not None:
-        lines.append(f"tuning before that: {counted(len(tuning), 'run')}, {time_in_words(each * len(tuning))}")
+        lines.append(f"tuning before that: {counted(len(tuning), 'run')}, {show_time(each * len(tuning))}")
     return [f"  {line}" for line in lines]
 
 

@@ -21,7 +21,8 @@ from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
 from vit_lightning.commands.console import counted
 from vit_lightning.errors import UserError
-from vit_lightning.report.forecast import forecast_of, forecast_sentences, measured_spread, time_in_words
+from vit_lightning.report.forecast import forecast_of, forecast_sentences, measured_spread
+from vit_lightning.report.wording import show_time
 from vit_lightning.signals import STOP, handled
 from vit_lightning.storage.wandb_mirror import import_wandb
 
@@ -221,7 +222,7 @@ class Progress:
         if (seen := finished - self.before) < 1:
             return f"; {what}"
         seconds = (time.monotonic() - self.started) / seen * (total - finished)
-        return f"; {what}, about {time_in_words(seconds)} left until then"
+        return f"; {what}, about {show_time(seconds)} left until then"
 
     def close(self) -> None:
         self._bar.close()

@@ -31,7 +31,7 @@ class ArmComparison:
     """Comparison of an arm with another, paired by seed.
 
     Numbers are those of the analysis that decided it, else of the latest; before the first, of the pairs so far. They
-    are arm minus other in the metric's own units, nan where there are too few pairs.
+    are arm minus other in the metric's own units, nan where there are too few pairs, or no interval.
     """
 
     arm: str
@@ -118,6 +118,8 @@ class ArmComparison:
         if self.analysis is None:
             return math.nan, math.nan
         low, high = float(self.course.low[self.analysis]), float(self.course.high[self.analysis])
+        if math.isinf(high):
+            return math.nan, math.nan
         return (low, high) if self.goal == "maximize" else (-high, -low)
 
     def mirrored(self) -> ArmComparison:
@@ -228,11 +230,13 @@ def _compare(study: Study, runs: Mapping[tuple[str, int], Run], arm: str, other:
 
 
 def _difference(study: Study, one: Run, other: Run) -> float:
-    """Returns the difference of two results; of counts among as many images, without their rounding errors."""
+    """Returns the difference of two results; of counts, without their rounding errors."""
     metric, images = study.compare.metric, images_of(study, one)
     value, subtracted = float(one.results[metric]), float(other.results[metric])
     if images is None or images != images_of(study, other):
-        return value - subtracted
+        facts = facts_of(metric)
+        counts = facts is not None and facts.counts_images
+        return round(value - subtracted, 6) if counts else value - subtracted  # kept in single precision
     return (round(value * images) - round(subtracted * images)) / images
 
 
@@ -302,5 +306,5 @@ def _standing(study: Study, arm: str, against: Sequence[ArmComparison], dropped:
     mean = min(sign * one.mean for one in against)
     low = min((float(one.course.low[-1]) for one in rivals), default=0.0)
     high = 0.0 if arm in dropped else min(float(one.course.high[-1]) for one in against)
-    low, high = min(low, 0.0), max(high, 0.0)
+    low, high = (min(low, 0.0), max(high, 0.0)) if math.isfinite(high - low) else (math.nan, math.nan)
     return Standing(arm, rank, decided, sign * mean, *((low, high) if sign > 0 else (-high, -low)))

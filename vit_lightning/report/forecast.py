@@ -6,6 +6,7 @@ For the page of a report: ``forecast_sentences(*forecast_of(study))`` once ``mea
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +17,9 @@ from scipy import special
 
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.report.comparisons import ArmComparison, compare, design_of
-from vit_lightning.report.sequential import (
-    Course,
-    Flags,
-    Forecast,
-    at,
-    follow,
-    forecast,
-    unit_differences,
-    visible_difference,
-)
+from vit_lightning.report.sequential import Course, Flags, at, follow, visible_difference
 from vit_lightning.report.study import Compare, Study
-from vit_lightning.report.wording import unit_of
+from vit_lightning.report.wording import show_time, unit_of
 
 POWER = 0.8
 """Probability of finding a difference, above which a study counts as able to show it."""
@@ -47,6 +39,18 @@ class Spread:
     disagreement: float | None = None
     """Share of the test images that one run of a pair gets right and the other wrong; None if the differences vary more
     than it explains, or the metric counts no images."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Means over simulated studies."""
+
+    runs: float
+    """Training runs of a study."""
+    answered: float
+    """Share of the comparisons that are decided by the last analysis; of the arms, where the best is looked for."""
+    better: float
+    """Share of the comparisons with a true difference in which it is found; in all of them, if there is none."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ def make_outlook(rules: Compare, arms: int, spread: Spread) -> Outlook:
 
 
 def expect(rules: Compare, arms: int, sd: float, truth: float) -> Forecast:
-    """Returns the means over simulated studies.
+    """Returns the means over simulated studies with normal results.
 
     Args:
         rules: rules of the comparisons.
@@ -179,27 +183,26 @@ def expect(rules: Compare, arms: int, sd: float, truth: float) -> Forecast:
         sd: standard deviation of the paired differences.
         truth: true difference of each arm to the baseline; for pairs and best, of the last arm to all others.
     """
-    design = design_of(rules, arms)
-    if rules.arms == "baseline":
-        return forecast(design, sd, truth, studies=max(100, min(1000, 10_000 // arms)))
-    studies = max(50, min(1000, 10_000 // arms**2))
-    shared = sd * unit_differences(arms - 1, design.max_pairs, studies)
-    results = np.concatenate([np.zeros_like(shared[:, :1]), shared], axis=1)
-    results[:, -1] += truth
-    course = follow(results[:, :, None] - results[:, None], design)  # (studies, arms, arms, analyses)
+    design, alone = design_of(rules, arms), rules.arms == "baseline"
+    studies = max(50, min(1000, 10_000 // (arms if alone else arms**2)))
+    results = np.random.default_rng(0).standard_normal((studies, arms, design.max_pairs)) * sd / math.sqrt(2)
+    results[:, 1 if alone else -1 :] += truth
     if rules.arms == "best":
-        return _expect_race(course)
-    stop, others = course.stop, ~np.eye(arms, dtype=bool)
-    decided, better = (at(flags, stop) for flags in (course.decided, course.claims["better"]))
-    runs = np.where(others, np.array(course.pairs)[stop], 0).max(-1).sum(-1)
-    return Forecast(float(runs.mean()), float(decided[:, others].mean()), float(better[:, -1, :-1].mean()))
+        return _expect_race(follow(results[:, :, None] - results[:, None], design))
+    pairs = [(arm, other) for other, arm in itertools.combinations(range(arms), 2) if not (alone and other)]
+    arm, other = np.array(pairs).T
+    course = follow(results[:, arm] - results[:, other], design)
+    decided, better = (at(flags, course.stop) for flags in (course.decided, course.claims["better"]))
+    last = np.array(course.pairs)[course.stop]
+    runs = sum(last[:, (arm == one) | (other == one)].max(-1).mean() for one in range(arms))
+    return Forecast(float(runs), float(decided.mean()), float(better[:, alone | (arm == arms - 1)].mean()))
 
 
 def _expect_race(course: Course) -> Forecast:
     """Returns the means over races for the best: an arm that another one beats ends, the others go on together.
 
     Args:
-        course: of all differences between arms, (studies, arms, arms, analyses).
+        course: course of all differences between arms, (studies, arms, arms, analyses).
     """
     worse, not_worse = course.claims["worse"], course.claims["not worse"]
     left: Flags = np.ones(worse.shape[:2], dtype=bool)
@@ -278,12 +281,5 @@ def _percent(share: float) -> str:
 def _time(outlook: Outlook, seconds: float | None) -> str:
     if seconds is None:
         return ""
-    few, many = (time_in_words(seconds * runs) for runs in outlook.runs)
+    few, many = (show_time(seconds * runs) for runs in outlook.runs)
     return f": {few}" if few == many else f": {few} to {many}"
-
-
-def time_in_words(seconds: float) -> str:
-    """Returns a time in a unit that leaves two or three digits."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -91,7 +91,8 @@ class Course:
     low: Values
     high: Values
     """Repeated confidence interval (Jennison and Turnbull, JRSS B 1989): at all analyses together it covers the true
-    difference with probability 1 - level; excludes zero exactly where better or worse is claimed at that analysis."""
+    difference with probability 1 - level; excludes zero exactly where better or worse is claimed at that analysis.
+    Infinite where differences are too much alike for a t-test, and too few for an exact one."""
     claims: dict[Claim, Flags]
     """Claims made at this analysis or an earlier one."""
     decided: Flags
@@ -120,19 +121,18 @@ def follow(differences: Values, design: Design) -> Course:
         design: the rules.
     """
     pairs = tuple(n for n in design.analyses if n <= differences.shape[-1])
-    n, end = np.array(pairs, dtype=int), [np.array(pairs, dtype=int) - 1]
-    mean = differences.cumsum(-1)[..., end[0]] / n
+    n = np.array(pairs, dtype=int)
+    mean = differences.cumsum(-1)[..., n - 1] / n
     centred = differences - differences[..., :1]  # differences that are all alike then have a deviation of exactly 0
-    squares = (centred**2).cumsum(-1)[..., end[0]] - centred.cumsum(-1)[..., end[0]] ** 2 / n
+    squares = (centred**2).cumsum(-1)[..., n - 1] - centred.cumsum(-1)[..., n - 1] ** 2 / n
     sd = np.sqrt(np.maximum(squares, 0.0) / (n - 1))
     levels = [nominal_levels(design.analyses, level) for level in (design.level / design.sides, design.level)]
     (halves, whole), effect = (found[: len(pairs)] for found in levels), design.smallest_effect
-    signs = _sign_flip_levels(n, design)
     made: dict[Claim, Flags] = {
-        "better": _exceeds(mean, sd, n, halves, signs),
-        "worse": _exceeds(-mean, sd, n, halves, signs),
-        "not better": _exceeds(effect - mean, sd, n, whole, signs),
-        "not worse": _exceeds(effect + mean, sd, n, whole, signs),
+        "better": _exceeds(differences, sd, n, halves, design),
+        "worse": _exceeds(-differences, sd, n, halves, design),
+        "not better": _exceeds(effect - differences, sd, n, whole, design),
+        "not worse": _exceeds(effect + differences, sd, n, whole, design),
     }
     claims = {name: np.logical_or.accumulate(flags, axis=-1) for name, flags in made.items()}
     answered = claims["not better"]
@@ -144,6 +144,8 @@ def follow(differences: Values, design: Design) -> Course:
         last = [float(_quantiles(n[-1:] * 0 + design.max_pairs, found[-1:])[0]) for found in levels]
         unlikely = ~decided & (n < design.max_pairs) & (_chance(mean, sd, n, claims, design, *last) < UNLIKELY)
     half = _quantiles(n, halves) * sd / np.sqrt(n)
+    shown = np.where(sd == 0, _sign_p(np.ones(differences.shape[-1]), n, design) <= halves, np.abs(mean) <= half)
+    half[~(shown | made["better"] | made["worse"])] = math.inf
     return Course(pairs, mean, sd, mean - half, mean + half, claims, decided, unlikely)
 
 
@@ -175,18 +177,24 @@ def _chance(
     return np.where(sd == 0, 1.0, outside + np.maximum(inside, 0.0))
 
 
-def _exceeds(mean: Values, sd: Values, n: NDArray[np.int_], levels: Values, signs: Values) -> Flags:
-    """Returns whether one-sided tests show a mean above zero; the sign-flip test where all values are alike."""
-    alike = (mean > 0) & (signs <= levels)
-    return np.where(sd == 0, alike, mean > _quantiles(n, levels) * sd / np.sqrt(n))
+def _exceeds(values: Values, sd: Values, n: NDArray[np.int_], levels: Values, design: Design) -> Flags:
+    """Returns whether one-sided tests show a mean above zero."""
+    signs, mean = _sign_p(values, n, design), values.cumsum(-1)[..., n - 1] / n
+    return np.where(np.isnan(signs), mean > _quantiles(n, levels) * sd / np.sqrt(n), signs <= levels)
 
 
-def _sign_flip_levels(n: NDArray[np.int_], design: Design) -> Values:
-    """Returns the one-sided p of the exact sign-flip test of differences that are all alike.
+def _sign_p(values: Values, n: NDArray[np.int_], design: Design) -> Values:
+    """Returns the one-sided p of the exact sign-flip test where values differ in sign alone, else nan.
 
-    Six alike are no answer where a further analysis follows: coarse counts say little of their spread.
+    There the t-test is wrong. Six alike are no answer where a further analysis follows: coarse counts say little of
+    their spread.
     """
-    return np.where((n == FIRST) & (design.max_pairs > FIRST), 1.0, 0.5**n)
+    if len(n) == 0 or not np.any(np.abs(values[..., 0]) == np.abs(values[..., 1])):
+        return np.full((*values.shape[:-1], len(n)), math.nan)  # as nearly always
+    sizes = np.abs(values)
+    alike = (np.maximum.accumulate(sizes, -1) == np.minimum.accumulate(sizes, -1))[..., n - 1]
+    p = special.bdtrc((values > 0).cumsum(-1)[..., n - 1] - 1, n, 0.5)
+    return np.where(alike, np.where((n == FIRST) & (design.max_pairs > FIRST), 1.0, p), math.nan)
 
 
 def _quantiles(n: NDArray[np.int_], levels: Values) -> Values:
@@ -245,8 +253,8 @@ def p_value(differences: Values, design: Design) -> float:
     n = np.array(course.pairs)
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.abs(course.mean) / (course.sd / np.sqrt(n))
-    alike = np.where(course.mean == 0, 1.0, _sign_flip_levels(n, design))
-    seen = np.where(course.sd == 0, alike, special.stdtr(n - 1, -t))
+    signs = np.minimum(_sign_p(differences, n, design), _sign_p(-differences, n, design))
+    seen = np.where(np.isnan(signs), special.stdtr(n - 1, -t), signs)
 
     def is_claimed(step: int) -> bool:
         level = design.level * 10 ** (step / 100)  # fixed steps: other arms meet the same levels, known by then
@@ -256,37 +264,9 @@ def p_value(differences: Values, design: Design) -> float:
     return min(1.0, design.alpha * 10 ** ((steps[0] + bisect.bisect_left(steps, True, key=is_claimed)) / 100))
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """Means over simulated studies of arms that are compared with a baseline."""
-
-    runs: float
-    """Training runs of a study, the baseline's included."""
-    answered: float
-    """Share of the arms that are decided by the last analysis."""
-    better: float
-    """Share of the arms that are found better."""
-
-
-def forecast(design: Design, sd: float, truth: float, *, studies: int = 1000) -> Forecast:
-    """Simulates studies whose arms all differ from the baseline by the same normal numbers.
-
-    Args:
-        design: the rules.
-        sd: standard deviation of the paired differences.
-        truth: true difference of each arm.
-        studies: number of simulated studies.
-    """
-    course = follow(truth + sd * unit_differences(design.comparisons, design.max_pairs, studies), design)
-    pairs = np.array(course.pairs)[course.stop]
-    runs = pairs.sum(-1) + pairs.max(-1)
-    shares = [at(flags, course.stop) for flags in (course.decided, course.claims["better"])]
-    return Forecast(*(float(np.mean(x)) for x in (runs, *shares)))
-
-
 def visible_difference(design: Design, sd: float, power: float = 0.8) -> float:
     """Returns the true difference that a study finds with a probability by its last analysis."""
-    noise = sd * unit_differences(1, design.max_pairs, 2000)
+    noise = sd * _noise(design.max_pairs)
 
     def found(difference: float) -> float:
         course = follow(difference + noise, design)
@@ -299,7 +279,6 @@ def visible_difference(design: Design, sd: float, power: float = 0.8) -> float:
 
 
 @functools.cache
-def unit_differences(arms: int, pairs: int, studies: int) -> Values:
-    """Returns differences to a shared baseline with a standard deviation of 1: (studies, arms, pairs)."""
-    results = np.random.default_rng(0).standard_normal((studies, arms + 1, pairs)) / math.sqrt(2)
-    return results[:, 1:] - results[:, :1]
+def _noise(pairs: int) -> Values:
+    """Returns the differences of simulated studies with a standard deviation of 1: (studies, pairs)."""
+    return np.random.default_rng(0).standard_normal((2000, pairs))

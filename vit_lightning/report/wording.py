@@ -265,7 +265,7 @@ def _unanswered(analysis: Analysis, one: ArmComparison) -> str:
     )
     if not one.sd > 0 or not one.design.analyses:
         return known + why
-    seen = _visible(one.design) * one.sd
+    seen = _visible(one.design, float(f"{one.sd / rules.smallest_effect:.1g}")) * one.sd
     needed = rules.max_seeds * (seen / rules.smallest_effect) ** 2
     more = "1,000s of" if needed > 1000 else f"about {float(f'{needed:.1g}'):,.0f}"
     enough = f"; for {unit.plain(rules.smallest_effect)} plan {more} seeds, or more test images"
@@ -273,9 +273,10 @@ def _unanswered(analysis: Analysis, one: ArmComparison) -> str:
 
 
 @functools.cache
-def _visible(design: Design) -> float:
-    """Returns the difference that a design sees, in standard deviations of the paired differences."""
-    return visible_difference(design, 1.0)
+def _visible(design: Design, ratio: float) -> float:
+    """Returns the difference that a design sees, in standard deviations of ``ratio`` smallest effects."""
+    sd = ratio * design.smallest_effect
+    return visible_difference(design, sd) / sd
 
 
 def _cost(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> tuple[int, float]:
@@ -411,7 +412,8 @@ def rule(analysis: Analysis) -> str:
     meaning = {
         "baseline": f"Not better: no gain of {effect} or more; not worse: no loss of that size; equivalent: both",
         "pairs": f"Not better: no gain of {effect} or more; not worse: no loss of that size; equivalent: both",
-        "best": f"Not the best: worse than some arm. Among the best: less than {effect} worse than any arm left",
+        "best": f"Not the best: worse than some arm. Among the best: less than {effect} worse than any arm left. "
+        "Of arms that are exactly alike, one counts as the best",
     }[rules.arms]
     return (
         f"Arms are compared {after} of runs with the same seeds, at most {rules.max_seeds}; decided arms get no more "
