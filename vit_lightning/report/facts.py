@@ -1,4 +1,4 @@
-"""How the runs of an ablation were made: what a reader needs to judge or repeat them, read from the run folders."""
+"""Facts of how the runs of an ablation were made, to judge or repeat them, read from the run folders."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What an ablation can show and what that costs, before its first runs and again after its first pairs.
-
-For the page of a report: ``forecast_sentences(*forecast_of(study))`` once ``measured_spread(study)`` is there.
-"""
+"""Forecast of an ablation: what it can show and what that costs, before its first runs and after its first pairs."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a study can show by its last analysis, before it begins."""
+    """Forecast of what a study can show by its last analysis, and of its runs."""
 
     compare: Compare
     spread: Spread
