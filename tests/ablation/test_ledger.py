@@ -161,7 +161,7 @@ def test_runs_go_on_from_analysis_to_analysis_for_the_arms_that_are_open(tmp_pat
     for run in ledger.planned()[:-1]:
         finish(ledger, run, **{"test/acc": scores[run.arm] + 0.01 * (run.seed % 3) * (run.arm == "b")})
     assert ledger.pending() == [Planned("c", 5)], "nothing beyond the next analysis"
-    finish(ledger, Planned("c", 5), **{"test/acc": 1.0})
+    finish(ledger, Planned("c", 5), **{"test/acc": 0.7})
     assert ledger.pending() == [Planned(arm, seed) for seed in (6, 7) for arm in "ac"], "b is decided"
     assert (ledger.schedule.open, ledger.schedule.next_analysis) == (["a", "c"], 8)
     for run in ledger.pending()[1:]:
@@ -204,10 +204,28 @@ def test_an_arm_without_a_value_that_trains_has_failed_and_is_tuned_again_on_req
         else:
             ledger.end_attempt(run, ledger.claim(run), "diverged", "x")
     assert {run.arm for run in ledger.pending()} == {"a"}
-    states = {(run.arm, run.state) for run in ledger.study().runs}
-    assert states == {("a", "missing"), ("b", "failed")}
+    states = {(run.arm, run.state, run.folder, run.cause) for run in ledger.study().runs if run.arm == "b"}
+    cause = "tuning: a trial of each value failed: x"
+    assert states == {("b", "failed", "tuning/b-lr-0.1-seed1000", cause)}, "of six runs, the trial to look at"
     ledger.retry()
     assert [run for run in ledger.pending() if run.arm == "b"] == [Planned("b", 1000, f"lr={v}") for v in (0.1, 0.2)]
+
+
+def test_runs_of_an_arm_have_the_values_that_the_first_process_chose(tmp_path):
+    """One process tries a failed trial again while another has begun the runs without it."""
+    one, _ = make_ledger(tmp_path, tune={"options": {"optimizer.lr": [0.1, 0.2]}, "seeds": [1000]})
+    worse, better = (Planned("b", 1000, f"lr={value}") for value in (0.1, 0.2))
+    one.planned()
+    one.end_attempt(better, one.claim(better), "diverged", "x")
+    other = Ledger(tmp_path, one.facts)
+    one.retry()
+    claim = one.claim(better)
+    finish(one, worse, **{"val/loss": 2.0})
+    assert (one.chosen(), other.chosen()) == ({}, {}), "the trial is under way again"
+    claim.end("failed", kind="diverged", cause="x")
+    assert other.choose("b") == {"optimizer.lr": 0.1}
+    finish(one, better, **{"val/loss": 1.0})
+    assert one.choose("b") == one.chosen()["b"] == Ledger(tmp_path, one.facts).chosen()["b"] == {"optimizer.lr": 0.1}
 
 
 def test_attempts_are_limited_however_far_each_got(tmp_path):

@@ -219,7 +219,11 @@ NO_CONFIG = changed(NAMED, config=None)
                 "compare.max_seeds is missing",
             ],
         ),
-        ({"compare": {**NAMED["compare"], "max_seeds": 4.5}}, ["compare.max_seeds=4.5 must be an int"]),
+        (
+            {"compare": {**NAMED["compare"], "max_seeds": 4.5, "alpha": 2}},
+            ["compare.max_seeds=4.5 must be an int", "compare.alpha=2 must be above 0 and below 0.5"],
+        ),
+        ({"compare": {**NAMED["compare"], "max_seeds": 1001}}, ["compare.max_seeds=1001 must be at most 1000"]),
         ({"seeds": {"first": 2**32 - 7}}, ["the last of 8 seeds is above 2**32 - 1"]),
         ({"seeds": {"first": -1}}, ["seeds.first=-1 must be at least 0"]),
         ({"seeds": [0, 1]}, ["seeds=[0, 1] must hold first, split"]),
@@ -242,6 +246,10 @@ NO_CONFIG = changed(NAMED, config=None)
             {"tune": {"options": {"model.pool": ["cls", "mean"]}, "seeds": []}},
             ["arm cls gives it too", "tune.seeds=[]"],
         ),
+        (
+            {"tune": {"options": {"optimizer.lr": ["0,1", "0-1"]}, "seeds": [100]}},
+            ["tune.options: two values give the same folder"],
+        ),
         ({"name": "..", "question": {"Class token": "or mean?"}}, ["name=.. must be a plain name", "must be a text"]),
     ],
     ids=lambda value: str(value)[:60],
@@ -255,9 +263,11 @@ def test_plans_that_could_give_no_answer_are_refused(in_folder, options, texts):
 def test_what_is_wrong_with_the_config_names_the_arm(in_folder):
     plan = changed(NAMED, fixed={"optimizer.lr": "fast"})
     plan["arms"]["no token"]["model.pol"] = "mean"
+    plan["tune"] = {"options": {"trainer.max_epochs": [1, "many"]}, "seeds": [0, 3]}
     said = problems(plan).splitlines()
     assert "plan.yaml: arm no token: model.pol=mean: there is no such option (did you mean model.pool?)" in said
     assert "plan.yaml: optimizer.lr=fast must be a finite float" in said, "once, as all arms share it"
+    assert "plan.yaml: tune.options: trainer.max_epochs=many must be an int or null" in said
 
 
 def test_what_selects_what_is_reported_and_what_is_tried(in_folder):

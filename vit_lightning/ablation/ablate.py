@@ -139,7 +139,7 @@ def ablate(config: AblateConfig) -> None:
     if config.only is not None and config.only not in plan.arms:
         raise UserError(f"only={config.only} is no arm (choose {'; '.join(plan.arms)})")
     folder = config.out or Path("runs/ablations") / plan.name
-    if config.wandb_sweep is not None:
+    if config.wandb_sweep is not None and not config.dry_run:
         begun = find_ledger(folder)
         print(write_sweep(plan, config.wandb_sweep, begun.chosen() if begun else {}))
         return
@@ -175,8 +175,8 @@ def _after_hours(hours: float, ledger: Ledger, pending: list[Planned], workers: 
     needs = ", ".join(f"{count} of {arm}" for arm, count in Counter(run.arm for run in pending).items())
     seconds = sum(ledger.expected_seconds(run) or 0.0 for run in pending) / workers
     until = f"about {show_time(seconds)} to the next analysis" if seconds else "no run has ended yet"
-    spent = f"the time of {hours:g} h is spent"
-    return f"{spent}: {counted(len(pending), 'run')} left ({needs}), {until}; the same command goes on"
+    ends = f"no further run would end within {hours:g} h"
+    return f"{ends}: {counted(len(pending), 'run')} left ({needs}), {until}; the same command goes on"
 
 
 def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, workers: int) -> str:
@@ -189,8 +189,10 @@ def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, worke
     begun += f", {states['failed']} {again}" if states["failed"] else ""
     lines = [f"{plan.name}: {counted(len(plan.arms), 'arm')} of {', '.join(plan.config_files)}{begun}"]
     lines += [f"  {plan.question}"] if plan.question else []
+    shared = ", ".join(flag[2:] for flag in plan.flags if not flag.startswith("--config="))
+    lines += [f"  all with {shared}"] if shared else []
     for arm, overrides in plan.arms.items():
-        changed = ", ".join(f"{key}={value}" for key, value in overrides.items()) or "the config as it is"
+        changed = ", ".join(f"{key}={word(value)}" for key, value in overrides.items()) or "the config as it is"
         lines.append(f"  {arm:<{width}}  {changed}{'   (baseline)' if arm == plan.baseline else ''}")
     if plan.tune is not None:
         tried = ", ".join(f"{key}={', '.join(map(word, values))}" for key, values in plan.tune.options.items())
@@ -201,11 +203,14 @@ def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, worke
     few = ", ".join(map(str, analyses if len(analyses) < 5 else [*analyses[:3], "...", analyses[-1]]))
     versus = {"baseline": "with the baseline", "pairs": "with each other", "best": "for the best"}[compare.arms]
     effect = unit.plain(compare.smallest_effect)
+    split = ", each with a split of its own" if plan.split_varies else ""
+    until = "" if compare.until == "equivalent" else f" as {compare.until} or not"
     alone = config.only or plan.baseline
     chosen = (ledger.chosen() if ledger else {}).get(alone, {})
     lines += [
-        f"  analyses after {few} seeds from {plan.seeds[0]} on, until decided; best checkpoint by {plan.metric}",
-        f"  compared {versus} by {compare.metric}; smallest effect {effect}, alpha {compare.alpha:g}",
+        f"  analyses after {few} seeds from {plan.seeds[0]} on{split}, until decided{until}",
+        f"  compared {versus} by {compare.metric} of the best checkpoint by {plan.metric}",
+        f"  smallest effect {effect}, alpha {compare.alpha:g}",
         f"  {workers} at a time, {threads} thread{'s' if threads > 1 else ''} each; in {folder}",
         *([f"  for {config.hours:g} h: no run starts that is expected to end later"] if config.hours else []),
         *([f"  now only {config.only}"] if config.only else []),

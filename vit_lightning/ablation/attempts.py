@@ -78,7 +78,7 @@ class Attempts:
         folder, plan = self.ledger.run_folder(run), self.plan
         try:
             if run.trial is None:
-                chosen = self.ledger.chosen()[run.arm]
+                chosen = self.ledger.choose(run.arm)
                 words = plan.arguments(run.arm, run.seed, chosen)
                 experiment = plan.experiment(run.arm, run.seed, chosen)
             else:

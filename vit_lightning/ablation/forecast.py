@@ -60,6 +60,7 @@ def forecast_lines(plan: Plan, ledger: Ledger, workers: int, devices: list[str] 
     seconds = {arm: ledger.expected_seconds(Planned(arm, plan.seeds[0])) for arm in plan.arms}
     if timed and None in seconds.values():
         seconds |= time_arms(shared, ledger.facts["threads"], workers, devices)
+        ledger.forecast = seconds
     known = [value for value in seconds.values() if value is not None]
     each = sum(known) / len(known) / workers if known else None
     if spread is None:

@@ -1,11 +1,12 @@
 """The ledger of an ablation: a folder that records for each run whether it is done, failed, or who works on it.
 
-    ledger.json             the plan as it began, with what its runs depend on; created once
+    ledger.json             the plan as it began, with what its runs depend on
     changes.jsonl           changes of code since the ablation began
     ledger/RUN/0001.claim   the first process that took the run; its modification time is renewed while that works
     ledger/RUN/0001.end     the outcome of that attempt, if the process lived to write it; 0001.log is its output
     runs/RUN/               the run folder
     tuning/TRIAL/           the run folder of a trial of the tuning; its claims are in ledger/tuning/TRIAL
+    ledger/tuning/ARM.json  the values that tuning has chosen, from the first run with them on
 
 Processes on several machines can share a ledger (``claims.py``). A run is done when its folder has a whole
 ``results.json``, whatever its process returned. Which runs are needed follows from those that have ended
@@ -41,7 +42,7 @@ from vit_lightning.metric_facts import goal_of
 from vit_lightning.report.schedule import Schedule, analyses_of, make_schedule
 from vit_lightning.report.study import Compare, Run, Study, Trial, Tuning
 from vit_lightning.storage.environment import PACKAGES
-from vit_lightning.storage.folder import read_json
+from vit_lightning.storage.folder import read_json, write_whole
 from vit_lightning.storage.metrics import read_metrics, read_results
 
 SILENT_DEATHS = 10
@@ -75,6 +76,8 @@ class Ledger:
     leases: Leases = field(default_factory=Leases)
     retried: dict[Planned, int] = field(default_factory=dict)
     """Failures that this process retries and therefore ignores: the number of the claim that failed."""
+    forecast: dict[str, float | None] = field(default_factory=dict)
+    """Seconds of a run of each arm, where they were timed before the first."""
     schedule: Schedule = field(init=False)
     """Runs that the analyses need, by the runs that this process has seen end."""
     _ended: dict[Planned, Run | Trial] = field(default_factory=dict)
@@ -124,10 +127,11 @@ class Ledger:
         waiting = {run.arm for run in trials if run not in self._ended}
         chosen = self._chosen()
         first, *_ = analyses_of(Compare(**self.facts["compare"]))
-        for run in (Planned(arm, seed) for arm in {*arms} - waiting - {*chosen} for seed in seeds[:first]):
-            self._ended[run] = Run(
-                run.arm, run.seed, self._place(run), "failed", "tuning: a trial of each value failed"
-            )
+        for arm in {*arms} - waiting - {*chosen}:
+            failed = next(run for run in trials if run.arm == arm and self._ended[run].state == "failed")
+            cause = f"tuning: a trial of each value failed: {(self.failure(failed) or {}).get('cause')}"
+            runs = [Run(arm, seed, self._place(failed), "failed", cause) for seed in seeds[:first]]
+            self._ended |= {Planned(arm, run.seed): run for run in runs}
         study = self._study([run for run in self._ended.values() if isinstance(run, Run)])
         self.schedule = make_schedule(study)
         needed = self.schedule.seeds
@@ -142,11 +146,24 @@ class Ledger:
         self.planned()
         return self._chosen()
 
+    def choose(self, arm: str) -> dict[str, Any]:
+        """Returns the values of a tuned arm for its runs: in all processes those that the first one chose."""
+        if self.facts["tune"] is not None:
+            self._choice(arm).parent.mkdir(parents=True, exist_ok=True)
+            create_once(self._choice(arm), json.dumps(self.chosen()[arm]) + "\n")
+        return self._chosen()[arm]
+
+    def _choice(self, arm: str) -> Path:
+        return self.folder / "ledger" / "tuning" / f"{slug(arm)}.json"
+
     def _chosen(self) -> dict[str, dict[str, Any]]:
         if self.facts["tune"] is None:
             return {arm: {} for arm in self.facts["arms"]}
         found, sign = {}, {"min": 1, "max": -1}[self.facts["mode"]]
         for arm in self.facts["arms"]:
+            if begun := read_json(self._choice(arm)):
+                found[arm] = begun
+                continue
             means = {}
             for trial in self.trials:
                 ended = [self._ended.get(Planned(arm, seed, trial)) for seed in self.facts["tune"]["seeds"]]
@@ -161,9 +178,9 @@ class Ledger:
         return found
 
     def expected_seconds(self, run: Planned) -> float | None:
-        """Returns the median time of the runs of an arm, else of all runs; None before any has ended."""
+        """Returns the median time of the runs of an arm, else of all runs, else the forecast; None if nobody knows."""
         alike = [seconds for other, seconds in self._seconds.items() if other.arm == run.arm]
-        return statistics.median(alike or self._seconds.values()) if self._seconds else None
+        return statistics.median(alike or self._seconds.values()) if self._seconds else self.forecast.get(run.arm)
 
     def study(self) -> Study:
         """Returns the ablation with the outcomes of its runs so far."""
@@ -318,8 +335,6 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
     """
     new = new_ledger(folder, plan, threads=threads)
     now, path = new.facts, folder / "ledger.json"
-    if len({slug(trial) for trial in new.trials}) < len(new.trials):
-        raise UserError("tune.options: two values give the same folder (letters, digits and dots count)")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
@@ -337,6 +352,10 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
         raise UserError([*(f"{folder}: {text}" for text in plan_changes), advice])
     for text in code_changes:
         _note_change(folder, text)
+    said = {key: now[key] for key in ("question", "compare")}  # no rule of it has changed: nothing that runs depend on
+    if any(ledger.facts[key] != value for key, value in said.items()):
+        ledger.facts |= said
+        write_whole(path, json.dumps(ledger.facts, indent=2) + "\n")
     return ledger, code_changes
 
 

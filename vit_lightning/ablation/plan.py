@@ -30,6 +30,8 @@ from vit_lightning.report.sequential import FIRST
 from vit_lightning.report.study import TUNING, Compare
 
 Item = TypeVar("Item")
+MOST_SEEDS = 1000
+"""Most seeds of a plan: the boundaries of so many analyses take a minute."""
 NOT_FOR_ARMS = (
     "config",
     "out",
@@ -230,7 +232,7 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
     factors, arms = _arms(given, problems)
     fixed = _options("fixed", given.get("fixed") or {}, problems)
     baseline = _baseline(given.get("baseline"), arms, factors, compare, problems)
-    tune = _tune(tune, {"fixed": fixed, **{f"arm {name}": arm for name, arm in arms.items()}}, runs, problems)
+    tune = _tune(tune, fixed, arms, runs, problems)
     twice = {key: name for name, arm in reversed(arms.items()) for key in arm if key in fixed}
     problems += [f"fixed.{key}: arm {name} changes it too (leave out one)" for key, name in twice.items()]
     config_files = _config_files(given.get("config"), path, problems)
@@ -261,8 +263,18 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
 Group = TypeVar("Group", Compare, Seeds, Tune)
 
 
-def _group(key: str, kind: type[Group], given: Config, problems: list[str]) -> Group | None:
-    """Returns a group of a plan's options; None if it is not given or something is wrong with it."""
+def _group(
+    key: str, kind: type[Group], given: Config, problems: list[str], instead: Mapping[str, Any] = {}
+) -> Group | None:
+    """Returns a group of a plan's options; None if it is not given, or something is wrong with it.
+
+    Args:
+        key: its name.
+        kind: its class.
+        given: the plan.
+        problems: gets the problems.
+        instead: values of required options that are wrong, for a group all the same.
+    """
     value = given.get(key)
     if value is None:
         return None
@@ -275,7 +287,9 @@ def _group(key: str, kind: type[Group], given: Config, problems: list[str]) -> G
     missing = [item.name for item in fields(kind) if item.default is MISSING and item.name not in value]
     problems += [problem.text for problem in found if not problem.missing]
     problems += [f"{key}.{name} is missing" for name in missing]
-    return None if found else kind(**vars(vars(parser.parse_object(valid))[key]))
+    if found and not instead:
+        return None
+    return kind(**vars(vars(parser.parse_object({key: {**instead, **valid.get(key, {})}}))[key]))
 
 
 def _names(kind: type) -> list[str]:
@@ -297,7 +311,8 @@ def _compare(given: Config, problems: list[str]) -> Compare:
     """Returns the rules of the comparison, or others where something is wrong with them."""
     if given.get("compare") is None:
         problems.append("compare is missing: {metric: test/acc, smallest_effect: 0.005, max_seeds: 40}, for example")
-    found = _group("compare", Compare, given, problems)
+    instead = {"metric": "", "smallest_effect": 0.01, "max_seeds": FIRST}
+    found = _group("compare", Compare, given, problems, instead)
     if found is None:
         return Compare("", 0.0, FIRST)
     facts = facts_of(found.metric)
@@ -311,6 +326,9 @@ def _compare(given: Config, problems: list[str]) -> Compare:
     if found.max_seeds < FIRST:
         reason = f"the first analysis takes {FIRST} pairs, and before it nothing is claimed"
         problems.append(f"compare.max_seeds={found.max_seeds} must be at least {FIRST}: {reason}")
+    if found.max_seeds > MOST_SEEDS:
+        problems.append(f"compare.max_seeds={found.max_seeds} must be at most {MOST_SEEDS}")
+        return replace(found, max_seeds=FIRST)
     return found
 
 
@@ -403,22 +421,24 @@ def _baseline(
     return first if name is None else name
 
 
-def _tune(tune: Tune | None, others: dict[str, dict[str, Any]], seeds: list[int], problems: list[str]) -> Tune | None:
-    """Returns a tuning; None if something is wrong with it.
+def _tune(
+    tune: Tune | None, fixed: dict[str, Any], arms: dict[str, dict[str, Any]], seeds: list[int], problems: list[str]
+) -> Tune | None:
+    """Returns a tuning; None if its options cannot be tried.
 
     Args:
         tune: the tuning, if there is one.
-        others: options that are given elsewhere, by their place.
+        fixed, arms: options that are given there.
         seeds: seeds of the comparison.
         problems: gets the problems.
     """
     if tune is None:
         return None
-    before = len(problems)
     options = _values("tune.options", tune.options, problems)
-    if len(problems) == before and len(tune.combinations) < 2:
+    if options and len(tune.combinations) < 2:
         problems.append("tune.options must hold at least two values of an option: there is nothing to choose")
-    twice = {key: place for place, given in reversed(others.items()) for key in given if key in options}
+    places = {"fixed": fixed, **{f"arm {name}": arm for name, arm in arms.items()}}
+    twice = {key: place for place, given in reversed(places.items()) for key in given if key in options}
     problems += [f"tune.options.{key}: {place} gives it too (leave out one)" for key, place in twice.items()]
     if not tune.seeds or not all(0 <= seed < 2**32 for seed in tune.seeds):
         problems.append(f"tune.seeds={tune.seeds} must be a list of ints, at least 0 and below 2**32")
@@ -426,7 +446,10 @@ def _tune(tune: Tune | None, others: dict[str, dict[str, Any]], seeds: list[int]
     if shared := sorted({*tune.seeds} & {*seeds}):
         reason = f"the comparison has the seeds {seeds[0]} to {seeds[-1]}, and tuning needs others"
         problems.append(f"tune.seeds: {', '.join(map(str, shared))}: {reason}")
-    return tune if len(problems) == before else None
+    trials = [f"{arm}, {grid_name(values)}" for arm in arms for values in _combinations(options)]
+    if len({slug(trial) for trial in trials}) < len(trials):
+        problems.append("tune.options: two values give the same folder (letters, digits and dots count)")
+    return tune if options else None
 
 
 def _config_files(given: Any, plan: Path, problems: list[str]) -> list[str]:
@@ -463,13 +486,25 @@ def _resolve_arms(plan: Plan) -> list[str]:
             problems = [f"seeds.split=varies: {text}" if text.startswith(split) else text for text in error.problems]
         for text in problems:
             found.setdefault(text, []).append(arm)
-    if found:
-        return [text if len(arms) == len(plan.arms) else f"arm {arms[0]}: {text}" for text, arms in found.items()]
-    return _problems_between(plan)
+    tried = [f"tune.options: {text}" for text in _problems_of_tuning(plan) if text not in found]
+    told = [text if len(arms) == len(plan.arms) else f"arm {arms[0]}: {text}" for text, arms in found.items()]
+    return told + tried if found else _problems_between(plan) + tried
+
+
+def _problems_of_tuning(plan: Plan) -> list[str]:
+    """Returns the problems of each value that is tried, and of the baseline."""
+    problems: list[str] = []
+    for values in plan.tune.combinations if plan.tune else []:
+        if plan.tune and sum(value != plan.tune.options[key][0] for key, value in values.items()) < 2:  # each once
+            try:
+                plan.trial_experiment(plan.baseline, values, plan.seeds[0])
+            except UserError as error:
+                problems += error.problems
+    return list(dict.fromkeys(problems))
 
 
 def _problems_between(plan: Plan) -> list[str]:
-    """Returns the problems of arms that are right one by one: what they share, and values that tuning tries."""
+    """Returns the problems of arms that are right one by one."""
     configs = {arm: {**item.config, "wandb": {}} for arm, item in plan.experiments.items()}
     problems = [
         f"{one} and {other} come to the same config: there is nothing to compare"
@@ -479,14 +514,6 @@ def _problems_between(plan: Plan) -> list[str]:
     checkpoints = [item.settings.checkpoint for item in plan.experiments.values()]
     if len(by := {f"{item.monitor} ({item.mode})" for item in checkpoints}) > 1:
         problems.append(f"checkpoint.monitor: all arms must select by the same metric, not by {', '.join(sorted(by))}")
-    for values in plan.tune.combinations if plan.tune else []:
-        if (
-            plan.tune and sum(value != plan.tune.options[key][0] for key, value in values.items()) < 2
-        ):  # each value once
-            try:
-                plan.trial_experiment(plan.baseline, values, plan.tune.seeds[0])
-            except UserError as error:
-                problems += [f"tune.options: {text}" for text in error.problems]
     return problems
 
 
