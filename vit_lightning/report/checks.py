@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +66,12 @@ def config_differences(study: Study, configs: Configs) -> list[ConfigDifference]
     """Returns the keys in which runs differ, apart from those that identify a run."""
     if not configs:
         return []
+    of_a_run = (*PER_RUN, *(["data.split_seed"] if study.split_varies else []))
+    chosen = {} if study.tuning is None else study.tuning.chosen
+    named = {arm: overrides | chosen.get(arm, {}) for arm, overrides in study.arms.items()}
     first = next(iter(configs.values()))
     by_run = {run: changes(first, config) for run, config in configs.items()}
-    keys = sorted({key for changed in by_run.values() for key in changed if key.partition(".")[0] not in PER_RUN})
+    keys = sorted({key for changed in by_run.values() for key in changed if not _changes(of_a_run, key)})
     found = []
     for key in keys:
         original = next(changed[key][0] for changed in by_run.values() if key in changed)
@@ -77,14 +80,14 @@ def config_differences(study: Study, configs: Configs) -> list[ConfigDifference]
             value = changed[key][1] if key in changed else original
             if value not in values.setdefault(arm, []):
                 values[arm].append(value)
-        others = [own for arm, own in values.items() if not _changes(study.arms[arm], key)]
+        others = [own for arm, own in values.items() if not _changes(named[arm], key)]
         planned = all(len(own) == 1 for own in values.values()) and all(own == others[0] for own in others)
         found.append(ConfigDifference(key, values, planned))
     return found
 
 
-def _changes(overrides: Mapping[str, Any], key: str) -> bool:
-    """Whether an arm changes a key or a group that it belongs to."""
+def _changes(overrides: Iterable[str], key: str) -> bool:
+    """Whether some overrides change a key or a group that it belongs to."""
     names = (".".join(part for part in name.split(".") if part != "init_args") for name in overrides)
     return any(f"{key}.".startswith(f"{name.removesuffix('+')}.") for name in names)
 
@@ -137,7 +140,7 @@ def _nothing_chosen_on_test(study: Study, configs: Configs) -> Result:
         return False, f"{', '.join(on_test)} selects and is measured on test images"
     known = configs and "None" not in monitors
     chosen = f"checkpoints are selected by {', '.join(monitors)}" if known else "not all configs name what selects"
-    text = f"{chosen}; runs are selected by {study.metric}; {study.compare.metric} is measured once, at the end"
+    text = f"{chosen}; {study.compare.metric} is measured once, at the end of a run"
     return True if known else None, text
 
 
