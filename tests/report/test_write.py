@@ -353,6 +353,25 @@ def test_a_key_that_an_arm_sets_but_not_the_same_in_all_its_runs_is_found(tmp_pa
     assert not lr.planned
 
 
+def test_values_that_tuning_chose_and_splits_that_vary_are_as_planned(tmp_path):
+    study = make_study(tmp_path / "study", images=60, seeds=2)
+    chosen = {arm: {"optimizer.weight_decay": 0.001 * (1 + place)} for place, arm in enumerate(ARMS)}
+    for run in study.runs:
+        page = study.folder / run.folder / "config.yaml"
+        content = yaml.safe_load(page.read_text())
+        content["optimizer"]["weight_decay"] = chosen[run.arm]["optimizer.weight_decay"]
+        content["data"] = {"split_seed": run.seed}
+        page.write_text(yaml.safe_dump(content))
+
+    def unplanned(**changed):
+        made = replace(study, **changed)
+        return {one.key for one in config_differences(made, read_configs(made)) if not one.planned}
+
+    tuning = Tuning({"optimizer.weight_decay": [0.001, 0.002, 0.003]}, [1000], [], chosen)
+    assert unplanned() == {"optimizer.weight_decay", "data.split_seed"}
+    assert unplanned(tuning=tuning, split_varies=True) == set()
+
+
 def test_a_damaged_file_of_a_run_leaves_its_part_out(tmp_path):
     study = make_study(tmp_path / "study", images=60)
     (study.folder / study.runs[0].folder / "test_predictions.npz").write_bytes(b"PK no zip")
