@@ -37,21 +37,22 @@ class Scene:
 
     truth: tuple[float, ...] = (0.0, 0.0)
     """True difference of each arm to the baseline."""
-    noise: Literal["normal", "counts", "basins"] = "normal"
-    """Basins: three runs of ten end 4 standard deviations lower."""
+    noise: Literal["normal", "counts", "basins", "signs", "skewed"] = "normal"
+    """Basins: three runs of ten end 4 standard deviations lower. Signs: differences vary in sign alone. Skewed: so are
+    the results of the baseline (exponential), and those of the other arms hardly vary."""
     sd: float = SD
     max_seeds: int = MAX_SEEDS
     failing: float = 0.0
     """Share of the runs that fail."""
     informative: bool = False
-    """Whether it is the lowest runs that fail."""
+    """Whether it is the lowest runs that fail, of all arms but the baseline."""
     arms: Literal["baseline", "pairs", "best"] = "baseline"
     until: Answer = "equivalent"
 
     @property
     def promised(self) -> bool:
         """Whether any false claim has at most probability alpha."""
-        return not self.informative
+        return not self.informative and self.noise != "skewed"
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,18 @@ def results_of(scene: Scene, studies: int, draw: np.random.Generator) -> Values:
     luck = draw.standard_normal((studies, len(truth), scene.max_seeds))
     if scene.noise == "basins":
         luck = np.where(draw.random(luck.shape) < 0.3, luck - 4, luck)
+    if scene.noise == "signs":
+        luck = np.sign(luck) * math.sqrt(2) * (np.arange(len(truth)) > 0)[:, None]
+    if scene.noise == "skewed":
+        luck[:, 1:] /= 10
+        luck[:, 0] = math.sqrt(2) * (1 - draw.exponential(size=luck[:, 0].shape))
     results = truth + scene.sd / math.sqrt(2) * luck
     if scene.noise == "counts":
         results = draw.binomial(IMAGES, np.clip(ACCURACY + EFFECT * results, 0, 1)) / (IMAGES * EFFECT)
     if scene.failing:
-        failed = (
-            luck < np.quantile(luck, scene.failing) if scene.informative else draw.random(luck.shape) < scene.failing
-        )
+        failed = draw.random(luck.shape) < scene.failing
+        if scene.informative:
+            failed = (luck < np.quantile(luck, scene.failing)) & (np.arange(len(truth)) > 0)[:, None]
         results = np.where(failed, math.nan, results)
     return results
 
@@ -206,9 +212,15 @@ SCENES = {
     "basins": replace(BASE, noise="basins"),
     "basins, one effect": replace(BASE, noise="basins", truth=(1.0, 1.0)),
     "basins, 1 arm": replace(BASE, noise="basins", truth=(0.0,), sd=0.5),
+    "at most 9 seeds": replace(BASE, max_seeds=9),
+    "signs alone": replace(BASE, noise="signs"),
+    "signs alone, 30 arms": replace(BASE, noise="signs", truth=(0.0,) * 30),
+    "skewed baseline": replace(BASE, noise="skewed"),
+    "skewed baseline, 30 arms": replace(BASE, noise="skewed", truth=(0.0,) * 30),
     "5 % fail": replace(BASE, failing=0.05),
     "5 % fail, one effect": replace(BASE, failing=0.05, truth=(1.0, 1.0)),
     "lowest 12.5 % fail": replace(BASE, failing=0.125, informative=True),
+    "lowest 2 % fail": replace(BASE, failing=0.02, informative=True),
     "not better?": replace(BASE, until="not better"),
     "not better? one effect": replace(BASE, until="not better", truth=(1.0, 1.0)),
     "not better? mixed": replace(BASE, until="not better", truth=(-1.0, 0.0, 0.5, 1.0, 2.0)),
