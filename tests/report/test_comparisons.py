@@ -1,3 +1,4 @@
+import importlib
 import sys
 from dataclasses import replace
 
@@ -95,10 +96,24 @@ def test_all_pairs_share_alpha_and_the_best_needs_less(study):
     assert first.high > 0.03
 
 
-def test_studies_followed_one_by_one_agree_with_the_benchmark(monkeypatch):
+@pytest.fixture
+def ablation_errors(monkeypatch):
+    """The benchmark of errors."""
     monkeypatch.syspath_prepend(REPOSITORY / "experiments" / "benchmarks")
-    import ablation_errors
+    yield importlib.import_module("ablation_errors")
+    sys.modules.pop("ablation_errors")
 
+
+@pytest.mark.full
+def test_claims_are_false_as_rarely_as_promised_and_intervals_hold_in_every_scene(ablation_errors):
+    for name, scene in ablation_errors.SCENES.items():
+        rates, studies = ablation_errors.simulate(scene, 500), 500
+        if scene.promised:
+            assert rates.false <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / studies), name
+            assert rates.all_covered >= 0.94 - 3 * np.sqrt(0.05 * 0.95 / studies), name
+
+
+def test_studies_followed_one_by_one_agree_with_the_benchmark(ablation_errors):
     scene = replace(ablation_errors.BASE, truth=(0.0, 1.0), max_seeds=20, failing=0.02)
     results = ablation_errors.results_of(scene, 30, np.random.default_rng(0))
     rates = ablation_errors.rates_of(scene, results)
@@ -109,7 +124,6 @@ def test_studies_followed_one_by_one_agree_with_the_benchmark(monkeypatch):
     assert np.mean(errors) == pytest.approx(rates.bias)
     held = [one.low <= true <= one.high for one, true in zip(found, truth, strict=True) if one.analysis is not None]
     assert np.mean(held) == pytest.approx(rates.covered)
-    sys.modules.pop("ablation_errors")
 
 
 def test_collapsed_runs_are_counted_with_the_rate_that_they_allow(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,9 @@ def test_a_study_that_cannot_show_its_effect_says_so():
     assert "two runs disagree on 5 % of 360 test images (compare.disagreement)" in text
     assert "360 test images at 5 % disagreement show 0.54 points with 60 seeds, not 0.5 points: raise compare." in text
     assert f"at most 120: {outlook.runs[0] / 10:.0f} min" in text
+    seeds = int(re.search(r"compare.max_seeds to about (\d+)", text)[1])
+    advised = make_outlook(dataclasses.replace(rules, max_seeds=seeds), 2, outlook.spread)
+    assert 0.9 < advised.visible / 0.005 < 1.1
     many = make_outlook(rules, 2, assumed_spread(rules, 10_000))
     assert many.differ.better > 0.8
     assert "raise" not in "\n".join(forecast_sentences(many))

@@ -151,9 +151,8 @@ def known_accuracy(study: Study) -> float:
     found = [float(run.results[study.compare.metric]) for run in study.done if run.arm == study.baseline]
     facts = facts_of(study.metric)
     if not found and study.tuning is not None and facts is not None and facts.counts_images:
-        trials = [trial for trial in study.tuning.trials if trial.arm == study.baseline and trial.value is not None]
-        found = [trial.value for trial in trials if trial.value is not None]
-        found = [max(found)] if found else []
+        trials = [trial for trial in study.tuning.trials if trial.arm == study.baseline]
+        return max((trial.value for trial in trials if trial.value is not None), default=math.nan)
     return float(np.mean(found)) if found else math.nan
 
 
