@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -173,8 +173,7 @@ def compare(study: Study) -> list[ArmComparison]:
     if rules.arms != "baseline":
         pairs = [(arm, other) for other, arm in itertools.combinations(arms, 2)]
     best, design = rules.arms == "best", design_of(rules, len(arms))
-    runs = {(run.arm, run.seed): run for run in study.runs}
-    found = [_compare(study, runs, arm, other, design) for arm, other in pairs]
+    found = _compare_pairs(study, pairs, design)
     if not best:
         return found
     known = {standing.arm: standing for standing in standings(study, found)}
@@ -190,54 +189,76 @@ def _is_settled(one: Standing, other: Standing) -> bool:
     return "not the best" in (one.rank, other.rank) or (one.decided and other.decided)
 
 
-def _compare(study: Study, runs: Mapping[tuple[str, int], Run], arm: str, other: str, design: Design) -> ArmComparison:
-    differences: dict[int, float] = {}
-    failed: list[Run] = []
-    sizes: set[int | None] = set()
-    complete: int | None = None
-    blocked = False
-    for number, seed in enumerate(study.seeds):
-        pair = [runs[name, seed] for name in (arm, other) if (name, seed) in runs]
-        failed += [run for run in pair if run.state == "failed"]
-        if [run.state for run in pair] == ["done", "done"]:
-            sizes |= {images_of(study, run) for run in pair}
-            differences[seed] = _difference(study, *pair)
-        elif complete is None:
-            complete, blocked = number, any(run.state == "failed" for run in pair)
-    complete = len(differences) if complete is None else complete
+def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Design) -> list[ArmComparison]:
+    """Compares pairs of arms; those with as many differences are followed together, which takes far less time."""
+    runs = {(run.arm, run.seed): run for run in study.runs}
+    images = {key: images_of(study, run) for key, run in runs.items() if run.state == "done"}
+    results = {key: float(runs[key].results[study.compare.metric]) for key in images}
+    ended = [runs[arm, seed] for seed in study.seeds for arm in study.arms if (arm, seed) in runs]
+    failures = [run for run in ended if run.state == "failed"]
+    worst = min if study.goal == "maximize" else max
     sign = 1 if study.goal == "maximize" else -1
-    course = follow(sign * np.array(list(differences.values())[:complete], dtype=np.float64), design)
-    last = len(course.pairs) - 1 if design.one_sided else int(course.stop)
-    unlikely = last >= 0 and bool(course.unlikely[last])
-    decided = unlikely or (last >= 0 and bool(course.decided[last]) and not design.one_sided)
-    return ArmComparison(
-        arm=arm,
-        other=other,
-        design=design,
-        goal=study.goal,
-        seeds=study.seeds,
-        differences=differences,
-        complete=complete,
-        course=course,
-        analysis=None if last < 0 else last,
-        decided=decided,
-        unlikely=unlikely,
-        images=sizes.pop() if len(sizes) == 1 else None,
-        failed=failed,
-        blocked=blocked and not decided,
-        with_failures=_with_failures(study, differences, runs, failed, (arm, other)),
-    )
+    differences = [_differences(study, images, results, *pair) for pair in pairs]
+    complete = [
+        next((number for number, seed in enumerate(study.seeds) if seed not in found), len(study.seeds))
+        for found in differences
+    ]
+    courses: dict[int, Course] = {}
+    for count in {*complete}:
+        places = [place for place, other in enumerate(complete) if other == count]
+        table = [[*itertools.islice(differences[place].values(), count)] for place in places]
+        course = follow(sign * np.array(table, dtype=np.float64).reshape(len(places), count), design)
+        courses |= {place: course.of(row) for row, place in enumerate(places)}
+    made = []
+    for place, (arm, other) in enumerate(pairs):
+        failed, course = [run for run in failures if run.arm in (arm, other)], courses[place]
+        last = len(course.pairs) - 1 if design.one_sided else int(course.stop)
+        unlikely = last >= 0 and bool(course.unlikely[last])
+        decided = unlikely or (last >= 0 and bool(course.decided[last]) and not design.one_sided)
+        sizes = {images[name, seed] for name in (arm, other) for seed in differences[place]}
+        stopped = any(run.seed == study.seeds[complete[place]] for run in failed)
+        made.append(
+            ArmComparison(
+                arm=arm,
+                other=other,
+                design=design,
+                goal=study.goal,
+                seeds=study.seeds,
+                differences=differences[place],
+                complete=complete[place],
+                course=course,
+                analysis=None if last < 0 else last,
+                decided=decided,
+                unlikely=unlikely,
+                images=sizes.pop() if len(sizes) == 1 else None,
+                failed=failed,
+                blocked=stopped and not decided,
+                with_failures=_with_failures(differences[place], results, failed, (arm, other), worst),
+            )
+        )
+    return made
 
 
-def _difference(study: Study, one: Run, other: Run) -> float:
-    """Returns the difference of two results; of counts, without their rounding errors."""
-    metric, images = study.compare.metric, images_of(study, one)
-    value, subtracted = float(one.results[metric]), float(other.results[metric])
-    if images is None or images != images_of(study, other):
-        facts = facts_of(metric)
-        counts = facts is not None and facts.counts_images
-        return round(value - subtracted, 6) if counts else value - subtracted  # kept in single precision
-    return (round(value * images) - round(subtracted * images)) / images
+def _differences(
+    study: Study,
+    images: Mapping[tuple[str, int], int | None],
+    results: Mapping[tuple[str, int], float],
+    arm: str,
+    other: str,
+) -> dict[int, float]:
+    """Returns the differences of two arms; of counts, without their rounding errors."""
+    facts, found = facts_of(study.compare.metric), {}
+    counts = facts is not None and facts.counts_images
+    for seed in study.seeds:
+        one, two = (arm, seed), (other, seed)
+        if one not in results or two not in results:
+            continue
+        value, subtracted, count = results[one], results[two], images[one]
+        if count is not None and count == images[two]:
+            found[seed] = (round(value * count) - round(subtracted * count)) / count
+        else:
+            found[seed] = round(value - subtracted, 6) if counts else value - subtracted  # kept in single precision
+    return found
 
 
 def images_of(study: Study, run: Run) -> int | None:
@@ -260,22 +281,21 @@ def _predictions_in(folder: Path) -> int | None:
 
 
 def _with_failures(
-    study: Study,
     differences: Mapping[int, float],
-    runs: Mapping[tuple[str, int], Run],
+    results: Mapping[tuple[str, int], float],
     failed: Sequence[Run],
     pair: tuple[str, str],
+    worst: Callable[..., float],
 ) -> float:
-    results = [float(run.results[study.compare.metric]) for run in study.done]
     if not failed or not results:
         return math.nan
-    worst = min(results) if study.goal == "maximize" else max(results)
     gaps = list(differences.values())
+    lost = {(run.arm, run.seed) for run in failed}
     for seed in {run.seed for run in failed}:
-        both = [runs[arm, seed] for arm in pair if (arm, seed) in runs]
-        if len(both) == 2 and all(run.state != "missing" for run in both):
-            one, other = (run.results.get(study.compare.metric, worst) for run in both)
-            gaps.append(float(one - other))
+        both = [(arm, seed) for arm in pair]
+        if all(key in results or key in lost for key in both):
+            one, other = (results.get(key, worst(results.values())) for key in both)
+            gaps.append(one - other)
     return float(np.mean(gaps))
 
 

@@ -263,7 +263,8 @@ def _curves(analysis: Analysis, curves: Curves, name: str, width: float) -> Figu
     axes[1].set_xlim(2 / 3 * last, last + 0.01 * max(last, 1))
     if ends:
         low, high = unit.scale * min(ends), unit.scale * max(ends)
-        room = 0.1 * (high - low) + unit.scale * (float(np.median(spreads)) + 1e-3)
+        widest = min(max(spreads), 3 * float(np.median(spreads)))  # of a collapsed run, not all
+        room = 0.1 * (high - low) + unit.scale * (widest + 1e-3)
         axes[1].set_ylim(low - room, high + room)
     named = {arm.name: handles[arm.name] for arm in analysis.ranked if arm.name in handles}
     _legend(figure, named | handles)

@@ -13,7 +13,7 @@ from vit_lightning.report.checks import Check
 from vit_lightning.report.figures import inline_svg
 from vit_lightning.report.report import Report
 from vit_lightning.report.study import Run, Study
-from vit_lightning.report.wording import Answer, answers, claim_is_about, few, listed, rule
+from vit_lightning.report.wording import FEW, Answer, answers, claim_is_about, command, factors, few, listed, rule
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --faint: #666; --line: #d5d5d5; --wash: #f5f5f2;
@@ -68,8 +68,7 @@ CURVE = (
     "The mean of each arm with a band of one standard deviation over seeds; on the right, or below, the last third. "
 )
 CAPTIONS = {
-    "differences": "Mean differences and their intervals, which hold together at whatever analysis an arm stopped; "
-    "small points are seeds. The grey band holds differences too small to matter.",
+    "differences": "Mean differences and their intervals; small points are seeds. The grey band holds differences too small to matter.",
     "seeds": "Every run, the best mean first. Grey lines join the runs of one seed.",
     "curves_0": CURVE + "Dotted: runs that failed.",
     "curves_1": CURVE,
@@ -121,7 +120,7 @@ def make_page(report: Report) -> str:
 <main>
 <h1>{escape(study.question or f"Ablation {study.name}")}</h1>
 <p class="answer">{"; ".join(map(_answer, answers(report.analysis)))}</p>
-<p class="next">{escape(report.recommendation)}</p>
+{_paragraph(factors(report.analysis))}<p class="next">{_recommendation(report)}</p>
 <div class="verdicts">{made["verdicts"]}</div>
 {drawn.get("differences", "")}
 {"".join(shown)}
@@ -135,9 +134,19 @@ def _answer(answer: Answer) -> str:
     """Sets the names of arms apart, unless they are only counted."""
     parts = (answer.arms, answer.others)
     arms, others = (
-        listed([f"<b>{escape(one)}</b>" for one in names]) if len(names) < 5 else few(names) for names in parts
+        listed([f"<b>{escape(one)}</b>" for one in names]) if len(names) <= FEW else few(names) for names in parts
     )
     return f"{arms} {escape(answer.phrase)} {others}".strip()
+
+
+def _recommendation(report: Report) -> str:
+    """Sets the command apart that continues the study, if there is one."""
+    text, found, options = report.recommendation.partition(command(report.study))
+    return escape(text) + (f"<code>{escape(found + options)}</code>" if found else "")
+
+
+def _paragraph(text: str) -> str:
+    return f'<p class="next">{escape(text)}.</p>\n' if text else ""
 
 
 def _figure(name: str, figure: Figure, narrow: Figure) -> str:
@@ -153,7 +162,7 @@ def _figure(name: str, figure: Figure, narrow: Figure) -> str:
 def _list(notes: Sequence[str], checks: Sequence[Check]) -> str:
     items = [f"<li>{escape(note)}</li>" for note in notes]
     items += [
-        f"<li><span class='bad'>Does not hold: {escape(check.name)}.</span> {escape(check.text)}</li>"
+        f"<li><span class='bad'>Check failed: {escape(check.name)}.</span> {escape(check.text)}</li>"
         for check in checks
         if check.ok is False
     ]
@@ -171,8 +180,7 @@ def _runs(study: Study) -> str:
     lines = [f"<li>{escape(arm)}: {', '.join(links)}</li>" for arm, links in arms.items()]
     commands = {"Write this page again": f"lightning report {shlex.quote(str(study.folder))}"}
     if study.plan_file is not None:
-        resume = shlex.join(["lightning", "ablate", study.plan_file, f"--out={study.folder}"])
-        commands |= {"Run what is missing": resume} if study.missing else {}
+        commands |= {"Run what is missing": command(study)} if study.missing else {}
     shown = "".join(f"<li>{text}: <code>{escape(command)}</code></li>" for text, command in commands.items())
     return f"<ul>{''.join(lines)}</ul><ul>{shown}</ul>"
 

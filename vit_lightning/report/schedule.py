@@ -59,7 +59,11 @@ def _race(study: Study) -> dict[str, int]:
     Else the order in which runs end would decide how far an arm goes that another one is about to beat.
     """
     analyses = analyses_of(study.compare)
-    reached = {arm: max((n for n in analyses if not _lacks(study, arm, n)), default=0) for arm in study.arms}
+    ended = {(run.arm, run.seed) for run in study.runs if run.state != "missing"}
+    reached = {
+        arm: max((n for n in analyses if all((arm, seed) in ended for seed in study.seeds[:n])), default=0)
+        for arm in study.arms
+    }
     seeds = {arm: max(count, analyses[0]) for arm, count in reached.items()}
     furthest, racing = max(reached.values()), list(study.arms)
     for n, later in itertools.pairwise(analyses):
@@ -76,9 +80,3 @@ def _open_arms(study: Study, comparisons: Sequence[ArmComparison]) -> list[str]:
     """Returns the arms of comparisons that more runs may decide."""
     left = [one for one in comparisons if one.next is not None and not one.decided and not one.blocked]
     return [arm for arm in study.arms if any(arm in (one.arm, one.other) for one in left)]
-
-
-def _lacks(study: Study, arm: str, count: int) -> bool:
-    """Whether any of the first runs of an arm has not ended."""
-    ended = {run.seed for run in study.runs if run.arm == arm and run.state != "missing"}
-    return not ended.issuperset(study.seeds[:count])

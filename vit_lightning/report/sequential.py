@@ -100,6 +100,11 @@ class Course:
     unlikely: Flags
     """Whether it is open and an answer by the last analysis has become unlikely."""
 
+    def of(self, place: int) -> Course:
+        """Returns the course of one comparison, of those along the first axis."""
+        parts = {name: getattr(self, name)[place] for name in ("mean", "sd", "low", "high", "decided", "unlikely")}
+        return Course(self.pairs, claims={name: made[place] for name, made in self.claims.items()}, **parts)
+
     @property
     def stop(self) -> NDArray[np.int_]:
         """Place of the analysis after which no more runs are needed, else the latest; -1 before the first: (...)."""

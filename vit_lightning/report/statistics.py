@@ -56,8 +56,10 @@ def sign_flip_p(differences: Values, draws: int = 100_000) -> float:
         return math.nan
     least = abs(float(differences.sum())) - 1e-9 * float(np.abs(differences).max())
     if n <= 16:
-        signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
-        return float(np.mean(np.abs(signs @ differences) >= least))
+        sums = np.zeros(1)
+        for difference in differences:
+            sums = np.concatenate([sums + difference, sums - difference])
+        return float(np.mean(np.abs(sums) >= least))
     draw, block = np.random.default_rng(0), 1000
     hits = sum(
         int(np.sum(np.abs(draw.choice([-1, 1], (block, n)) @ differences) >= least)) for _ in range(draws // block)

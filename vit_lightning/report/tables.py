@@ -116,7 +116,7 @@ def tabulate(
 def verdict_table(analysis: Analysis) -> Table:
     """A line for each arm: the answer."""
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
-    found = lines(analysis)
+    found, share = lines(analysis), 100 * (1 - study.compare.alpha)
     against = {
         "baseline": f"difference to {study.baseline}",
         "pairs": f"difference to {analysis.ranked[0].name}",
@@ -124,20 +124,17 @@ def verdict_table(analysis: Analysis) -> Table:
     }[study.compare.arms]
     columns: list[tuple[str, Callable[[Line], str]]] = [
         ("arm", lambda line: line.arm),
-        ("verdict", lambda line: line.verdict),
+        ("verdict", lambda line: line.kind if study.compare.arms == "baseline" else line.verdict),
         (f"mean{unit.sign and f',{unit.sign}'}", lambda line: unit.value(line.mean)),
         (against + (f",{unit.suffix}" if unit.suffix else ""), lambda line: unit.signed(line.difference)),
-        ("interval", lambda line: unit.interval(line.low, line.high)),
+        (f"{share:g} % interval", lambda line: unit.interval(line.low, line.high)),
         ("p", lambda line: show_p(line.p)),
         ("what next", lambda line: line.following or NONE),
     ]
     if study.compare.arms == "best":
         columns = [column for column in columns if column[0] != "p"]
-    note = f"p is on the scale of alpha, {study.compare.alpha:g}: a difference is claimed where p is not above it. "
-    note = ("" if study.compare.arms == "best" else note) + (
-        f"Intervals of all arms hold together, with {100 * (1 - study.compare.alpha):g} %, at whatever analysis an arm "
-        "stopped; means are over all runs of an arm, and not corrected for the time of stopping."
-    )
+    note = "" if study.compare.arms == "best" else f"A difference is claimed where p is at most {study.compare.alpha:g}. "
+    note += "The intervals hold all together, whenever an arm stopped."
     table = tabulate(f"{study.compare.metric}, the best mean first", found, columns, note)
     return replace(table, kinds=[KINDS.get(line.kind, "open") for line in found])
 

@@ -136,7 +136,7 @@ def _main(factors: Mapping[str, Sequence[Any]], table: Values) -> list[tuple[str
         others = tuple(other + 1 for other in range(len(factors)) if other != axis)
         means = table.mean(axis=others)  # seed, level
         for number, level in enumerate(levels[1:], 1):
-            contrasts.append((f"{factor}: {level} - {levels[0]}", means[:, number] - means[:, 0]))
+            contrasts.append((f"{factor}: {level} instead of {levels[0]}", means[:, number] - means[:, 0]))
     return contrasts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,11 +12,13 @@ from vit_lightning.metric_facts import facts_of
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.comparisons import ArmComparison, Verdict
 from vit_lightning.report.sequential import Design, visible_difference
-from vit_lightning.report.study import Run
+from vit_lightning.report.study import Run, Study
 
 NONE = "\N{EN DASH}"
 """Stands where there is no number."""
 MINUS, PLUS_MINUS = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
+FEW = 3
+"""Arms that a sentence names; more are counted."""
 PHRASES: dict[Verdict, str] = {
     "better": "better than",
     "worse": "worse than",
@@ -23,7 +26,7 @@ PHRASES: dict[Verdict, str] = {
     "not better": "not better than",
     "not worse": "not worse than",
     "undecided": "undecided against",
-    "failed": "failed, so not compared to the end with",
+    "failed": "failed, so no answer against",
 }
 
 
@@ -42,7 +45,8 @@ class Unit:
         return NONE if math.isnan(number) else f"{self.scale * number:.{self.digits}f}".replace("-", MINUS)
 
     def signed(self, number: float) -> str:
-        return NONE if math.isnan(number) else f"{self.scale * number:+.{self.digits}f}".replace("-", MINUS)
+        sign = "+" if number else ""
+        return NONE if math.isnan(number) else f"{self.scale * number:{sign}.{self.digits}f}".replace("-", MINUS)
 
     def interval(self, low: float, high: float) -> str:
         return NONE if math.isnan(low) else f"{self.signed(low)} to {self.signed(high)}"
@@ -115,7 +119,7 @@ class Answer:
 
 def few(names: Sequence[str]) -> str:
     """Names some arms, or counts them if they are many."""
-    if len(names) > 4:
+    if len(names) > FEW:
         return f"{len(names)} arms"
     return listed([f'"{name}"' if "," in name else name for name in names])
 
@@ -142,8 +146,18 @@ def answers(analysis: Analysis) -> list[Answer]:
 
 
 def headline(analysis: Analysis) -> str:
-    """Returns the answer in one line."""
-    return "; ".join(map(str, answers(analysis)))
+    """Returns the answer in one line; of a grid, with the effects of its factors."""
+    return ". ".join(filter(None, ["; ".join(map(str, answers(analysis))), factors(analysis)]))
+
+
+def factors(analysis: Analysis) -> str:
+    """Returns the main effects of a grid that are the largest, each on average over the other factors."""
+    unit = unit_of(analysis.study.compare.metric)
+    known = [effect for effect in analysis.effects if not effect.is_interaction and effect.n]
+    largest = sorted(known, key=lambda effect: -abs(effect.effect))[:FEW]
+    text = "; ".join(f"{effect.name} {unit.signed(effect.effect)}{unit.suffix}" for effect in largest)
+    more = f"; {counted(len(known) - FEW, 'smaller effect')}" if len(known) > FEW else ""
+    return f"On average over the grid: {text}{more}" if known else ""
 
 
 @dataclass(frozen=True)
@@ -192,22 +206,23 @@ def _against_all(analysis: Analysis, arm: Arm) -> Line:
     groups = {verdict: [one.other for one in own if one.verdict == verdict] for verdict in PHRASES}
     verdict = "; ".join(f"{PHRASES[name]} {few(others)}" for name, others in groups.items() if others)
     runs, seconds = _cost(analysis, [one for one in own if _is_open(one)])
-    following = f"{_runs(runs, seconds)} to the next analysis" if runs else ""
+    following = f"{_runs(runs, seconds)} to the next comparison" if runs else ""
     against = [one for one in own if one.other == leader]
     if not against:
-        return Line(arm.name, verdict, "leader", arm.mean, arm.n, following)
-    return _line(arm, verdict, against[0], following)
+        return Line(arm.name, verdict, "leader", arm.mean, arm.n, following or "take it")
+    return _line(arm, verdict, against[0], following or next_step(analysis, against[0]))
 
 
 def _among_all(analysis: Analysis, arm: Arm) -> Line:
     [own] = [standing for standing in analysis.standings if standing.arm == arm.name]
     against = [one for one in analysis.comparisons if arm.name in (one.arm, one.other)]
     runs, seconds = _cost(analysis, [one for one in against if _is_open(one)])
-    following = f"{_runs(runs, seconds)} to the next analysis" if runs else ""
+    following = f"{_runs(runs, seconds)} to the next comparison" if runs else ""
     if own.rank == "not the best":
         following = "leave it"
     elif not following:
-        following = "see which runs failed" if own.rank == "failed" else "take it" if own.decided else "open"
+        last = f"may be the best too: {analysis.study.compare.max_seeds} seeds do not tell"
+        following = "see which runs failed" if own.rank == "failed" else "take it" if own.decided else last
     return Line(arm.name, own.rank, own.rank, arm.mean, arm.n, following, own.mean, own.low, own.high)
 
 
@@ -233,7 +248,7 @@ def next_step(analysis: Analysis, one: ArmComparison) -> str:
         again = [run for run in one.failed if run.seed in one.seeds[: one.next]]
         return f"mend what failed, then try again: {_runs(len(again), _seconds(analysis, again))}"
     if _is_open(one):
-        return f"{_runs(*_cost(analysis, [one]))} to the analysis after {one.next} pairs"
+        return f"{_runs(*_cost(analysis, [one]))} to the comparison with {one.next} seeds"
     if one.verdict == "better":
         return f"take it{_price(analysis, one)}"
     if one.verdict == "worse":
@@ -260,16 +275,19 @@ def _unanswered(analysis: Analysis, one: ArmComparison) -> str:
     """Says why a comparison ended without an answer, and what would give one."""
     rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
     known = {"not better": "no gain that matters; ", "not worse": "no loss that matters; "}.get(one.verdict, "")
-    why = (
-        f"an answer by {rules.max_seeds} pairs has become unlikely" if one.unlikely else f"no more after {one.n} pairs"
-    )
+    why = f"{known}stop, no answer {'is likely ' if one.unlikely else ''}with {counted(rules.max_seeds, 'seed')}"
     if not one.sd > 0 or not one.design.analyses:
-        return known + why
+        return why
     seen = _visible(one.design, float(f"{one.sd / rules.smallest_effect:.1g}")) * one.sd
     needed = rules.max_seeds * (seen / rules.smallest_effect) ** 2
+    why += f": they show differences of {unit.rounded(seen)}"
+    if needed <= rules.max_seeds:
+        return why
+    seconds = (needed - one.n) * _seconds(analysis, [Run(arm, 0, "", "missing") for arm in (one.arm, one.other)])
     more = "1,000s of" if needed > 1000 else f"about {float(f'{needed:.1g}'):,.0f}"
-    enough = f"; for {unit.plain(rules.smallest_effect)} plan {more} seeds, or more test images"
-    return f"{known}{why} (they see {unit.rounded(seen)}{enough if needed > rules.max_seeds else ''})"
+    time = "" if math.isnan(seconds) else f" ({show_time(seconds)} more)"
+    images = " or more test images" if one.images else ""
+    return f"{why}, {unit.plain(rules.smallest_effect)} would take {more} seeds{time}{images}"
 
 
 @functools.cache
@@ -279,14 +297,16 @@ def _visible(design: Design, ratio: float) -> float:
     return visible_difference(design, sd) / sd
 
 
-def _cost(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> tuple[int, float]:
-    """Returns number and seconds of the runs that comparisons need for their next analyses."""
+def _cost(
+    analysis: Analysis, comparisons: Sequence[ArmComparison], *, until_last: bool = False
+) -> tuple[int, float]:
+    """Returns number and seconds of the runs that comparisons need for their next analyses, or for their last."""
     states = {(run.arm, run.seed): run.state for run in analysis.study.runs}
     needed = {
         (arm, seed)
         for one in comparisons
         for arm in (one.arm, one.other)
-        for seed in one.seeds[: one.next]
+        for seed in one.seeds[: None if until_last else one.next]
         if states.get((arm, seed), "missing") == "missing"
     }
     return len(needed), _seconds(analysis, [Run(arm, seed, "", "missing") for arm, seed in needed])
@@ -312,14 +332,20 @@ def recommendation(analysis: Analysis) -> str:
     blocked = [one for one in analysis.comparisons if one.blocked]
     missing = [run for run in study.runs if run.state == "missing"]
     if missing:
-        return f"Not finished: {_runs(len(missing), _seconds(analysis, missing))} to the next analysis."
+        text = f"Not finished: {_runs(len(missing), _seconds(analysis, missing))} to the next comparison"
+        number, seconds = _cost(analysis, [one for one in analysis.comparisons if _is_open(one)], until_last=True)
+        text += f", at most {_runs(number, seconds)} to the last" if number > len(missing) else ""
+        return f"{text}. Continue with {command(study)}"
     text = _choice(analysis)
     if not blocked:
-        text += " Nothing is left to run."
-    else:
-        arms = listed(list(dict.fromkeys(run.arm for one in blocked for run in one.failed)))
-        text += f" Failed runs of {arms} stopped a comparison: see why, then run the plan again with --retry."
-    return text
+        return f"{text} Nothing is left to run."
+    arms = listed(list(dict.fromkeys(run.arm for one in blocked for run in one.failed)))
+    return f"{text} Failed runs of {arms} stopped a comparison: see why, then {command(study)} --retry"
+
+
+def command(study: Study) -> str:
+    """Returns the command that continues a study."""
+    return shlex.join(["lightning", "ablate", study.plan_file or "PLAN", f"--out={study.folder}"])
 
 
 def _choice(analysis: Analysis) -> str:
@@ -337,7 +363,10 @@ def _choice(analysis: Analysis) -> str:
     better = [one.arm for one in analysis.ordered if one.verdict == "better"]
     if better:
         several = f", the best mean of the {len(better)} that are better than {study.baseline}"
-        return f"Take {better[0]}{several if len(better) > 1 else ''}."
+        [best] = [one for one in analysis.ordered if one.arm == better[0]]
+        unit = unit_of(study.compare.metric)
+        gain = f"{unit.signed(best.mean)}{unit.suffix} of {study.compare.metric}"
+        return f"Take {best.arm} ({gain}){several if len(better) > 1 else ''}."
     open_ = [one.arm for one in analysis.ordered if one.verdict in ("undecided", "not worse", "failed")]
     return f"Keep {study.baseline}: {'no arm is shown to be better' if open_ else 'no arm is better'}."
 
@@ -366,8 +395,8 @@ def _failures(analysis: Analysis, arm: Arm) -> str:
     """Says which runs failed, what that leaves out, and how the difference would be if failed runs were the worst."""
     unit = unit_of(analysis.study.compare.metric)
     seeds = listed([str(run.seed) for run in arm.failed])
-    text = f"{len(arm.failed)} of {counted(len(arm.runs), 'run')} of {arm.name} failed (seed {seeds}): pairs from the "
-    text += "first of these seeds on do not count, and claims hold only if failures do not depend on the result."
+    text = f"{len(arm.failed)} of {counted(len(arm.runs), 'run')} of {arm.name} failed (seed {seeds}): seeds from the "
+    text += "first of these on do not count, and claims hold only if failures do not depend on the result."
     for one in analysis.comparisons:
         if arm.name in (one.arm, one.other) and not math.isnan(one.with_failures):
             worst = f"{unit.signed(one.with_failures)}{unit.suffix}"
@@ -418,6 +447,6 @@ def rule(analysis: Analysis) -> str:
     return (
         f"Arms are compared {after} of runs with the same seeds, at most {rules.max_seeds}; decided arms get no more "
         f"runs, and a claim stands once it is made. The probability of any false claim is at most {rules.alpha:g} over "
-        f"all arms and analyses. {meaning}. Intervals hold at every analysis at once. Mean differences are not "
-        "corrected for the time of stopping: after an early stop they are a little too large on average."
+        f"all arms and analyses. {meaning}. Intervals hold at every analysis at once. Means of arms are over all "
+        "their runs, differences over the pairs of the analysis that decided; they are not corrected for the time of stopping: after an early stop they are a little too large on average."
     )
