@@ -73,16 +73,16 @@ def effects(levels):
 def test_effects_of_two_factors_are_those_of_repeated_measures():
     found = effects([3, 6])
     # statsmodels 0.15, AnovaRM within pool and depth: F 4.00441258, 3.14242012, 3.39222615
-    assert found["pool: mean - cls"].p == pytest.approx(0.10179602, rel=1e-6)
-    assert found["depth: 6 - 3"].p == pytest.approx(0.13647436, rel=1e-6)
+    assert found["pool: mean instead of cls"].p == pytest.approx(0.10179602, rel=1e-6)
+    assert found["depth: 6 instead of 3"].p == pytest.approx(0.13647436, rel=1e-6)
     assert found["(pool: mean) x (depth: 6)"].p == pytest.approx(0.12485829, rel=1e-6)
-    assert found["pool: mean - cls"].effect == pytest.approx((GRID[:, 1, :2] - GRID[:, 0, :2]).mean())
+    assert found["pool: mean instead of cls"].effect == pytest.approx((GRID[:, 1, :2] - GRID[:, 0, :2]).mean())
 
 
 def test_a_factor_of_three_levels_has_two_contrasts_and_two_interactions():
     found = effects([3, 6, 9])
     assert len(found) == 5
-    assert found["pool: mean - cls"].p == pytest.approx(0.056488, abs=1e-6)  # statsmodels 0.15: F 6.103942
+    assert found["pool: mean instead of cls"].p == pytest.approx(0.056488, abs=1e-6)  # statsmodels 0.15: F 6.103942
     gaps = GRID[:, 1] - GRID[:, 0]
     paired = stats.ttest_rel(gaps[:, 2], gaps[:, 0])
     assert found["(pool: mean) x (depth: 9)"].p == pytest.approx(paired.pvalue)

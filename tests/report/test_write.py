@@ -24,11 +24,11 @@ from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Compare, Trial, Tuning
 from vit_lightning.report.tables import Table
 from vit_lightning.report.wording import headline
-from vit_lightning.report.write import make_markdown, write_report
+from vit_lightning.report.write import make_markdown, verdicts, write_report
 
 FAILED = {
     ("mean", 10): "Diverged: <loss> is nan at step 231",
-    ("mean without class token", 7): "hang: nothing was written for 30 minutes",
+    ("mean without class token", 3): "hang: nothing was written for 30 minutes",
 }
 
 
@@ -55,15 +55,15 @@ def test_the_files_say_what_the_runs_came_to(study):
     assert rows[-1]["model.class_token"] == "false"
     costs = list(csv.DictReader((study.folder / "costs.csv").open()))
     assert [float(row["train_seconds"]) for row in costs] == [results["train_seconds"] for results in done.values()]
-    verdicts = json.loads((study.folder / "verdicts.json").read_text())
-    assert [verdict["arm"] for verdict in verdicts] == ["mean", "mean without class token"]
+    found = json.loads((study.folder / "verdicts.json").read_text())
+    assert [verdict["arm"] for verdict in found] == ["mean", "mean without class token"]
     keys = "arm other metric n mean low high p verdict decided next"
-    assert [*verdicts[0]] == keys.split()
-    n = verdicts[0]["n"]
-    assert (n in (6, 8, 10), verdicts[0]["verdict"]) == (True, "better")
+    assert [*found[0]] == keys.split()
+    n = found[0]["n"]
+    assert (n in (6, 8, 10), found[0]["verdict"]) == (True, "better")
     gaps = [done["mean", seed]["test/acc"] - done["cls", seed]["test/acc"] for seed in range(n)]
-    assert verdicts[0]["mean"] == pytest.approx(sum(gaps) / n)
-    assert verdicts[1]["verdict"] == "failed"
+    assert found[0]["mean"] == pytest.approx(sum(gaps) / n)
+    assert found[1]["verdict"] == "failed"
 
 
 def test_the_same_training_gives_the_same_bytes_of_results(tmp_path):
@@ -83,13 +83,18 @@ def test_the_same_training_gives_the_same_bytes_of_results(tmp_path):
 def test_the_answer_comes_first_and_names_failures_and_the_next_step(study):
     report = make_report(study)
     assert headline(analyse(study)).startswith("mean is better than cls; mean without class token failed")
-    assert report.recommendation.startswith("Take mean. Failed runs of mean without class token")
-    assert any("1 of 12 runs of mean without class token failed (seed 7)" in note for note in report.notes)
+    gain = verdicts(report.analysis)[0]["mean"]
+    assert report.recommendation == (
+        f"Take mean (+{100 * gain:.2f} points of test/acc). Failed runs of mean without class token stopped a "
+        f"comparison: see why, then lightning ablate PLAN --out={study.folder} --retry"
+    )
+    assert any("1 of 12 runs of mean without class token failed (seed 3)" in note for note in report.notes)
     page = (study.folder / "report.html").read_text()
     first = [
         "What should go to the head",
         "<b>mean</b> is better than <b>cls</b>",
-        "Take mean.",
+        "Take mean (+",
+        f"<code>lightning ablate PLAN --out={study.folder} --retry</code>",
         "what next",
         "<figure>",
     ]
@@ -113,6 +118,9 @@ def test_what_is_left_to_run_is_said_with_its_cost(tmp_path):
     study = make_study(tmp_path / "study", max_seeds=20, missing=[("mean", 6), ("mean", 7), ("cls", 7)], images=60)
     report = make_report(study)
     assert report.recommendation.startswith("Not finished: 3 runs (about ")
+    assert "to the next comparison, at most 27 runs (about " in report.recommendation
+    study = replace(study, plan_file="a plan.yaml")
+    assert make_report(study).lines[-1].endswith(f"Continue with lightning ablate 'a plan.yaml' --out={study.folder}")
     text = report.tables["verdicts"].rows
     assert [row[-1].partition(" (")[0] for row in text if row[0] == "mean"] == ["3 runs"]
 
@@ -233,12 +241,15 @@ def test_a_grid_has_effects_of_its_factors(tmp_path):
     study = replace(study, baseline="mean, 3")
     names = [effect.name for effect in analyse(study).effects]
     assert names == [
-        "model.pool: cls - mean",
-        "model.depth: 6 - 3",
+        "model.pool: cls instead of mean",
+        "model.depth: 6 instead of 3",
         "(model.pool: cls) x (model.depth: 6)",
     ]
     write_report(make_report(study))
-    assert "Effects of the factors" in (study.folder / "report.html").read_text()
+    page = (study.folder / "report.html").read_text()
+    assert page.index("On average over the grid: model.") < page.index("<table>")
+    assert "model.depth: 6 instead of 3 +" in make_report(study).headline
+    assert "model.pool: cls instead of mean \N{MINUS SIGN}" in make_report(study).headline
 
 
 def test_levels_of_a_grid_may_be_lists_and_mappings(tmp_path):
@@ -247,7 +258,8 @@ def test_levels_of_a_grid_may_be_lists_and_mappings(tmp_path):
     factors = {"data.augment": augment, "test": test}
     study = make_study(tmp_path / "study", arms=arms, gains=(0, 0.5, 0.5, 1.0), factors=factors)
     names = [effect.name for effect in analyse(study).effects]
-    assert names[:2] == ['data.augment: [{"class_path": "RandomShift"}] - []', 'test: true - {"a": 1}']
+    assert names[0] == 'data.augment: [{"class_path": "RandomShift"}] instead of []'
+    assert names[1] == 'test: true instead of {"a": 1}'
     write_report(make_report(study))
 
 
@@ -264,7 +276,8 @@ def test_effects_of_a_grid_are_said_and_what_failures_cost_them(tmp_path):
     interval = stats.ttest_1samp(gaps, 0).confidence_interval(1 - level)
     assert (analysis.effects[0].low, analysis.effects[0].high) == pytest.approx(tuple(interval))
     report = make_report(study)
-    assert {row[0] for row in report.tables["effects"].rows} == {"model.pool: mean - cls", "model.depth: 6 - 3"}
+    names = {row[0] for row in report.tables["effects"].rows}
+    assert names == {"model.pool: mean instead of cls", "model.depth: 6 instead of 3"}
     write_report(report)
     assert "6 of 9 seeds have a result for every combination" in (study.folder / "report.md").read_text()
     every = {(arm, seed): "hang" for arm in arms for seed in range(8) if len(arm) % 2 == seed % 2}

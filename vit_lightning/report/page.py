@@ -56,8 +56,10 @@ code { background: var(--wash); padding: .1em .3em; font-size: .86em; }
   .answer { font-size: 1.25rem; } body { padding: .9rem; }
   .verdicts table, .verdicts tbody, .verdicts caption { display: block; } .verdicts thead { display: none; }
   .verdicts tr { display: block; padding: .4rem 0; border-bottom: 1px solid var(--line); }
-  .verdicts th, .verdicts td { display: inline; border: 0; padding: 0 .5rem 0 0; white-space: normal; }
-  .verdicts td:nth-child(2), .verdicts td:last-child { display: block; } .verdicts td.none { display: none; }
+  .verdicts th, .verdicts td { display: inline; border: 0; padding: 0 .5rem 0 0; white-space: normal;
+    overflow-wrap: anywhere; }
+  .verdicts td:nth-child(2)::after { content: "\\A"; white-space: pre; }
+  .verdicts td:last-child { display: block; } .verdicts td.none { display: none; }
   .verdicts td:nth-child(n+3)::before { content: attr(data-label) " "; color: var(--faint); } }
 @media print { body { font-size: 10.5pt; max-width: none; padding: 0; color: #000; background: #fff; }
   figure, tr { break-inside: avoid; } h2 { break-after: avoid; } .wide { overflow: visible; }
@@ -68,7 +70,8 @@ CURVE = (
     "The mean of each arm with a band of one standard deviation over seeds; on the right, or below, the last third. "
 )
 CAPTIONS = {
-    "differences": "Mean differences and their intervals; small points are seeds. The grey band holds differences too small to matter.",
+    "differences": "Mean differences and their intervals; small points are seeds. The grey band holds differences "
+    "too small to matter.",
     "seeds": "Every run, the best mean first. Grey lines join the runs of one seed.",
     "curves_0": CURVE + "Dotted: runs that failed.",
     "curves_1": CURVE,

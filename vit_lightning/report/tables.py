@@ -127,14 +127,14 @@ def verdict_table(analysis: Analysis) -> Table:
         ("verdict", lambda line: line.kind if study.compare.arms == "baseline" else line.verdict),
         (f"mean{unit.sign and f',{unit.sign}'}", lambda line: unit.value(line.mean)),
         (against + (f",{unit.suffix}" if unit.suffix else ""), lambda line: unit.signed(line.difference)),
-        (f"{share:g} % interval", lambda line: unit.interval(line.low, line.high)),
+        (f"{share:g}\N{NO-BREAK SPACE}% interval", lambda line: unit.interval(line.low, line.high)),
         ("p", lambda line: show_p(line.p)),
         ("what next", lambda line: line.following or NONE),
     ]
     if study.compare.arms == "best":
         columns = [column for column in columns if column[0] != "p"]
-    note = "" if study.compare.arms == "best" else f"A difference is claimed where p is at most {study.compare.alpha:g}. "
-    note += "The intervals hold all together, whenever an arm stopped."
+    claims = f"A difference is claimed where p is at most {study.compare.alpha:g}. "
+    note = claims * (study.compare.arms != "best") + "The intervals hold all together, whenever an arm stopped."
     table = tabulate(f"{study.compare.metric}, the best mean first", found, columns, note)
     return replace(table, kinds=[KINDS.get(line.kind, "open") for line in found])
 

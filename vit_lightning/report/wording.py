@@ -142,7 +142,8 @@ def answers(analysis: Analysis) -> list[Answer]:
         against = [one for one in analysis.ordered if one.arm == leader]
         others = {phrase: [one.other for one in against if PHRASES[one.verdict] == phrase] for phrase in order}
         return [Answer([leader], phrase, arms) for phrase, arms in others.items() if arms]
-    return [Answer(found[key], key[0], [key[1]]) for key in sorted(found, key=lambda key: order.index(key[0]))]
+    keys = sorted(found, key=lambda key: order.index(key[0]))
+    return [Answer(found[key], key[0].split(",")[0], [key[1]] * (key[0] != PHRASES["failed"])) for key in keys]
 
 
 def headline(analysis: Analysis) -> str:
@@ -275,19 +276,20 @@ def _unanswered(analysis: Analysis, one: ArmComparison) -> str:
     """Says why a comparison ended without an answer, and what would give one."""
     rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
     known = {"not better": "no gain that matters; ", "not worse": "no loss that matters; "}.get(one.verdict, "")
-    why = f"{known}stop, no answer {'is likely ' if one.unlikely else ''}with {counted(rules.max_seeds, 'seed')}"
+    seeds = counted(rules.max_seeds, "seed")
+    why = f"{known}stop, no answer {'is likely ' if one.unlikely else ''}with {seeds}"
     if not one.sd > 0 or not one.design.analyses:
         return why
     seen = _visible(one.design, float(f"{one.sd / rules.smallest_effect:.1g}")) * one.sd
     needed = rules.max_seeds * (seen / rules.smallest_effect) ** 2
-    why += f": they show differences of {unit.rounded(seen)}"
     if needed <= rules.max_seeds:
         return why
     seconds = (needed - one.n) * _seconds(analysis, [Run(arm, 0, "", "missing") for arm in (one.arm, one.other)])
     more = "1,000s of" if needed > 1000 else f"about {float(f'{needed:.1g}'):,.0f}"
     time = "" if math.isnan(seconds) else f" ({show_time(seconds)} more)"
     images = " or more test images" if one.images else ""
-    return f"{why}, {unit.plain(rules.smallest_effect)} would take {more} seeds{time}{images}"
+    shown = f"{seeds} show no less than {unit.rounded(seen)}; {unit.plain(rules.smallest_effect)} would take {more}"
+    return f"{known}stop: {shown}{time}{images}"
 
 
 @functools.cache
@@ -297,9 +299,7 @@ def _visible(design: Design, ratio: float) -> float:
     return visible_difference(design, sd) / sd
 
 
-def _cost(
-    analysis: Analysis, comparisons: Sequence[ArmComparison], *, until_last: bool = False
-) -> tuple[int, float]:
+def _cost(analysis: Analysis, comparisons: Sequence[ArmComparison], *, until_last: bool = False) -> tuple[int, float]:
     """Returns number and seconds of the runs that comparisons need for their next analyses, or for their last."""
     states = {(run.arm, run.seed): run.state for run in analysis.study.runs}
     needed = {
@@ -448,5 +448,6 @@ def rule(analysis: Analysis) -> str:
         f"Arms are compared {after} of runs with the same seeds, at most {rules.max_seeds}; decided arms get no more "
         f"runs, and a claim stands once it is made. The probability of any false claim is at most {rules.alpha:g} over "
         f"all arms and analyses. {meaning}. Intervals hold at every analysis at once. Means of arms are over all "
-        "their runs, differences over the pairs of the analysis that decided; they are not corrected for the time of stopping: after an early stop they are a little too large on average."
+        "their runs, differences over the pairs of the analysis that decided; they are not corrected for the time of "
+        "stopping: after an early stop they are a little too large on average."
     )
