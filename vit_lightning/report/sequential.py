@@ -34,7 +34,7 @@ FIRST, STEP = 6, 2
 HELD_BACK = 16
 """The t-statistics of growing samples are less alike than normal ones: at the same nominal levels they cross boundaries
 up to 1 - log10(level) / 16 times as often (1.08 at .05, 1.16 at .0025), for 8 to 240 pairs and levels of .05 to .00006
-(experiments/benchmarks/ablation_errors.py)."""
+(2 million simulated sequences each)."""
 UNLIKELY = 0.2
 """Probability of an answer by the last analysis, below which a comparison ends without one."""
 
