@@ -280,29 +280,29 @@ def test_a_run_whose_last_process_still_lives_is_waited_for(in_arms, capsys):
 
 def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatch, capsys):
     arms = {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}}
-    write_plan(in_arms, arms, 7)
+    write_plan(in_arms, arms, 8, smallest_effect=0.0185)
     pretend("plan.yaml", "out")
     config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2)
     done = {path: path.read_bytes() for path in Path("out/runs").rglob("*") if path.is_file()}
     tune = {**TUNE, "options": {"optimizer.weight_decay": [0.1, 0.2]}}
-    write_plan(in_arms, {**arms, "mean": {"model.pool": "mean", "optimizer.lr": 0.1}}, 8, tune, alpha=0.1)
+    write_plan(in_arms, {**arms, "mean": {"model.pool": "mean", "optimizer.lr": 0.1}}, 9, tune, alpha=0.1)
     with pytest.raises(ledgers.UserError) as caught:
         ablate(config)
     said = "\n".join(caught.value.problems)
     for text in (
         "compare.alpha was 0.05, is 0.1",
-        "compare.max_seeds was 7, is 8",
+        "compare.max_seeds was 8, is 9",
         "arm mean: optimizer.lr was 0.001, is 0.1",
         "tune.seeds was [], is [1000]",
         "tune.options.optimizer.weight_decay was None, is [0.1, 0.2]",
     ):
         assert text in said
-    write_plan(in_arms, arms, 7)
+    write_plan(in_arms, arms, 8, smallest_effect=0.0185)
     code = ledgers._code()
     monkeypatch.setattr(ledgers, "_code", lambda: {**code, "torch": "0.1"})
     ablate(config)
     assert f"since the ablation began: torch was {code['torch']}, is 0.1" in capsys.readouterr().out
     study = read_study(Path("out"))
     assert study.plan_changed == [f"torch was {code['torch']}, is 0.1"]
-    assert [(run.seed, run.state) for run in study.runs] == [(seed, "done") for seed in range(7)] * 2
+    assert [(run.seed, run.state) for run in study.runs] == [(seed, "done") for seed in range(8)] * 2
     assert all(path.read_bytes() == content for path, content in done.items()), "what was done stays as it is"

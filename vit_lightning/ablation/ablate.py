@@ -191,9 +191,10 @@ def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, worke
     lines += [f"  {plan.question}"] if plan.question else []
     shared = ", ".join(flag[2:] for flag in plan.flags if not flag.startswith("--config="))
     lines += [f"  all with {shared}"] if shared else []
+    named = plan.baseline if compare.arms == "baseline" else None
     for arm, overrides in plan.arms.items():
         changed = ", ".join(f"{key}={word(value)}" for key, value in overrides.items()) or "the config as it is"
-        lines.append(f"  {arm:<{width}}  {changed}{'   (baseline)' if arm == plan.baseline else ''}")
+        lines.append(f"  {arm:<{width}}  {changed}{'   (baseline)' if arm == named else ''}")
     if plan.tune is not None:
         tried = ", ".join(f"{key}={', '.join(map(word, values))}" for key, values in plan.tune.options.items())
         count = len(plan.tune.combinations) * len(plan.tune.seeds)
@@ -204,7 +205,7 @@ def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, worke
     versus = {"baseline": "with the baseline", "pairs": "with each other", "best": "for the best"}[compare.arms]
     effect = unit.plain(compare.smallest_effect)
     split = ", each with a split of its own" if plan.split_varies else ""
-    until = "" if compare.until == "equivalent" else f" as {compare.until} or not"
+    until = "" if compare.until == "equivalent" else f" (better, worse or {compare.until})"
     alone = config.only or plan.baseline
     chosen = (ledger.chosen() if ledger else {}).get(alone, {})
     lines += [
