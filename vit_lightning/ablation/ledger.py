@@ -129,9 +129,10 @@ class Ledger:
         first, *_ = analyses_of(Compare(**self.facts["compare"]))
         for arm in {*arms} - waiting - {*chosen}:
             failed = next(run for run in trials if run.arm == arm and self._ended[run].state == "failed")
-            cause = f"tuning: a trial of each value failed: {(self.failure(failed) or {}).get('cause')}"
-            runs = [Run(arm, seed, self._place(failed), "failed", cause) for seed in seeds[:first]]
-            self._ended |= {Planned(arm, run.seed): run for run in runs}
+            why = (self.failure(failed) or {}).get("cause")
+            cause = f"tuning: a trial of each value failed, such as {self._place(failed)}: {why}"
+            for run in (Planned(arm, seed) for seed in seeds[:first]):
+                self._ended[run] = Run(arm, run.seed, self._place(run), "failed", cause)
         study = self._study([run for run in self._ended.values() if isinstance(run, Run)])
         self.schedule = make_schedule(study)
         needed = self.schedule.seeds
