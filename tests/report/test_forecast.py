@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.fake_study import make_study
-from vit_lightning.report.comparisons import compare, standings
+from vit_lightning.report.comparisons import compare, design_of, standings
 from vit_lightning.report.forecast import (
     Spread,
     assumed_spread,
@@ -21,6 +21,7 @@ from vit_lightning.report.forecast import (
     measured_spread,
 )
 from vit_lightning.report.schedule import make_schedule
+from vit_lightning.report.sequential import visible_difference
 from vit_lightning.report.study import Compare, Run, Study
 
 STUDIES = 100
@@ -78,8 +79,8 @@ def test_a_study_that_cannot_show_its_effect_says_so():
     assert "360 test images at 5 % disagreement show 0.54 points with 60 seeds, not 0.5 points: raise compare." in text
     assert f"at most 120: {outlook.runs[0] / 10:.0f} min" in text
     seeds = int(re.search(r"compare.max_seeds to about (\d+)", text)[1])
-    advised = make_outlook(dataclasses.replace(rules, max_seeds=seeds), 2, outlook.spread)
-    assert 0.9 < advised.visible / 0.005 < 1.1
+    advised = design_of(dataclasses.replace(rules, max_seeds=seeds), 2)
+    assert 0.9 < visible_difference(advised, outlook.spread.sd) / 0.005 < 1.1
     many = make_outlook(rules, 2, assumed_spread(rules, 10_000))
     assert many.differ.better > 0.8
     assert "raise" not in "\n".join(forecast_sentences(many))

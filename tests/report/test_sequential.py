@@ -42,7 +42,7 @@ def test_p_and_interval_agree_with_the_claims(design):
     draw = np.random.default_rng(0)
     seen = set()
     for shift in (0.0, 0.8, -1.2):
-        for differences in shift + draw.standard_normal((8, 12)):
+        for differences in shift + draw.standard_normal((4, 12)):
             course = follow(differences, design)
             claimed = course.claims["better"] | course.claims["worse"]
             now = (course.low > 0) | (course.high < 0)
