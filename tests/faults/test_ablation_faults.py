@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import harness
@@ -286,8 +287,9 @@ def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatc
     done = {path: path.read_bytes() for path in Path("out/runs").rglob("*") if path.is_file()}
     tune = {**TUNE, "options": {"optimizer.weight_decay": [0.1, 0.2]}}
     write_plan(in_arms, {**arms, "mean": {"model.pool": "mean", "optimizer.lr": 0.1}}, 9, tune, alpha=0.1)
-    with pytest.raises(ledgers.UserError) as caught:
-        ablate(config)
+    for refused in (config, replace(config, dry_run=True)):
+        with pytest.raises(ledgers.UserError) as caught:
+            ablate(refused)
     said = "\n".join(caught.value.problems)
     for text in (
         "compare.alpha was 0.05, is 0.1",

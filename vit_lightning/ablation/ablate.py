@@ -21,6 +21,7 @@ from vit_lightning.ablation.ledger import (
     new_ledger,
     open_ledger,
     read_study,
+    refuse_changes,
     threads_of,
 )
 from vit_lightning.ablation.plan import Plan, plan_help, read_plan
@@ -147,9 +148,14 @@ def ablate(config: AblateConfig) -> None:
     devices = devices_of(plan)
     workers = workers_of(config.workers, devices, threads)
     if config.dry_run:
+        new = new_ledger(folder, plan, threads=threads)
+        ledger = find_ledger(folder) or new
+        refuse_changes(ledger, new, plan)
         print(describe(plan, config, folder, threads, workers), flush=True)
-        ledger = find_ledger(folder) or new_ledger(folder, plan, threads=threads)
-        print("\n".join(forecast_lines(plan, ledger, workers, devices, timed=config.launcher == "local")))
+        if ledger.pending():
+            print("\n".join(forecast_lines(plan, ledger, workers, devices, timed=config.launcher == "local")))
+        else:
+            print("  nothing is left to run")
         return
     ledger, changed = open_ledger(folder, plan, threads=threads)
     print(describe(plan, config, folder, threads, workers), flush=True)

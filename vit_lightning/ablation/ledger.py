@@ -347,10 +347,7 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
     ledger = find_ledger(folder)
     if ledger is None:
         raise UserError(f"{path} cannot be read")
-    plan_changes, code_changes = _changes(ledger.facts, now, plan.experiments)
-    if plan_changes:
-        advice = f"the plan differs from the one that {folder} began with: undo that, or choose another --out"
-        raise UserError([*(f"{folder}: {text}" for text in plan_changes), advice])
+    code_changes = refuse_changes(ledger, new, plan)
     for text in code_changes:
         _note_change(folder, text)
     said = {key: now[key] for key in ("question", "compare")}  # no rule of it has changed: nothing that runs depend on
@@ -358,6 +355,19 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
         ledger.facts |= said
         write_whole(path, json.dumps(ledger.facts, indent=2) + "\n")
     return ledger, code_changes
+
+
+def refuse_changes(ledger: Ledger, new: Ledger, plan: Plan) -> list[str]:
+    """Returns the changes of code since an ablation began.
+
+    Raises:
+        UserError: the plan or its config has changed.
+    """
+    plan_changes, code_changes = _changes(ledger.facts, new.facts, plan.experiments)
+    if plan_changes:
+        advice = f"the plan differs from the one that {ledger.folder} began with: undo that, or choose another --out"
+        raise UserError([*(f"{ledger.folder}: {text}" for text in plan_changes), advice])
+    return code_changes
 
 
 def find_ledger(folder: Path) -> Ledger | None:
