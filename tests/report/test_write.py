@@ -229,7 +229,7 @@ def test_a_loss_that_is_less_is_better(tmp_path):
         for t in study.runs
     ]
     study = replace(study, runs=runs, goal="minimize", compare=Compare("test/loss", 0.01, 8))
-    assert headline(analyse(study)) == "mean is better than cls; mean without class token is equivalent to cls"
+    assert headline(analyse(study)) == "mean is better than cls; mean without class token is equivalent"
     write_report(make_report(study))
     assert "test/loss is not an accuracy" in (study.folder / "report.md").read_text()
 

@@ -13,6 +13,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -192,14 +193,15 @@ def differences_figure(analysis: Analysis, width: float = WIDE) -> Figure:
         if few and len(values):
             places = number + 0.18 + _stacked(values, 0.25)
             axis.scatter(values, places, s=12, color=own, alpha=0.5, linewidth=0)
-        if not math.isnan(row.low):
-            ends = unit.scale * np.array([row.low, row.high])
-            axis.plot(ends, [number] * 2, color=own, linewidth=4.0, solid_capstyle="butt", alpha=0.85)
-        axis.scatter([unit.scale * row.mean], [number], s=36, color=own, edgecolor="white", zorder=4)
+    numbers = unit.scale * np.array([(row.low, row.high, row.mean) for row in rows])
+    colours, places = [VERDICTS.get(row.verdict, "0.45") for row in rows], range(len(rows))
+    axis.hlines(places, numbers[:, 0], numbers[:, 1], colors=colours, linewidth=4.0, alpha=0.85)
+    axis.scatter(numbers[:, 2], places, s=36, color=colours, edgecolor="white", zorder=4)
     to = {"baseline": study.baseline, "best": "the best other arm"}.get(study.compare.arms, "the other arm")
     side = "right" if study.goal == "maximize" else "left"
     unit_name = f" ({unit.suffix.strip()})" if unit.suffix else ""
-    axis.set_xlabel(_shortened(f"{study.compare.metric}, difference to {to}", 60) + f"{unit_name}; {side} is better")
+    label = _shortened(f"{study.compare.metric}, difference to {to}", 60) + f"{unit_name}; {side} is better"
+    axis.set_xlabel(textwrap.fill(label, 90 if width > NARROW else 45))
     return figure
 
 
@@ -236,18 +238,18 @@ def _curves(analysis: Analysis, curves: Curves, name: str, width: float) -> Figu
     unit, colours = unit_of(name), coloured(analysis)
     figure, axes = _canvas(width, 2.9, panels=2)
     handles: dict[str, Any] = {}
-    last, ends, spreads = 0, list[float](), list[float]()
-    for arm in sorted(analysis.arms, key=lambda arm: arm.name in colours):  # grey ones below
+    last, ends, spreads, others = 0, list[float](), list[float](), list[Curve]()
+    for arm in analysis.arms:
         done = [curves.get((arm.name, run.seed), {}).get(name) for run in arm.runs if run.state == "done"]
         steps, mean, sd = _band([series for series in done if series is not None])
         last = max(last, *steps, 0)
         own, known = colours.get(arm.name, GREY), arm.name in colours
-        for axis in axes if len(steps) else ():
-            [line] = axis.plot(steps, unit.scale * mean, color=own, linewidth=1.8 if known else 0.6)
-            handles[arm.name if known else f"{len(analysis.arms) - len(colours)} other arms"] = line
-            if known:
-                band = unit.scale * (mean - sd), unit.scale * (mean + sd)
-                axis.fill_between(steps, *band, color=own, alpha=0.18, linewidth=0)
+        if len(steps) and not known:
+            others.append(np.column_stack([steps, unit.scale * mean]))
+        for axis in axes if len(steps) and known else ():
+            [handles[arm.name]] = axis.plot(steps, unit.scale * mean, color=own, linewidth=1.8)
+            band = unit.scale * (mean - sd), unit.scale * (mean + sd)
+            axis.fill_between(steps, *band, color=own, alpha=0.18, linewidth=0)
         if known and len(steps):
             ends += [*mean[np.array(steps) >= 2 / 3 * last]]
             spreads += [*sd[np.array(steps) >= 2 / 3 * last]]
@@ -257,6 +259,10 @@ def _curves(analysis: Analysis, curves: Curves, name: str, width: float) -> Figu
                 axes[0].plot(*_thinned(cut_short, unit.scale * values), color=own, linewidth=0.8, linestyle=":")
                 axes[0].scatter(cut_short[-1:], unit.scale * values[-1:], marker="x", s=24, color=own)
     for axis in axes:
+        if others:  # below, and all at once: many lines of their own take long
+            lines = LineCollection(others, colors=GREY, linewidths=0.6, zorder=1)
+            handles[f"{len(analysis.arms) - len(colours)} other arms"] = axis.add_collection(lines)
+            axis.autoscale_view()
         axis.set(xlabel="step", ylabel=f"{name}{unit.sign and f' ({unit.sign.strip()})'}")
         axis.grid(alpha=0.3)
     axes[1].set(xlabel="step, the last third")
@@ -324,14 +330,16 @@ def costs_figure(analysis: Analysis, width: float = WIDE) -> Figure:
         divisor = 1e6 if key == "flops" else 1.0
         line = [places[name] for name in front(places, study.goal)]
         axis.plot([x / divisor for x, _ in line], [unit.scale * y for _, y in line], color="0.5", linewidth=1, zorder=1)
-        for arm in sorted(analysis.ranked, key=lambda arm: arm.name in colours):
-            if arm.name in places:
-                (x, y), known = places[arm.name], arm.name in colours
-                error = 0.0 if math.isnan(arm.sd) else unit.scale * arm.sd / math.sqrt(arm.n)
-                style: dict[str, Any] = {"color": colours.get(arm.name, GREY), "markersize": 6 if known else 3}
-                style["fmt"] = POINTS[numbers.get(arm.name, 0)]
-                drawn = axis.errorbar(x / divisor, unit.scale * y, yerr=error, capsize=2, **style)
-                handles[arm.name if known else f"{len(analysis.arms) - len(colours)} other arms"] = drawn
+        groups = {arm.name: [arm] for arm in analysis.arms if arm.name in colours}
+        groups = {f"{len(analysis.arms) - len(colours)} other arms": analysis.arms} | groups  # below
+        for name, members in groups.items():
+            shown_here = [arm for arm in members if arm.name in places and (arm.name in colours) == (name in colours)]
+            x, y = np.array([places[arm.name] for arm in shown_here]).reshape(-1, 2).T
+            errors = [0.0 if math.isnan(arm.sd) else unit.scale * arm.sd / math.sqrt(arm.n) for arm in shown_here]
+            style: dict[str, Any] = {"color": colours.get(name, GREY), "markersize": 6 if name in colours else 3}
+            style["fmt"] = POINTS[numbers.get(name, 0)]
+            if shown_here:
+                handles[name] = axis.errorbar(x / divisor, unit.scale * y, yerr=errors, capsize=2, **style)
         axis.set_xlabel(text)
         axis.grid(alpha=0.3)
         axis.margins(0.15)

@@ -21,7 +21,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --paper: #161616; --faint: #a3a3a3; --line: #3b3b3b;
   --wash: #262626; --link: #8ab8ff; --bad: #ff8a80; --good: #4fd1a5; --less: #ff9d5c; --same: #7cc0ff; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.2rem; max-width: 60rem; color: var(--ink); background: var(--paper);
+body { margin: 0 auto; padding: 1.2rem; max-width: 70rem; color: var(--ink); background: var(--paper);
   font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.15rem; font-weight: 600; color: var(--faint); margin: 0 0 .3rem; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
@@ -92,7 +92,7 @@ def make_page(report: Report) -> str:
     )
     sections = {
         "Effects of the factors": made.get("effects"),
-        "Mind": _list(report.notes, report.checks),
+        "Notes": _list(report.notes, report.checks),
         "How it was done": _facts(report),
         "Every run": drawn["seeds"] + made["arms"],
         "Learning curves": curves,

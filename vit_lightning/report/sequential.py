@@ -229,11 +229,14 @@ def nominal_levels(pairs: tuple[int, ...], level: float, count: int | None = Non
         z = _boundary(points / step, density, math.sqrt(n) / step, spend - spent)
         found.append(float(special.ndtr(-z)))
         low, high = -8 * math.sqrt(n), z * math.sqrt(n)
-        nodes, weights = np.polynomial.legendre.leggauss(64 + int(3 * (high - low) / step))
+        nodes, weights = _nodes(64 + int(3 * (high - low) / step))
         sums = (high - low) / 2 * nodes + (high + low) / 2
         moved = np.exp(-(((sums[:, None] - points) / step) ** 2) / 2) @ density / (step * math.sqrt(2 * math.pi))
         points, density, before, spent = sums, moved * weights * (high - low) / 2, n, spend
     return np.array(found)
+
+
+_nodes = functools.cache(np.polynomial.legendre.leggauss)  # takes most of the time otherwise
 
 
 def _boundary(points: Values, density: Values, unit: float, spend: float) -> float:

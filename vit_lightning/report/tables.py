@@ -117,16 +117,12 @@ def verdict_table(analysis: Analysis) -> Table:
     """A line for each arm: the answer."""
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
     found, share = lines(analysis), 100 * (1 - study.compare.alpha)
-    against = {
-        "baseline": f"difference to {study.baseline}",
-        "pairs": f"difference to {analysis.ranked[0].name}",
-        "best": "difference to the best other",
-    }[study.compare.arms]
+    against = {"baseline": study.baseline, "pairs": analysis.ranked[0].name, "best": "the best other arm"}
     columns: list[tuple[str, Callable[[Line], str]]] = [
         ("arm", lambda line: line.arm),
         ("verdict", lambda line: line.kind if study.compare.arms == "baseline" else line.verdict),
         (f"mean{unit.sign and f',{unit.sign}'}", lambda line: unit.value(line.mean)),
-        (against + (f",{unit.suffix}" if unit.suffix else ""), lambda line: unit.signed(line.difference)),
+        ("difference" + (f",{unit.suffix}" if unit.suffix else ""), lambda line: unit.signed(line.difference)),
         (f"{share:g}\N{NO-BREAK SPACE}% interval", lambda line: unit.interval(line.low, line.high)),
         ("p", lambda line: show_p(line.p)),
         ("what next", lambda line: line.following or NONE),
@@ -135,7 +131,9 @@ def verdict_table(analysis: Analysis) -> Table:
         columns = [column for column in columns if column[0] != "p"]
     claims = f"A difference is claimed where p is at most {study.compare.alpha:g}. "
     note = claims * (study.compare.arms != "best") + "The intervals hold all together, whenever an arm stopped."
-    table = tabulate(f"{study.compare.metric}, the best mean first", found, columns, note)
+    table = tabulate(
+        f"{study.compare.metric} against {against[study.compare.arms]}, the best mean first", found, columns, note
+    )
     return replace(table, kinds=[KINDS.get(line.kind, "open") for line in found])
 
 

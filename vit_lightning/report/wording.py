@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.report.analysis import Analysis, Arm
-from vit_lightning.report.comparisons import ArmComparison, Verdict
+from vit_lightning.report.comparisons import ArmComparison
 from vit_lightning.report.sequential import Design, visible_difference
 from vit_lightning.report.study import Run, Study
 
@@ -19,7 +19,7 @@ NONE = "\N{EN DASH}"
 MINUS, PLUS_MINUS = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
 FEW = 3
 """Arms that a sentence names; more are counted."""
-PHRASES: dict[Verdict, str] = {
+PHRASES: dict[str, str] = {
     "better": "better than",
     "worse": "worse than",
     "equivalent": "equivalent to",
@@ -126,24 +126,25 @@ def few(names: Sequence[str]) -> str:
 
 def answers(analysis: Analysis) -> list[Answer]:
     """Returns the answer: the arms of each verdict, the strongest first."""
-    study, found = analysis.study, dict[tuple[str, str], list[str]]()
+    study, groups = analysis.study, dict[str, list[str]]()
     if not analysis.comparisons:
         return [Answer([study.baseline], "alone: there is nothing to compare", [])]
     if analysis.standings:
         place = {standing.arm: standing.rank for standing in analysis.standings}
         for arm in analysis.ranked:
-            found.setdefault((place[arm.name], ""), []).append(arm.name)
-        return [Answer(arms, rank, []) for (rank, _), arms in found.items()]
-    for one in analysis.ordered:
-        found.setdefault((PHRASES[one.verdict], one.other), []).append(one.arm)
-    order = list(PHRASES.values())
+            groups.setdefault(place[arm.name], []).append(arm.name)
+        return [Answer(arms, rank, []) for rank, arms in groups.items()]
     if study.compare.arms == "pairs":  # of the arm with the best mean, against all others
         leader = analysis.ranked[0].name
-        against = [one for one in analysis.ordered if one.arm == leader]
-        others = {phrase: [one.other for one in against if PHRASES[one.verdict] == phrase] for phrase in order}
-        return [Answer([leader], phrase, arms) for phrase, arms in others.items() if arms]
-    keys = sorted(found, key=lambda key: order.index(key[0]))
-    return [Answer(found[key], key[0].split(",")[0], [key[1]] * (key[0] != PHRASES["failed"])) for key in keys]
+        for one in analysis.ordered:
+            groups.setdefault(one.verdict, []).extend([one.other] * (one.arm == leader))
+        return [Answer([leader], phrase, groups[name]) for name, phrase in PHRASES.items() if groups.get(name)]
+    for one in analysis.ordered:
+        groups.setdefault(one.verdict, []).append(one.arm)
+    found = [Answer(groups[name], name, []) for name in PHRASES if name in groups]
+    if found[0].claim != "failed":  # the baseline is named once
+        found[0] = Answer(found[0].arms, PHRASES[found[0].claim], [study.baseline])
+    return found
 
 
 def headline(analysis: Analysis) -> str:
@@ -156,7 +157,7 @@ def factors(analysis: Analysis) -> str:
     unit = unit_of(analysis.study.compare.metric)
     known = [effect for effect in analysis.effects if not effect.is_interaction and effect.n]
     largest = sorted(known, key=lambda effect: -abs(effect.effect))[:FEW]
-    text = "; ".join(f"{effect.name} {unit.signed(effect.effect)}{unit.suffix}" for effect in largest)
+    text = "; ".join(f"{unit.signed(effect.effect)}{unit.suffix} ({effect.name})" for effect in largest)
     more = f"; {counted(len(known) - FEW, 'smaller effect')}" if len(known) > FEW else ""
     return f"On average over the grid: {text}{more}" if known else ""
 
@@ -251,7 +252,8 @@ def next_step(analysis: Analysis, one: ArmComparison) -> str:
     if _is_open(one):
         return f"{_runs(*_cost(analysis, [one]))} to the comparison with {one.next} seeds"
     if one.verdict == "better":
-        return f"take it{_price(analysis, one)}"
+        best = next(better for better in analysis.ordered if better.verdict == "better")
+        return f"{'take it' if one.arm == best.arm else 'second choice'}{_price(analysis, one)}"
     if one.verdict == "worse":
         return "leave it"
     if one.verdict == "equivalent":
@@ -273,23 +275,41 @@ def _price(analysis: Analysis, one: ArmComparison) -> str:
 
 
 def _unanswered(analysis: Analysis, one: ArmComparison) -> str:
-    """Says why a comparison ended without an answer, and what would give one."""
+    """Says that a comparison ended without an answer, and what would give one."""
     rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
     known = {"not better": "no gain that matters; ", "not worse": "no loss that matters; "}.get(one.verdict, "")
-    seeds = counted(rules.max_seeds, "seed")
-    why = f"{known}stop, no answer {'is likely ' if one.unlikely else ''}with {seeds}"
-    if not one.sd > 0 or not one.design.analyses:
-        return why
-    seen = _visible(one.design, float(f"{one.sd / rules.smallest_effect:.1g}")) * one.sd
-    needed = rules.max_seeds * (seen / rules.smallest_effect) ** 2
-    if needed <= rules.max_seeds:
-        return why
+    needed = rules.max_seeds * (_seen(one) / rules.smallest_effect) ** 2
+    if not needed > rules.max_seeds:
+        return f"{known}stop, no answer with {counted(rules.max_seeds, 'seed')}"
     seconds = (needed - one.n) * _seconds(analysis, [Run(arm, 0, "", "missing") for arm in (one.arm, one.other)])
     more = "1,000s of" if needed > 1000 else f"about {float(f'{needed:.1g}'):,.0f}"
     time = "" if math.isnan(seconds) else f" ({show_time(seconds)} more)"
-    images = " or more test images" if one.images else ""
-    shown = f"{seeds} show no less than {unit.rounded(seen)}; {unit.plain(rules.smallest_effect)} would take {more}"
-    return f"{known}stop: {shown}{time}{images}"
+    return f"{known}stop: {unit.plain(rules.smallest_effect)} would take {more} seeds{time}"
+
+
+def _seen(one: ArmComparison) -> float:
+    """Returns the difference that a comparison sees by its last analysis; nan where that is not known."""
+    if not one.sd > 0 or not one.design.analyses:
+        return math.nan
+    return _visible(one.design, float(f"{one.sd / one.design.smallest_effect:.1g}")) * one.sd
+
+
+def _unseen(analysis: Analysis) -> list[str]:
+    """Says what the seeds can show where that is less than was asked."""
+    rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
+    ended = [one for one in analysis.comparisons if one.verdict in ("undecided", "not better", "not worse")]
+    seen = sorted(_seen(one) for one in ended if not (_is_open(one) or one.blocked))
+    seen = [difference for difference in seen if difference > rules.smallest_effect]
+    if not seen or rules.arms == "best":
+        return []
+    found = " to ".join(
+        dict.fromkeys([unit.signed(seen[0]).removeprefix("+"), unit.signed(seen[-1]).removeprefix("+")])
+    )
+    more = "; more test images would show smaller ones" if any(one.images for one in ended) else ""
+    return [
+        f"{counted(rules.max_seeds, 'seed')} show differences of {found}{unit.suffix} here, not of "
+        f"{unit.plain(rules.smallest_effect)}{more}."
+    ]
 
 
 @functools.cache
@@ -356,19 +376,19 @@ def _choice(analysis: Analysis) -> str:
         rest = [arm for arm in ranked if places[arm] == "undecided"]
         if good:
             return f"Take {few(good[:1])}." if len(good) == 1 else f"Take any of {few(good)}, the cheapest for example."
-        return f"Take {ranked[0]}, the best mean; it is not shown to be the best ({few(rest)} undecided)."
+        return f"Take {few(ranked[:1])}, the best mean; it is not shown to be the best ({few(rest)} undecided)."
     if study.compare.arms == "pairs":
         equals = [one.other for one in analysis.ordered if one.arm == ranked[0] and one.verdict != "better"]
-        return f"Take {ranked[0]}" + (f"; {few(equals)} not shown to be worse." if equals else ".")
+        return f"Take {few(ranked[:1])}" + (f"; {few(equals)} not shown to be worse." if equals else ".")
     better = [one.arm for one in analysis.ordered if one.verdict == "better"]
     if better:
-        several = f", the best mean of the {len(better)} that are better than {study.baseline}"
+        several = f", the best mean of the {len(better)} that are better than {few([study.baseline])}"
         [best] = [one for one in analysis.ordered if one.arm == better[0]]
         unit = unit_of(study.compare.metric)
         gain = f"{unit.signed(best.mean)}{unit.suffix} of {study.compare.metric}"
-        return f"Take {best.arm} ({gain}){several if len(better) > 1 else ''}."
+        return f"Take {few([best.arm])} ({gain}){several if len(better) > 1 else ''}."
     open_ = [one.arm for one in analysis.ordered if one.verdict in ("undecided", "not worse", "failed")]
-    return f"Keep {study.baseline}: {'no arm is shown to be better' if open_ else 'no arm is better'}."
+    return f"Keep {few([study.baseline])}: {'no arm is shown to be better' if open_ else 'no arm is better'}."
 
 
 def notes(analysis: Analysis) -> list[str]:
@@ -387,6 +407,7 @@ def notes(analysis: Analysis) -> list[str]:
             for one in analysis.ordered
             if one.sd == 0 and one.mean == 0
         ),
+        *_unseen(analysis),
         *_edges(analysis),
     ]
 
