@@ -28,10 +28,13 @@ def test_tables_and_figures_go_to_a_run_of_the_group(tmp_path):
     sent = read_wandb_file(file)
     assert (sent["run"]["group"], sent["run"]["job_type"]) == ("pooling", "report")
     assert sent["run"]["id"] == json.loads((tmp_path / "pooling" / "wandb.json").read_text())["run_id"]
-    assert sent["summary"]["headline"].endswith("against cls")
-    assert sent["summary"]["mean/n"] == 8
+    assert sent["summary"]["question"].startswith("What should go to the head")
+    assert sent["summary"]["headline"].endswith("undecided against cls")
+    assert sent["summary"]["recommendation"] == "Keep cls: no arm is shown to be better. Nothing is left to run."
+    assert ", 6 pairs). Next: stop" in sent["summary"]["verdicts"]
+    assert sent["summary"]["mean/n"] == 6  # where an answer became unlikely
     names = {path.name.partition("_")[0] for path in file.parent.glob("files/media/*/report/*")}
-    assert names == {"differences", "arms", "costs", "seeds", "curves"}
+    assert names == {"verdicts", "differences", "arms", "costs", "seeds", "curves"}
 
 
 def test_without_w_and_b_the_specs_are_written_and_it_is_said_how_to_send_them(tmp_path, monkeypatch, capsys):

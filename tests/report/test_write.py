@@ -132,6 +132,10 @@ def test_each_arm_has_one_line_however_arms_are_compared(tmp_path, how):
     write_report(report)
     assert sorted(row[0] for row in report.tables["verdicts"].rows) == sorted(ARMS)
     assert report.headline.startswith("mean is ")
+    assert report.tables["verdicts"].rows[0][-1] == "take it"
+    unseen = [note for note in report.notes if note.startswith("8 seeds show differences of ")]
+    assert len(unseen) == (how == "pairs")
+    assert all(note.endswith("not of 0.5 points; more test images would show smaller ones.") for note in unseen)
     assert len(json.loads((study.folder / "verdicts.json").read_text())) == 3
 
 
@@ -247,9 +251,12 @@ def test_a_grid_has_effects_of_its_factors(tmp_path):
     ]
     write_report(make_report(study))
     page = (study.folder / "report.html").read_text()
-    assert page.index("On average over the grid: model.") < page.index("<table>")
-    assert "model.depth: 6 instead of 3 +" in make_report(study).headline
-    assert "model.pool: cls instead of mean \N{MINUS SIGN}" in make_report(study).headline
+    assert page.index("On average over the grid: ") < page.index("<table>")
+    effects = make_report(study).headline.partition("On average over the grid: ")[2].split("; ")
+    assert sorted(effect[0] + effect.partition(" (")[2] for effect in effects) == [
+        "+model.depth: 6 instead of 3)",
+        "\N{MINUS SIGN}model.pool: cls instead of mean)",
+    ]
 
 
 def test_levels_of_a_grid_may_be_lists_and_mappings(tmp_path):

@@ -194,9 +194,9 @@ def differences_figure(analysis: Analysis, width: float = WIDE) -> Figure:
             places = number + 0.18 + _stacked(values, 0.25)
             axis.scatter(values, places, s=12, color=own, alpha=0.5, linewidth=0)
     numbers = unit.scale * np.array([(row.low, row.high, row.mean) for row in rows])
-    colours, places = [VERDICTS.get(row.verdict, "0.45") for row in rows], range(len(rows))
-    axis.hlines(places, numbers[:, 0], numbers[:, 1], colors=colours, linewidth=4.0, alpha=0.85)
-    axis.scatter(numbers[:, 2], places, s=36, color=colours, edgecolor="white", zorder=4)
+    colours, height = [VERDICTS.get(row.verdict, "0.45") for row in rows], range(len(rows))
+    axis.hlines(height, numbers[:, 0], numbers[:, 1], colors=colours, linewidth=4.0, alpha=0.85)
+    axis.scatter(numbers[:, 2], height, s=36, color=colours, edgecolor="white", zorder=4)
     to = {"baseline": study.baseline, "best": "the best other arm"}.get(study.compare.arms, "the other arm")
     side = "right" if study.goal == "maximize" else "left"
     unit_name = f" ({unit.suffix.strip()})" if unit.suffix else ""
