@@ -224,6 +224,10 @@ NO_CONFIG = changed(NAMED, config=None)
             ["compare.max_seeds=4.5 must be an int", "compare.alpha=2 must be above 0 and below 0.5"],
         ),
         ({"compare": {**NAMED["compare"], "max_seeds": 1001}}, ["compare.max_seeds=1001 must be at most 1000"]),
+        (
+            {"compare": {**NAMED["compare"], "arms": "pairs", "until": "not better"}},
+            ["compare.until=not better asks about arms beside a baseline, not compare.arms=pairs"],
+        ),
         ({"seeds": {"first": 2**32 - 7}}, ["the last of 8 seeds is above 2**32 - 1"]),
         ({"seeds": {"first": -1}}, ["seeds.first=-1 must be at least 0"]),
         ({"seeds": [0, 1]}, ["seeds=[0, 1] must hold first, split"]),

@@ -323,6 +323,8 @@ def _compare(given: Config, problems: list[str]) -> Compare:
             limit = "" if below == math.inf else f" and below {below:g}"
             example = " (0.005 is half a point)" if below == high == 1 else ""
             problems.append(f"compare.{name}={value:g} must be above 0{limit}{example}")
+    if found.until == "not better" and found.arms != "baseline":
+        problems.append(f"compare.until=not better asks about arms beside a baseline, not compare.arms={found.arms}")
     if found.max_seeds < FIRST:
         reason = f"the first analysis takes {FIRST} pairs, and before it nothing is claimed"
         problems.append(f"compare.max_seeds={found.max_seeds} must be at least {FIRST}: {reason}")
