@@ -201,7 +201,7 @@ def differences_figure(analysis: Analysis, width: float = WIDE) -> Figure:
     side = "right" if study.goal == "maximize" else "left"
     unit_name = f" ({unit.suffix.strip()})" if unit.suffix else ""
     label = _shortened(f"{study.compare.metric}, difference to {to}", 60) + f"{unit_name}; {side} is better"
-    axis.set_xlabel(textwrap.fill(label, 90 if width > NARROW else 45))
+    axis.set_xlabel(textwrap.fill(label, 90 if width > NARROW else 54))
     return figure
 
 

@@ -44,7 +44,7 @@ th, td { padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); tex
   overflow-wrap: normal; }
 thead th { font-weight: 500; color: var(--faint); } tbody th { font-weight: 600; }
 td { max-width: 26rem; } .short { white-space: nowrap; }
-.verdicts table { width: 100%; } .verdicts tbody th { min-width: 6.5rem; max-width: 14rem; }
+.verdicts table { width: 100%; } .verdicts tbody th { min-width: 6.5rem; max-width: 18rem; }
 .verdicts td:nth-child(2) { font-weight: 600; white-space: normal; }
 .better td:nth-child(2) { color: var(--good); } .worse td:nth-child(2) { color: var(--less); }
 .same td:nth-child(2) { color: var(--same); } .failed td:nth-child(2) { color: var(--bad); }

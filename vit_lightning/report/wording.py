@@ -283,7 +283,7 @@ def _unanswered(analysis: Analysis, one: ArmComparison) -> str:
         return f"{known}stop, no answer with {counted(rules.max_seeds, 'seed')}"
     seconds = (needed - one.n) * _seconds(analysis, [Run(arm, 0, "", "missing") for arm in (one.arm, one.other)])
     more = "1,000s of" if needed > 1000 else f"about {float(f'{needed:.1g}'):,.0f}"
-    time = "" if math.isnan(seconds) else f" ({show_time(seconds)} more)"
+    time = "" if math.isnan(seconds) else f" ({show_time(seconds)})"
     return f"{known}stop: {unit.plain(rules.smallest_effect)} would take {more} seeds{time}"
 
 
