@@ -407,7 +407,11 @@ def test_arguments_of_the_command():
     with pytest.raises(UserError, match="patience=0 must be above 0"):
         read_arguments(["plan.yaml", "--patience=0"])
     with pytest.raises(UserError) as caught:
-        read_arguments(["--dryrun", "--workers=x", "--launcher=pbs"])
+        read_arguments(["--dryrun", "--workers=x", "--launcher=pbs", "--compare.max_seeds=9", "--model.depth", "2"])
     said = "\n".join(caught.value.problems)
-    for text in ("did you mean dry_run", "workers=x must be", "launcher=pbs must be", "give a plan"):
+    in_plan = (
+        "compare.max_seeds=9: write it into the plan, under compare",
+        "model.depth=2: write it into the plan, under",
+    )
+    for text in ("did you mean dry-run", "workers=x must be", "launcher=pbs must be", "give a plan", *in_plan):
         assert text in said

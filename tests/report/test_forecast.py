@@ -105,8 +105,9 @@ def test_one_pair_tells_the_disagreement_and_three_the_spread_of_other_metrics(t
     for run in one.done:
         with np.load(one.folder / run.folder / "test_predictions.npz") as file:
             correct.append(file["label"] == file["prediction"])
-    share = np.mean(correct[0] != correct[1])
+    share = np.mean(correct[0] != correct[1]) - (np.mean(correct[0]) - np.mean(correct[1])) ** 2
     assert found == Spread(np.sqrt(share / 360), 1, 360, share)
+    assert share == pytest.approx(np.var(correct[0] * 1.0 - correct[1]))
     study = make_study(tmp_path / "more", seeds=4, max_seeds=8, missing=[("mean without class token", 3)])
     assert measured_spread(study).pairs == 7
     other = dataclasses.replace(study, compare=Compare("test/loss", 0.005, 8))

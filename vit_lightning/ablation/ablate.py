@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from vit_lightning.ablation.ledger import (
     refuse_changes,
     threads_of,
 )
-from vit_lightning.ablation.plan import Plan, plan_help, read_plan
+from vit_lightning.ablation.plan import GROUPS, Plan, plan_help, read_plan
 from vit_lightning.ablation.slurm import submit
 from vit_lightning.ablation.wandb_sweep import write_sweep
 from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, workers_of
@@ -88,11 +88,17 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
         given["file"] = files.pop(0)
     if "slurm" in given:
         given["slurm"] = parse_yaml(given["slurm"], f"slurm={given['slurm']}")
+    in_plan = [name for name in given if "." in name or name in GROUPS]
+    problems = [f"{name}={given.pop(name)}: {_place_in_plan(name)}" for name in in_plan]
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(AblateConfig)
     found, valid = find_problems(given, parser)
     config = AblateConfig(**vars(parser.parse_object({"file": "", **valid})))
-    problems = [problem.text for problem in found]
+    for problem in found:
+        text = problem.text
+        for item in fields(AblateConfig):
+            text = text.replace(item.name, item.name.replace("_", "-"))
+        problems.append(text)
     problems += [f"{word}: unexpected argument (options are given as --key=value)" for word in files]
     if "file" not in given:
         problems.append("give a plan: lightning ablate experiments/ablations/PLAN.yaml")
@@ -107,6 +113,14 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
     if problems:
         raise UserError(problems)
     return config
+
+
+def _place_in_plan(name: str) -> str:
+    """Says where an option goes that the command does not take."""
+    group = name.partition(".")[0]
+    if group in GROUPS:
+        return f"write it into the plan, under {group}, so that the plan says what was compared"
+    return "write it into the plan, under fixed, or under an arm"
 
 
 class SomeFailed(UserError):

@@ -415,7 +415,7 @@ def _baseline(
     first = next(iter(arms), "")
     name = next((name for name, arm in arms.items() if given == (arm if factors else name)), None)
     if name is None and arms and (given is not None or compare.arms == "baseline"):
-        shown = "baseline is missing: it" if given is None else f"baseline={given}"
+        shown = "baseline is missing: it" if given is None else f"baseline={word(given)}"
         if factors:
             problems.append(f"{shown} must give a value of each of {', '.join(factors)}, such as {word(arms[first])}")
         else:

@@ -222,7 +222,7 @@ class Progress:
         if (seen := finished - self.before) < 1:
             return f"; {what}"
         seconds = (time.monotonic() - self.started) / seen * (total - finished)
-        return f"; {what}, about {show_time(seconds)} left until then"
+        return f"; {what}, about {show_time(seconds)} left{'' if tuning else ' until then'}"
 
     def close(self) -> None:
         self._bar.close()

@@ -130,7 +130,7 @@ def read_config(path: Path, key: str = "config") -> Config:
 
 def _near_files(path: Path) -> str:
     """Returns the configs that could be meant by a path where there is no file."""
-    folders = [path] if path.is_dir() else [path.parent, Path("experiments")]
+    folders = [path] if path.is_dir() else list(dict.fromkeys([path.parent, Path("experiments")]))
     found = [file for folder in folders for file in sorted(folder.glob("*")) if file.suffix in CONFIG_FILES]
     if not path.is_dir():
         near = difflib.get_close_matches(path.stem, [file.stem for file in found], n=1)

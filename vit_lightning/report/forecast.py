@@ -123,7 +123,10 @@ def measured_spread(study: Study) -> Spread | None:
 
 
 def _disagreements(study: Study, one: ArmComparison) -> list[float]:
-    """Returns for each pair the share of the test images that one of its runs gets right and the other wrong."""
+    """Returns for each pair the share of the test images that one of its runs gets right and the other wrong.
+
+    What a difference of the arms itself explains is left out, as in the variance of a paired difference of shares.
+    """
     if study.compare.metric != "test/acc":  # whether the label is among the first five is not kept
         return []
     folders = {(run.arm, run.seed): study.folder / run.folder for run in study.done}
@@ -131,7 +134,7 @@ def _disagreements(study: Study, one: ArmComparison) -> list[float]:
     for seed in one.differences:
         first, other = (_read_correct(folders[arm, seed]) for arm in (one.arm, one.other))
         if first is not None and other is not None and len(first) == len(other):
-            shares.append(float(np.mean(first != other)))
+            shares.append(float(np.mean(first != other)) - (float(np.mean(first)) - float(np.mean(other))) ** 2)
     return shares
 
 
@@ -233,7 +236,7 @@ def forecast_sentences(outlook: Outlook, seconds: float | None = None) -> list[s
     alike, differ = (f"{runs:.0f} runs" for runs in (outlook.alike.runs, outlook.differ.runs))
     who = "each arm is" if rules.arms == "baseline" else "one arm is"
     lines = [
-        f"{_source(spread)}, so two runs differ by {unit.rounded(spread.sd)} (standard deviation)",
+        _source(spread, unit.rounded(spread.sd)),
         f"{seeds} seeds show an improvement of {visible} with {power} power, of {effect} with {found}",
         f"about {alike} if the arms are alike ({_percent(outlook.alike.answered)} of them answered), {differ} if {who} "
         f"better by {effect}; at most {outlook.most}{_time(outlook, seconds)}",
@@ -243,12 +246,14 @@ def forecast_sentences(outlook: Outlook, seconds: float | None = None) -> list[s
     return lines
 
 
-def _source(spread: Spread) -> str:
-    measured = "pair of runs" if spread.pairs == 1 else f"{spread.pairs} pairs of runs"
+def _source(spread: Spread, sd: str) -> str:
+    """Says by how much two runs differ, and where that comes from."""
+    measured = f"measured on {'a pair' if spread.pairs == 1 else f'{spread.pairs} pairs'} of runs"
     if spread.disagreement is None:
-        return f"measured on {measured}"
-    where = "compare.disagreement" if spread.pairs == 0 else f"measured on {'a ' * (spread.pairs == 1)}{measured}"
-    return f"two runs disagree on {_percent(spread.disagreement)} of {spread.images:,} test images ({where})"
+        return f"the differences of two runs have a standard deviation of {sd} ({measured})"
+    where = measured if spread.pairs else "compare.disagreement"
+    share = f"{_percent(spread.disagreement)} of {spread.images:,} test images"
+    return f"two runs disagree on {share} ({where}), so two runs differ by {sd} (standard deviation)"
 
 
 def _advice(outlook: Outlook) -> str:

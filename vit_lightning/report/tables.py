@@ -131,6 +131,11 @@ def verdict_table(analysis: Analysis) -> Table:
         columns = [column for column in columns if column[0] != "p"]
     claims = f"A difference is claimed where p is at most {study.compare.alpha:g}. "
     note = claims * (study.compare.arms != "best") + "The intervals hold all together, whenever an arm stopped."
+    if any(line.kind in ("not better", "not worse") for line in found):
+        note += (
+            " Not better and not worse look at one side alone, with all of the level that an interval has for two: the "
+            "interval may reach beyond the smallest effect."
+        )
     table = tabulate(
         f"{study.compare.metric} against {against[study.compare.arms]}, the best mean first", found, columns, note
     )
@@ -140,6 +145,7 @@ def verdict_table(analysis: Analysis) -> Table:
 def arm_table(analysis: Analysis) -> Table:
     """Results of each arm."""
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
+    baseline = study.baseline if study.compare.arms == "baseline" else None
 
     def collapsed(arm: Arm) -> str:
         found = arm.collapsed
@@ -151,7 +157,7 @@ def arm_table(analysis: Analysis) -> Table:
         f"{study.compare.metric}{unit.sign and f' in{unit.sign}'} of each arm",
         analysis.ranked,
         [
-            ("arm", lambda arm: arm.name + (" (baseline)" if arm.name == study.baseline else "")),
+            ("arm", lambda arm: arm.name + (" (baseline)" if arm.name == baseline else "")),
             ("runs", lambda arm: str(arm.n)),
             ("failed", lambda arm: str(len(arm.failed))),
             ("mean", lambda arm: unit.value(arm.mean)),

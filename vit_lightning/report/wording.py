@@ -194,6 +194,7 @@ def _against_baseline(analysis: Analysis, arm: Arm) -> Line:
         return Line(arm.name, "baseline", "baseline", arm.mean, arm.n)
     [one] = found
     verdict = "failed" if one.verdict == "failed" else f"{PHRASES[one.verdict]} {one.other}"
+    verdict = "open" if one.verdict == "undecided" and _is_open(one) else verdict
     return _line(arm, verdict, one, next_step(analysis, one))
 
 
@@ -387,8 +388,13 @@ def _choice(analysis: Analysis) -> str:
         unit = unit_of(study.compare.metric)
         gain = f"{unit.signed(best.mean)}{unit.suffix} of {study.compare.metric}"
         return f"Take {few([best.arm])} ({gain}){several if len(better) > 1 else ''}."
-    open_ = [one.arm for one in analysis.ordered if one.verdict in ("undecided", "not worse", "failed")]
-    return f"Keep {few([study.baseline])}: {'no arm is shown to be better' if open_ else 'no arm is better'}."
+    verdicts = {one.arm: one.verdict for one in analysis.ordered}
+    if {*verdicts.values()} == {"failed"}:
+        return "No arm could be compared."
+    is_shown = {*verdicts.values()}.isdisjoint(("undecided", "not worse", "failed"))
+    equal = [arm for arm, verdict in verdicts.items() if verdict == "equivalent"]
+    also = f"; {few(equal)} may be taken as well" if equal else ""
+    return f"Keep {few([study.baseline])}: {'no arm is better' if is_shown else 'no arm is shown to be better'}{also}."
 
 
 def notes(analysis: Analysis) -> list[str]:
