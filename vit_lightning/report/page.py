@@ -13,7 +13,18 @@ from vit_lightning.report.checks import Check
 from vit_lightning.report.figures import inline_svg
 from vit_lightning.report.report import Report
 from vit_lightning.report.study import Run, Study
-from vit_lightning.report.wording import FEW, Answer, answers, claim_is_about, command, factors, few, listed, rule
+from vit_lightning.report.wording import (
+    FEW,
+    Answer,
+    answers,
+    claim_is_about,
+    command,
+    factors,
+    few,
+    listed,
+    rule,
+    so_far,
+)
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --faint: #666; --line: #d5d5d5; --wash: #f5f5f2;
@@ -70,8 +81,8 @@ CURVE = (
     "The mean of each arm with a band of one standard deviation over seeds; on the right, or below, the last third. "
 )
 CAPTIONS = {
-    "differences": "Mean differences and their intervals; small points are seeds. The grey band holds differences "
-    "too small to matter.",
+    "differences": "Mean differences and their intervals; small points, if any, are seeds. The grey band holds "
+    "differences too small to matter.",
     "seeds": "Every run, the best mean first. Grey lines join the runs of one seed.",
     "curves_0": CURVE + "Dotted: runs that failed.",
     "curves_1": CURVE,
@@ -122,7 +133,7 @@ def make_page(report: Report) -> str:
 <body>
 <main>
 <h1>{escape(study.question or f"Ablation {study.name}")}</h1>
-<p class="answer">{"; ".join(map(_answer, answers(report.analysis)))}</p>
+<p class="answer">{so_far(report.analysis)}{"; ".join(map(_answer, answers(report.analysis)))}</p>
 {_paragraph(factors(report.analysis))}<p class="next">{_recommendation(report)}</p>
 <div class="verdicts">{made["verdicts"]}</div>
 {drawn.get("differences", "")}

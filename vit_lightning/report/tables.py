@@ -117,24 +117,31 @@ def verdict_table(analysis: Analysis) -> Table:
     """A line for each arm: the answer."""
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
     found, share = lines(analysis), 100 * (1 - study.compare.alpha)
+    by_baseline = study.compare.arms == "baseline"
     against = {"baseline": study.baseline, "pairs": analysis.ranked[0].name, "best": "the best other arm"}
     columns: list[tuple[str, Callable[[Line], str]]] = [
         ("arm", lambda line: line.arm),
-        ("verdict", lambda line: line.kind if study.compare.arms == "baseline" else line.verdict),
+        ("verdict", lambda line: line.kind if by_baseline and line.verdict != "open" else line.verdict),
         (f"mean{unit.sign and f',{unit.sign}'}", lambda line: unit.value(line.mean)),
         ("difference" + (f",{unit.suffix}" if unit.suffix else ""), lambda line: unit.signed(line.difference)),
-        (f"{share:g}\N{NO-BREAK SPACE}% interval", lambda line: unit.interval(line.low, line.high)),
+        (f"{share:g}\N{NO-BREAK SPACE}%\N{NO-BREAK SPACE}interval", lambda line: unit.interval(line.low, line.high)),
         ("p", lambda line: show_p(line.p)),
         ("what next", lambda line: line.following or NONE),
     ]
     if study.compare.arms == "best":
         columns = [column for column in columns if column[0] != "p"]
-    claims = f"A difference is claimed where p is at most {study.compare.alpha:g}. "
-    note = claims * (study.compare.arms != "best") + "The intervals hold all together, whenever an arm stopped."
+    if study.compare.arms == "best":
+        note = "Intervals of arms that are not the best end at zero."
+    else:
+        note = f"p is for a difference from zero, which is claimed where p is at most {study.compare.alpha:g}."
+    note += (
+        f" All intervals hold together with {share:g} %, whenever an arm stopped. Differences are over the seeds that "
+        "were compared, means over all seeds of an arm."
+    )
     if any(line.kind in ("not better", "not worse") for line in found):
         note += (
-            " Not better and not worse look at one side alone, with all of the level that an interval has for two: the "
-            "interval may reach beyond the smallest effect."
+            " Not better and not worse are tested on one side only, which takes less than a two-sided interval shows: "
+            "that may reach beyond the smallest effect."
         )
     table = tabulate(
         f"{study.compare.metric} against {against[study.compare.arms]}, the best mean first", found, columns, note

@@ -149,7 +149,12 @@ def answers(analysis: Analysis) -> list[Answer]:
 
 def headline(analysis: Analysis) -> str:
     """Returns the answer in one line; of a grid, with the effects of its factors."""
-    return ". ".join(filter(None, ["; ".join(map(str, answers(analysis))), factors(analysis)]))
+    return so_far(analysis) + ". ".join(filter(None, ["; ".join(map(str, answers(analysis))), factors(analysis)]))
+
+
+def so_far(analysis: Analysis) -> str:
+    """Returns what stands before the answer of a study that has not finished."""
+    return "So far: " if analysis.study.missing else ""
 
 
 def factors(analysis: Analysis) -> str:
@@ -254,7 +259,7 @@ def next_step(analysis: Analysis, one: ArmComparison) -> str:
         return f"{_runs(*_cost(analysis, [one]))} to the comparison with {one.next} seeds"
     if one.verdict == "better":
         best = next(better for better in analysis.ordered if better.verdict == "better")
-        return f"{'take it' if one.arm == best.arm else 'second choice'}{_price(analysis, one)}"
+        return f"{'take it' if one.arm == best.arm else 'better too'}{_price(analysis, one)}"
     if one.verdict == "worse":
         return "leave it"
     if one.verdict == "equivalent":
@@ -285,7 +290,7 @@ def _unanswered(analysis: Analysis, one: ArmComparison) -> str:
     seconds = (needed - one.n) * _seconds(analysis, [Run(arm, 0, "", "missing") for arm in (one.arm, one.other)])
     more = "1,000s of" if needed > 1000 else f"about {float(f'{needed:.1g}'):,.0f}"
     time = "" if math.isnan(seconds) else f" ({show_time(seconds)})"
-    return f"{known}stop: {unit.plain(rules.smallest_effect)} would take {more} seeds{time}"
+    return f"{known}stop: to see {unit.plain(rules.smallest_effect)} takes {more} seeds{time}"
 
 
 def _seen(one: ArmComparison) -> float:
