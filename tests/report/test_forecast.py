@@ -13,6 +13,7 @@ from tests.fake_study import make_study
 from vit_lightning.report.comparisons import compare, design_of, standings
 from vit_lightning.report.forecast import (
     Spread,
+    _read_correct,
     assumed_spread,
     expect,
     forecast_sentences,
@@ -108,6 +109,10 @@ def test_one_pair_tells_the_disagreement_and_three_the_spread_of_other_metrics(t
     share = np.mean(correct[0] != correct[1]) - (np.mean(correct[0]) - np.mean(correct[1])) ** 2
     assert found == Spread(np.sqrt(share / 360), 1, 360, share)
     assert share == pytest.approx(np.var(correct[0] * 1.0 - correct[1]))
+    for run in one.done[:1]:
+        (one.folder / run.folder / "test_predictions.npz").write_bytes(b"PK no zip")
+    _read_correct.cache_clear()
+    assert measured_spread(one) is None, "a damaged file is one that tells nothing"
     study = make_study(tmp_path / "more", seeds=4, max_seeds=8, missing=[("mean without class token", 3)])
     assert measured_spread(study).pairs == 7
     other = dataclasses.replace(study, compare=Compare("test/loss", 0.005, 8))

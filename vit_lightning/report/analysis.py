@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vit_lightning.config.files import word
-from vit_lightning.report.comparisons import ArmComparison, Standing, compare, standings
+from vit_lightning.report.comparisons import ArmComparison, Standing, compare, read_predictions, standings
 from vit_lightning.report.sequential import Values
 from vit_lightning.report.statistics import correlation, highest_rate, sign_flip_p, spread, welch_p
 from vit_lightning.report.study import Run, Study
@@ -212,11 +211,10 @@ def _read_test_sets(study: Study) -> TestSets:
         path = study.folder / run.folder / "test_predictions.npz"
         if not path.is_file():
             continue
-        try:
-            with np.load(path) as file:
-                index, label, prediction = file["index"], file["label"], file["prediction"]
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        kept = read_predictions(path.parent)
+        if kept is None:
             return TestSets({}, False, f"{path} cannot be read", [], None)
+        index, label, prediction = kept
         if not _equal(sets.setdefault(run.seed, (index, label)), (index, label)):
             other.append(run)
         correct[run.arm, run.seed] = label == prediction

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.report.sequential import Claim, Course, Design, follow, p_value
@@ -273,10 +275,16 @@ def images_of(study: Study, run: Run) -> int | None:
 @functools.cache
 def _predictions_in(folder: Path) -> int | None:
     """Returns the number of test images of a run that is done and does not state it."""
+    found = read_predictions(folder)
+    return None if found is None else len(found[1])
+
+
+def read_predictions(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None:
+    """Returns index, label and prediction of each test image, as a run has kept them; None if they cannot be read."""
     try:
         with np.load(folder / "test_predictions.npz") as file:
-            return len(file["label"])
-    except (OSError, ValueError, KeyError):
+            return file["index"], file["label"], file["prediction"]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         return None
 
 

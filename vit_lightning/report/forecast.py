@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from vit_lightning.metric_facts import facts_of
-from vit_lightning.report.comparisons import ArmComparison, compare, design_of
+from vit_lightning.report.comparisons import ArmComparison, compare, design_of, read_predictions
 from vit_lightning.report.sequential import Course, Flags, at, follow, visible_difference
 from vit_lightning.report.study import Compare, Study
 from vit_lightning.report.wording import show_time, unit_of
@@ -141,12 +141,12 @@ def _disagreements(study: Study, one: ArmComparison) -> list[float]:
 @functools.lru_cache(maxsize=1024)
 def _read_correct(folder: Path) -> NDArray[np.bool_] | None:
     """Returns which test images a run that is done has got right; None if that was not kept."""
-    try:
-        with np.load(folder / "test_predictions.npz") as file:
-            correct: NDArray[np.bool_] = file["label"] == file["prediction"]
-            return correct
-    except (OSError, ValueError, KeyError):
+    found = read_predictions(folder)
+    if found is None:
         return None
+    _, label, prediction = found
+    correct: NDArray[np.bool_] = label == prediction
+    return correct
 
 
 def known_accuracy(study: Study) -> float:
