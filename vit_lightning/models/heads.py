@@ -133,7 +133,7 @@ class AttentionPool(TokenPool):
         self.feed_forward = FeedForwardBlock(emb_size, expansion=expansion, activation=activation)
 
     def reduce(self, tokens: Tensor) -> Tensor:
-        probe = repeat(self.query(self.probe.to(tokens.dtype)), "1 1 e -> b 1 e", b=len(tokens))
+        probe = repeat(self.query(self.probe.to(tokens.dtype)), "1 1 e -> b 1 e", b=tokens.shape[0])
         query = rearrange(probe, "b q (h d) -> b h q d", h=self.num_heads)
         keys, values = rearrange(self.kv(tokens), "b n (kv h d) -> kv b h n d", kv=2, h=self.num_heads)
         out = attend(query, keys, values, scale=query.shape[-1] ** -0.5, mask=None, dropout=0.0)

@@ -81,7 +81,7 @@ class LearnedTokens(nn.Module):
         self.token = nn.Parameter(torch.zeros(1, count, emb_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        learned = repeat(self.token, "1 count e -> b count e", b=len(tokens))
+        learned = repeat(self.token, "1 count e -> b count e", b=tokens.shape[0])
         return torch.cat([learned.to(tokens.dtype), tokens], dim=1)
 
 
@@ -114,7 +114,7 @@ class PatchDropout(nn.Module):
         prefix, patches = tokens.tensor_split([self.prefix_tokens], dim=1)
         count = patches.shape[1]
         kept = max(1, int(count * (1.0 - self.p)))
-        order = torch.randn(len(patches), count, device=patches.device).argsort(dim=1)[:, :kept]
+        order = torch.randn(patches.shape[0], count, device=patches.device).argsort(dim=1)[:, :kept]
         index = repeat(order, "b k -> b k e", e=patches.shape[2])
         return torch.cat([prefix, patches.gather(1, index)], dim=1)
 
