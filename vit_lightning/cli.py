@@ -24,8 +24,11 @@ class Command(NamedTuple):
     """``module:function`` within vit_lightning."""
     positional: str = ""
     """Positional arguments, as the usage line shows them."""
-    takes: Literal["experiment", "folder", "arguments"] = "experiment"
-    """Argument of the function: the checked experiment, one folder, or all arguments as they are, with ``--help``."""
+    takes: Literal["experiment", "folder", "arguments", "options"] = "experiment"
+    """Argument of the function: the checked experiment, one folder, all arguments as they are, with ``--help``, or the
+    dataclass ``options``."""
+    options: str = ""
+    """Dataclass of the options in the function's module, for a command that takes no config."""
 
 
 COMMANDS = {
@@ -173,6 +176,10 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
         call = getattr(importlib.import_module(f"vit_lightning.{module}"), function)
     if command.takes == "arguments":
         call(arguments)
+    elif command.takes == "options":
+        from vit_lightning.commands.plain_arguments import read_plain
+
+        call(read_plain(getattr(sys.modules[call.__module__], command.options), arguments, command.positional))
     elif command.takes == "folder":
         from vit_lightning.errors import UserError
 
@@ -209,8 +216,13 @@ def _explain(name: str, command: Command, arguments: Sequence[str]) -> None:
     if command.takes == "folder":
         print(f"usage: lightning {name} {command.positional}\n\n{command.summary}")
         return
-    from vit_lightning.config.help import help_text
+    from vit_lightning.config.help import explained, help_text, options_of
 
+    if command.takes == "options":
+        options = options_of(f"vit_lightning.{command.function.partition(':')[0]}", command.options)
+        print(f"usage: lightning {name} {command.positional} [--OPTION=VALUE ...]\n\n{command.summary}\n")
+        print("\n".join(explained(option) for option in options))
+        return
     print(help_text(name, command.positional, arguments))
 
 
