@@ -13,8 +13,8 @@ from runs import SHARED
 from torch import nn
 
 from vit_lightning.models.heads import DistilledHead
+from vit_lightning.models.resize import resize
 from vit_lightning.weights import from_reference, to_reference
-from vit_lightning.weights.resize import resize
 
 GOLDEN = SHARED / "golden"
 FAMILY_OF_FOLDER = {

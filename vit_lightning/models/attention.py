@@ -209,7 +209,7 @@ class RotaryAttention(MultiHeadAttention):
 
     def set_grid(self, grid: tuple[int, int], prefix_tokens: int) -> None:
         """Sets the positions of the tokens: rows and columns of patches, and the number of tokens before them."""
-        self.positions = RotaryPositions(
+        positions = RotaryPositions(
             grid,
             self.dim_head,
             prefix_tokens,
@@ -217,6 +217,8 @@ class RotaryAttention(MultiHeadAttention):
             max_resolution=self.max_resolution,
             reference_grid=self.reference_grid,
         )
+        weight = next(self.parameters())
+        self.positions = positions.to(weight.device, weight.dtype)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         assert self.positions is not None, "ViT calls set_grid() first"

@@ -17,21 +17,39 @@ from torch import Tensor, nn
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.models import checks
+from vit_lightning.models.resize import Interpolation, resize
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
 
 
 class LearnedPositions(nn.Module):
-    """A learned vector for each token, those before the patches included (Dosovitskiy et al. 2021, equation 1)."""
+    """A learned vector for each token, those before the patches included (Dosovitskiy et al. 2021, equation 1).
+
+    Images of another size get a table that is interpolated in each step; the learned one keeps its shape.
+    """
 
     def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.zeros(1, prefix_tokens + grid[0] * grid[1], emb_size))
+        self.grid = self.image_grid = grid
+        self.table_prefix = prefix_tokens
+        self.interpolation: Interpolation = "bicubic"
+
+    def set_grid(self, grid: Grid, interpolation: Interpolation = "bicubic") -> None:
+        """Sets rows and columns of the patches that images have from now on."""
+        self.image_grid, self.interpolation = grid, interpolation
+
+    def rows(self) -> Tensor:
+        """Returns the table for the images' grid, (1, p + n, e) or without the p rows before the patches."""
+        if self.image_grid == self.grid:
+            return self.table
+        method = f"timm_{self.interpolation}_antialias"
+        return resize(self.table, self.grid, self.image_grid, self.table_prefix, method)
 
     def forward(self, tokens: Tensor) -> Tensor:
         # cast: a float32 table would turn the whole residual stream of a bfloat16 model into float32
-        return tokens + self.table.to(tokens.dtype)
+        return tokens + self.rows().to(tokens.dtype)
 
 
 class LearnedPatchPositions(LearnedPositions):
@@ -42,7 +60,7 @@ class LearnedPatchPositions(LearnedPositions):
         self.prefix_tokens = prefix_tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return tokens + F.pad(self.table.to(tokens.dtype), (0, 0, self.prefix_tokens, 0))
+        return tokens + F.pad(self.rows().to(tokens.dtype), (0, 0, self.prefix_tokens, 0))
 
 
 SinCosForm = Literal["big_vision", "simple_vit", "timm", "timm_interleaved"]
@@ -115,8 +133,14 @@ class SinCos2dPositions(ExactTable):
         must_be = f"emb_size={emb_size} must be a multiple of 4 for 2-D sine and cosine positions"
         refuse([must_be] if emb_size % 4 else [], checks.choice("form", form, get_args(SinCosForm)))
         super().__init__(F.pad(sincos2d(grid, emb_size, temperature, form=form), (0, 0, prefix_tokens, 0)))
-        self.temperature = temperature
+        self.emb_size, self.prefix_tokens, self.temperature = emb_size, prefix_tokens, temperature
         self.form: SinCosForm = form
+
+    def set_grid(self, grid: Grid, interpolation: Interpolation = "bicubic") -> None:
+        """Computes the table of another grid; nothing is interpolated."""
+        table = sincos2d(grid, self.emb_size, self.temperature, form=self.form)
+        self.exact = F.pad(table, (0, 0, self.prefix_tokens, 0))
+        self.table = self.exact.to(self.table)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return tokens + self.table.to(tokens.dtype)

@@ -15,7 +15,7 @@ from vit_lightning.models.crate import ISTA, CrateBlock
 from vit_lightning.models.feed_forward import ACTIVATIONS
 from vit_lightning.models.heads import DistilledHead
 from vit_lightning.models.patches import ConvProjection, LinearProjection
-from vit_lightning.models.positions import SinCos2dPositions
+from vit_lightning.models.positions import LearnedPositions, SinCos2dPositions
 from vit_lightning.models.vit import ViT
 from vit_lightning.weights.options import (
     ATTENTIONS,
@@ -212,6 +212,8 @@ def _head(vit: ViT, problems: list[str]) -> Options:
 def canonical_state(vit: ViT) -> dict[str, Tensor]:
     """Returns the weights under the names that a ViT of ``build(describe(vit))`` has."""
     state = dict(vit.state_dict())
+    if isinstance(positions := _at(vit, "patch_embedding.positions"), LearnedPositions):
+        state["patch_embedding.positions.table"] = positions.rows().detach()  # for the images' size of now
     projection = "patch_embedding.projection"
     if isinstance(vit.patch_embedding.projection, LinearProjection) and f"{projection}.patch_norm.weight" not in state:
         height, width = vit.patch_size

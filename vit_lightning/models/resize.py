@@ -5,7 +5,7 @@ Shape letters: p tokens before the patches, n patches, e emb_size.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vit_lightning.limits import refuse
 from vit_lightning.models import checks
-from vit_lightning.models.positions import Grid
+from vit_lightning.sizes import Size
 
 RESIZE_METHODS: dict[str, dict[str, object]] = {
     "timm_bicubic_antialias": {"mode": "bicubic", "antialias": True},
@@ -31,9 +31,12 @@ RESIZE_METHODS: dict[str, dict[str, object]] = {
 }
 """Arguments of ``F.interpolate`` with which each reference resizes its table; the results differ."""
 
+Interpolation = Literal["bicubic", "bilinear"]
+"""Interpolation with antialiasing, as in timm; enlarged with bilinear, as in the ViT paper's fine-tuning."""
+
 
 def resize(
-    table: Tensor | np.ndarray[Any, Any], old_grid: Grid, new_grid: Grid, prefix_tokens: int, method: str
+    table: Tensor | np.ndarray[Any, Any], old_grid: Size, new_grid: Size, prefix_tokens: int, method: str
 ) -> Tensor:
     """Resizes a table of positions (1, p + n, e) to another grid; the rows of tokens before the patches do not change.
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from vit_lightning.errors import UserError
-from vit_lightning.weights.resize import RESIZE_METHODS, resize
+from vit_lightning.models.resize import RESIZE_METHODS, resize
 
 
 def plane(rows, columns):
