@@ -1,0 +1,272 @@
+"""Weights of one network fitted to another: new heads, resized positions, other channels and patch sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from vit_lightning.limits import refuse
+from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions
+from vit_lightning.models.resize import Interpolation, resize
+from vit_lightning.models.vit import ViT
+from vit_lightning.sizes import Size
+
+POSITIONS = "patch_embedding.positions.table"
+PROJECTION = "patch_embedding.projection"
+TOKENS = ("class_token", "distillation_token", "register_tokens")
+"""Tokens before the patches, in their order."""
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """Weights of a source for a network."""
+
+    state: dict[str, Tensor]
+    """Weights under the network's names; those of ``new`` are missing."""
+    taken: list[str] = field(default_factory=list)
+    """Names of the network whose weights are those of the source, bit for bit."""
+    resized: dict[str, str] = field(default_factory=dict)
+    """Names of weights that were changed to fit, and how."""
+    new: dict[str, str] = field(default_factory=dict)
+    """Names whose weights stay those of the network, and why."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Names of the source that the network does not take, and why."""
+
+    def load(self, network: nn.Module) -> None:
+        """Loads the weights; those that are new keep the values that the network has."""
+        network.load_state_dict(self.state, strict=False)
+
+    def facts(self) -> dict[str, object]:
+        """Returns the report as plain data."""
+        return {name: getattr(self, name) for name in ("resized", "new", "left_out", "taken")}
+
+    def sentence(self) -> str:
+        """Returns the report in one line."""
+        changes = dict.fromkeys([*self.resized.values(), *self.new.values(), *self.left_out.values()])
+        return ", ".join([f"{len(self.taken)} tensors taken", *changes])
+
+
+def adapt(
+    network: nn.Module,
+    source: nn.Module | Mapping[str, Tensor],
+    *,
+    interpolation: Interpolation = "bicubic",
+    new_head: bool = True,
+    grid: Size | None = None,
+) -> Adapted:
+    """Fits the weights of a source to a network of the same architecture; the same sizes change nothing.
+
+    - The head is new where its shapes differ (``head.*`` of our ViT, else the last linear layer).
+    - Positions are interpolated on the grid of patches, those of tokens before the patches are kept.
+    - Channels of images as in timm: their sum for gray images, else repeated and scaled by the ratio of the numbers.
+    - Patches of another size by the pseudo-inverse of FlexiViT (Beyer et al. 2023), which keeps the projections of
+      resized patches.
+    - A last norm, class token, distillation token or registers that only one of the two has are new or left out.
+
+    Args:
+        network: the network, which may be on the meta device; its weights are not changed.
+        source: a network, or weights under the network's own names.
+        interpolation: of learned positions.
+        new_head: whether a head of other shapes may be replaced.
+        grid: rows and columns of the source's positions where it is no ViT; by default they are a square.
+
+    Raises:
+        UserError: names all weights that do not fit.
+    """
+    weights = dict(source.state_dict() if isinstance(source, nn.Module) else source)
+    own = network.state_dict()
+    if isinstance(network, ViT):
+        rules: _Rules = _RulesOfViT(network, source if isinstance(source, ViT) else None, grid, interpolation)
+    else:
+        rules = _RulesOfOthers(network, grid, interpolation)
+    adapted, problems = Adapted({}), list[str]()
+    without_lora = {_plain(name): name for name in weights if name not in own}
+    for name, weight in own.items():
+        plain = _plain(name)
+        found = name if name in weights else without_lora.get(plain, "")
+        value = weights.pop(found, None)
+        if value is not None and value.shape == weight.shape:
+            adapted.state[name] = value
+            adapted.taken.append(name)
+        elif value is not None and (resized := rules.resized(plain, value, weight)) is not None:
+            adapted.state[name], adapted.resized[name] = resized
+        elif value is None and (part := rules.optional(plain, weight)):
+            adapted.new[name] = f"new {part}"
+        elif new_head and rules.is_head(plain):
+            adapted.new[name] = f"new head{_classes(value, weight)}"
+        elif "lora_" in name:
+            adapted.new[name] = "new LoRA weights"
+        elif value is None:
+            problems.append(f"it lacks {name}")
+        else:
+            problems.append(f"it has {name} as {_shape(value)}, the model as {_shape(weight)}")
+    for name, value in weights.items():
+        plain = _plain(name)
+        part = rules.optional(plain, value) or ("head" if new_head and rules.is_head(plain) else "")
+        if part and "lora_" not in name:
+            adapted.left_out[name] = f"{part} left out"
+        else:
+            problems.append(f"it has {name}, which the model lacks")
+    refuse(problems)
+    return adapted
+
+
+class _Rules:
+    """Rules for weights that need not be the same in both networks."""
+
+    def __init__(self, grid: Size | None, interpolation: Interpolation) -> None:
+        self.grid, self.interpolation = grid, interpolation
+
+    def is_head(self, name: str) -> bool:
+        """Whether a weight belongs to the head."""
+        raise NotImplementedError
+
+    def optional(self, name: str, weight: Tensor) -> str:
+        """Returns the part of a network that a weight belongs to, if only one of the two networks may have it."""
+        raise NotImplementedError
+
+    def resized(self, name: str, value: Tensor, weight: Tensor) -> tuple[Tensor, str] | None:
+        """Returns a value with the shape of a weight and how it was made; None if there is no way."""
+        raise NotImplementedError
+
+    def positions(self, value: Tensor, old: Size, new: Size, prefix: int) -> tuple[Tensor, str]:
+        table = resize(value, old, new, prefix, f"timm_{self.interpolation}_antialias")
+        same = old == new
+        return table, "positions" if same else f"positions {_shape(old)} -> {_shape(new)} {self.interpolation}"
+
+
+class _RulesOfViT(_Rules):
+    def __init__(self, vit: ViT, source: ViT | None, grid: Size | None, interpolation: Interpolation) -> None:
+        super().__init__(grid, interpolation)
+        self.vit, self.source = vit, source
+
+    def is_head(self, name: str) -> bool:
+        return name.startswith("head.")
+
+    def optional(self, name: str, weight: Tensor) -> str:
+        if name.startswith(("norm.", "head.norm.")):
+            return "last norm"
+        token = name.removeprefix("patch_embedding.").removesuffix(".token")
+        return token.replace("_", " ") if token in TOKENS else ""
+
+    def resized(self, name: str, value: Tensor, weight: Tensor) -> tuple[Tensor, str] | None:
+        if name == POSITIONS and value.ndim == 3 and value.shape[2] == weight.shape[2]:
+            return self._positions(value, weight)
+        if name == f"{PROJECTION}.conv.weight":
+            return _projection(value, weight)
+        if name == f"{PROJECTION}.linear.weight" and self.source is not None:
+            (p1, p2), (q1, q2) = self.source.patch_size, self.vit.patch_size
+            old = rearrange(value, "e (c p1 p2) -> e c p1 p2", p1=p1, p2=p2)
+            new = rearrange(weight, "e (c p1 p2) -> e c p1 p2", p1=q1, p2=q2)
+            if (made := _projection(old, new)) is not None:
+                return made[0].flatten(1), made[1]
+        return None
+
+    def _positions(self, value: Tensor, weight: Tensor) -> tuple[Tensor, str] | None:
+        """Resizes the rows of the grid, and keeps those of tokens that both networks have; others are zero."""
+        here = _rows_before(self.vit)
+        there = here if self.source is None else _rows_before(self.source)
+        before = sum(there.values())
+        positions = None if self.source is None else self.source.patch_embedding.positions
+        known_grid = positions.grid if isinstance(positions, LearnedPositions) else self.grid
+        old, own = known_grid or _square(value.shape[1] - before), self.vit.patch_embedding.positions
+        if old is None or before + old[0] * old[1] != value.shape[1] or not isinstance(own, LearnedPositions):
+            return None
+        table, text = self.positions(value, old, own.grid, before)
+        known = dict(zip(there, torch.split(table[0, :before], list(there.values())), strict=True))
+        rows = []
+        for token, count in here.items():
+            given = known.get(token, value.new_zeros(0, value.shape[2]))[:count]
+            rows.append(F.pad(given, (0, 0, 0, count - len(given))))
+        if here != there:
+            changed = [token.replace("_", " ") for token in TOKENS if here.get(token) != there.get(token)]
+            text += f" (those of {' and '.join(changed)} {'zero' if sum(here.values()) > before else 'left out'})"
+        return torch.cat([*rows, table[0, before:]])[None], text
+
+
+def _rows_before(vit: ViT) -> dict[str, int]:
+    """Returns the rows of a table of positions before those of the grid, by token."""
+    embedding = vit.patch_embedding
+    if isinstance(embedding.positions, LearnedPatchPositions):
+        return {}
+    return {name: getattr(embedding, name).token.shape[1] for name in TOKENS if hasattr(embedding, name)}
+
+
+class _RulesOfOthers(_Rules):
+    def __init__(self, network: nn.Module, grid: Size | None, interpolation: Interpolation) -> None:
+        super().__init__(grid, interpolation)
+        self.network = network
+        modules = dict(network.named_modules())
+        named = getattr(network, "pretrained_cfg", None) or {}
+        classifiers = named.get("classifier") or () if isinstance(named, Mapping) else ()
+        last = [name for name, module in modules.items() if isinstance(module, nn.Linear)][-1:]
+        self.heads = [*([classifiers] if isinstance(classifiers, str) else classifiers), *map(_plain, last)]
+        self.first = next((f"{name}.weight" for name, module in modules.items() if isinstance(module, nn.Conv2d)), "")
+
+    def is_head(self, name: str) -> bool:
+        return name.rpartition(".")[0] in self.heads
+
+    def optional(self, name: str, weight: Tensor) -> str:
+        if not weight.is_floating_point():
+            return "counters"
+        return "last norm" if name.split(".")[0] in ("norm", "fc_norm") else ""
+
+    def resized(self, name: str, value: Tensor, weight: Tensor) -> tuple[Tensor, str] | None:
+        if name == self.first:
+            return _projection(value, weight)
+        known = name.rpartition(".")[2] in ("pos_embed", "pos_embedding", "position_embeddings")
+        if not known or value.ndim != 3 or value.shape[2] != weight.shape[2]:
+            return None
+        size = getattr(getattr(self.network, "patch_embed", None), "grid_size", None)
+        own = getattr(self.network, "num_prefix_tokens", 1)
+        for prefix in dict.fromkeys([own, 0, 1, 2]):
+            old = self.grid or _square(value.shape[1] - prefix)
+            new = tuple(size) if size else _square(weight.shape[1] - prefix)
+            if old and new and [prefix + a * b for a, b in (old, new)] == [value.shape[1], weight.shape[1]]:
+                return self.positions(value, old, new, prefix)
+        return None
+
+
+def _projection(value: Tensor, weight: Tensor) -> tuple[Tensor, str] | None:
+    """Returns a kernel (e, c, p1, p2) for other channels and patch sizes; None for another width."""
+    if value.ndim != 4 or weight.ndim != 4 or len(value) != len(weight):
+        return None
+    kernel, texts = value.double(), []
+    before, channels = value.shape[1], weight.shape[1]
+    if channels != before:
+        if channels == 1:
+            kernel = kernel.sum(dim=1, keepdim=True)
+        else:
+            kernel = kernel.repeat(1, math.ceil(channels / before), 1, 1)[:, :channels] * (before / channels)
+        texts.append(f"channels {before} -> {channels} {'summed' if channels == 1 else 'repeated and scaled'}")
+    old, new = value.shape[2:], weight.shape[2:]
+    if old != new:
+        unit = torch.eye(old.numel(), dtype=torch.float64, device=value.device).view(-1, 1, *old)
+        matrix = F.interpolate(unit, size=tuple(new), mode="bicubic", antialias=True).flatten(1)
+        kernel = (kernel.flatten(2) @ torch.linalg.pinv(matrix).T).unflatten(2, new)
+        texts.append(f"patches {_shape(old)} -> {_shape(new)} by pseudo-inverse")
+    return kernel.to(value.dtype), ", ".join(texts)
+
+
+def _plain(name: str) -> str:
+    """Returns the name that a weight has without LoRA."""
+    return name.replace(".base_layer.", ".")
+
+
+def _classes(value: Tensor | None, weight: Tensor) -> str:
+    return f" ({len(value)} -> {len(weight)} classes)" if value is not None and len(value) != len(weight) else ""
+
+
+def _square(count: int) -> Size | None:
+    side = math.isqrt(max(0, count))
+    return (side, side) if side > 0 and side * side == count else None
+
+
+def _shape(tensor: Tensor | Sequence[int]) -> str:
+    return "x".join(map(str, tensor.shape if isinstance(tensor, Tensor) else tensor)) or "one number"
