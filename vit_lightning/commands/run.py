@@ -43,6 +43,7 @@ from vit_lightning.training.checkpoints import Checkpoints, space_problem
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.flops import forward_flops
+from vit_lightning.training.freeze import head_state
 from vit_lightning.training.memory import keep_freed_memory
 from vit_lightning.training.stop_on_signal import StopOnSignal
 
@@ -72,12 +73,14 @@ def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, 
     """
     seed_everything(experiment.seed, verbose=False)
     data, module = experiment.data, make_module(experiment)
+    head = head_state(network_of(module)) if begins and experiment.config["reset_head"] else {}
     if begins and experiment.init_from is not None:
         path = find_checkpoint(experiment.init_from, "init_from")
         if isinstance(module, ViTClassifier):
             load_network(module.network, read_checkpoint(path), path)
         else:
             load_weights(module, read_checkpoint(path), path)
+    network_of(module).load_state_dict(head, strict=False)
     settings, config = experiment.settings, dict(experiment.config)
     predictions, stopwatch, metrics = TestPredictions(), Stopwatch(), MetricsFile(folder)
     guard = FiniteGuard(folder)
@@ -100,7 +103,7 @@ def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, 
 def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     """Trains from step 0 or from a checkpoint, unless training has finished; then tests the best checkpoint."""
     say(row("run", f"{run.folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
-    say(model_line(run.experiment, count_parameters(run.module)))
+    say(model_line(run.experiment, count_parameters(run.module), count_parameters(run.module, trained=True)))
     say(device_line(run.trainer))
     run.mirror.start()
     say(run.mirror.place())
@@ -205,9 +208,11 @@ def _test_best(run: Run) -> Results:
         last["callbacks"]["Stopwatch"],
         metric_names("train", "val", table=with_own(run.experiment.metrics)),
     )
+    parameters, trained = count_parameters(run.module), count_parameters(run.module, trained=True)
     results: Results = {
         "seed": run.experiment.seed,
-        "parameters": count_parameters(run.module),
+        "parameters": parameters,
+        **({"trained_parameters": trained} if trained != parameters else {}),
         "flops": run.mirror.run_config["flops"],
         "epochs": last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"],
         "steps": last["global_step"],
@@ -246,9 +251,10 @@ def network_of(module: LightningModule) -> nn.Module:
     return module.network if isinstance(module, ViTClassifier) else module
 
 
-def count_parameters(module: LightningModule) -> int:
+def count_parameters(module: LightningModule, *, trained: bool = False) -> int:
+    """Returns the number of parameters, or of those that are not frozen."""
     counted = network_of(module) if type(module) is ViTClassifier else module
-    return sum(weight.numel() for weight in counted.parameters())
+    return sum(weight.numel() for weight in counted.parameters() if weight.requires_grad or not trained)
 
 
 def _peak_memory_mb() -> float:

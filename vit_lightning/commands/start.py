@@ -19,10 +19,11 @@ from vit_lightning.data.splits import Split
 SPLIT_WORDS: dict[Split, str] = {"train": "training", "val": "validation", "test": "test"}
 
 
-def model_line(experiment: Experiment, parameters: int) -> str:
+def model_line(experiment: Experiment, parameters: int, trained: int) -> str:
     parts = [experiment.config[key] for key in ("module", "model")]
     name = " of ".join(str(part["class_path"]).removeprefix("vit_lightning.") for part in parts if part is not None)
-    return row("model", f"{name}, {counted(parameters, 'parameter')}")
+    number = counted(parameters, "parameter")
+    return row("model", f"{name}, {number if trained == parameters else f'{trained:,} of {number} trained'}")
 
 
 def device_line(trainer: Trainer) -> str:

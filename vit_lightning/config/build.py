@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule
@@ -30,6 +31,8 @@ from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
 from vit_lightning.sizes import pair
 from vit_lightning.storage.checkpoint_files import find_checkpoint, network_weights, read_checkpoint
+from vit_lightning.training.freeze import freeze_backbone
+from vit_lightning.training.lora import LoraConfig, add_lora
 from vit_lightning.training.losses import OwnLoss
 from vit_lightning.training.optim import OptimizerConfig, group_problems
 
@@ -79,9 +82,10 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
         found = settings["loss"].problems(data.num_classes, mixes=bool(getattr(data, "mixing", None)))
         problems += [f"loss.class_path={config.loss.class_path}: {text}" for text in found]
     problems += unused_problems(merged, module_class, settings)
+    problems += _freeze_problems(config, settings.get("lora"), module_class)
     has_network = "network" in filled_in(module_class)
     if has_network and not any(problem.startswith("model.") for problem in problems):
-        problems += _model_problems(config, facts, settings.get("optimizer"))
+        problems += _model_problems(config, facts, settings.get("optimizer"), settings.get("lora"))
     if metrics and "metrics" not in filled_in(module_class):
         problems.append(f"metrics: module.class_path={module_class.__name__} logs its own (leave them out)")
     if chosen is not None and not problems:
@@ -151,13 +155,33 @@ def _module_problems(
     return []
 
 
-def _model_problems(config: Namespace, facts: dict[str, Any], optimizer: OptimizerConfig | None) -> list[str]:
+def _freeze_problems(config: Namespace, lora: LoraConfig | None, kind: type[LightningModule]) -> list[str]:
+    """Returns why nothing can be frozen."""
+    given = [f"freeze={config.freeze}"] if config.freeze else []
+    given += [f"lora.rank={lora.rank}"] if lora and lora.rank else []
+    if given and "network" not in filled_in(kind):
+        return [f"{', '.join(given)}: module.class_path={kind.__module__}.{kind.__qualname__} takes no network"]
+    if len(given) > 1:
+        return [f"{' beside '.join(given)}: adapters freeze the backbone already (leave freeze out)"]
+    return []
+
+
+def _model_problems(
+    config: Namespace, facts: dict[str, Any], optimizer: OptimizerConfig | None, lora: LoraConfig | None
+) -> list[str]:
     """Returns what does not fit: network and its arguments, data, optimizer, and the weights it is to start from."""
     try:
         network = empty_network(lambda: instantiate(config, "model"))
     except UserError as error:
         return error.problems
     problems = network_problems(network, (facts["in_channels"], *pair(facts["image_size"])), facts["num_classes"])
+    try:
+        with torch.device("meta"):
+            add_lora(network, lora or LoraConfig())
+        if config.freeze:
+            freeze_backbone(network)
+    except UserError as error:
+        return problems + error.problems
     if optimizer is not None:
         with contextlib.suppress(UserError):  # its own problems are told elsewhere
             problems += [f"optimizer.{text}" for text in group_problems(network, optimizer)]

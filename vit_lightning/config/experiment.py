@@ -16,6 +16,8 @@ from vit_lightning.config.options import CommandOptions, Resume, Settings
 from vit_lightning.config.parser import instantiate, parse_part
 from vit_lightning.config.trust import KNOWN_PACKAGES, Imports
 from vit_lightning.data.base import ImageData
+from vit_lightning.training.freeze import freeze_backbone
+from vit_lightning.training.lora import LoraConfig, add_lora
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +71,12 @@ class Experiment:
         return arguments
 
     def make_network(self) -> nn.Module:
-        """Returns the network with new random weights."""
+        """Returns the network with new random weights, frozen where the config says so."""
         self.imports.allow()
-        return make_network(self.config)
+        network = make_network(self.config)
+        if self.config["freeze"]:
+            freeze_backbone(network)
+        return network
 
     def make_trainer_arguments(self, replaced: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns arguments of Lightning's Trainer with new callbacks, loggers, profiler and strategy.
@@ -104,8 +109,9 @@ def make_data(config: Mapping[str, Any]) -> ImageData:
 
 
 def make_network(config: Mapping[str, Any]) -> nn.Module:
-    """Returns the network of a complete config in plain data, with new random weights."""
+    """Returns the network of a complete config in plain data, with new random weights, and with its adapters."""
     parsed = parse_part("model", config["model"])
     leave_out_defaults_of_others(parsed.model, config["model"].get("init_args", {}))
     network: nn.Module = instantiate(parsed, "model")
+    add_lora(network, LoraConfig(**config.get("lora", {})))  # checkpoints of earlier versions lack it
     return network

@@ -15,6 +15,7 @@ from vit_lightning.storage.wandb_mirror import WandbConfig
 from vit_lightning.training.checkpoints import CheckpointConfig
 from vit_lightning.training.distillation import DistillationConfig
 from vit_lightning.training.ema import EMAConfig
+from vit_lightning.training.lora import LoraConfig
 from vit_lightning.training.losses import LossConfig, OwnLoss
 from vit_lightning.training.optim import OptimizerConfig
 
@@ -31,6 +32,7 @@ class Settings(NamedTuple):
     loss: LossConfig | OwnLoss = LossConfig()
     ema: EMAConfig = EMAConfig()
     distillation: DistillationConfig = DistillationConfig()
+    lora: LoraConfig = LoraConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     wandb: WandbConfig = WandbConfig()
 
@@ -44,6 +46,8 @@ class ConfigOptions:
         seed_everything: seed of the initial weights, the order of images, augmentation and dropout.
         init_from: run folder (its best checkpoint), checkpoint file, or https://...#sha256=CHECKSUM with the initial
             weights.
+        reset_head: whether the head is drawn anew after init_from.
+        freeze: backbone trains the head alone; all else stays as it is, without dropout or new statistics.
         test: whether fit tests the best checkpoint after training.
         metrics: classes of torchmetrics with their arguments, also by short names such as F1Score, that validation and
             test log under name.
@@ -52,6 +56,8 @@ class ConfigOptions:
     experiment: str | None = None
     seed_everything: int = 0
     init_from: str | None = None
+    reset_head: bool = False
+    freeze: Literal["backbone"] | None = None
     test: bool = True
     metrics: list[Any] | None = None
 

@@ -200,3 +200,25 @@ class DistilledHead(nn.Module):
 
 
 POOLS: dict[str, Pool] = {"cls": ClassTokenPool, "mean": MeanPool}
+
+
+def find_head(network: nn.Module) -> dict[str, nn.Module]:
+    """Returns the parts that turn features into logits, by name.
+
+    They are ``head`` of a ViT, what timm's ``get_classifier`` gives, or else the last linear layer.
+
+    Raises:
+        UserError: there are none.
+    """
+    modules = dict(network.named_modules())
+    if isinstance(modules.get("head"), ClassificationHead | DistilledHead):
+        return {"head": modules["head"]}
+    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    heads = {name: modules[name] for name in linear[-1:]}
+    if callable(classifier := getattr(network, "get_classifier", None)):
+        given = classifier()  # two of a network with a distillation token
+        found = given if isinstance(given, tuple) else (given,)
+        heads = {name: module for name, module in modules.items() if any(module is head for head in found)}
+    if not heads:
+        raise UserError(f"{type(network).__name__} has no linear layer, so that its head is unknown")
+    return heads

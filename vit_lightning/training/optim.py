@@ -224,7 +224,7 @@ def parameter_groups(
         if callable(no_decay)
         else {name for name, weight in trainable.items() if _is_vector(name, weight)}
     )
-    scales = _lr_scales(network, layer_decay)
+    scales = _lr_scales(network, layer_decay, trainable)
     groups: dict[tuple[bool, float, bool], list[nn.Parameter]] = {}
     for name, weight in trainable.items():
         groups.setdefault((name in muon, scales.get(name, 1.0), name not in without), []).append(weight)
@@ -244,8 +244,12 @@ def _is_vector(name: str, weight: nn.Parameter) -> bool:
     return sum(length > 1 for length in weight.shape) < 2 or not name.endswith("weight")
 
 
-def _lr_scales(network: nn.Module, layer_decay: float) -> dict[str, float]:
-    """Returns ``layer_decay`` to the power of the number of layers between each parameter and the head."""
+def _lr_scales(network: nn.Module, layer_decay: float, trainable: Collection[str]) -> dict[str, float]:
+    """Returns ``layer_decay`` to the power of the number of layers between each parameter and the head.
+
+    Raises:
+        UserError: the network does not say how deep its parameters lie, or all that are trained lie in one layer.
+    """
     if layer_decay == 1.0:
         return {}
     layer_index = getattr(network, "layer_index", None)
@@ -255,6 +259,8 @@ def _lr_scales(network: nn.Module, layer_decay: float) -> dict[str, float]:
             "(a method layer_index(name) -> int)"
         )
     indices = {name: layer_index(name) for name in (_uncompiled(name) for name, _ in network.named_parameters())}
+    if len(indices) > len(trainable) and len({indices[name] for name in trainable}) == 1:
+        raise UserError(f"layer_decay={layer_decay} does nothing: all parameters but those of one layer are frozen")
     return {name: layer_decay ** (max(indices.values()) - index) for name, index in indices.items()}
 
 
@@ -265,7 +271,7 @@ def muon_matrices(network: nn.Module) -> set[str]:
     the last linear layer.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or all are frozen.
     """
     weights = {_uncompiled(name): weight for name, weight in network.named_parameters()}
     matrices = {name for name, weight in weights.items() if weight.ndim == 2}
@@ -275,9 +281,11 @@ def muon_matrices(network: nn.Module) -> set[str]:
         linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
         matrices = {name for name in matrices if not _is_vector(name, weights[name])}
         matrices -= {_uncompiled(f"{name}.weight") for name in linear[-1:]}
-    if not matrices:
-        raise UserError(f"name=muon: {type(network).__name__} has no matrices before its classifier (choose adamw)")
-    return matrices
+    trained = {name for name in matrices if weights[name].requires_grad}
+    if not trained:
+        which = "trained matrices" if matrices else "matrices"
+        raise UserError(f"name=muon: {type(network).__name__} has no {which} before its classifier (choose adamw)")
+    return trained
 
 
 def optimizer_and_schedule(

@@ -1,0 +1,87 @@
+"""Adapters: made by peft, trained with the head, kept in checkpoints, merged into plain weights."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+import torchvision
+from runs import SMALL
+
+from vit_lightning import UserError, ViT
+from vit_lightning.commands.evaluate import validate
+from vit_lightning.commands.fit import fit
+from vit_lightning.config.experiment import make_network
+from vit_lightning.config.resolve import resolve
+from vit_lightning.storage.checkpoint_files import load_network, read_checkpoint
+from vit_lightning.training.lora import LoraConfig, add_lora, merged
+
+LORA = ["--lora.rank=2", "--lora.alpha=8", "--lora.targets=[qkv,expand]"]
+
+
+def tiny() -> ViT:
+    return ViT(image_size=8, patch_size=4, in_channels=1, num_classes=10, emb_size=16, depth=2, num_heads=2)
+
+
+def test_adapters_change_nothing_at_first_and_draw_no_number_of_the_run():
+    network, images = tiny(), torch.randn(3, 1, 8, 8)
+    torch.nn.init.normal_(network.head.linear.weight)
+    logits, state, random = network(images), network.state_dict(), torch.get_rng_state()
+    add_lora(network, LoraConfig(rank=2))
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(network(images), logits)
+    trained = {name for name, weight in network.named_parameters() if weight.requires_grad}
+    adapters = {name for name in trained if ".lora_A." in name or ".lora_B." in name}
+    assert len(adapters) == 2 * 2 * 2
+    assert trained - adapters == {"head.linear.weight", "head.linear.bias"}
+    base = {name.replace(".base_layer", ""): value for name, value in network.state_dict().items()}
+    assert all(torch.equal(base[name], value) for name, value in state.items())
+
+
+def test_a_run_with_adapters_is_tested_from_its_checkpoint_alone_and_merges(in_folder, monkeypatch):
+    results = fit(resolve([*SMALL, *LORA, "--optimizer.lr=0.02", "--test=false", "--out=out"]))
+    assert results["trained_parameters"] == 2 * (16 + 48) + 2 * (16 + 64) + 170
+    assert validate(resolve(["--ckpt=out", "--out=again"], "validate"))["val/acc"] == results["val/acc"]
+    path = in_folder / "out/checkpoints/best.ckpt"
+    checkpoint = read_checkpoint(path)
+    network = make_network(checkpoint["config"])
+    load_network(network, checkpoint, path)
+    plain, images = merged(network.eval()), torch.randn(5, 1, 8, 8)
+    assert not any("lora" in name or "base_layer" in name for name in plain.state_dict())
+    assert all(weight.requires_grad for weight in plain.parameters())
+    torch.testing.assert_close(plain(images), network(images), rtol=0, atol=1e-5)
+    assert all(value.abs().max() > 1e-3 for name, value in network.state_dict().items() if "lora_B" in name)
+    assert merged(plain) is plain
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UserError, match=r"lora.rank=2 needs peft: pip install 'vit-lightning\[lora\]'"):
+        resolve(["--ckpt=out"], "test")
+
+
+def test_layers_of_other_networks_and_names_that_are_not_there():
+    sizes = {"image_size": 8, "patch_size": 4, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
+    network = torchvision.models.VisionTransformer(**sizes)
+    for target in ("head", "out_proj"):  # attention of torch does not call its out_proj
+        with pytest.raises(UserError, match=f"VisionTransformer has no linear layer {target} before its head"):
+            add_lora(network, LoraConfig(rank=2, targets=[target]))
+    add_lora(network, LoraConfig(rank=2, targets=["0"]))
+    trained = {name for name, weight in network.named_parameters() if weight.requires_grad}
+    assert trained >= {"heads.head.weight", "heads.head.bias"}
+    assert len(trained) == 2 + 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "problem"),
+    [
+        ("--lora.rank=-1", "lora.rank=-1 must be at least 0"),
+        ("--lora.dropout=1", "lora.dropout=1.0 must be at least 0 and below 1"),
+        (
+            "--lora.targets=[query]",
+            "lora.targets: ViT has no linear layer query before its head (choose qkv, ",
+        ),
+    ],
+)
+def test_wrong_values(flag, problem):
+    with pytest.raises(UserError) as told:
+        resolve([*SMALL, "--lora.rank=2", flag])
+    assert any(text.startswith(problem) for text in told.value.problems), told.value.problems

@@ -1,0 +1,94 @@
+"""Low-rank adapters (Hu et al. 2022, LoRA), made by the package peft."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from vit_lightning.errors import UserError
+from vit_lightning.limits import at_least, refuse
+from vit_lightning.models.heads import find_head
+
+
+@dataclass
+class LoraConfig:
+    """Low-rank adapters (LoRA): only they and the head are trained, all other weights are frozen.
+
+    Args:
+        rank: rank of the adapters; 0 for none.
+        alpha: factor of the adapters, divided by rank.
+        dropout: dropout probability on the input of an adapter.
+        targets: names of the linear layers that get one, in each block and wherever else but in the head; of a ViT
+            qkv, projection, expand, contract.
+    """
+
+    rank: int = 0
+    alpha: float = 16.0
+    dropout: float = 0.0
+    targets: list[str] = field(default_factory=lambda: ["qkv", "projection"])
+
+    def __post_init__(self) -> None:
+        problems = at_least(0, rank=self.rank)
+        if not 0.0 < self.alpha < float("inf"):
+            problems.append(f"alpha={self.alpha} must be a finite number above 0")
+        if not 0.0 <= self.dropout < 1.0:
+            problems.append(f"dropout={self.dropout} must be at least 0 and below 1")
+        if not self.targets:
+            problems.append("targets=[] names no layer (rank=0 for no adapters)")
+        refuse(problems)
+
+
+def add_lora(network: nn.Module, config: LoraConfig) -> None:
+    """Gives a network its adapters, which change nothing before they are trained, and freezes all else but the head.
+
+    A layer X becomes X.base_layer beside X.lora_A and X.lora_B. The global random numbers stay as they were.
+
+    Raises:
+        UserError: peft is not installed, or a target is not there.
+    """
+    if config.rank == 0:
+        return
+    try:
+        import peft
+    except ImportError as fault:
+        raise UserError(f"lora.rank={config.rank} needs peft: pip install 'vit-lightning[lora]'") from fault
+    heads = find_head(network)
+    within = tuple(f"{head}." for head in heads)
+    # the type itself: torch's attention reads the weights of its own kind of linear layer without calling it
+    layers = {name: name.rpartition(".")[2] for name, module in network.named_modules() if type(module) is nn.Linear}
+    layers = {name: last for name, last in layers.items() if not f"{name}.".startswith(within)}
+    refuse(
+        f"lora.targets: {type(network).__name__} has no linear layer {target} before its head "
+        f"(choose {', '.join(dict.fromkeys(layers.values()))})"
+        for target in config.targets
+        if target not in layers.values()
+    )
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,  # type: ignore[arg-type]  # any number
+        lora_dropout=config.dropout,
+        target_modules=[name for name, last in layers.items() if last in config.targets],
+    )
+    with torch.random.fork_rng(devices=[]):
+        peft.inject_adapter_in_model(settings, network)
+    del network.peft_config
+    for head in heads.values():
+        head.requires_grad_(True)
+
+
+def merged(network: nn.Module) -> nn.Module:
+    """Returns a copy whose weights include the adapters: a plain network, with the same logits but for rounding.
+
+    A network without adapters is returned itself.
+    """
+    if not any(hasattr(module, "get_base_layer") for module in network.modules()):
+        return network
+    plain = deepcopy(network)
+    for name, module in list(plain.named_modules()):
+        if hasattr(module, "get_base_layer"):
+            module.merge()
+            plain.set_submodule(name, module.get_base_layer())
+    return plain.requires_grad_(True)
