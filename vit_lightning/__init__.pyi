@@ -4,6 +4,7 @@
 """
 
 from vit_lightning.commands.fit import fit as fit
+from vit_lightning.commands.load import load as load
 from vit_lightning.config.experiment import Experiment as Experiment
 from vit_lightning.config.resolve import resolve as resolve
 from vit_lightning.data.augment import Augmentation as Augmentation

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
-from torch import Tensor
 
 from vit_lightning.commands.console import counted, say
 from vit_lightning.commands.figures import image_grid, save
+from vit_lightning.commands.load import Prediction, top_classes
 from vit_lightning.commands.session import load_trained, make_trainer, session
 from vit_lightning.commands.test_report import write_rows
 from vit_lightning.config.experiment import Experiment
@@ -29,14 +29,6 @@ SHOWN_IMAGES = 30
 """Number of images in ``predictions.png``."""
 SHOWN_LINES = 20
 """Largest number of images whose predictions are printed; they are written in any case."""
-
-
-class Prediction(NamedTuple):
-    """The most likely classes of an image file."""
-
-    file: str
-    classes: list[str]
-    probabilities: list[float]
 
 
 def predict(experiment: Experiment) -> None:
@@ -83,7 +75,9 @@ def predict_files(experiment: Experiment) -> None:
         labels = torch.cat([batch["labels"] for batch in batches]).cpu()
         probabilities = torch.cat([batch["probabilities"] for batch in batches]).cpu()
         good = (labels != DAMAGED).nonzero()[:, 0].tolist()
-        predictions = [_top(files[row], probabilities[row], data.class_names, options.top_k) for row in good]
+        predictions = [
+            top_classes(str(files[row]), probabilities[row], data.class_names, options.top_k) for row in good
+        ]
         path = folder / f"predictions.{options.format}"
         if predictions:
             _write(path, predictions)
@@ -112,11 +106,6 @@ def _one_device(devices: Any) -> dict[str, Any]:
     """Returns Trainer arguments for one device, however many the run was trained on: a few images need no more."""
     one = devices if isinstance(devices, list) and len(devices) == 1 else 1
     return {"callbacks": None, "devices": one, "strategy": "auto", "num_nodes": 1, "limit_predict_batches": None}
-
-
-def _top(file: Path, probabilities: Tensor, names: Sequence[str], count: int) -> Prediction:
-    values, classes = probabilities.topk(min(count, len(names)))
-    return Prediction(str(file), [names[label] for label in classes.tolist()], values.tolist())
 
 
 def _write(path: Path, predictions: Sequence[Prediction]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
@@ -51,8 +52,8 @@ def centre_box(width: int, height: int, *, target: tuple[int, int], fraction: fl
 class Encoded(NamedTuple):
     """Encoded images of a split."""
 
-    read: Callable[[Any], Path | bytes]
-    """Returns the file of an image, or its content."""
+    read: Callable[[Any], Path | bytes | Image.Image]
+    """Returns the file of an image, its content, or the image itself."""
     images: Sequence[Any]
     """Arguments of ``read``."""
     labels: Sequence[int]
@@ -107,8 +108,8 @@ class DecodedImages(Dataset[Batch]):
         kept = None if request.keys is None else torch.tensor(request.keys)[good]
         return Batch(images[: len(good)], self.labels[indices], indices, kept, skipped=tuple(skipped))
 
-    def source(self, index: int) -> Path | bytes:
-        """Returns the file of an image, or its content."""
+    def source(self, index: int) -> Path | bytes | Image.Image:
+        """Returns the file of an image, its content, or the image itself."""
         return self.encoded.read(self.encoded.images[index])
 
     def fingerprint(self) -> str:
@@ -125,7 +126,7 @@ class DecodedImages(Dataset[Batch]):
         """Returns the name of an image in errors: its file, or its name in a source without files."""
         return self._name(self.source(index), index)
 
-    def _name(self, source: Path | bytes, index: int) -> str:
+    def _name(self, source: Path | bytes | Image.Image, index: int) -> str:
         return str(source) if isinstance(source, Path) else self.encoded.names[index]
 
     def pixels(self, index: int, key: int | None) -> Pixels:

@@ -26,7 +26,9 @@ MAX_BYTES = 200_000_000
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
-def decode(source: Path | bytes, name: str, *, size: tuple[int, int], choose_box: Callable[[int, int], Box]) -> Pixels:
+def decode(
+    source: Path | bytes | Image.Image, name: str, *, size: tuple[int, int], choose_box: Callable[[int, int], Box]
+) -> Pixels:
     """Returns a crop of an image, resized (bicubic, antialiased): uint8 (height, width, 3).
 
     A JPEG is decoded at the smallest of 1/1, 1/2, 1/4 and 1/8 of its size that has enough pixels, and only the crop is
@@ -34,7 +36,7 @@ def decode(source: Path | bytes, name: str, *, size: tuple[int, int], choose_box
     gives its first image.
 
     Args:
-        source: the file, or its content.
+        source: the file, its content, or an image in memory.
         name: name in errors.
         size: height and width of the result.
         choose_box: returns the crop for a width and height, after EXIF rotation.
@@ -46,7 +48,7 @@ def decode(source: Path | bytes, name: str, *, size: tuple[int, int], choose_box
         return _decode(image, size, choose_box)
 
 
-def decode_whole(source: Path | bytes, name: str) -> Pixels:
+def decode_whole(source: Path | bytes | Image.Image, name: str) -> Pixels:
     """Returns the whole image, uint8 (height, width, 3); see ``decode``."""
     with _opened(source, name) as image:
         _refuse_large(image)
@@ -54,9 +56,12 @@ def decode_whole(source: Path | bytes, name: str) -> Pixels:
 
 
 @contextmanager
-def _opened(source: Path | bytes, name: str) -> Iterator[Image.Image]:
+def _opened(source: Path | bytes | Image.Image, name: str) -> Iterator[Image.Image]:
     """Opens an image; errors inside, of any of the many types that Pillow raises, become a UserError with its name."""
     try:
+        if isinstance(source, Image.Image):
+            yield source.copy()  # to decode a JPEG at a part of its size would change the user's object
+            return
         with Image.open(source if isinstance(source, Path) else BytesIO(source), formats=FORMATS) as image:
             yield image
     except UserError as fault:

@@ -1,4 +1,4 @@
-"""The user's own image files, prepared as the test images of a trained model."""
+"""The user's own image files, or images in memory, prepared as the test images of a trained model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ImageFiles(ImageData):
         on_bad_image: OnBadImage = "error",
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
-        self.files: list[Path] = []
+        self.files: Sequence[Path | Image.Image] = []
         self._class_names, self.image_size, self.in_channels = class_names, pair(image_size), in_channels
         self.centre_share, self.mean, self.std = centre_share, tuple(mean), tuple(std)
         self.on_bad_image, self.max_bad_share = on_bad_image, 1.0
@@ -65,8 +65,9 @@ class ImageFiles(ImageData):
         return self._class_names
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
+        names = [str(file) if isinstance(file, Path) else f"image {number}" for number, file in enumerate(self.files)]
         return _Files(
-            encoded=Encoded(Path, self.files, [0] * len(self.files), list(map(str, self.files))),
+            encoded=Encoded(_itself, self.files, [0] * len(self.files), names),
             image_size=self.image_size,
             min_area=1.0,
             centre_share=self.centre_share,
@@ -95,6 +96,10 @@ class _Files(DecodedImages):
                 pixels = np.atleast_3d(np.asarray(image.convert("L") if self.gray else image))
                 images.numpy()[position] = pixels.transpose(2, 0, 1)
         return Batch(images, labels, torch.tensor(request.indices), None, skipped=tuple(problems))
+
+
+def _itself(image: Path | Image.Image) -> Path | Image.Image:
+    return image
 
 
 def data_of_files(ckpt: str, checkpoint: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,116 @@
+"""A trained model in Python: the same numbers as of the commands, from images of every kind."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import SMALL
+from tensors import write_images
+
+from vit_lightning import Digits, UserError, load
+from vit_lightning.cli import main
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A run on rectangular photographs of three classes, with averaged weights, and such photographs."""
+    folder = tmp_path_factory.mktemp("photos")
+    for number, name in enumerate(("cat", "dog", "fox")):
+        write_images(folder / "images/train" / name, 20, size=(30, 20), seed=number)
+        write_images(folder / "images/test" / name, 3, size=(21, 33), seed=9 + number)
+    flags = ["--data=ImageFolder", f"--data.root={folder / 'images'}", "--data.image_size=16"]
+    flags += [
+        "--optimizer.warmup_epochs=0",
+        "--data.centre_share=0.75",
+        "--data.mean=[0.4, 0.5, 0.6]",
+        "--data.num_workers=0",
+        "--ema.decay=0.9",
+    ]
+    assert main(["fit", *SMALL, *flags, "--optimizer.lr=0.01", "--data.batch_size=8", f"--out={folder / 'run'}"]) == 0
+    return folder
+
+
+def test_predictions_are_those_of_the_command(photos, in_folder):
+    run, images = photos / "run", photos / "images/test"
+    assert main(["predict", f"--ckpt={run}", str(images), "--out=out", "--format=json", "--top_k=3"]) == 0
+    torch.manual_seed(3)
+    random.seed(3)
+    before = torch.get_rng_state(), random.getstate()
+    model = load(run)
+    files = sorted(images.rglob("*.jpg"))
+    found = model.predict(images, top_k=3)
+    assert [one.file for one in found] == list(map(str, files))
+    assert len({tuple(one.probabilities) for one in found}) == 9
+    for one, row in zip(found, json.loads(Path("out/predictions.json").read_text()), strict=True):
+        assert row["file"] == one.file
+        assert [item["class"] for item in row["classes"]] == one.classes
+        assert [item["probability"] for item in row["classes"]] == [round(value, 6) for value in one.probabilities]
+    pictures = [Image.open(file).convert("RGB") for file in files]
+    arrays = [np.asarray(picture) for picture in pictures]
+    for same in (files, [*map(str, files)], arrays):
+        assert [one[1:] for one in model.predict(same, top_k=3)] == [one[1:] for one in found]
+    assert [one.file for one in model.predict([files[1], pictures[0], files[1]])] == [
+        str(files[1]),
+        "image 1",
+        str(files[1]),
+    ]
+    assert not model.network.training
+    assert before[0].equal(torch.get_rng_state())
+    assert before[1] == random.getstate()
+    assert [path.name for path in in_folder.iterdir()] == ["out"]
+    averaged = read_checkpoint(run / "checkpoints/best.ckpt")
+    state = averaged["state_dict"]
+    assert all(torch.equal(value, state[f"network.{name}"]) for name, value in model.network.state_dict().items())
+    assert any(not torch.equal(value, state[f"network.{name}"]) for name, value in averaged["ema"]["trained"].items())
+    assert (model.class_names, model.centre_share, model.image_size) == (["cat", "dog", "fox"], 0.75, (16, 16))
+
+
+def test_tokens_and_features_are_those_of_the_network(trained):
+    model, data = load(trained[0]), Digits()
+    pixels = data.dataset("test").images[:70]
+    images = data.transform.normalise(pixels)
+    network = model.network
+    with torch.no_grad():
+        embedded = network.patch_embedding(images)
+        block = network.encoder[0](embedded)
+        tokens = network.forward_features(images)
+        features = network.head[:-1](tokens)
+        logits = network(images)
+    for given in (pixels, images):
+        assert torch.allclose(model.forward_features(given), tokens, atol=1e-6)
+        assert torch.allclose(model.embed(given), features, atol=1e-6)
+        first, last = model.tokens(given, blocks=(0, -1))
+        assert torch.equal(first, last)
+        assert torch.allclose(first, block, atol=1e-6)
+        found = model.predict(given, top_k=1)
+        assert [one.classes for one in found] == [[str(label)] for label in logits.argmax(dim=1).tolist()]
+    gray = [image[0].numpy() for image in pixels[:3]]
+    assert torch.allclose(model.embed(gray), features[:3], atol=1e-6)
+    assert torch.allclose(model.embed(np.stack(gray)[..., None]), features[:3], atol=1e-6)
+    assert torch.allclose(model.embed([Image.fromarray(gray[0])]), features[:1], atol=1e-6)
+
+
+def test_what_is_no_image_is_named(trained, in_folder):
+    model = load(trained[0])
+    Path("a.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more than this")
+    write_images(Path("good"), 1)
+    refused = {
+        "no.jpg: there is no such file or folder": lambda: model.predict(["no.jpg", "good"]),
+        "a.jpg: damaged image": lambda: model.predict(["good", "a.jpg"]),
+        r"takes tensors \(b, 1, 8, 8\), not \(b, 3x8x8\)": lambda: model.embed(torch.zeros(2, 3, 8, 8)),
+        "images are torch.int64": lambda: model.embed(torch.zeros(2, 1, 8, 8, dtype=torch.int64)),
+        "ndarray of float64 and shape": lambda: model.predict(np.zeros((8, 8))),
+        "there are no images": lambda: model.predict([]),
+        r"blocks=\[1\]: ViT has 1 blocks, from 0": lambda: model.tokens(torch.zeros(1, 1, 8, 8), blocks=(1,)),
+        "top_k=0 must be at least 1": lambda: model.predict("good", top_k=0),
+    }
+    for message, call in refused.items():
+        with pytest.raises(UserError, match=message):
+            call()
