@@ -19,6 +19,7 @@ from vit_lightning.config.old_configs import with_block
 from vit_lightning.config.trust import KNOWN_PACKAGES, Imports, find_class, restrict_imports
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
+from vit_lightning.training.lora import merged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,7 @@ def _from_run(place: str, imports: Imports | None, key: str) -> Source:
     except UserError as error:
         raise UserError([f"{key}={place}: {problem}" for problem in error.problems]) from error
     load_network(network, checkpoint, path)
+    network = merged(network)  # adapters belong to a training
     names = view.pop("class_names", None)
     return Source(place=place, network=network.eval(), view=view, class_names=names, config=config, path=path)
 
