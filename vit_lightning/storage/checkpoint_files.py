@@ -168,9 +168,17 @@ def read_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, damaged, or holds more than tensors and plain data.
     """
+    return check_checkpoint(path, *read_archive(path, mmap=mmap))
+
+
+def read_archive(path: Path, *, mmap: bool = True) -> tuple[Any, bool]:
+    """Returns the contents of any file of ``torch.save``, and whether it has our checksum, which is checked.
+
+    Arguments and errors are those of ``read_checkpoint``.
+    """
     try:
         has_checksum = _check_archive(path)
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap), has_checksum
     except UserError:
         raise
     except UnpicklingError as fault:  # its own text advises to load it anyway
@@ -179,6 +187,10 @@ def read_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
         raise UserError(
             f"{path} cannot be read as a checkpoint of tensors and plain data ({first_line(fault)})"
         ) from fault
+
+
+def check_checkpoint(path: Path, checkpoint: Any, has_checksum: bool) -> dict[str, Any]:
+    """Returns the contents of a file as a checkpoint; raises UserError if it is none, or lacks its checksum."""
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise UserError(f"{path} is no Lightning checkpoint: it has no state_dict")
     if not has_checksum and ("page" in checkpoint or {"config", "between_steps"} <= checkpoint.keys()):

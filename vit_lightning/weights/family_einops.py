@@ -29,13 +29,18 @@ def _names(options: Options, layout: Layout) -> Names:
     if layout["attention"] == "separate":
         qkv = {"qkv": Theirs(tuple(f"{attention}.1.{part}" for part in ("queries", "keys", "values")))}
     else:  # the tutorial has the three innermost
-        sizes = {"qkv": 3, "h": options["num_heads"]}
+        three = {"qkv": 3, "h": options["num_heads"]}
         qkv = {
-            "qkv.weight": Theirs(f"{attention}.1.qkv.weight", "(qkv h d) i -> (h d qkv) i", sizes),
-            "qkv.bias": Theirs(f"{attention}.1.qkv.bias", "(qkv h d) -> (h d qkv)", sizes),
+            "qkv.weight": Theirs(f"{attention}.1.qkv.weight", "(qkv h d) i -> (h d qkv) i", three),
+            "qkv.bias": Theirs(f"{attention}.1.qkv.bias", "(qkv h d) -> (h d qkv)", three),
         }
+    sizes = dict(zip(("p1", "p2"), options["patch_size"], strict=True))
+    patches: Names = {"conv": "0.projection.0"}
+    if layout["patches"] == "linear":
+        kernel = Theirs("0.projection.1.weight", "e c p1 p2 -> e (p1 p2 c)", sizes)
+        patches = {"conv.weight": kernel, "conv.bias": "0.projection.1.bias"}
     return {
-        "patch_embedding.projection.conv": "0.projection.0",
+        **{f"patch_embedding.projection.{ours}": theirs for ours, theirs in patches.items()},
         "patch_embedding.class_token.token": "0.cls_token",
         "patch_embedding.positions.table": Theirs("0.positions", "1 n e -> n e"),
         f"{ATTENTION}.norm": f"{attention}.0",
@@ -50,7 +55,10 @@ def _names(options: Options, layout: Layout) -> Names:
 
 
 def _find_layout(shapes: Shapes) -> Layout:
-    return {"attention": "separate" if any(name.endswith(".queries.weight") for name in shapes) else "fused"}
+    return {
+        "attention": "separate" if any(name.endswith(".queries.weight") for name in shapes) else "fused",
+        "patches": "linear" if "0.projection.1.weight" in shapes else "conv",
+    }
 
 
 EINOPS_TUTORIAL = Family(
@@ -73,6 +81,6 @@ EINOPS_TUTORIAL = Family(
     fixed={"norm": "layernorm_1e-05", "final_norm": "after_pool", "pool": "mean_all"},
     read_rest=_read,
     write_rest=_write,
-    layouts={"attention": ("fused", "separate")},
+    layouts={"attention": ("fused", "separate"), "patches": ("conv", "linear")},
     find_layout=_find_layout,
 )

@@ -1,0 +1,301 @@
+"""Weights from any place, a file, a folder or a name, read as tensors and plain data alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vit_lightning.errors import UserError, first_line
+from vit_lightning.storage.checkpoint_files import BEST, LAST, check_checkpoint, find_checkpoint, read_archive
+from vit_lightning.weights.hubs import facts_of_preprocessing, hub_folder, timm_model, torchvision_model
+
+IN_FOLDER = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""Files of weights that a folder of ``save_pretrained`` or of an export may hold, in the order in which they count."""
+_WRAPPERS = ("state_dict_ema", "model_ema", "teacher", "state_dict", "model", "network", "module", "student")
+"""Keys of dicts around the weights; the average of the weights comes first, as timm takes it."""
+_PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "backbone.")
+_UNUSED = re.compile(r"(vit\.)?pooler\..*|(vit\.embeddings\.|embeddings\.)?mask_token|opt/state/.*")
+"""Tensors of pre-training that the logits do not need."""
+_LARGEST_JSON = 1 << 24
+_LARGEST_GROWTH = 8
+"""Times its size to which a compressed .npz may grow, above the first GiB."""
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """Weights that were read, and what the file and those beside it say about them.
+
+    Args:
+        place: the place that was asked for.
+        path: file, or folder of files; None if a library of others fetched the weights.
+        tensors: floating-point weights under their names, without wrappers around them and prefixes of all names.
+        config: description of the model in or beside the file: config.json, or timm's architecture and pretrained_cfg.
+        checkpoint: whole contents of a checkpoint of ours.
+        view: preprocessing of images as far as it is known: mean, std, image_size, crop_pct, interpolation.
+        notes: sentences on what was chosen and left out.
+    """
+
+    place: str
+    path: Path | None
+    tensors: dict[str, Tensor]
+    config: Mapping[str, Any] | None = None
+    checkpoint: dict[str, Any] | None = None
+    view: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_weights(place: str | Path, key: str = "source") -> WeightsFile:
+    """Returns the weights at a place; loads no code.
+
+    Args:
+        place: run folder, checkpoint, .safetensors, .pth, .pt, .bin, .pth.tar, .npz, folder of ``save_pretrained`` or
+            of an export, hf-hub:owner/name, timm:NAME, torchvision:NAME, or https://...#sha256=CHECKSUM.
+        key: option that errors name.
+
+    Raises:
+        UserError: it is not there, damaged, holds no weights, or holds more than tensors and plain data.
+    """
+    try:
+        return _read(str(place), key)
+    except UserError as error:
+        named = f"{key}={place}"
+        raise UserError([text if text.startswith(named) else f"{named}: {text}" for text in error.problems]) from error
+
+
+def _read(place: str, key: str) -> WeightsFile:
+    library, _, name = place.partition(":")
+    config: dict[str, Any] | None
+    if library == "timm":
+        network, facts = timm_model(name)
+        config = {"architecture": facts.get("architecture", name), "pretrained_cfg": facts}
+        tensors, notes = _tidy(network.state_dict())
+        return WeightsFile(place, None, tensors, config, view=facts_of_preprocessing(facts), notes=notes)
+    if library == "torchvision":
+        network, facts = torchvision_model(name)
+        tensors, notes = _tidy(network.state_dict())
+        config = {"class_names": facts["class_names"]}
+        return WeightsFile(place, None, tensors, config, view=facts_of_preprocessing(facts), notes=notes)
+    path = hub_folder(name) if library == "hf-hub" else Path(place)
+    if not path.is_dir() or any((path / name).is_file() for name in (BEST, LAST)):
+        path = find_checkpoint(place, key)
+    file = _file_in(path) if path.is_dir() else path
+    contents, inside, sealed = _contents(file)
+    if _is_ours(contents):
+        checkpoint = check_checkpoint(file, contents, sealed)
+        state: dict[str, Tensor] = checkpoint["state_dict"]
+        tensors = {name.removeprefix("network."): state[name] for name in state if name.startswith("network.")}
+        return WeightsFile(place, path, tensors, checkpoint["config"], checkpoint, checkpoint.get("test_view"))
+    tensors, notes = _tidy(contents)
+    config = inside or _config_beside(file)
+    return WeightsFile(place, path, tensors, config, view=_view(file, config), notes=notes)
+
+
+def _is_ours(contents: Any) -> bool:
+    if not isinstance(contents, dict) or not isinstance(contents.get("state_dict"), dict):
+        return False
+    config = contents.get("config", contents.get("page"))
+    return isinstance(config, dict) and {"model", "data"} <= config.keys()
+
+
+def _file_in(folder: Path) -> Path:
+    found = [folder / name for name in IN_FOLDER if (folder / name).is_file()]
+    if not found:
+        raise UserError(f"the folder holds neither {BEST} nor {LAST} nor {', '.join(IN_FOLDER)}")
+    return found[0]
+
+
+def _config_beside(file: Path) -> dict[str, Any] | None:
+    """Returns the description beside a file: NAME.json, or config.json of a folder of one model."""
+    beside = [file.with_suffix(".json")] if not file.name.endswith(".json") else []
+    beside += [file.with_name("config.json")] if file.name in IN_FOLDER else []
+    return next((_read_json(path) for path in beside if path.is_file()), None)
+
+
+def _view(file: Path, config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    beside = file.with_name("preprocessor_config.json")
+    given: Any = _read_json(beside) if file.name in IN_FOLDER and beside.is_file() else None
+    for key in ("preprocessing", "pretrained_cfg"):
+        given = given or (config or {}).get(key)
+    return facts_of_preprocessing(given) or None if isinstance(given, Mapping) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _LARGEST_JSON:
+            raise UserError(f"{path} is larger than 16 MiB")
+        return _parse_json(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as fault:
+        raise UserError(f"{path} cannot be read: {first_line(fault)}") from fault
+
+
+def _parse_json(text: str, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as fault:
+        raise UserError(f"{name} is no JSON ({first_line(fault)})") from fault
+    if not isinstance(found, dict):
+        raise UserError(f"{name} must hold a JSON object")
+    return found
+
+
+def _contents(file: Path) -> tuple[Any, dict[str, Any] | None, bool]:
+    """Returns what a file of weights holds, the description inside it, and whether it has our checksum."""
+    if file.name.endswith(".index.json"):
+        return _read_shards(file), None, False
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(9)
+    except OSError as fault:
+        raise UserError(f"{file} cannot be read: {first_line(fault)}") from fault
+    if head.startswith(b"PK\x03\x04"):
+        try:
+            with zipfile.ZipFile(file) as archive:
+                names = archive.namelist()
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as fault:
+            raise UserError(f"{file} cannot be read: it is damaged or was cut short ({first_line(fault)})") from fault
+        if names and all(name.endswith(".npy") for name in names):
+            return _read_npz(file), None, False
+        with _namespaces_as_data():
+            contents, sealed = read_archive(file)
+        return contents, None, sealed
+    if head[8:] == b"{":
+        return *_read_safetensors(file), False
+    if head.startswith(b"\x80"):
+        return _read_old_torch(file), None, False
+    raise UserError(f"{file} holds no weights: it is no file of torch.save, safetensors or numpy (.npz)")
+
+
+def _namespaces_as_data() -> Any:
+    """Lets ``torch.load`` read argparse.Namespace, which timm's checkpoints hold, and nothing else beside data."""
+    return torch.serialization.safe_globals([argparse.Namespace])
+
+
+def _read_old_torch(file: Path) -> Any:
+    """Returns the contents of a file of ``torch.save`` before torch 1.6."""
+    try:
+        with _namespaces_as_data():
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except UnpicklingError as fault:  # its own text advises to load it anyway
+        raise UserError(f"{file} cannot be read: it holds more than tensors and plain data, or is damaged") from fault
+    except Exception as fault:  # torch raises a dozen types for damaged files
+        raise UserError(f"{file} cannot be read: it is damaged or no file of torch.save") from fault
+
+
+def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+            described = (opened.metadata() or {}).get("config")
+    except (SafetensorError, OSError, ValueError, TypeError) as fault:
+        raise UserError(f"{file} cannot be read as safetensors: {first_line(fault)}") from fault
+    return tensors, None if described is None else _parse_json(described, f"config in {file}")
+
+
+def _read_shards(index: Path) -> dict[str, Any]:
+    """Returns the tensors of the files that an index names, which lie beside it."""
+    placed = _read_json(index).get("weight_map")
+    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+        raise UserError(f"{index} has no weight_map of files")
+    tensors: dict[str, Any] = {}
+    for name in dict.fromkeys(placed.values()):
+        shard = index.with_name(name) if Path(name).name == name and not name.endswith(".json") else None
+        if shard is None or not shard.is_file():
+            raise UserError(f"{index} names {name}, which is no file beside it")
+        contents = _contents(shard)[0]
+        tensors |= contents if isinstance(contents, dict) else {}
+    if missing := [name for name in placed if name not in tensors]:
+        raise UserError(f"{index}: {missing[0]} is not in {placed[missing[0]]}")
+    return tensors
+
+
+def _read_npz(file: Path) -> dict[str, Tensor]:
+    """Returns the arrays of a .npz that are numbers; bounds what a compressed one may grow to."""
+    tensors = {}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            records = archive.infolist()
+            if sum(record.file_size for record in records) > (1 << 30) + _LARGEST_GROWTH * file.stat().st_size:
+                raise UserError(f"{file} cannot be read: it grows too large when it is unpacked")
+            for record in records:
+                with archive.open(record) as member:
+                    version = np.lib.format.read_magic(member)
+                    formats: Any = np.lib.format
+                    read_header = formats.read_array_header_1_0 if version[0] == 1 else formats.read_array_header_2_0
+                    shape, _, dtype = read_header(member)
+                if dtype.hasobject or int(np.prod([1, *shape], dtype=object)) * dtype.itemsize > record.file_size:
+                    raise UserError(f"{file} cannot be read: {record.filename} holds objects or less than it says")
+                with archive.open(record) as member:
+                    array = np.lib.format.read_array(member, allow_pickle=False)
+                name = record.filename.removesuffix(".npy")
+                if array.dtype.kind == "V" and array.dtype.itemsize == 2:  # bfloat16, which numpy does not have
+                    tensors[name] = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+                elif array.dtype.kind in "fiub":
+                    tensors[name] = torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
+    except UserError:
+        raise
+    except Exception as fault:  # zipfile, zlib and numpy raise many types for damaged files
+        raise UserError(f"{file} cannot be read: it is damaged or was cut short ({first_line(fault)})") from fault
+    return tensors
+
+
+def _tidy(contents: Any) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Returns the weights without what lies around them, and sentences on what was chosen and left out."""
+    notes: list[str] = []
+    state = _unwrapped(contents, notes)
+    tensors = {str(name): value.detach() for name, value in state.items() if isinstance(value, Tensor)}
+    if not tensors:
+        first = ", ".join(str(name)[:50] for name in list(state)[:3]) or "nothing"
+        raise UserError(f"it holds no weights (it has {first})")
+    while prefix := next((p for p in _PREFIXES if 2 * sum(n.startswith(p) for n in tensors) > len(tensors)), None):
+        shorter = {name.removeprefix(prefix): value for name, value in tensors.items()}
+        if len(shorter) < len(tensors):
+            break
+        tensors = shorter
+    if "embeddings.patch_embeddings.projection.weight" in tensors:  # a ViTModel of transformers, without its classifier
+        tensors = {f"vit.{name}": value for name, value in tensors.items()}
+    for reason, chosen in {
+        "hold no floating-point numbers": [n for n, value in tensors.items() if not value.is_floating_point()],
+        "are not needed for logits": [name for name in tensors if _UNUSED.fullmatch(name)],
+    }.items():
+        if chosen:
+            more = f" and {len(chosen) - 3} more" if len(chosen) > 3 else ""
+            notes.append(f"left out, since they {reason}: {', '.join(chosen[:3])}{more}")
+            tensors = {name: value for name, value in tensors.items() if name not in chosen}
+    for name, value in tensors.items():
+        stored = value.device.type == "cpu" and value.layout is torch.strided
+        if not stored or value.numel() * value.itemsize > value.untyped_storage().nbytes():
+            raise UserError(f"{name} is no tensor whose numbers are in the file")
+    return tensors, tuple(notes)
+
+
+def _unwrapped(contents: Any, notes: list[str]) -> Mapping[Any, Any]:
+    found: Mapping[Any, Any] = {}
+    for _ in range(4):  # a dict of pickle may hold itself
+        if not isinstance(contents, Mapping):
+            raise UserError(f"it holds no weights, but {type(contents).__name__}")
+        found = contents
+        inside = [key for key in _WRAPPERS if isinstance(found.get(key), Mapping) and found[key]]
+        if not inside:
+            break
+        if len(inside) > 1:
+            notes.append(f"the weights are those under {inside[0]}, not those under {', '.join(inside[1:])}")
+        contents = found[inside[0]]
+    return found

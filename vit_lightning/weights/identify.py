@@ -1,0 +1,429 @@
+"""The family, layout and sizes of weights of unknown origin, from names and shapes and from what lies beside them.
+
+Each family's own table of names, read backwards, turns its tensors into shapes under our names; the options of a ViT
+are read from those, whatever the family, and the family's table of arguments writes them as its config.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from einops import EinopsError, rearrange
+
+from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
+from vit_lightning.models.crate import SIZES as CRATE_SIZES
+from vit_lightning.models.presets import PRESETS
+from vit_lightning.sizes import pair
+from vit_lightning.weights.as_config import model_config
+from vit_lightning.weights.convert import FAMILIES, from_reference
+from vit_lightning.weights.files import WeightsFile
+from vit_lightning.weights.options import OPTIONS, Options
+from vit_lightning.weights.tables import Config, Family, Layout, Shapes, Theirs
+
+OURS = "vit_lightning"
+"""Family of weights under our own names; its config is ``class_path`` and ``init_args`` of ViT."""
+
+_HEADS = {(width, depth): heads for width, depth, heads in PRESETS.values()} | {
+    (1152, 27): 16,  # So400m (Alabdulmohsin et al. 2023, table 1)
+    (1408, 40): 16,  # g (Zhai et al. 2022, "Scaling vision transformers", table 2)
+    (1664, 48): 16,  # G (the same)
+    (1792, 56): 16,  # e (Chen et al. 2022, PaLI, table 11)
+    (768, 8): 8,  # timm's first vit_small_patch16_224
+}
+_HEADS_OF_FAMILY = {
+    "crate": {(width, depth): heads for width, depth, heads in CRATE_SIZES.values()},
+    "einops_tutorial": {(768, 12): 8},  # the tutorial's own default
+}
+"""Number of heads of published models by width and depth, first those of the family."""
+
+
+class Identified(NamedTuple):
+    """Origin of weights: what ``from_reference`` needs to know.
+
+    Args:
+        family: one of ``FAMILIES``, or vit_lightning for weights under our own names.
+        config: arguments of the reference's constructor; class_path and init_args of ViT for our own names.
+        layout: form of the file where those of a family differ.
+        notes: sentences on what was looked up or assumed.
+    """
+
+    family: str
+    config: Config
+    layout: Layout
+    notes: tuple[str, ...]
+
+
+def identify(file: WeightsFile, config: Mapping[str, Any] | None = None) -> Identified:
+    """Returns the family of weights and the arguments of its constructor.
+
+    Args:
+        file: the weights and what lies beside them.
+        config: arguments in the family's own words, which go before those that were found; ``family`` names the family.
+
+    Raises:
+        UserError: no family has such tensors, or they do not tell a size, which then has to be given.
+    """
+    model = (file.config or {}).get("model")
+    if isinstance(model, Mapping) and "class_path" in model:
+        return Identified(OURS, dict(model), {}, ())
+    given = dict(config or {})
+    stated = _stated(file.config or {})
+    wanted = given.pop("family", stated.pop("family", None))
+    if wanted is not None and wanted not in FAMILIES:
+        raise UserError(f"config.family={wanted} must be one of {', '.join(FAMILIES)}")
+    shapes = {name: tuple(tensor.shape) for name, tensor in file.tensors.items()}
+    tables = [(_coverage(shapes, table), table) for table in FAMILIES.values() if wanted in (None, table.name)]
+    if "patch_embedding.projection" in " ".join(shapes) and "encoder.0.attention" in " ".join(shapes):
+        return _identify_ours(shapes, given)
+    likely = sorted((found for found in tables if found[0] >= 0.5), key=lambda found: -found[0])
+    failures: list[UserError] = []
+    for _, table in likely:
+        try:
+            return _as_family(file, table, stated, given)
+        except UserError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    names = ", ".join(list(shapes)[:3])
+    raise UserError(f"{file.place} holds weights of none of the families {', '.join(FAMILIES)} (first names: {names})")
+
+
+def _as_family(file: WeightsFile, table: Family, stated: Config, given: Config) -> Identified:
+    """Returns the weights as those of a family; raises UserError if they are not."""
+    notes: list[str] = []
+    layout = table.find_layout({name: tuple(tensor.shape) for name, tensor in file.tensors.items()})
+    on_meta = {name: tensor.to("meta") for name, tensor in file.tensors.items()}
+    unpacked = {name: tuple(tensor.shape) for name, tensor in table.unpack(on_meta, layout).items()}
+    words = {**table.defaults, **table.without}
+    known = {name: value for name, value in stated.items() if name in words or name == "id2label"} | given
+    base = _base_options(table, layout)
+    options = {**base, **_known_options(table, known)}
+    shapes, heads = _under_our_names(unpacked, table, base, layout)
+    options = _options(shapes, heads, options, set(_known_options(table, known)), table, notes)
+    written = table.write(options, layout)
+    if options["positions"] == "none" and table.read({**written, **known}, layout)["positions"] != "none":
+        options["positions"] = "sincos2d big_vision 10000.0"  # which the family has where it has no table
+        written = table.write(options, layout)
+    config = {name: value for name, value in written.items() if value != table.defaults[name]}
+    config = {**config, **known}
+    with torch.device("meta"):
+        vit = from_reference(on_meta, family=table.name, config=config)
+    del vit
+    if not stated:
+        assumed = {"norm": options["norm"], "activation": options["activation"], "pool": options["pool"]}
+        text = ", ".join(f"{name} {value}" for name, value in assumed.items())
+        notes.append(f"tensors do not tell all; assumed, as {table.name} has them: {text}")
+    return Identified(table.name, config, layout, tuple(notes))
+
+
+def _identify_ours(shapes: Shapes, given: Config) -> Identified:
+    notes: list[str] = []
+    options = _options(shapes, None, {**OPTIONS, **given}, set(given), None, notes)
+    return Identified(OURS, model_config(options), {}, tuple(notes))
+
+
+def _base_options(table: Family, layout: Layout) -> Options:
+    """Returns the options of a family's constructor without arguments; those that have to be given as in ViT-B/16."""
+    options = {**OPTIONS, **table.fixed}
+    for field in table.fields:
+        if field.default is not ...:
+            options |= {name: field.read(field.default) for name in field.options}
+    return options | {ours: layout[key] for key, ours in table.layout_options.items()}
+
+
+def _known_options(table: Family, known: Config) -> Options:
+    """Returns the options that the given arguments set."""
+    options: Options = {}
+    problems: list[str] = []
+    try:
+        flat = table.flatten(known)
+        for field in table.fields:
+            if field.theirs in flat:
+                problems += field.problems(flat[field.theirs])
+                if not problems:
+                    options |= {name: field.read(flat[field.theirs]) for name in field.options}
+    except (TypeError, ValueError, LookupError, AttributeError) as fault:
+        if isinstance(fault, UserError):
+            raise
+        raise UserError(f"config of {table.name}: {fault}") from fault
+    refuse(problems)
+    return options
+
+
+def _coverage(shapes: Shapes, table: Family) -> float:
+    """Returns the fraction of tensors whose names the family has."""
+    layout = table.find_layout(shapes)
+    on_meta = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    try:
+        unpacked = {name: tuple(tensor.shape) for name, tensor in table.unpack(on_meta, layout).items()}
+    except UserError:
+        return 0.0
+    patterns = [pattern for pattern, _, _ in _backwards(table, _base_options(table, layout), layout)]
+    return sum(any(pattern.match(name) for pattern in patterns) for name in unpacked) / max(1, len(unpacked))
+
+
+def _backwards(table: Family, options: Options, layout: Layout) -> list[tuple[re.Pattern[str], str, Theirs]]:
+    """Returns a pattern of the family's names, with our name, for each entry of its table."""
+    found = []
+    for ours, value in table.names(options, layout).items():
+        theirs = value if isinstance(value, Theirs) else Theirs(value)
+        for part in theirs.parts:
+            number = re.escape(part).replace(r"\*", r"(?P<block>\d+)")
+            found.append((re.compile(rf"{number}(?P<rest>(\..+)?)$"), ours, theirs))
+    return found
+
+
+def _under_our_names(
+    shapes: Shapes, table: Family, options: Options, layout: Layout
+) -> tuple[dict[str, tuple[int, ...]], int | None]:
+    """Returns shapes under our names, and the number of heads where a kernel has an axis for them."""
+    found: dict[str, tuple[int, ...]] = {}
+    heads = None
+    for pattern, ours, theirs in _backwards(table, options, layout):
+        for name, shape in shapes.items():
+            match = pattern.match(name)
+            if match is None:
+                continue
+            source, _, target = theirs.pattern.partition(" -> ")
+            axes = target.split()
+            if "h" in axes and len(shape) == len(axes):
+                heads = shape[axes.index("h")]
+            if theirs.pattern:
+                try:
+                    back = f"{target} -> {source}"
+                    shape = tuple(rearrange(torch.empty(shape, device="meta"), back).shape)
+                except EinopsError:  # it needs the sizes of a patch: the axes are those of one matrix
+                    pass
+            shape = (shape[0] * len(theirs.parts), *shape[1:]) if shape else shape
+            found[ours.replace("*", match.groupdict().get("block") or "") + match["rest"]] = shape
+    return found, heads
+
+
+def _options(
+    shapes: Shapes, heads: int | None, base: Options, known: set[str], table: Family | None, notes: list[str]
+) -> Options:
+    """Returns the options of a ViT from the shapes of its tensors.
+
+    Args:
+        shapes: shapes under our names.
+        heads: number of heads, if a kernel tells it.
+        base: options that hold where the tensors do not tell, the given ones among them.
+        known: names of options that were given.
+        table: the family; None for weights under our own names.
+        notes: list to which sentences on what was assumed are added.
+    """
+    family = OURS if table is None else table.name
+    words = {name: field.theirs for field in (table.fields if table else ()) for name in field.options}
+
+    def has(name: str) -> bool:
+        return name in shapes and 0 not in shapes[name]
+
+    def size(name: str, axis: int = 0) -> int:
+        if name not in shapes or len(shapes[name]) <= axis:
+            raise UserError(f"the weights look like those of {family}, but lack {name} (in our names)")
+        return shapes[name][axis]
+
+    attention, feed_forward = "encoder.0.attention.fn", "encoder.0.feed_forward.fn.feed_forward"
+    embedding = "patch_embedding"
+    options: Options = {}
+    kind = "conv" if f"{embedding}.projection.conv.weight" in shapes else "linear"
+    kernel = f"{embedding}.projection.{kind}.weight"
+    width = options["emb_size"] = size(kernel)
+    if len(shapes[kernel]) == 4:
+        options |= {"in_channels": shapes[kernel][1], "patch_size": shapes[kernel][2:]}
+    else:
+        options |= _patch_of(size(kernel, 1), base, known, words)
+    blocks = {int(found[1]) for name in shapes if (found := re.match(r"encoder\.(\d+)\.", name))}
+    depth = options["depth"] = max(blocks, default=-1) + 1
+    options["patch_bias"] = has(f"{embedding}.projection.{kind}.bias")
+    if has(f"{embedding}.projection.norm.weight") and base["patch_token_norm"] is None:
+        options["patch_token_norm"] = base["norm"]
+    options["class_token"] = has(f"{embedding}.class_token.token")
+    options["distillation_token"] = has(f"{embedding}.distillation_token.token")
+    registers = f"{embedding}.register_tokens.token"
+    options["register_tokens"] = shapes[registers][1] if has(registers) else 0
+
+    def norm(name: str) -> str | None:
+        if not has(f"{name}.weight"):
+            return None
+        return str(base["norm"]) if has(f"{name}.bias") else "rmsnorm_1e-06"
+
+    options["embedding_norm"] = norm(f"{embedding}.norm")
+    options["norm"] = norm(f"{attention}.norm") or base["norm"]
+    options["attention_norm"] = norm(f"{attention}.attention.norm")
+    options["qk_norm"] = norm(f"{attention}.attention.query_norm")
+    if has(f"{attention}.attention.subspaces.weight"):
+        inner = size(f"{attention}.attention.subspaces.weight")
+    else:
+        inner = size(f"{attention}.attention.qkv.weight") // 3
+        options["qkv_bias"] = has(f"{attention}.attention.qkv.bias")
+    options["projection"] = has(f"{attention}.attention.projection.weight")
+    options["projection_bias"] = not options["projection"] or has(f"{attention}.attention.projection.bias")
+    if options["qk_norm"]:
+        heads = inner // size(f"{attention}.attention.query_norm.weight")
+    options |= _heads(inner, width, depth, heads, {**base, **options}, known, family, words, notes)
+    options["layer_scale"] = 1e-5 if has(f"{attention}.layer_scale.scale") else None
+    options |= _feed_forward(shapes, feed_forward, base, size, has)
+    options["feed_forward_norm"] = norm(f"{feed_forward}.norm")
+    last = "before_pool" if has("norm.weight") else "after_pool" if has("head.norm.weight") else "none"
+    options["final_norm"] = last
+    options["representation_size"] = (
+        size("head.representation.linear.weight") if has("head.representation.linear.weight") else None
+    )
+    options["num_classes"] = size("head.linear.weight") if has("head.linear.weight") else 0
+    if has("head.pool.probe"):
+        hidden = size("head.pool.feed_forward.expand.weight")
+        options |= {"pool": "attention", "pool_hidden": hidden, "pool_norm": base["norm"]}
+        options["pool_activation"] = base["activation"]
+    elif table is None or "pool" not in table.fixed:
+        norm_says = last == "after_pool" and base["final_norm"] != "after_pool"
+        options["pool"] = "mean" if norm_says or not options["class_token"] else "cls"
+    given = {name: base[name] for name in known}
+    options = {**base, **options, **given}
+    return {**options, **_positions(shapes, options, known, words, notes)}
+
+
+def _patch_of(pixels: int, base: Options, known: set[str], words: Mapping[str, str]) -> Options:
+    """Returns channels and patch size from the number of values of a patch."""
+    if "patch_size" in known:
+        height, width = pair(base["patch_size"])
+        return {"in_channels": pixels // (height * width)}
+    for channels in [base["in_channels"]] if "in_channels" in known else (3, 1):
+        side = math.isqrt(pixels // channels)
+        if side * side * channels == pixels:
+            return {"in_channels": channels, "patch_size": (side, side)}
+    word = words.get("patch_size", "patch_size")
+    raise UserError(f"patches have {pixels} values, which are no squares: give config={{'{word}': [height, width]}}")
+
+
+def _heads(
+    inner: int,
+    width: int,
+    depth: int,
+    heads: int | None,
+    options: Options,
+    known: set[str],
+    family: str,
+    words: Mapping[str, str],
+    notes: list[str],
+) -> Options:
+    """Returns number and width of the heads, which are ``inner`` channels together."""
+    published = {**_HEADS, **_HEADS_OF_FAMILY.get(family, {})}
+    own_width = "dim_head" in words  # an argument of the family
+    if "num_heads" in known:
+        heads = int(options["num_heads"])
+    elif heads is None and own_width and "dim_head" in known:
+        heads = inner // int(options["dim_head"])
+    elif heads is None and not options["projection"]:
+        heads = 1
+    elif heads is None and inner == width and (width, depth) in published:
+        heads = published[width, depth]
+        notes.append(f"{heads} heads: those of the published model with {depth} blocks of width {width}")
+    elif heads is None and inner % 64 == 0:
+        heads = inner // 64
+        notes.append(f"{heads} heads: 64 channels for each were assumed (width {width}, {depth} blocks)")
+    elif heads is None:
+        word = words.get("num_heads", "num_heads")
+        raise UserError(f"the weights do not tell the number of heads: give config={{'{word}': ...}}")
+    if heads < 1 or inner % heads:
+        raise UserError(f"{heads} heads do not divide the {inner} channels of the queries")
+    return {"num_heads": heads, "dim_head": inner // heads, "scale": (inner // heads) ** -0.5}
+
+
+def _feed_forward(shapes: Shapes, name: str, base: Options, size: Any, has: Any) -> Options:
+    dictionary = f"{name.replace('.fn', '')}.dictionary"
+    if has(dictionary):
+        return {"feed_forward": "ista", "hidden": size(dictionary)}
+    hidden = size(f"{name}.contract.weight", 1)
+    found: Options = {"hidden": hidden, "feed_forward_bias": has(f"{name}.contract.bias")}
+    packed = has(f"{name}.gate_expand.weight") and size(f"{name}.gate_expand.weight") == 2 * hidden
+    kind = "swiglu" if has(f"{name}.gate.weight") else "swiglu_packed" if packed else "mlp"
+    gated = {"activation": "silu"} if kind != "mlp" else {}
+    return {**found, "feed_forward": kind, **gated}
+
+
+def _positions(
+    shapes: Shapes, options: Options, known: set[str], words: Mapping[str, str], notes: list[str]
+) -> Options:
+    """Returns kind of the positions, and the size of the images."""
+    height, width = pair(options["patch_size"])
+    table = shapes.get("patch_embedding.positions.table")
+    word = words.get("image_size", "image_size")
+    if table is None:
+        learned = str(options["positions"]).startswith("learned")
+        kind = "none" if learned else options["positions"]
+        if "image_size" in known:
+            return {"positions": kind}
+        size = (224, 224) if 224 % height == 0 == 224 % width else (14 * height, 14 * width)
+        notes.append(f"{word}={size[0]}x{size[1]} was assumed: there is no table of positions that would tell")
+        return {"positions": kind, "image_size": size}
+    count = table[-2]
+    prefix = options["class_token"] + options["distillation_token"] + options["register_tokens"]
+    if "image_size" in known:
+        image = pair(options["image_size"])
+        patches = (image[0] // height) * (image[1] // width)
+        fits = [rest for rest in (prefix, 0) if count - rest == patches]
+        if not fits:
+            raise UserError(f"{word}={image[0]}x{image[1]} has {patches} patches, the table of positions {count} rows")
+        return {"positions": "learned" if fits[0] == prefix else "learned_patches"}
+    for rest in (prefix, 0):
+        side = math.isqrt(max(0, count - rest))
+        if side and side * side == count - rest:
+            kind = "learned" if rest == prefix else "learned_patches"
+            return {"positions": kind, "image_size": (side * height, side * width)}
+    raise UserError(f"the {count} positions are no square of patches: give config={{'{word}': [height, width]}}")
+
+
+def _stated(config: Mapping[str, Any]) -> Config:
+    """Returns what a description beside weights says, in the words of its family."""
+    if isinstance(config.get("family"), str) and isinstance(config.get("config"), Mapping):
+        return {"family": config["family"], **config["config"]}
+    if isinstance(config.get("architecture"), str):
+        return _stated_by_timm(config)
+    if isinstance(config.get("model_type"), str):
+        return dict(config)
+    return {}
+
+
+def _stated_by_timm(config: Mapping[str, Any]) -> Config:
+    """Returns arguments of timm's ViT: those of the architecture, where timm is installed, and those in the file."""
+    arguments = config.get("model_args")
+    arguments = dict(arguments) if isinstance(arguments, Mapping) else {}
+    facts = config.get("pretrained_cfg")
+    size = facts.get("input_size") if isinstance(facts, Mapping) else None
+    found: Config = {"img_size": list(size[1:])} if isinstance(size, list | tuple) and len(size) == 3 else {}
+    found |= {"global_pool": config["global_pool"]} if isinstance(config.get("global_pool"), str) else {}
+    known = set(FAMILIES["timm"].defaults)
+    arguments = {name: value for name, value in arguments.items() if name in known}
+    return {"family": "timm", **found, **_facts_of_timm(config["architecture"], {**found, **arguments}), **arguments}
+
+
+def _facts_of_timm(architecture: str, arguments: Config) -> Config:
+    """Returns what a model of timm of this name has and tensors do not tell; nothing where timm is missing."""
+    try:
+        import timm
+    except ImportError:
+        return {}
+    if not timm.is_model(architecture):
+        return {}
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            network: Any = timm.create_model(architecture, pretrained=False, **arguments)
+        block = network.blocks[0]
+        kind = "rmsnorm" if "rms" in type(block.norm1).__name__.lower() else "layernorm"
+        return {
+            "num_heads": block.attn.num_heads,
+            "global_pool": network.global_pool,
+            "norm_layer": f"{kind}_{block.norm1.eps!r}",
+            "act_layer": {"tanh": "gelu_tanh"}.get(
+                getattr(block.mlp.act, "approximate", ""), type(block.mlp.act).__name__
+            ),
+            "pool_include_prefix": getattr(network, "pool_include_prefix", False),
+        }
+    except Exception:  # whatever a model of another kind lacks: the tensors tell that it is no ViT
+        return {}
