@@ -148,7 +148,7 @@ def test_a_secret_of_the_environment_does_not_get_into_a_page(in_folder, capsys,
         ),
         (
             ["--model.class_path=timm.create_model", "--model.model_name=vit_tiny", "--model.num_classes=10"],
-            "its **kwargs cannot be given: name the network's own class, such as timm.models.VisionTransformer",
+            "model.model_name=vit_tiny: timm has no such model (did you mean vit_tiny_patch16_224, ",
         ),
         (["--model.attention.class_path=torch.nn.Nothing"], "model.attention.class_path=torch.nn.Nothing is not there"),
         (["--loss=3"], "loss=3: give its options (name, label_smoothing)"),

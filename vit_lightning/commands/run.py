@@ -72,7 +72,7 @@ def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, 
         begins: whether the run starts at step 0, and so with the weights of ``init_from``.
     """
     seed_everything(experiment.seed, verbose=False)
-    data, module = experiment.data, make_module(experiment)
+    data, module = experiment.data, make_module(experiment, begins=begins)
     head = head_state(network_of(module)) if begins and experiment.config["reset_head"] else {}
     if begins and experiment.init_from is not None:
         path = find_checkpoint(experiment.init_from, "init_from")

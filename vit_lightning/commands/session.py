@@ -19,7 +19,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from vit_lightning.commands.console import counted, quiet, say
+from vit_lightning.commands.console import counted, quiet, row, say
 from vit_lightning.config.build import data_facts
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import as_list
@@ -88,12 +88,15 @@ def own_faults(folder: Path | None) -> Iterator[None]:
         raise OwnFault(text) from fault
 
 
-def make_module(experiment: Experiment, search: type[ViTClassifier] | None = None) -> LightningModule:
+def make_module(
+    experiment: Experiment, search: type[ViTClassifier] | None = None, *, begins: bool = False
+) -> LightningModule:
     """Returns the LightningModule of an experiment, with new random weights.
 
     Args:
         experiment: the experiment.
         search: a subclass of ViTClassifier to train with in place of it; a class of the user's own is then mixed in.
+        begins: whether training begins, and so with the weights that ``model`` names, of timm or torchvision.
     """
     experiment.imports.allow()
     settings, data, kind = experiment.settings, experiment.data, class_of(experiment.config)
@@ -102,9 +105,10 @@ def make_module(experiment: Experiment, search: type[ViTClassifier] | None = Non
             raise UserError(f"module.class_path={kind.__name__} is no ViTClassifier: only these can be searched")
         kind = search if kind is ViTClassifier else type(kind.__name__, (search, kind), {})
     chosen = settings.distillation
+    tell = (lambda text: say(row("weights", text))) if begins else None
     available = {
         **data_facts(data),
-        "network": experiment.make_network() if experiment.config["model"] is not None else None,
+        "network": experiment.make_network(tell) if experiment.config["model"] is not None else None,
         "optimizer": settings.optimizer,
         "loss": settings.loss,
         "ema": settings.ema,

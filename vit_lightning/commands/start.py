@@ -22,8 +22,13 @@ SPLIT_WORDS: dict[Split, str] = {"train": "training", "val": "validation", "test
 def model_line(experiment: Experiment, parameters: int, trained: int) -> str:
     parts = [experiment.config[key] for key in ("module", "model")]
     name = " of ".join(str(part["class_path"]).removeprefix("vit_lightning.") for part in parts if part is not None)
+    if named := (parts[1] or {}).get("init_args", {}).get("model_name"):  # of timm
+        name += f" {named}"
     number = counted(parameters, "parameter")
-    return row("model", f"{name}, {number if trained == parameters else f'{trained:,} of {number} trained'}")
+    return row(
+        "model",
+        f"{name}, {number if trained == parameters else f'{trained:,} of {number} trained'}",
+    )
 
 
 def device_line(trainer: Trainer) -> str:

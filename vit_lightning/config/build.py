@@ -11,14 +11,20 @@ import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule
+from torch import nn
 
 from vit_lightning.config.check_network import (
-    accepted,
     empty_network,
     leave_out_defaults_of_others,
     network_problems,
 )
 from vit_lightning.config.check_values import average_problems, monitor_problems, trainer_problems
+from vit_lightning.config.constructors import (
+    arguments_of,
+    constructor_problems,
+    facts_for,
+    without_weights,
+)
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, unflatten
 from vit_lightning.config.old_configs import with_block
@@ -52,12 +58,12 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
         raise Unfit([f"data.{problem}" for problem in error.problems]) from error
     model = _with_class(merged, "model")
     chosen, module_class = complete_module(merged), class_of(merged)
-    with_facts = {**accepted(facts, model["class_path"]), **model}
+    with_facts = {**facts_for(facts, model), **model}
     metrics = choose_metrics(merged.get("metrics"), data.num_classes)
     complete = with_block({**merged, "module": None, "metrics": None, "data": data_config, "model": with_facts})
     config = parse(complete, command)
     for name, fact in facts.items():  # an argument that a function hands on shows only now
-        if name in config.model.init_args and name not in model:
+        if name in (config.model.get("init_args") or ()) and name not in model:
             config.model.init_args[name] = fact
     leave_out_defaults_of_others(config.model, {**model, **facts})
     if config.experiment is None:
@@ -67,7 +73,7 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     options = None if kind is None else _made(kind, config, problems)
     _made(ConfigOptions, config, problems)
     run = _made(RunOptions, config, problems)
-    named = config.model.get("init_args", Namespace())
+    named = arguments_of(config.model)
     for name, fact in facts.items():
         same = pair if name == "image_size" else int
         if name in named and same(named[name]) != same(fact):
@@ -146,13 +152,19 @@ def _module_problems(
 ) -> list[str]:
     """Returns why a module of the user's own cannot be made."""
     has_network = "network" in filled_in(kind)
-    network = empty_network(lambda: instantiate(config, "model")) if has_network else None
+    network = empty_network(lambda: _without_weights(config)) if has_network else None
     available = {**given, "network": network, "distillation": None}
     try:
         empty_network(lambda: make_own({"module": chosen}, available, kind), "module")
     except UserError as error:
         return error.problems
     return []
+
+
+def _without_weights(config: Namespace) -> nn.Module:
+    """Returns the network of a parsed config; weights that it names are read when a run begins."""
+    network: nn.Module = instantiate(Namespace(model=without_weights(config.model)), "model")
+    return network
 
 
 def _freeze_problems(config: Namespace, lora: LoraConfig | None, kind: type[LightningModule]) -> list[str]:
@@ -170,8 +182,10 @@ def _model_problems(
     config: Namespace, facts: dict[str, Any], optimizer: OptimizerConfig | None, lora: LoraConfig | None
 ) -> list[str]:
     """Returns what does not fit: network and its arguments, data, optimizer, and the weights it is to start from."""
+    if problems := constructor_problems(config.model, lambda: _without_weights(config), config.init_from):
+        return problems
     try:
-        network = empty_network(lambda: instantiate(config, "model"))
+        network = empty_network(lambda: _without_weights(config))
     except UserError as error:
         return error.problems
     problems = network_problems(network, (facts["in_channels"], *pair(facts["image_size"])), facts["num_classes"])

@@ -16,18 +16,12 @@ from vit_lightning.config.trust import find_class
 from vit_lightning.errors import UserError, one_line
 
 
-def accepted(facts: dict[str, Any], class_path: str) -> dict[str, Any]:
-    """Returns the facts of the data that a network has arguments for."""
-    network = find_class(class_path)
-    names = inspect.signature(network).parameters if network is not None else ()
-    return {name: fact for name, fact in facts.items() if name in names}
-
-
 def leave_out_defaults_of_others(model: Namespace, given: Mapping[str, Any]) -> None:
     """Removes defaults that a function such as torchvision.models.resnet18 sets itself when it passes arguments on."""
     function = find_class(model.class_path)
     if inspect.isfunction(function):
-        for name in set(vars(model.init_args)) - set(inspect.signature(function).parameters) - set(given):
+        named = set(vars(model.get("init_args") or Namespace()))
+        for name in named - set(inspect.signature(function).parameters) - set(given):
             del model.init_args[name]
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import Namespace
 from torch import nn
 from torchmetrics import Metric
 
 from vit_lightning.config.check_network import leave_out_defaults_of_others
+from vit_lightning.config.constructors import load_named_weights, without_weights
 from vit_lightning.config.options import CommandOptions, Resume, Settings
 from vit_lightning.config.parser import instantiate, parse_part
 from vit_lightning.config.trust import KNOWN_PACKAGES, Imports
 from vit_lightning.data.base import ImageData
-from vit_lightning.training.freeze import freeze_backbone
+from vit_lightning.training.freeze import freeze_backbone, head_state
 from vit_lightning.training.lora import LoraConfig, add_lora
 
 
@@ -70,10 +72,14 @@ class Experiment:
         arguments: Mapping[str, Any] = self.config["trainer"]
         return arguments
 
-    def make_network(self) -> nn.Module:
-        """Returns the network with new random weights, frozen where the config says so."""
+    def make_network(self, tell: Callable[[str], None] | None = None) -> nn.Module:
+        """Returns the network with new random weights, frozen where the config says so.
+
+        Args:
+            tell: as the function ``make_network`` has it.
+        """
         self.imports.allow()
-        network = make_network(self.config)
+        network = make_network(self.config, tell)
         if self.config["freeze"]:
             freeze_backbone(network)
         return network
@@ -108,10 +114,24 @@ def make_data(config: Mapping[str, Any]) -> ImageData:
     return data
 
 
-def make_network(config: Mapping[str, Any]) -> nn.Module:
-    """Returns the network of a complete config in plain data, with new random weights, and with its adapters."""
-    parsed = parse_part("model", config["model"])
-    leave_out_defaults_of_others(parsed.model, config["model"].get("init_args", {}))
-    network: nn.Module = instantiate(parsed, "model")
+def make_network(config: Mapping[str, Any], tell: Callable[[str], None] | None = None) -> nn.Module:
+    """Returns the network of a complete config in plain data, with new random weights, and with its adapters.
+
+    Args:
+        config: the config.
+        tell: where given, weights of timm or torchvision that the model names are loaded, and it gets a sentence.
+    """
+    model: Namespace = parse_part("model", config["model"]).model
+    leave_out_defaults_of_others(model, config["model"].get("init_args", {}))
+    network = _instantiated(without_weights(model))
+    head = head_state(network) if config.get("reset_head") else {}
+    if tell is not None and (told := load_named_weights(network, model, lambda: _instantiated(model))):
+        tell(f"{told}{', reset head' * bool(head)}")
+        network.load_state_dict(head, strict=False)
     add_lora(network, LoraConfig(**config.get("lora", {})))  # checkpoints of earlier versions lack it
+    return network
+
+
+def _instantiated(model: Namespace) -> nn.Module:
+    network: nn.Module = instantiate(Namespace(model=model), "model")
     return network

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from jsonargparse import ArgumentParser, Namespace
 from torch.optim.lr_scheduler import LRScheduler
 
+from vit_lightning.config.constructors import as_dict_kwargs
 from vit_lightning.config.files import Config, full_name, unflatten, value_at
 from vit_lightning.config.trust import UNTRUSTED, find_class, may_call
 from vit_lightning.limits import refuse
@@ -127,7 +128,9 @@ def without_replaced(before: Config, after: Config, dropped: list[Dropped]) -> C
 def nested(config: Config) -> Config:
     """Returns a flat config as the parser takes it: losses and optimizers stay flat."""
     return {
-        key: _nested_arguments(item) if key in OWN_GROUPS and isinstance(item, dict) else unflatten(item)
+        key: _nested_arguments(item)
+        if key in OWN_GROUPS and isinstance(item, dict)
+        else as_dict_kwargs(unflatten(item))
         for key, item in config.items()
     }
 

@@ -13,6 +13,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from torch import nn
 
+from vit_lightning.config.constructors import as_dict_kwargs
 from vit_lightning.config.files import Config
 from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.own_files import where
@@ -100,7 +101,8 @@ def _add_part(parser: ArgumentParser, key: str, own: Own) -> None:
 
 def parse_part(key: str, value: Any) -> Namespace:
     """Returns one part of a config, which is given as plain data, with the defaults of its classes."""
-    parsed: Namespace = part_parser(key).parse_object({key: deepcopy(value)})  # jsonargparse writes into nested lists
+    value = as_dict_kwargs(deepcopy(value))  # jsonargparse writes into nested lists
+    parsed: Namespace = part_parser(key).parse_object({key: value})
     return parsed
 
 
@@ -149,6 +151,9 @@ def to_plain(config: Namespace) -> dict[str, Any]:
         for field in fields(options):
             kept.pop(field.name, None)
     plain: dict[str, Any] = _plain(yaml.safe_load(make_parser(own=own_parts(kept)).dump(kept, skip_unset=False)))
+    model = plain["model"]
+    if isinstance(model, dict) and "dict_kwargs" in model:
+        model["init_args"] = {**model.get("init_args", {}), **model.pop("dict_kwargs")}
     return plain
 
 
