@@ -69,6 +69,63 @@ CONFIGS = {
     "einops_tutorial": {"img_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 5},
 }
 
+MORE = [
+    ("timm_legacy", {"distilled": True, "representation_size": 7}),
+    ("timm_legacy", {"qk_scale": 0.3, "qkv_bias": False, "drop_path_ratio": 0.2, "drop_ratio": 0.1}),
+    ("vit_pytorch", {"pool": "mean"}),
+    ("crate", {"pool": "mean", "ista": 0.2, "dim_head": 8, "mlp_dim": 99}),
+    ("big_vision", {"pool_type": "tok", "rep_size": True}),
+    ("big_vision", {"pool_type": "map", "posemb": "sincos2d", "mlp_dim": 20, "rep_size": 12}),
+    ("big_vision", {"pool_type": "tok", "posemb": "sincos2d", "num_classes": None}),
+    ("google", {"classifier": "gap", "dropout_rate": 0.0}),
+    ("google", {"representation_size": 7}),
+    ("einops_tutorial", {"attention_variant": "separate_literal", "drop_p": 0.1, "forward_drop_p": 0.2}),
+    ("einops_tutorial", {"attention_variant": "fused_correct", "forward_expansion": 3}),
+    ("hf", {"id2label": {"0": "cat"}, "architectures": ["ViTForImageClassification"]}),
+]
+"""Models of these families with other options."""
+
+TIMM = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
+
+TIMM_CONFIGS = {
+    "token": {},
+    "rectangles": {"img_size": [8, 24], "patch_size": [4, 6], "in_chans": 1},
+    "avg": {"global_pool": "avg"},
+    "avg, norm before pool": {"global_pool": "avg", "fc_norm": False},
+    "avg without class token": {"global_pool": "avg", "class_token": False},
+    "avg with prefix": {"global_pool": "avg", "reg_tokens": 2, "pool_include_prefix": True},
+    "max": {"global_pool": "max", "reg_tokens": 1},
+    "max with prefix": {"global_pool": "max", "pool_include_prefix": True},
+    "avgmax": {"global_pool": "avgmax"},
+    "avgmax with prefix": {"global_pool": "avgmax", "pool_include_prefix": True},
+    "map": {"global_pool": "map", "act_layer": "gelu_tanh"},
+    "map with prefix": {"global_pool": "map", "pool_include_prefix": True, "mlp_ratio": 3.0},
+    "map without class token": {"global_pool": "map", "class_token": False, "norm_layer": "rmsnorm_1e-6"},
+    "norm after token": {"fc_norm": True},
+    "registers": {"reg_tokens": 3},
+    "registers, positions on patches": {"reg_tokens": 3, "no_embed_class": True},
+    "positions on patches": {"no_embed_class": True},
+    "no positions": {"pos_embed": "none"},
+    "layer scale": {"init_values": 0.1},
+    "pre norm": {"pre_norm": True},
+    "no final norm": {"final_norm": False},
+    "qk norm": {"qk_norm": True},
+    "qk norm, rms": {"qk_norm": True, "norm_layer": "rmsnorm_1e-6"},
+    "attention and mlp norm": {"scale_attn_norm": True, "scale_mlp_norm": True},
+    "no biases": {"qkv_bias": False, "proj_bias": False},
+    "patch norm": {"embed_norm_layer": "layernorm_1e-5"},
+    "layernorm 1e-5": {"norm_layer": "layernorm_1e-5"},
+    "swiglu": {"mlp_layer": "SwiGLU", "act_layer": "SiLU"},
+    "swiglu with norm": {"mlp_layer": "SwiGLU", "act_layer": "SiLU", "scale_mlp_norm": True},
+    "swiglu packed": {"mlp_layer": "SwiGLUPacked", "act_layer": "SiLU", "mlp_ratio": 5.5},
+    "geglu": {"mlp_layer": "SwiGLUPacked"},
+    "odd mlp": {"mlp_ratio": 2.7},
+    "features": {"num_classes": 0},
+    "dropouts": {"drop_rate": 0.1, "pos_drop_rate": 0.2, "proj_drop_rate": 0.3, "attn_drop_rate": 0.4},
+    "drop path": {"drop_path_rate": 0.5, "depth": 3},
+}
+"""Arguments of timm's VisionTransformer beside those of ``TIMM``."""
+
 
 def fresh(family, layout=None, **more):
     """Returns a ViT with random weights, and its tensors and config in the family's form."""
@@ -81,3 +138,15 @@ def fresh(family, layout=None, **more):
             weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
     state, _ = to_reference(vit, family=family, layout=layout)
     return vit.eval(), state, config
+
+
+def randomise(network, seed=0):
+    """Weights large enough that attention is far from uniform, and nothing is zero or one."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+            fan_in = weight[0].numel() if weight.ndim > 1 and len(weight) else 1
+            scale = 1.3 * fan_in**-0.5 if "weight" in name and weight.ndim > 1 else 0.4
+            weight.copy_(scale * drawn + (1.0 if weight.ndim == 1 and name.endswith("weight") else 0.0))
+    return network.double()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from references import CONFIGS, fresh
+from references import CONFIGS, MORE, fresh
 from runs import REPOSITORY
 
 from vit_lightning import UserError, ViT
@@ -20,21 +20,6 @@ from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions
 from vit_lightning.weights import FAMILIES, from_reference, to_reference
 from vit_lightning.weights.describe import describe
-
-MORE = [
-    ("timm_legacy", {"distilled": True, "representation_size": 7}),
-    ("timm_legacy", {"qk_scale": 0.3, "qkv_bias": False, "drop_path_ratio": 0.2, "drop_ratio": 0.1}),
-    ("vit_pytorch", {"pool": "mean"}),
-    ("crate", {"pool": "mean", "ista": 0.2, "dim_head": 8, "mlp_dim": 99}),
-    ("big_vision", {"pool_type": "tok", "rep_size": True}),
-    ("big_vision", {"pool_type": "map", "posemb": "sincos2d", "mlp_dim": 20, "rep_size": 12}),
-    ("big_vision", {"pool_type": "tok", "posemb": "sincos2d", "num_classes": None}),
-    ("google", {"classifier": "gap", "dropout_rate": 0.0}),
-    ("google", {"representation_size": 7}),
-    ("einops_tutorial", {"attention_variant": "separate_literal", "drop_p": 0.1, "forward_drop_p": 0.2}),
-    ("einops_tutorial", {"attention_variant": "fused_correct", "forward_expansion": 3}),
-    ("hf", {"id2label": {"0": "cat"}, "architectures": ["ViTForImageClassification"]}),
-]
 
 
 def images(*shape, seed=0):

@@ -47,7 +47,7 @@ class WeightsFile:
         tensors: floating-point weights under their names, without wrappers around them and prefixes of all names.
         config: description of the model in or beside the file: config.json, or timm's architecture and pretrained_cfg.
         checkpoint: whole contents of a checkpoint of ours.
-        view: preprocessing of images as far as it is known: mean, std, image_size, crop_pct, interpolation.
+        view: preprocessing of images as far as it is known: image_size, in_channels, centre_share, mean, std.
         notes: sentences on what was chosen and left out.
     """
 

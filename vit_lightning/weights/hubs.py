@@ -29,7 +29,7 @@ def timm_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def torchvision_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
-    """Returns a classifier of torchvision with its trained weights, and their mean, std, image_size and class_names."""
+    """Returns a classifier of torchvision with its trained weights, how its images are prepared, and class_names."""
     from torchvision import models
 
     if name not in models.list_models(module=models):  # those of its submodules find boxes or masks
@@ -37,14 +37,16 @@ def torchvision_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
     weights = models.get_model_weights(name).DEFAULT
     network: nn.Module = _fetched(lambda: models.get_model(name, weights=weights), f"torchvision:{name}")
     prepare = weights.transforms()
-    facts = {"mean": list(prepare.mean), "std": list(prepare.std), "image_size": [prepare.crop_size[0]] * 2}
+    size, resized = prepare.crop_size[0], prepare.resize_size[0]
+    facts = {"image_size": (size, size), "in_channels": 3, "centre_share": min(1.0, size / resized)}
+    facts |= {"mean": list(prepare.mean), "std": list(prepare.std)}
     return network, {**facts, "class_names": list(weights.meta["categories"])}
 
 
 def hub_folder(name: str) -> Path:
     """Returns the folder of the weights and the JSON files of a repository: owner/name, or owner/name@revision."""
     place = f"hf-hub:{name}"
-    found = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", name)
+    found = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?", name)
     if found is None:
         raise UserError(f"{place} must be hf-hub:owner/name, with @revision behind it if need be")
     try:
@@ -90,7 +92,7 @@ def _data_alone() -> Iterator[None]:
 
 
 def facts_of_preprocessing(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns mean, std, image_size, crop_pct and interpolation as far as a file's description gives them.
+    """Returns image_size, in_channels, centre_share, mean and std as far as a file's description gives them.
 
     Args:
         config: ``pretrained_cfg`` of timm, ``preprocessor_config.json`` of transformers, or names as here.
@@ -102,21 +104,23 @@ def facts_of_preprocessing(config: Mapping[str, Any]) -> dict[str, Any]:
             facts[ours] = [float(item) for item in value]
     if config.get("do_normalize") is False:
         facts |= {"mean": [0.0] * 3, "std": [1.0] * 3}
-    size = config.get("image_size", config.get("input_size", config.get("crop_size", config.get("size"))))
-    if isinstance(size, Mapping):
-        shortest = size.get("shortest_edge")
-        size = [size.get("height", shortest), size.get("width", shortest)]
-    sides = [size, size] if isinstance(size, int) else list(size or ())[-2:] if isinstance(size, list | tuple) else []
-    if len(sides) == 2 and all(type(side) is int and side > 0 for side in sides):
+    resized = _sides(config.get("size"))
+    shape = config.get("input_size")  # channels, height, width
+    size = shape[1:] if isinstance(shape, list | tuple) else config.get("image_size", config.get("crop_size", resized))
+    if sides := _sides(size):
         facts["image_size"] = sides
-    if isinstance(config.get("crop_pct"), int | float):
-        facts["crop_pct"] = float(config["crop_pct"])
-    if isinstance(config.get("interpolation"), str):
-        facts["interpolation"] = config["interpolation"]
-    elif config.get("resample") in _RESAMPLE:
-        facts["interpolation"] = _RESAMPLE[config["resample"]]
+    channels = shape[0] if isinstance(shape, list | tuple) and len(shape) == 3 else config.get("in_channels")
+    facts |= {"in_channels": channels} if type(channels) is int else {}
+    share = config.get("crop_pct", config.get("centre_share", sides and resized and sides[0] / resized[0]))
+    if isinstance(share, int | float) and 0.0 < share <= 1.0:
+        facts["centre_share"] = float(share)
     return facts
 
 
-_RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic", 1: "lanczos"}
-"""Names of Pillow's filters."""
+def _sides(size: Any) -> tuple[int, int] | None:
+    """Returns height and width of a number, a pair, or transformers' mapping; None of anything else."""
+    if isinstance(size, Mapping):
+        shortest = size.get("shortest_edge")
+        size = [size.get("height", shortest), size.get("width", shortest)]
+    sides = [size, size] if isinstance(size, int) else size if isinstance(size, list | tuple) else []
+    return (sides[0], sides[1]) if len(sides) == 2 and all(type(n) is int and n > 0 for n in sides) else None

@@ -381,7 +381,7 @@ def _positions(
 
 def _stated(config: Mapping[str, Any]) -> Config:
     """Returns what a description beside weights says, in the words of its family."""
-    if isinstance(config.get("family"), str) and isinstance(config.get("config"), Mapping):
+    if config.get("family") in FAMILIES and isinstance(config.get("config"), Mapping):
         return {"family": config["family"], **config["config"]}
     if isinstance(config.get("architecture"), str):
         return _stated_by_timm(config)

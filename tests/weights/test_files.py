@@ -1,0 +1,215 @@
+"""Files of weights as people save them, and files that are damaged, foreign or hostile."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import pickle
+import struct
+import zipfile
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vit_lightning import UserError
+from vit_lightning.weights.files import read_weights
+
+WEIGHTS = {"norm.weight": torch.arange(3.0), "head.bias": torch.ones(2, dtype=torch.bfloat16)}
+
+
+def prefixed(prefix):
+    return {f"{prefix}{name}": value for name, value in WEIGHTS.items()}
+
+
+def check(file, *notes):
+    assert file.tensors.keys() == WEIGHTS.keys()
+    assert all(torch.equal(file.tensors[name], value) for name, value in WEIGHTS.items())
+    assert len(file.notes) == len(notes)
+    assert all(text in note for text, note in zip(notes, file.notes, strict=True))
+
+
+@pytest.mark.parametrize("name", ["weights.pth", "weights.pt", "pytorch_model.bin", "weights.pth.tar", "legacy.pth"])
+def test_files_of_torch(name, tmp_path):
+    torch.save(WEIGHTS, tmp_path / name, _use_new_zipfile_serialization="legacy" not in name)
+    check(read_weights(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("saved", "notes"),
+    [
+        ({"model": prefixed("module."), "optimizer": {"state": {}}, "epoch": 3}, []),
+        ({"state_dict": prefixed("model._orig_mod."), "hyper_parameters": {"lr": 0.1}}, []),
+        ({"state_dict": {**prefixed("backbone."), "criterion.weight": torch.ones(2, dtype=torch.int8)}}, ["criterion"]),
+        (
+            {
+                "state_dict": {"norm.weight": torch.zeros(3)},
+                "state_dict_ema": OrderedDict(WEIGHTS),
+                "args": argparse.Namespace(lr=0.1, aug=[1, None]),
+            },
+            ["under state_dict_ema, not those under state_dict"],
+        ),
+        ({"teacher": prefixed("network."), "student": {"norm.weight": torch.zeros(3)}}, ["under teacher"]),
+        ({**WEIGHTS, "bn.num_batches_tracked": torch.tensor(3), "mask_token": torch.ones(3)}, ["bn.num", "mask_token"]),
+    ],
+    ids=str,
+)
+def test_wrappers_and_prefixes_as_people_save_them(saved, notes, tmp_path):
+    torch.save(saved, tmp_path / "weights.pth")
+    check(read_weights(tmp_path / "weights.pth"), *notes)
+
+
+def test_safetensors_shards_and_npz(tmp_path):
+    save_file(WEIGHTS, tmp_path / "a.safetensors", metadata={"config": json.dumps({"depth": 2})})
+    file = read_weights(tmp_path / "a.safetensors")
+    check(file)
+    assert file.config == {"depth": 2}
+
+    folder = tmp_path / "sharded"
+    folder.mkdir()
+    for name, value in WEIGHTS.items():
+        save_file({name: value}, folder / f"{name}.safetensors")
+    index = {"weight_map": {name: f"{name}.safetensors" for name in WEIGHTS}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text('{"model_type": "vit"}')
+    (folder / "preprocessor_config.json").write_text(
+        '{"image_mean": [0.1, 0.2, 0.3], "size": {"shortest_edge": 32}, "crop_size": 24}'
+    )
+    file = read_weights(folder)
+    check(file)
+    assert file.config == {"model_type": "vit"}
+    assert file.view == {"mean": [0.1, 0.2, 0.3], "image_size": (24, 24), "centre_share": 0.75}
+
+    sixteen = WEIGHTS["head.bias"].view(torch.int16).numpy().view("V2")  # as JAX saves bfloat16
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "a.npz", **{"norm.weight": np.arange(3.0, dtype=np.float32), "head.bias": sixteen})
+        check(read_weights(tmp_path / "a.npz"))
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, (os.environ["MARKER"],)
+
+
+def array(shape, size=None):
+    """A .npz with an array of 64 bytes that says it has this shape and, unpacked, this size."""
+    header, buffer = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("weights.npy", header.getvalue() + bytes(64))
+        archive.infolist()[0].file_size = size or archive.infolist()[0].file_size
+    return buffer.getvalue()
+
+
+def saved(contents, **options):
+    buffer = io.BytesIO()
+    torch.save(contents, buffer, **options)
+    return buffer.getvalue()
+
+
+def compressed():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(saved(WEIGHTS))) as old, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new:
+        for item in old.namelist():
+            new.writestr(item, old.read(item))
+    return buffer.getvalue()
+
+
+def program():
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)), buffer)
+    return buffer.getvalue()
+
+
+def objects():
+    buffer = io.BytesIO()
+    np.savez(buffer, weights=np.array([Evil()], dtype=object))
+    return buffer.getvalue()
+
+
+HOSTILE = {
+    "code": (lambda: saved({"model": WEIGHTS, "args": Evil()}), "more than tensors and plain data"),
+    "code in an old file": (
+        lambda: saved({"a": Evil()}, _use_new_zipfile_serialization=False),
+        "more than tensors and plain data",
+    ),
+    "a pickle": (lambda: pickle.dumps(Evil()), "no file of torch.save|more than tensors"),
+    "objects of numpy": (objects, "holds objects"),
+    "a compressed checkpoint": (compressed, "compressed, which torch.save never does"),
+    "a file that grows": (lambda: array((2**29,), 2**31), "grows too large"),
+    "an array that says more than it has": (lambda: array((10**12,)), "less than it says"),
+    "a huge header": (lambda: struct.pack("<Q", 2**60) + b"{" + bytes(64), "safetensors"),
+    "a header that lies": (
+        lambda: (
+            struct.pack("<Q", 66) + b'{"a":{"dtype":"F32","shape":[999999],"data_offsets":[0,3999996]}}  ' + bytes(8)
+        ),
+        "safetensors",
+    ),
+    "a view that grows": (lambda: saved({"a": torch.ones(1).expand(2**40)}), "no tensor whose numbers are in the file"),
+    "a tensor without numbers": (lambda: saved({"a": torch.empty(3, device="meta")}), "no tensor whose numbers"),
+    "half a file": (lambda: saved(WEIGHTS)[:400], "damaged or was cut short"),
+    "half an old file": (lambda: saved(WEIGHTS, _use_new_zipfile_serialization=False)[:300], "damaged"),
+    "a program": (program, "cannot be read"),
+    "text": (lambda: b"version https://git-lfs.github.com/spec/v1\n", "holds no weights"),
+    "nothing": (lambda: b"", "holds no weights"),
+    "no tensors": (lambda: saved({"epoch": 3}), r"holds no weights \(it has epoch\)"),
+    "a list": (lambda: saved([1]), "holds no weights, but list"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_and_damaged_files_are_named(make, message, tmp_path, monkeypatch):
+    marker = tmp_path / "marker"
+    monkeypatch.setenv("MARKER", str(marker))
+    path = tmp_path / "weights.bin"
+    path.write_bytes(make())
+    assert not marker.exists()
+    with pytest.raises(UserError, match=message) as caught:
+        read_weights(path, "init_from")
+    assert not marker.exists()
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"init_from={path}: ")
+    assert "weights_only" not in problem
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "the folder holds neither checkpoints/best.ckpt nor checkpoints/last.ckpt nor model.safetensors, "),
+        ({"model.safetensors.index.json": '{"weight_map": {"a": "../a.safetensors"}}'}, "is no file beside it"),
+        ({"model.safetensors.index.json": '{"weight_map": 3}'}, "has no weight_map"),
+        ({"model.safetensors.index.json": "[" * 10**5}, "is no JSON"),
+        ({"pytorch_model.bin": "", "config.json": "{}"}, "holds no weights"),
+    ],
+    ids=["empty", "outside", "no map", "deep", "no weights"],
+)
+def test_folders_without_weights_are_named(files, message, tmp_path):
+    save_file(WEIGHTS, tmp_path / "a.safetensors")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        read_weights(folder)
+    assert caught.value.problems[0].startswith(f"source={folder}")
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("nowhere.pth", "source=nowhere.pth is neither a run folder nor a file"),
+        ("https://example.org/weights.pth", "needs the checksum"),
+        ("hf-hub:../secrets", "must be hf-hub:owner/name"),
+        ("timm:resnet_none", "timm has no such model with weights"),
+        ("torchvision:nothing", "torchvision has no such classifier"),
+    ],
+)
+def test_places_that_are_none_are_named(place, message):
+    with pytest.raises(UserError, match=message) as caught:
+        read_weights(place)
+    assert caught.value.problems[0].startswith(f"source={place}")
