@@ -23,7 +23,7 @@ from vit_lightning.commands.resume import (
     unfinished_run,
 )
 from vit_lightning.commands.run import Run, network_of, prepare, train_and_test
-from vit_lightning.commands.session import Results, logged, make_module, make_trainer, own_faults
+from vit_lightning.commands.session import Results, logged, make_module, make_trainer, own_faults, start_weights
 from vit_lightning.config.changes import changes_since
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import changed_files, keep_own_files
@@ -167,6 +167,7 @@ def _check_epochs(folder: Path, checkpoint: Mapping[str, Any], wanted: int | Non
 def _fast_dev_run(experiment: Experiment) -> Results:
     seed_everything(experiment.seed, verbose=False)
     data, module = experiment.data, make_module(experiment)
+    start_weights(module, experiment)
     trainer = make_trainer(experiment.make_trainer_arguments(), Path("runs"), [StepSeeds(experiment.seed)], [])
     with own_faults(None):
         trainer.fit(module, datamodule=data)

@@ -20,7 +20,15 @@ from torch import nn
 
 from vit_lightning.commands.console import counted, print_summary, row, say
 from vit_lightning.commands.figures import curves, save
-from vit_lightning.commands.session import Results, load_weights, logged, make_module, make_trainer, own_faults
+from vit_lightning.commands.session import (
+    Results,
+    load_weights,
+    logged,
+    make_module,
+    make_trainer,
+    own_faults,
+    start_weights,
+)
 from vit_lightning.commands.start import Start, device_line, model_line
 from vit_lightning.commands.test_report import FIGURES, interval, report_test
 from vit_lightning.config.experiment import Experiment
@@ -31,7 +39,6 @@ from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
 from vit_lightning.storage.checkpoint_files import (
     Restored,
     find_checkpoint,
-    load_network,
     newest_checkpoint,
     read_checkpoint,
 )
@@ -43,7 +50,6 @@ from vit_lightning.training.checkpoints import Checkpoints, space_problem
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.flops import forward_flops
-from vit_lightning.training.freeze import head_state
 from vit_lightning.training.memory import keep_freed_memory
 from vit_lightning.training.stop_on_signal import StopOnSignal
 
@@ -73,14 +79,8 @@ def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, 
     """
     seed_everything(experiment.seed, verbose=False)
     data, module = experiment.data, make_module(experiment, begins=begins)
-    head = head_state(network_of(module)) if begins and experiment.config["reset_head"] else {}
-    if begins and experiment.init_from is not None:
-        path = find_checkpoint(experiment.init_from, "init_from")
-        if isinstance(module, ViTClassifier):
-            load_network(module.network, read_checkpoint(path), path)
-        else:
-            load_weights(module, read_checkpoint(path), path)
-    network_of(module).load_state_dict(head, strict=False)
+    if begins:
+        start_weights(module, experiment, folder)
     settings, config = experiment.settings, dict(experiment.config)
     predictions, stopwatch, metrics = TestPredictions(), Stopwatch(), MetricsFile(folder)
     guard = FiniteGuard(folder)

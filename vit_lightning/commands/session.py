@@ -23,6 +23,7 @@ from vit_lightning.commands.console import counted, quiet, row, say
 from vit_lightning.config.build import data_facts
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import as_list
+from vit_lightning.config.init_from import first_weights, with_resized_positions
 from vit_lightning.config.options import TrainedOptions
 from vit_lightning.config.own_files import OwnFault, own_traceback
 from vit_lightning.config.own_module import class_of, make_own
@@ -37,11 +38,12 @@ from vit_lightning.storage.checkpoint_files import (
     read_checkpoint,
     run_folder_of,
 )
-from vit_lightning.storage.folder import is_first, new_folder
+from vit_lightning.storage.folder import is_first, new_folder, write_whole
 from vit_lightning.storage.metrics import json_number
 from vit_lightning.training.callbacks import TrainingBar
 from vit_lightning.training.classifier import ViTClassifier, classify
 from vit_lightning.training.distillation import Distillation
+from vit_lightning.training.freeze import head_state
 
 Results = dict[str, Any]
 
@@ -125,9 +127,38 @@ def load_trained(experiment: Experiment) -> tuple[LightningModule, Path]:
     """Returns the LightningModule with the weights of ``ckpt``, and the checkpoint file that they come from."""
     assert isinstance(experiment.options, TrainedOptions)
     path = find_checkpoint(experiment.options.ckpt)
-    module = make_module(experiment)
-    load_weights(module, read_checkpoint(path), path)
+    module, checkpoint = make_module(experiment), read_checkpoint(path)
+    if isinstance(module, ViTClassifier):
+        given = experiment.data, experiment.resize_positions
+        checkpoint, changed = with_resized_positions(checkpoint, module.network, *given)
+        if changed:
+            say(row("image size", changed))
+    load_weights(module, checkpoint, path)
     return module, path
+
+
+def start_weights(module: LightningModule, experiment: Experiment, folder: Path | None = None) -> None:
+    """Loads the weights of ``init_from`` into a module; tells how, also in ``init_from.json`` in a folder."""
+    if experiment.init_from is None:
+        return
+    if not isinstance(module, ViTClassifier):
+        path = find_checkpoint(experiment.init_from, "init_from")
+        head = head_state(module) if experiment.config["reset_head"] else {}
+        load_weights(module, read_checkpoint(path), path)
+        module.load_state_dict(head, strict=False)
+        return
+    method = experiment.resize_positions
+    first = first_weights(experiment.init_from, module.network, method, experiment.imports)
+    if experiment.config["reset_head"]:
+        first = first._replace(adapted=first.adapted.with_new_head(list(head_state(module.network))))
+    experiment.imports.allow()
+    if str(experiment.trainer["precision"]).startswith("64"):
+        module.network.double()  # Lightning converts only later
+    first.adapted.load(module.network)
+    for text in (first.sentence(), *first.notes):
+        say(row("weights", text))
+    if folder is not None and is_first():
+        write_whole(folder / "init_from.json", first.to_json(method))
 
 
 def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: Path) -> None:

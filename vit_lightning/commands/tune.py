@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from vit_lightning.commands.console import say
 from vit_lightning.commands.figures import rate_search, save
-from vit_lightning.commands.session import make_module, make_trainer, session
+from vit_lightning.commands.session import make_module, make_trainer, session, start_weights
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.options import BatchSizeSearchOptions, LearningRateSearchOptions
 from vit_lightning.errors import UserError
@@ -222,7 +222,9 @@ def _prepare(experiment: Experiment, kind: type[Any], folder: Path, steps: int) 
     # the EMA starts in a hook that the Tuner does not wait for, and a learning rate is found without it
     without_ema = replace(experiment, settings=experiment.settings._replace(ema=EMAConfig()))
     trainer = make_trainer(experiment.make_trainer_arguments(plain_steps(steps)), folder, [], [])
-    return make_module(without_ema, kind), trainer
+    module = make_module(without_ema, kind)
+    start_weights(module, experiment)
+    return module, trainer
 
 
 def plain_steps(steps: int) -> dict[str, Any]:

@@ -27,11 +27,13 @@ from vit_lightning.config.constructors import (
 )
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, unflatten
+from vit_lightning.config.init_from import first_weights, with_resized_positions
 from vit_lightning.config.old_configs import with_block
 from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.own_metrics import choose_metrics
 from vit_lightning.config.own_module import class_of, complete_module, filled_in, make_own, unused_problems
 from vit_lightning.config.parser import DEFAULT_CLASSES, instantiate, parse, parse_part, to_plain
+from vit_lightning.config.trust import KNOWN_PACKAGES, Imports
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
@@ -91,7 +93,9 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     problems += _freeze_problems(config, settings.get("lora"), module_class)
     has_network = "network" in filled_in(module_class)
     if has_network and not any(problem.startswith("model.") for problem in problems):
-        problems += _model_problems(config, facts, settings.get("optimizer"), settings.get("lora"))
+        imports = given.get("imports", KNOWN_PACKAGES)
+        problems += _model_problems(config, data, settings, imports)
+        imports.allow()  # those of the source were others
     if metrics and "metrics" not in filled_in(module_class):
         problems.append(f"metrics: module.class_path={module_class.__name__} logs its own (leave them out)")
     if chosen is not None and not problems:
@@ -178,10 +182,9 @@ def _freeze_problems(config: Namespace, lora: LoraConfig | None, kind: type[Ligh
     return []
 
 
-def _model_problems(
-    config: Namespace, facts: dict[str, Any], optimizer: OptimizerConfig | None, lora: LoraConfig | None
-) -> list[str]:
+def _model_problems(config: Namespace, data: ImageData, settings: Mapping[str, Any], imports: Imports) -> list[str]:
     """Returns what does not fit: network and its arguments, data, optimizer, and the weights it is to start from."""
+    facts = data_facts(data)
     if problems := constructor_problems(config.model, lambda: _without_weights(config), config.init_from):
         return problems
     try:
@@ -191,19 +194,22 @@ def _model_problems(
     problems = network_problems(network, (facts["in_channels"], *pair(facts["image_size"])), facts["num_classes"])
     try:
         with torch.device("meta"):
-            add_lora(network, lora or LoraConfig())
+            add_lora(network, settings.get("lora", LoraConfig()))
         if config.freeze:
             freeze_backbone(network)
     except UserError as error:
         return problems + error.problems
+    optimizer: OptimizerConfig | None = settings.get("optimizer")
     if optimizer is not None:
         with contextlib.suppress(UserError):  # its own problems are told elsewhere
             problems += [f"optimizer.{text}" for text in group_problems(network, optimizer)]
     try:
-        for key in ("init_from", "ckpt"):
-            if config.get(key) is not None:
-                path = find_checkpoint(config[key], key)
-                network_weights(network, read_checkpoint(path), path)
+        if config.get("ckpt") is not None:
+            path = find_checkpoint(config.ckpt)
+            checkpoint, _ = with_resized_positions(read_checkpoint(path), network, data, config.resize_positions)
+            network_weights(network, checkpoint, path)
+        elif config.init_from is not None:
+            first_weights(config.init_from, network, config.resize_positions, imports)
         if (teacher := config.distillation.teacher) and not teacher.startswith(("torchvision:", "timm:")):
             find_checkpoint(teacher, "distillation.teacher")
     except UserError as error:

@@ -18,6 +18,7 @@ from vit_lightning.config.options import CommandOptions, Resume, Settings
 from vit_lightning.config.parser import instantiate, parse_part
 from vit_lightning.config.trust import KNOWN_PACKAGES, Imports
 from vit_lightning.data.base import ImageData
+from vit_lightning.models.resize import Interpolation
 from vit_lightning.training.freeze import freeze_backbone, head_state
 from vit_lightning.training.lora import LoraConfig, add_lora
 
@@ -57,9 +58,15 @@ class Experiment:
 
     @property
     def init_from(self) -> str | None:
-        """Run folder or file with the initial weights."""
+        """Source of the initial weights."""
         path: str | None = self.config["init_from"]
         return path
+
+    @property
+    def resize_positions(self) -> Interpolation:
+        """Interpolation of learned positions for images of another size."""
+        method: Interpolation = self.config["resize_positions"]
+        return method
 
     @property
     def test(self) -> bool:

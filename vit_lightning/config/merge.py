@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_lightning.config.files import Config, as_list, flatten, full_name, parse_yaml, read_config, value_at, word
+from vit_lightning.config.init_from import FROM_DATA, inherited_model
 from vit_lightning.config.options import TRAINED, Settings
 from vit_lightning.config.own_parts import OWN_GROUPS, Dropped, with_full_part_names, without_replaced
 from vit_lightning.config.parser import DEFAULT_CLASSES
@@ -38,7 +39,6 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
         command: the command; if it uses a trained model, the config of its checkpoint comes first.
         files: whether image files replace the data of that config.
     """
-    trained = [_config_of_checkpoint(flags, files=files)] if command in TRAINED else []
     configs: list[tuple[Path, Config]] = []
     unreadable: list[str] = []
     paths = [Path(value) for key, value in flags if key == "config"]
@@ -52,6 +52,14 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
             unreadable += error.problems
     merged: Config = {}
     dropped: list[Dropped] = []
+    trained: list[Config] = []
+    try:
+        read = _config_of_checkpoint(flags, files=files) if command in TRAINED else _config_of_source(flags, configs)
+        trained.append(read)
+    except UserError as error:
+        if command in TRAINED:
+            raise
+        unreadable += error.problems
     for config in (*trained, *(config for _, config in configs)):
         given = {key: value for key, value in config.items() if value is not None or key not in GROUPS}
         given = with_full_part_names(given)
@@ -98,7 +106,21 @@ def _config_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool) -> C
     if files:
         config["data"] = data_of_files(paths[-1], checkpoint)
     config.pop("distillation", None)  # its teacher may be gone
+    if isinstance(config.get("model"), dict):  # these come from the data, which may give other sizes
+        config["model"] = {name: value for name, value in config["model"].items() if name not in FROM_DATA[:2]}
     return {**config, "init_from": None}  # the weights are the checkpoint's own
+
+
+def _config_of_source(flags: Sequence[tuple[str, str]], configs: Sequence[tuple[Path, Config]]) -> Config:
+    """Returns the architecture of the source of the initial weights; empty without one."""
+    given = [config["init_from"] for _, config in configs if "init_from" in config]
+    given += [parse_yaml(value, f"init_from={value}") for key, value in flags if key == "init_from"]
+    if not given or given[-1] is None:
+        return {}
+    models = [config.get("model") for _, config in configs]
+    models += [config_of_flag(key, value).get("model") for key, value in flags if key.split(".")[0] == "model"]
+    named = [path for model in models if (path := _class_of(model or {})) is not None]
+    return {"model": inherited_model(str(given[-1]), named[-1] if named else None)}
 
 
 def _check_split(trained: Config, given: Config) -> None:

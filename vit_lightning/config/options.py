@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from vit_lightning.limits import at_least, refuse
+from vit_lightning.models.resize import Interpolation
 from vit_lightning.storage.wandb_mirror import WandbConfig
 from vit_lightning.training.checkpoints import CheckpointConfig
 from vit_lightning.training.distillation import DistillationConfig
@@ -44,8 +45,10 @@ class ConfigOptions:
     Args:
         experiment: name of the experiment; by default that of the last config file.
         seed_everything: seed of the initial weights, the order of images, augmentation and dropout.
-        init_from: run folder (its best checkpoint), checkpoint file, or https://...#sha256=CHECKSUM with the initial
-            weights.
+        init_from: trained model with the initial weights: run folder (its best checkpoint), checkpoint, .safetensors,
+            .pth, .npz, folder of save_pretrained, hf-hub:owner/name, timm:NAME, torchvision:NAME, or
+            https://...#sha256=CHECKSUM. Options of a ViT that the config does not give are those of the source.
+        resize_positions: interpolation of learned positions for images of another size than those of the source.
         reset_head: whether the head is drawn anew after init_from.
         freeze: backbone trains the head alone; all else stays as it is, without dropout or new statistics.
         test: whether fit tests the best checkpoint after training.
@@ -56,6 +59,7 @@ class ConfigOptions:
     experiment: str | None = None
     seed_everything: int = 0
     init_from: str | None = None
+    resize_positions: Interpolation = "bicubic"
     reset_head: bool = False
     freeze: Literal["backbone"] | None = None
     test: bool = True

@@ -41,11 +41,13 @@ class ImageFiles(ImageData):
         on_bad_image: whether the command fails, after all others, for images that cannot be decoded.
     """
 
+    image_size: int | tuple[int, int]  # type: ignore[assignment]  # a pair once it is made
+
     def __init__(
         self,
         *,
         class_names: list[str],
-        image_size: tuple[int, int],
+        image_size: int | tuple[int, int],
         in_channels: int,
         centre_share: float,
         mean: list[float],
@@ -68,7 +70,7 @@ class ImageFiles(ImageData):
         names = [str(file) if isinstance(file, Path) else f"image {number}" for number, file in enumerate(self.files)]
         return _Files(
             encoded=Encoded(_itself, self.files, [0] * len(self.files), names),
-            image_size=self.image_size,
+            image_size=pair(self.image_size),
             min_area=1.0,
             centre_share=self.centre_share,
             skip=False,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +12,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
+from vit_lightning.models.heads import find_head
 from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions
 from vit_lightning.models.resize import Interpolation, resize
 from vit_lightning.models.vit import ViT
@@ -41,6 +44,16 @@ class Adapted:
     def load(self, network: nn.Module) -> None:
         """Loads the weights; those that are new keep the values that the network has."""
         network.load_state_dict(self.state, strict=False)
+
+    def with_new_head(self, names: Collection[str]) -> Adapted:
+        """Returns the same without weights of the head, which stay those of the network."""
+        return Adapted(
+            {name: value for name, value in self.state.items() if name not in names},
+            [name for name in self.taken if name not in names],
+            {name: text for name, text in self.resized.items() if name not in names},
+            {**dict.fromkeys(names, "new head (reset_head)"), **self.new},
+            self.left_out,
+        )
 
     def facts(self) -> dict[str, object]:
         """Returns the report as plain data."""
@@ -113,7 +126,7 @@ def adapt(
             adapted.left_out[name] = f"{part} left out"
         else:
             problems.append(f"it has {name}, which the model lacks")
-    refuse(problems)
+    refuse(sorted(problems, key=lambda text: ", the model as " in text))
     return adapted
 
 
@@ -199,18 +212,18 @@ def _rows_before(vit: ViT) -> dict[str, int]:
 
 
 class _RulesOfOthers(_Rules):
+    heads: tuple[str, ...] = ()
+
     def __init__(self, network: nn.Module, grid: Size | None, interpolation: Interpolation) -> None:
         super().__init__(grid, interpolation)
         self.network = network
-        modules = dict(network.named_modules())
-        named = getattr(network, "pretrained_cfg", None) or {}
-        classifiers = named.get("classifier") or () if isinstance(named, Mapping) else ()
-        last = [name for name, module in modules.items() if isinstance(module, nn.Linear)][-1:]
-        self.heads = [*([classifiers] if isinstance(classifiers, str) else classifiers), *map(_plain, last)]
-        self.first = next((f"{name}.weight" for name, module in modules.items() if isinstance(module, nn.Conv2d)), "")
+        with contextlib.suppress(UserError):  # a network without a head
+            self.heads = tuple(f"{name}." for name in find_head(network))
+        kernels = (name for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
+        self.first = f"{next(kernels, '')}.weight"
 
     def is_head(self, name: str) -> bool:
-        return name.rpartition(".")[0] in self.heads
+        return name.startswith(self.heads)
 
     def optional(self, name: str, weight: Tensor) -> str:
         if not weight.is_floating_point():

@@ -1,0 +1,150 @@
+"""Runs that start from other models, and trained models on images of other sizes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tensors import write_images
+
+from vit_lightning.cli import main
+from vit_lightning.commands.arguments import read_run
+from vit_lightning.commands.fit import fit
+from vit_lightning.config.init_from import first_weights
+from vit_lightning.config.resolve import resolve
+from vit_lightning.errors import UserError
+from vit_lightning.models.patches import PatchEmbedding
+from vit_lightning.models.vit import ViT
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+
+DATA = ("--data=ImageFolder", "--data.num_workers=0", "--data.batch_size=8", "--trainer.accelerator=cpu")
+MODEL = ("--model.patch_size=4", "--model.emb_size=16", "--model.depth=1", "--model.num_heads=2", "--model.pool=mean")
+TABLE = "patch_embedding.positions.table"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with images of two and of three classes, and a run on the first at 16 pixels."""
+    folder = tmp_path_factory.mktemp("place")
+    for number, name in enumerate("abc"):
+        for root in ("two", "three"):
+            if root == "three" or name != "c":
+                write_images(folder / root / "train" / name, 16, seed=number)
+                write_images(folder / root / "test" / name, 4, seed=number + 5)
+    flags = [*DATA, *MODEL, f"--data.root={folder / 'two'}", "--data.image_size=16", "--trainer.max_epochs=1"]
+    flags += ["--model.drop_path=0.1", "--model.layer_scale=0.1", "--model.feed_forward.dropout=0.1"]
+    fit(resolve([*flags, f"--out={folder / 'run'}"]))
+    return folder
+
+
+def start(place, *flags, root="three"):
+    return [*DATA, f"--data.root={place / root}", "--trainer.max_epochs=1", *flags]
+
+
+def test_a_run_starts_from_another_at_another_size_with_other_classes(place, in_folder, capsys):
+    shutil.copytree(place / "run", "first")
+    flags = start(place, "--init_from=first", "--data.image_size=[24,8]", "--optimizer.lr=0")
+    results = fit(resolve([*flags, "--out=second"]))
+    said = capsys.readouterr().out
+    line = "weights     from first (run): 19 tensors taken, positions 4x4 -> 6x2 bicubic, new head (2 -> 3 classes)\n"
+    assert line in said
+    report = json.loads(Path("second/init_from.json").read_text())
+    assert set(report["new"]) == {"head.linear.weight", "head.linear.bias"}
+    assert report["resized"] == {TABLE: "positions 4x4 -> 6x2 bicubic"}
+    model = yaml.safe_load(Path("second/config.yaml").read_text())["model"]["init_args"]
+    assert (model["emb_size"], model["pool"], model["layer_scale"]) == (16, "mean", 0.1)
+    assert model["image_size"] == [24, 8]
+    assert model["drop_path"] == model["feed_forward"]["init_args"]["dropout"] == 0.0, "no regularisation comes along"
+    before, after = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("first", "second"))
+    assert all(torch.equal(before[f"network.{name}"], after[f"network.{name}"]) for name in report["taken"])
+    shutil.rmtree("first")
+    Path("second/results.json").unlink()
+    again = fit(read_run(Path("second")))
+    assert again["test/loss"] == results["test/loss"], "the source is not needed again"
+
+
+def test_options_of_the_config_go_before_those_of_the_source(place, in_folder, capsys):
+    flags = start(place, f"--init_from={place / 'run'}", "--data.image_size=16", "--reset_head=true", root="two")
+    own = resolve([*flags, "--model.drop_path=0.2", "--model.num_heads=1", "--resize_positions=bilinear"])
+    model = own.config["model"]["init_args"]
+    assert (model["drop_path"], model["num_heads"], model["depth"]) == (0.2, 1, 1)
+    fit(resolve([*flags, "--trainer.fast_dev_run=true"]))
+    assert "20 tensors taken, new head (reset_head)" in capsys.readouterr().out
+    assert main(["fit", *flags, "--model.emb_size=32", "--model.depth=2"]) == 2
+    said = capsys.readouterr().err
+    assert f"init_from={place / 'run'} is of another architecture than the model" in said
+    assert "it lacks encoder.1.attention.fn.norm.weight" in said
+    assert main(["fit", *flags, "--model.preset=Ti/4", "--optimizer.lr=fast"]) == 2
+    assert "optimizer.lr=fast" in capsys.readouterr().err
+    assert main(["fit", *start(place, "--init_from=nowhere", "--model.dept=3", "--data.image_size=16")]) == 2
+    said = capsys.readouterr().err
+    assert "init_from=nowhere is neither" in said
+    assert "model.dept=3" in said
+    assert not Path("runs").exists()
+
+
+def test_first_weights_draw_no_random_numbers(place):
+    network = ViT(image_size=16, patch_size=4, emb_size=16, depth=1, num_heads=2, layer_scale=0.1, num_classes=2)
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    first_weights(str(place / "run"), network, "bicubic")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_trained_model_is_measured_and_used_at_another_size(place, in_folder, capsys):
+    words = [f"--ckpt={place / 'run'}", "--data.image_size=24"]
+    for command in ("validate", "test", "predict"):
+        assert main([command, *words]) == 0
+        line = "image size  24x24 pixels, trained at 16x16 (positions 4x4 -> 6x6 bicubic)\n"
+        assert line in capsys.readouterr().out
+    files = [str(place / "three/test/c"), "--resize_positions=bilinear", "--out=files"]
+    assert main(["predict", *words, *files]) == 0
+    assert "positions 4x4 -> 6x6 bilinear" in capsys.readouterr().out
+    assert main(["test", f"--ckpt={place / 'run'}", "--data.image_size=18"]) == 2
+    assert "patch_size=4 does not divide image_size=18" in capsys.readouterr().err
+    assert main(["test", *words, "--model.patch_size=8"]) == 2
+    assert "is of another architecture than the model" in capsys.readouterr().err
+
+
+def test_sizes_grow_over_the_epochs_and_a_resumed_run_is_the_same(place, in_folder, monkeypatch):
+    callback = {"class_path": "vit_lightning.ProgressiveImageSize", "init_args": {"sizes": {0: 8, 1: [12, 16], 2: 16}}}
+    Path("sizes.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
+    flags = ["--config=sizes.yaml", *start(place, *MODEL, "--data.image_size=16", "--optimizer.lr=0.01")]
+    flags += ["--trainer.max_epochs=3", "--checkpoint.every_n_steps=1", "--test=false"]
+    seen: list[tuple[bool, int]] = []
+    forward, stop_at = PatchEmbedding.forward, 0
+
+    def watched(self, images):
+        if images.device.type == "meta":
+            return forward(self, images)
+        seen.append((self.training, *images.shape[2:]))
+        if self.training and sum(step[0] for step in seen) == stop_at:
+            raise KeyboardInterrupt
+        return forward(self, images)
+
+    monkeypatch.setattr(PatchEmbedding, "forward", watched)
+    fit(resolve([*flags, "--out=whole"]))
+    steps = [size for trains, *size in seen if trains]
+    assert steps == [[8, 8]] * (len(steps) // 3) + [[12, 16]] * (len(steps) // 3) + [[16, 16]] * (len(steps) // 3)
+    assert {tuple(size) for trains, *size in seen if not trains} >= {(16, 16)}
+    stop_at = len(steps) // 3 + 2  # in mid-epoch
+    seen.clear()
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        fit(resolve([*flags, "--out=stopped"]))
+    seen.clear()
+    stop_at = 0
+    fit(read_run(Path("stopped")))
+    assert next(size for trains, *size in seen if trains) == [12, 16]
+    whole, stopped = (
+        read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("whole", "stopped")
+    )
+    assert all(torch.equal(value, stopped[name]) for name, value in whole.items())
+    wrong = resolve([*flags, "--out=wrong", "--model.patch_size=8", "--data.image_size=24"])
+    with pytest.raises(UserError, match=r"ProgressiveImageSize.sizes: ViT takes no \(12, 16\): patch_size=8"):
+        fit(wrong)
+    assert not Path("wrong").exists()
