@@ -70,6 +70,8 @@ from vit_lightning.training.ema import EMAConfig as EMAConfig
 from vit_lightning.training.image_sizes import ProgressiveImageSize as ProgressiveImageSize
 from vit_lightning.training.losses import LossConfig as LossConfig
 from vit_lightning.training.optim import OptimizerConfig as OptimizerConfig
+from vit_lightning.training.probes import KNNProbe as KNNProbe
+from vit_lightning.training.probes import LinearProbe as LinearProbe
 from vit_lightning.weights.convert import from_reference as from_reference
 from vit_lightning.weights.convert import to_reference as to_reference
 

@@ -51,6 +51,7 @@ from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.flops import forward_flops
 from vit_lightning.training.memory import keep_freed_memory
+from vit_lightning.training.probes import Probe
 from vit_lightning.training.stop_on_signal import StopOnSignal
 
 
@@ -204,10 +205,11 @@ def _test_best(run: Run) -> Results:
     last = newest.checkpoint  # or previous.ckpt, if a kill came between the two renames of a save
     checkpoint = read_checkpoint(best)
     own = type(run.module) is not ViTClassifier  # which may log metrics of its own
-    watch, epoch_metrics = (
-        last["callbacks"]["Stopwatch"],
-        metric_names("train", "val", table=with_own(run.experiment.metrics)),
-    )
+    watch, callbacks = last["callbacks"]["Stopwatch"], run.trainer.callbacks  # type: ignore[attr-defined]
+    epoch_metrics = [
+        *metric_names("train", "val", table=with_own(run.experiment.metrics)),
+        *(name for callback in callbacks if isinstance(callback, Probe) for name in callback.logs),
+    ]
     parameters, trained = count_parameters(run.module), count_parameters(run.module, trained=True)
     results: Results = {
         "seed": run.experiment.seed,

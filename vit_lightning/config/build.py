@@ -26,14 +26,14 @@ from vit_lightning.config.constructors import (
     without_weights,
 )
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import Config, unflatten
+from vit_lightning.config.files import Config, as_list, unflatten
 from vit_lightning.config.init_from import first_weights, with_resized_positions
 from vit_lightning.config.old_configs import with_block
 from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.own_metrics import choose_metrics
 from vit_lightning.config.own_module import class_of, complete_module, filled_in, make_own, unused_problems
 from vit_lightning.config.parser import DEFAULT_CLASSES, instantiate, parse, parse_part, to_plain
-from vit_lightning.config.trust import KNOWN_PACKAGES, Imports
+from vit_lightning.config.trust import KNOWN_PACKAGES, Imports, find_class
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
@@ -43,6 +43,7 @@ from vit_lightning.training.freeze import freeze_backbone
 from vit_lightning.training.lora import LoraConfig, add_lora
 from vit_lightning.training.losses import OwnLoss
 from vit_lightning.training.optim import OptimizerConfig, group_problems
+from vit_lightning.training.probes import Probe
 
 
 def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
@@ -104,6 +105,9 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     own = {item.name: item.metric for item in metrics}
     table = with_own(own)
     monitored = [*metric_names("val", "train", classes=facts["num_classes"], table=table), *STEP_METRICS]
+    for callback in as_list(config.trainer.callbacks):
+        probe: Any = find_class(callback.class_path)
+        monitored += probe.logs if isinstance(probe, type) and issubclass(probe, Probe) else ()
     if chosen is None:
         problems += monitor_problems(config, monitored)
     if problems:

@@ -278,6 +278,24 @@ class ImageData(LightningDataModule):
             repetitions=self.repetitions,
         )
 
+    def plain_batches(self, split: Split, indices: Tensor) -> Loader:
+        """Returns a loader of images of a split, each once over all ranks, without augmentation and in this order.
+
+        Random transforms that a training set of the user's own has inside stay.
+        """
+        dataset: Any = self.dataset(split)
+        on_device = isinstance(dataset, Images) and dataset.is_moved
+        chunks = evaluation_requests(size=len(indices), batch_size=self.batch_size, rank=self._rank, ranks=self._ranks)
+        requests = [Request(indices[chunk.indices].tolist(), None) for chunk in chunks]
+        return Loader(
+            dataset,
+            partial(iter, requests),
+            len(requests),
+            num_workers=0 if on_device else self.num_workers,
+            pin_memory=False,
+            on_skipped=partial(self._on_skipped, split),
+        )
+
     def _evaluation_loader(self, split: Split) -> Loader:
         requests = evaluation_requests(
             size=self.image_count(split), batch_size=self.batch_size, rank=self._rank, ranks=self._ranks
