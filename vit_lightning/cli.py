@@ -38,6 +38,13 @@ COMMANDS = {
     "predict": Command(
         "classify the test images, or images of your own", "commands.predict:predict", "[IMAGES_OR_FOLDER ...]"
     ),
+    "embed": Command(
+        "write features of images, before the classifier",
+        "commands.embed:embed",
+        "[IMAGES ...]",
+        "options",
+        "EmbedOptions",
+    ),
     "lr-find": Command("suggest a learning rate for a config", "commands.tune:find_learning_rate"),
     "scale-batch": Command("find the largest batch size that fits in memory", "commands.tune:scale_batch"),
     "check-data": Command("read all images: damage, duplicates, sizes, mean, std", "commands.check_data:check_data"),
@@ -67,6 +74,9 @@ MEANT = {
     "infer": "predict",
     "inference": "predict",
     "classify": "predict",
+    "features": "embed",
+    "embeddings": "embed",
+    "extract": "embed",
     "sweep": "ablate",
     "ablation": "ablate",
     "ablations": "ablate",

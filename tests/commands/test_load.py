@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 from runs import SMALL
 from tensors import write_images
 
@@ -114,3 +116,47 @@ def test_what_is_no_image_is_named(trained, in_folder):
     for message, call in refused.items():
         with pytest.raises(UserError, match=message):
             call()
+
+
+def test_features_of_files_in_every_format(photos, in_folder, capsys):
+    run, images = str(photos / "run"), str(photos / "images/test")
+    assert main(["embed", "--ckpt", run, images, "--out=a.npz", "--blocks=[0]"]) == 0
+    assert main(["embed", "--ckpt", run, images, "--out=b/a.csv", "--batch_size=4", "--device=cpu"]) == 0
+    assert main(["embed", "--ckpt", run, images, "--out=a.parquet", "--blocks=[-1, 0]"]) == 0
+    table = np.load("a.npz")
+    model = load(run)
+    assert table["image"].tolist() == [str(file) for file in sorted(Path(images).rglob("*.jpg"))]
+    assert np.array_equal(table["features"], model.embed(images).numpy())
+    (tokens,) = model.tokens(images, blocks=[0])
+    assert np.array_equal(table["block_0"], tokens[:, 1:].mean(dim=1).numpy())
+    rows = list(csv.DictReader(Path("b/a.csv").read_text().splitlines()))
+    assert [row["image"] for row in rows] == table["image"].tolist()
+    assert [float(row["features_15"]) for row in rows] == pytest.approx(table["features"][:, 15].tolist(), abs=1e-6)
+    rows = parquet.read_table("a.parquet").to_pylist()
+    assert np.array_equal([row["block_-1"] for row in rows], table["block_0"])
+    assert "features of 9 images, 16 numbers each: a.npz" in capsys.readouterr().out
+
+
+def test_features_of_the_test_images_of_a_run(photos, in_folder, capsys):
+    assert main(["embed", "--ckpt", str(photos / "run")]) == 0
+    table = np.load(next((photos / "run/embed").glob("*/embeddings.npz")))
+    assert table["label"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert np.array_equal(table["features"], load(photos / "run").embed(table["image"].tolist()).numpy())
+    (in_folder / "bad.jpg").write_text("no image")
+    flags = ["embed", "--ckpt", str(photos / "run"), "bad.jpg"]
+    assert main([*flags, str(photos / "images/test/cat"), "--out=c.npz"]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert error[0] == "lightning embed: 1 of 4 images have no features; those of the others are written"
+    assert "bad.jpg: damaged image" in error[1]
+    assert len(np.load("c.npz")["image"]) == 3
+    for wrong, problem in {
+        "--out=c.npz": "out=c.npz is there already",
+        "--out=c.txt": "out=c.txt must end in .npz, .parquet, .csv",
+        "--blocks=[1]": "blocks=[1]: ViT has 1 blocks",
+        "--device=gpu": "device=gpu: ",
+        "--format=zip": "format=zip must be one of npz, parquet, csv",
+    }.items():
+        assert main([*flags, wrong]) == 2
+        assert problem in capsys.readouterr().err
+    assert main([*flags[:3], "none.jpg"]) == 2
+    assert "none.jpg: there is no such file" in capsys.readouterr().err

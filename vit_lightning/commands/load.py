@@ -54,8 +54,9 @@ def load(
     """Loads a trained model; writes nothing, and leaves the global random numbers as they were.
 
     Args:
-        source: run folder (its best checkpoint, with the averaged weights if there are any), checkpoint,
-            torchvision:NAME, timm:NAME, or https://...#sha256=CHECKSUM.
+        source: run folder (its best checkpoint, with the averaged weights if there are any), checkpoint, .safetensors,
+            .pth, .pt, .bin, .pth.tar, .npz, folder of ``save_pretrained`` or of ``lightning export``,
+            hf-hub:owner/name, timm:NAME, torchvision:NAME, or https://...#sha256=CHECKSUM.
         image_size: height and width in pixels of its images, if not those of its training: positions are resized.
         num_classes: classes of a new, untrained head; 0 for features.
         config: what is not known or is to be replaced: mean, std, centre_share and class_names, and for weights of
@@ -90,6 +91,8 @@ class Model:
         """Fraction of the sides of an image that the centre crop shows."""
         self.image_size = pair(source.view["image_size"]) if "image_size" in source.view else None
         self.in_channels = int(source.view.get("in_channels", 3))
+        self.prefix_tokens = int(getattr(self.network, "prefix_tokens", getattr(self.network, "num_prefix_tokens", 0)))
+        """Number of tokens before the patches."""
 
     def predict(self, images: Images, *, top_k: int = 5, batch_size: int = 64) -> list[Prediction]:
         """Returns the ``top_k`` most likely classes of each image, in the order given; in a folder sorted by name."""

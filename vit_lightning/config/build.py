@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -214,7 +215,8 @@ def _model_problems(config: Namespace, data: ImageData, settings: Mapping[str, A
             network_weights(network, checkpoint, path)
         elif config.init_from is not None:
             first_weights(config.init_from, network, config.resize_positions, imports)
-        if (teacher := config.distillation.teacher) and not teacher.startswith(("torchvision:", "timm:")):
+        teacher = config.distillation.teacher
+        if teacher and not teacher.startswith(("torchvision:", "timm:", "hf-hub:")) and not Path(teacher).exists():
             find_checkpoint(teacher, "distillation.teacher")
     except UserError as error:
         problems += error.problems

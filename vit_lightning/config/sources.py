@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import copy
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,26 @@ from vit_lightning.config.experiment import make_data, make_network
 from vit_lightning.config.files import flatten, unflatten
 from vit_lightning.config.old_configs import with_block
 from vit_lightning.config.trust import KNOWN_PACKAGES, Imports, find_class, restrict_imports
-from vit_lightning.errors import UserError
-from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
+from vit_lightning.errors import UserError, first_line
+from vit_lightning.limits import refuse
+from vit_lightning.models.heads import find_head
+from vit_lightning.models.vit import ViT
+from vit_lightning.sizes import pair
+from vit_lightning.storage.checkpoint_files import load_network
 from vit_lightning.training.lora import merged
+from vit_lightning.weights.adapt import adapt
+from vit_lightning.weights.as_config import model_config
+from vit_lightning.weights.convert import from_reference
+from vit_lightning.weights.files import WeightsFile, read_weights
+from vit_lightning.weights.hubs import facts_of_preprocessing, timm_model, torchvision_model
+from vit_lightning.weights.identify import OURS, identify
+
+PREPROCESSING = ("mean", "std", "centre_share", "class_names")
+"""Facts of a source that ``config`` may give whatever its family."""
+_HALF, _IMAGENET = ([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+_USUAL = {"timm": _HALF, "hf": _HALF, "google": _HALF, "big_vision": _HALF}
+_USUAL |= {"torchvision": _IMAGENET, "crate": _IMAGENET}
+"""Mean and standard deviation by which most published weights of a family had their images normalised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,49 +65,173 @@ def open_source(
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
     config: Mapping[str, Any] | None = None,
+    ours: bool = True,
     imports: Imports | None = KNOWN_PACKAGES,
     key: str = "source",
 ) -> Source:
     """Returns a trained network with what is known about it; leaves the global random numbers as they were.
 
     Args:
-        place: run folder (its best checkpoint), checkpoint, torchvision:NAME, timm:NAME, or
+        place: run folder (its best checkpoint), checkpoint, .safetensors, .pth, .pt, .bin, .pth.tar, .npz, folder of
+            ``save_pretrained`` or of an export, hf-hub:owner/name, timm:NAME, torchvision:NAME, or
             https://...#sha256=CHECKSUM.
-        image_size: height and width in pixels of the images that it will get, if they are not those of its training.
+        image_size: height and width in pixels of its images, if not those of its training: positions are resized.
         num_classes: classes of a new head; 0 for features.
-        config: what is to hold in place of what the file says.
+        config: what is not known or is to be replaced: ``PREPROCESSING`` and, for weights of others, arguments in the
+            words of their family.
+        ours: whether a ViT of timm or torchvision is to be one of ours; else it is left as it is.
         imports: packages from which the config of a run may name classes; None for those that are allowed now.
         key: option that errors name.
 
     Raises:
         UserError: it is not there, damaged, or its architecture cannot be told.
     """
-    library, _, name = str(place).partition(":")
-    with torch.random.fork_rng(devices=[]):
-        if library in _LIBRARIES:
-            return _LIBRARIES[library](name, key)
-        return _from_run(str(place), imports, key)
-
-
-def _from_run(place: str, imports: Imports | None, key: str) -> Source:
-    path = find_checkpoint(place, key)
-    checkpoint = read_checkpoint(path)
-    config = checkpoint.get("config")
-    if not isinstance(config, dict):
-        raise UserError(f"{key}={place} holds no config, so that its model is unknown")
+    given = dict(config or {})
+    facts = {name: given.pop(name) for name in PREPROCESSING if name in given}
+    place = str(place)
     try:
-        network = _network(config, imports)
-        view = dict(checkpoint.get("test_view") or _view_of_data(config))
+        with torch.random.fork_rng(devices=[]):
+            if place.startswith(tuple(f"{library}:" for library in _LIBRARIES)):
+                found = _from_library(place, given, facts, ours=ours)
+            else:
+                file = read_weights(place, key)
+                make = _from_weights if file.checkpoint is None else _from_run
+                found = make(file, given, facts, imports)
+            if image_size is not None or num_classes is not None:
+                found = _changed(found, image_size, num_classes, imports)
     except UserError as error:
-        raise UserError([f"{key}={place}: {problem}" for problem in error.problems]) from error
-    load_network(network, checkpoint, path)
+        raise UserError([_named(text, place, key) for text in error.problems]) from error
+    found.network.eval()
+    return found
+
+
+def _named(text: str, place: str, key: str) -> str:
+    """Returns a problem that begins with the option and the source."""
+    if text.startswith(f"{key}={place}"):
+        return text
+    return f"{key}={text}" if text.startswith(place) else f"{key}={place}: {text}"
+
+
+def _from_run(file: WeightsFile, given: Mapping[str, Any], facts: Mapping[str, Any], imports: Imports | None) -> Source:
+    assert file.checkpoint is not None
+    assert file.path is not None
+    config = file.checkpoint["config"]
+    refuse(f"config.{name}={value}: the config of its run tells this" for name, value in given.items())
+    network = _network(config, imports)
+    view = {**(file.checkpoint.get("test_view") or _view_of_data(config)), **facts}
+    load_network(network, file.checkpoint, file.path)
     network = merged(network)  # adapters belong to a training
     names = view.pop("class_names", None)
-    return Source(place=place, network=network.eval(), view=view, class_names=names, config=config, path=path)
+    return Source(place=file.place, network=network, view=view, class_names=names, config=config, path=file.path)
 
 
-def _network(config: dict[str, Any], imports: Imports | None) -> nn.Module:
-    """Returns the network of a checkpoint's config, with random weights."""
+def _from_weights(
+    file: WeightsFile, given: Mapping[str, Any], facts: Mapping[str, Any], imports: Imports | None
+) -> Source:
+    """Returns the source of weights that are of no run."""
+    found = identify(file, given)
+    if found.family == OURS:
+        network = _network({"model": found.config}, imports)
+        whole = {name: value for name, value in network.state_dict().items() if not value.is_floating_point()}
+        load_network(network, {"state_dict": {**whole, **file.tensors}}, Path(file.place), prefix="")
+    else:
+        network = from_reference(file.tensors, family=found.family, config=found.config)
+    if next(network.parameters()).dtype in (torch.float16, torch.bfloat16):
+        network.float()
+    notes = [*file.notes, *found.notes]
+    view: dict[str, Any] = {"centre_share": 1.0, **(file.view or {})}
+    view |= {"class_names": _class_names(file.config or {}, getattr(network, "num_classes", None)), **facts}
+    if isinstance(network, ViT):
+        view |= {"image_size": network.image_size, "in_channels": network.in_channels}
+    if "mean" not in view and found.family in _USUAL and view.get("in_channels") == 3:
+        mean, std = _USUAL[found.family]
+        view |= {"mean": mean, "std": std}
+        text = f"mean {mean} and std {std} of its images are those of most weights of {found.family}"
+        notes.append(f"{text}; nothing beside the file tells (config={{'mean': ..., 'std': ...}} gives others)")
+    names = view.pop("class_names")
+    return Source(place=file.place, network=network, view=view, class_names=names, notes=tuple(notes), path=file.path)
+
+
+def _from_library(place: str, given: Mapping[str, Any], facts: Mapping[str, Any], *, ours: bool) -> Source:
+    """Returns the source of a model that torchvision or timm fetches; their own network if it is no ViT of ours."""
+    library, _, name = place.partition(":")
+    network, stated = _LIBRARIES[library](name)
+    config = (
+        {"architecture": stated.get("architecture", name), "pretrained_cfg": stated} if library == "timm" else stated
+    )
+    file = WeightsFile(place, None, network.state_dict(), config, view=facts_of_preprocessing(stated))
+    try:
+        if ours or given:  # what was given is to hold
+            return _from_weights(file, given, facts, None)
+    except UserError:
+        if given:
+            raise
+    names = _class_names(config, getattr(network, "num_classes", len(stated.get("class_names", ()))))
+    view = {"in_channels": 3, "centre_share": 1.0, **(file.view or {}), "class_names": names, **facts}
+    return Source(place=place, network=network, class_names=view.pop("class_names"), view=view)
+
+
+_LIBRARIES: dict[str, Callable[[str], tuple[nn.Module, dict[str, Any]]]] = {
+    "torchvision": torchvision_model,
+    "timm": timm_model,
+}
+
+
+def _class_names(config: Mapping[str, Any], classes: int | None) -> list[str] | None:
+    """Returns the names of classes in the description of a model; None unless there is one for each."""
+    stated = config.get("pretrained_cfg")
+    of_labels: Any = config.get("id2label")
+    names: Any = config.get("class_names", config.get("label_names"))
+    if names is None and isinstance(stated, Mapping):
+        names = stated.get("label_names")
+    if names is None and isinstance(of_labels, Mapping):
+        with contextlib.suppress(ValueError, TypeError):
+            names = [of_labels[number] for number in sorted(of_labels, key=int)]
+    if not isinstance(names, list | tuple) or len(names) != classes or not all(isinstance(name, str) for name in names):
+        return None
+    return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else list(names)
+
+
+def _changed(
+    source: Source, size: int | tuple[int, int] | None, classes: int | None, imports: Imports | None
+) -> Source:
+    """Returns a source with a new head, or for images of another size."""
+    sides = None if size is None else pair(size)
+    view = source.view if sides is None else {**source.view, "image_size": sides}
+    names = source.class_names if classes is None else None
+    if isinstance(source.network, ViT):
+        changes = {"image_size": None if sides is None else list(sides), "num_classes": classes}
+        return replace(source, network=_rebuilt(source, changes, imports), class_names=names, view=view)
+    network = source.network
+    for name, head in find_head(network).items() if classes is not None else ():
+        if not isinstance(head, nn.Linear):
+            raise UserError(f"num_classes={classes}: {name} of {type(network).__name__} is no linear layer")
+        network.set_submodule(name, nn.Linear(head.in_features, classes) if classes else nn.Identity())
+        network.num_classes = classes  # type: ignore[assignment]
+    try:
+        with torch.no_grad():
+            images = torch.empty(1, view.get("in_channels", 3), *pair(view["image_size"]), device="meta")
+            copy.deepcopy(network).to("meta").eval()(images)
+    except Exception as fault:  # whatever the layers of others raise
+        text = f"{type(network).__name__} does not take it: {first_line(fault)}"
+        raise UserError(f"image_size={view.get('image_size')}: {text}") from fault
+    return replace(source, class_names=names, view=view)
+
+
+def _rebuilt(source: Source, changes: Mapping[str, Any], imports: Imports | None) -> ViT:
+    """Returns a ViT with the weights of another and some other arguments; positions are resized, a head is new."""
+    assert isinstance(source.network, ViT)
+    model: Any = model_config(source.network) if source.config is None else source.config["model"]
+    given = {name: value for name, value in changes.items() if value is not None}
+    network = _network({"model": {**model, "init_args": {**model.get("init_args", {}), **given}}}, imports)
+    assert isinstance(network, ViT)
+    network.to(next(source.network.parameters()).dtype)
+    adapt(network, source.network).load(network)
+    return network
+
+
+def _network(config: Mapping[str, Any], imports: Imports | None) -> nn.Module:
+    """Returns the network of a config, with random weights."""
     if config["model"] is None:
         raise UserError("its module takes no model, so that there is no network to load")
     if imports is not None:
@@ -109,59 +251,3 @@ def _view_of_data(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the preprocessing of a config's data: earlier checkpoints have no description of it."""
     data = make_data(config)
     return {name: getattr(data, name) for name in ("image_size", "in_channels", "centre_share", "mean", "std")}
-
-
-def _from_torchvision(name: str, key: str) -> Source:
-    from torchvision import models
-
-    place = f"torchvision:{name}"
-    if name not in models.list_models(module=models):  # those of its submodules find boxes or masks
-        raise UserError(f"{key}={place}: torchvision has no such classifier with weights")
-    weights = models.get_model_weights(name).DEFAULT
-    network = _fetched(lambda: models.get_model(name, weights=weights), place, key)
-    transforms = weights.transforms()
-    size, resized = transforms.crop_size[0], transforms.resize_size[0]
-    view = {"image_size": (size, size), "in_channels": 3, "centre_share": min(1.0, size / resized)}
-    view |= {"mean": list(transforms.mean), "std": list(transforms.std)}
-    return Source(place=place, network=network.eval(), view=view, class_names=list(weights.meta["categories"]))
-
-
-def _from_timm(name: str, key: str) -> Source:
-    place = f"timm:{name}"
-    try:
-        import timm
-    except ImportError as fault:
-        raise UserError(f"{key}={place} needs timm: pip install 'vit-lightning[timm]'") from fault
-    if not timm.is_model(name) or not timm.is_model_pretrained(name):
-        raise UserError(f"{key}={place}: timm has no such model with weights")
-    network = _fetched(lambda: timm.create_model(name, pretrained=True), place, key)
-    facts: Any = network.pretrained_cfg
-    channels, *size = facts["input_size"]
-    view = {"image_size": tuple(size), "in_channels": channels, "centre_share": facts["crop_pct"]}
-    view |= {"mean": list(facts["mean"]), "std": list(facts["std"])}
-    return Source(place=place, network=network.eval(), view=view)
-
-
-_LIBRARIES: dict[str, Callable[[str, str], Source]] = {"torchvision": _from_torchvision, "timm": _from_timm}
-
-
-def _fetched(load: Callable[[], nn.Module], place: str, key: str) -> nn.Module:
-    try:
-        with _data_alone():
-            return load()
-    except Exception as fault:  # of urllib, of sockets, of the hub
-        raise UserError(f"{key}={place}: its weights cannot be had: {' '.join(str(fault).split())[:200]}") from fault
-
-
-@contextlib.contextmanager
-def _data_alone() -> Iterator[None]:
-    """Lets ``torch.load`` read tensors and plain data alone: torchvision would run code in a file of weights."""
-    switch = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(switch)
-    os.environ[switch] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(switch)
-        if before is not None:
-            os.environ[switch] = before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import torch
 from torch import nn
@@ -21,7 +22,11 @@ def load_teacher(place: str, data: ImageData) -> Teacher:
     Raises:
         UserError: it is not there, takes other images, or has other classes.
     """
-    source = open_source(place, imports=None, key=KEY)
+    source = open_source(place, ours=False, imports=None, key=KEY)
+    if not {"mean", "std"} <= source.view.keys():
+        raise UserError(f"{KEY}={place}: mean and std of its images are not known")
+    for note in source.notes:
+        warnings.warn(f"{KEY}={place}: {note}", stacklevel=2)
     _check(source.network, place, data)
     return Teacher(source.network, normalised=(source.view["mean"], source.view["std"]), images=(data.mean, data.std))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.models.heads import ClassificationHead, DistilledHead
+from vit_lightning.models.heads import ClassificationHead, DistilledHead, find_head
 from vit_lightning.models.vit import ViT
 
 
@@ -45,8 +45,7 @@ def _classifiers(network: nn.Module) -> list[nn.Module]:
     head: Any = getattr(network, "head", None)
     if isinstance(head, ClassificationHead | DistilledHead):
         return [module for name, module in head.named_children() if name in ("linear", "distillation")]
-    layers: list[nn.Module] = [module for module in network.modules() if isinstance(module, nn.Linear)]
-    return layers[-1:] if getattr(network, "num_classes", None) != 0 else []
+    return [] if getattr(network, "num_classes", None) == 0 else list(find_head(network).values())
 
 
 def _keep_input(found: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:

@@ -1,0 +1,139 @@
+"""Trained models by name: whatever the source, the same function, its preprocessing and what had to be assumed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from tensors import randomise
+from torchvision import models
+
+from vit_lightning import UserError, ViT, load
+from vit_lightning.config.sources import open_source
+from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint
+
+TINY = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 1, "num_classes": 3}
+
+
+@pytest.fixture
+def theirs():
+    """A small ViT of timm with random weights."""
+    return randomise(timm.models.VisionTransformer(**TINY), scale=0.1).eval()
+
+
+def test_a_file_of_weights_gets_what_it_does_not_tell(theirs, in_folder):
+    torch.save({"state_dict": theirs.state_dict()}, "a.pth")
+    images = torch.randn(2, 3, 16, 16)
+    with pytest.warns(UserWarning, match=r"a.pth: mean \[0.5, 0.5, 0.5\] and std .* are those of most weights of timm"):
+        model = load("a.pth")
+    assert isinstance(model.network, ViT)
+    assert torch.allclose(model.network(images), theirs(images), atol=1e-5)
+    assert (model.class_names, model.image_size, model.mean) == (None, (16, 16), [0.5, 0.5, 0.5])
+    assert model.predict(images, top_k=1)[1].classes == [str(int(theirs(images)[1].argmax()))]
+    names = ["cat", "dog", "fox"]
+    facts = {"mean": [0.1, 0.2, 0.3], "std": [1.0, 1.0, 1.0], "class_names": names, "centre_share": 0.5}
+    source = open_source("a.pth", config={**facts, "num_heads": 2})
+    assert source.network.num_heads == 2
+    assert source.class_names == names
+    assert {name: source.view[name] for name in ("mean", "std", "centre_share")} == {
+        name: facts[name] for name in ("mean", "std", "centre_share")
+    }
+    assert not any("mean" in note or "heads" in note for note in source.notes)
+
+
+def test_a_folder_of_timm_tells_all(theirs, in_folder):
+    Path("hub").mkdir()
+    save_file(theirs.state_dict(), "hub/model.safetensors")
+    facts = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "input_size": [3, 16, 16], "crop_pct": 0.875}
+    config = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": facts, "model_args": TINY}
+    Path("hub/config.json").write_text(json.dumps({**config, "num_classes": 3, "label_names": ["a", "b", "c"]}))
+    source = open_source("hub")
+    assert (source.class_names, source.view["centre_share"]) == (["a", "b", "c"], 0.875)
+    assert (source.view["mean"], source.view["std"]) == (facts["mean"], facts["std"])
+
+
+def test_other_sizes_and_classes(theirs, in_folder, trained):
+    torch.save(theirs.state_dict(), "a.pth")
+    state = torch.get_rng_state()
+    larger = open_source("a.pth", image_size=24, num_classes=5)
+    assert torch.equal(torch.get_rng_state(), state)
+    wider = timm.create_model("vit_tiny_patch16_224", **{**TINY, "img_size": 24})
+    wider.load_state_dict(timm.models.vision_transformer.checkpoint_filter_fn(theirs.state_dict(), wider))
+    images = torch.randn(2, 3, 24, 24)
+    tokens = wider.eval().forward_features(images)
+    assert torch.allclose(larger.network.forward_features(images), tokens, atol=1e-4)
+    assert larger.network(images).shape == (2, 5)
+    assert larger.view["image_size"] == (24, 24)
+    features = open_source("a.pth", num_classes=0).network
+    assert torch.allclose(
+        features(images[..., :16, :16]), theirs.forward_features(images[..., :16, :16])[:, 0], atol=1e-4
+    )
+    run = open_source(trained[0], image_size=(16, 12), num_classes=2)
+    assert run.network(torch.randn(2, 1, 16, 12)).shape == (2, 2)
+    with pytest.raises(UserError, match=r"source=.*out: model.patch_size=4 does not .*image_size"):
+        open_source(trained[0], image_size=9)
+    with pytest.raises(UserError, match=r"config.num_heads=2: the config of its run tells this"):
+        open_source(trained[0], config={"num_heads": 2})
+
+
+def test_models_of_libraries(monkeypatch, theirs):
+    """Without their weights, which lie elsewhere: a ViT becomes ours, others stay what they are."""
+    get, create = models.get_model, timm.create_model
+    monkeypatch.setattr(models, "get_model", lambda name, weights: get(name, num_classes=1000))
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name))
+    vit = open_source("timm:vit_tiny_patch16_224")
+    assert isinstance(vit.network, ViT)
+    assert (vit.network.num_heads, vit.view["centre_share"]) == (3, 0.9)
+    assert not isinstance(open_source("timm:vit_tiny_patch16_224", ours=False).network, ViT)
+    other = open_source("torchvision:squeezenet1_1")
+    assert type(other.network) is models.SqueezeNet
+    assert (other.class_names[0], other.view["centre_share"]) == ("tench", 0.875)
+    net = load("torchvision:mobilenet_v3_small", image_size=64, num_classes=0)
+    assert net.embed(torch.zeros(2, 3, 64, 64)).shape == (2, 1024)
+    with pytest.raises(UserError, match="gives no logits"):
+        net.predict(torch.zeros(2, 3, 64, 64))
+    with pytest.raises(UserError, match=r"source=torchvision:squeezenet1_1 holds weights of none of the families"):
+        open_source("torchvision:squeezenet1_1", config={"num_heads": 3})
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("harmed",)
+
+
+def test_nothing_is_run_and_all_is_named(in_folder, trained):
+    checkpoint = read_checkpoint(trained[0] / "checkpoints/best.ckpt", mmap=False)
+    for class_path in ("os.mkdir", "harmful.Net"):
+        model = {"class_path": class_path, "init_args": {"path": "harmed"}}
+        AtomicCheckpointIO().save_checkpoint(
+            {**checkpoint, "config": {**checkpoint["config"], "model": model}}, "a.ckpt"
+        )
+        with pytest.raises(UserError, match=f"source=a.ckpt: its model {class_path} is of a package that may not"):
+            load("a.ckpt")
+    inside = {**checkpoint["config"]["model"]["init_args"], "feed_forward": {"class_path": "os.mkdir"}}
+    config = {**checkpoint["config"], "model": {"class_path": "vit_lightning.ViT", "init_args": inside}}
+    AtomicCheckpointIO().save_checkpoint({**checkpoint, "config": config}, "a.ckpt")
+    with pytest.raises(
+        UserError, match=r"source=a.ckpt: model.init_args.feed_forward.class_path=os.mkdir is of none of"
+    ):
+        load("a.ckpt")
+    torch.save({"state_dict": Bomb()}, "b.pth")
+    Path("c.safetensors").write_bytes(b"\xff" * 20)
+    Path("empty").mkdir()
+    torch.save(models.squeezenet1_1().state_dict(), "d.pth")
+    for place, text in {
+        "b.pth": "more than",
+        "c.safetensors": "",
+        "empty": "",
+        "none": "neither",
+        "d.pth": "none of the families",
+        "timm:no_such_net": "no such model",
+    }.items():
+        with pytest.raises(UserError, match=f"source={place}.*{text}"):
+            load(place)
+    assert not Path("harmed").exists()

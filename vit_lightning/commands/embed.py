@@ -1,0 +1,202 @@
+"""``lightning embed``: features of images in a trained model, as a table."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from vit_lightning.commands.console import counted, quiet, row, say
+from vit_lightning.commands.load import Model
+from vit_lightning.config.experiment import make_data
+from vit_lightning.config.sources import Source, open_source
+from vit_lightning.config.trust import restrict_imports
+from vit_lightning.data.base import ImageData
+from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
+from vit_lightning.errors import UserError
+from vit_lightning.limits import at_least, refuse
+from vit_lightning.storage.checkpoint_files import run_folder_of
+from vit_lightning.storage.folder import new_folder, to_csv, write_whole
+
+Columns = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions:
+    """Options of ``lightning embed``.
+
+    Args:
+        ckpt: the model: run folder, checkpoint, file or folder of weights, hf-hub:OWNER/NAME, timm:NAME or
+            torchvision:NAME.
+        images: image files and folders; by default the test images of the run that trained the model.
+        out: new file; by default embeddings.npz in a new folder, RUN/embed/TIME or runs/embed/TIME.
+        format: npz, parquet or csv; by default what the name of out says.
+        blocks: numbers of encoder blocks, 0 the first and -1 the last, of which the mean over the patch tokens is
+            written too.
+        image_size: height and width in pixels of the images that the model gets, if not those of its training.
+        config: what the weights do not tell or is to be replaced: mean, std, centre_share, arguments of their family.
+        batch_size: images in a batch.
+        num_workers: processes that decode image files.
+        device: auto takes a GPU where there is one; or cpu, cuda, cuda:1, mps.
+    """
+
+    ckpt: str
+    images: list[Path] = field(default_factory=list)
+    out: Path | None = None
+    format: Literal["npz", "parquet", "csv"] | None = None
+    blocks: list[int] = field(default_factory=list)
+    image_size: int | tuple[int, int] | None = None
+    config: dict[str, Any] | None = None
+    batch_size: int = 64
+    num_workers: int = 0
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        problems = [*at_least(1, batch_size=self.batch_size), *at_least(0, num_workers=self.num_workers)]
+        if self.out is not None and self.out.exists():
+            problems.append(f"out={self.out} is there already (choose a new file)")
+        if self.suffix not in _WRITERS:
+            problems.append(f"out={self.out} must end in {', '.join(_WRITERS)} (or give --format)")
+        if self.suffix == ".parquet" and find_spec("pyarrow") is None:
+            problems.append("format=parquet needs pyarrow: pip install 'vit-lightning[datasets]'")
+        if self.image_size is not None and not self.images:
+            problems.append(f"image_size={self.image_size} is for images that are given")
+        refuse(problems)
+
+    @property
+    def suffix(self) -> str:
+        """End of the file's name, which tells its format."""
+        return f".{self.format}" if self.format else ".npz" if self.out is None else self.out.suffix
+
+
+def embed(options: EmbedOptions) -> Path:
+    """Writes the pooled features of images before the classifier, (n, e), with their names; returns the file.
+
+    Raises:
+        UserError: model or images are not there; or, after all others are written, the damaged images.
+    """
+    quiet()
+    files = find_images(options.images)
+    source = open_source(options.ckpt, image_size=options.image_size, config=options.config, key="ckpt")
+    for note in source.notes:
+        say(row("note", note))
+    model = Model(source)
+    model.network.to(_device(options.device))
+    size, workers = options.batch_size, options.num_workers
+    data = model.data(files, batch_size=size, num_workers=workers) if files else _test_images(source)
+    columns = _columns(model, data, options.blocks)
+    problems = sorted(data.bad_images["test"])
+    if len(columns["image"]):
+        with _folder(options.out, source) as folder:
+            path = options.out or folder / f"embeddings{options.suffix}"
+            write_whole(path, _WRITERS[options.suffix](columns))
+        count, width = columns["features"].shape
+        say(f"features of {counted(count, 'image')}, {counted(width, 'number')} each: {path}")
+    if problems:
+        others = "; those of the others are written" if len(columns["image"]) else ""
+        raise UserError([f"{len(problems)} of {len(files)} images have no features{others}", *problems])
+    return path
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as fault:
+        raise UserError(f"device={name}: {' '.join(str(fault).split())[:200]}") from fault
+    return device
+
+
+def _test_images(source: Source) -> ImageData:
+    """Returns the data of the run that trained a model."""
+    if source.config is None:
+        raise UserError(f"ckpt={source.place} is of no run with test images: name images or folders")
+    restrict_imports({"data": source.config["data"]}, trust=False)
+    data = make_data(source.config)
+    try:
+        data.check()
+        data.setup("test")
+    except UserError as error:
+        raise UserError([f"data.{problem}" for problem in error.problems]) from error
+    return data
+
+
+def _columns(model: Model, data: ImageData, blocks: list[int]) -> Columns:
+    """Returns the table: image, for test images label, features, and a column for each block."""
+    dataset: Any = data.dataset("test")
+    names: list[str] = []
+    labels: list[int] = []
+    parts: list[list[torch.Tensor]] = []
+    with tqdm(total=data.image_count("test"), desc="features", unit=" images", disable=None, leave=False) as bar:
+        for batch in data.predict_dataloader():
+            pooled, *tokens = model.features(model.to_input(batch, data), blocks)
+            good = batch.labels != DAMAGED
+            first = model.prefix_tokens
+            found = [pooled, *(each[:, first:].mean(dim=1) for each in tokens)]
+            parts.append([each.float().cpu()[good] for each in found])
+            names += [_name(dataset, index) for index in batch.indices[good].tolist()]
+            labels += batch.labels[good].tolist()
+            bar.update(len(batch.indices))
+    keys = ["features", *(f"block_{number}" for number in blocks)]
+    of_data = {} if isinstance(data, ImageFiles) else {"label": np.array(labels)}
+    values = [torch.cat(column).numpy() for column in zip(*parts, strict=True)]
+    return {"image": np.array(names), **of_data, **dict(zip(keys, values, strict=True))}
+
+
+def _name(dataset: Any, index: int) -> str:
+    name = getattr(dataset, "name", None)
+    return str(name(index)) if callable(name) else str(index)
+
+
+def _folder(out: Path | None, source: Source) -> AbstractContextManager[Path]:
+    """Makes the folder of the table."""
+    if out is None:
+        run = None if source.path is None else run_folder_of(source.path)
+        return new_folder(None, (run or Path("runs")) / "embed", "")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise UserError(f"out={out} cannot be made: {fault.strerror}") from fault
+    if not os.access(out.parent, os.W_OK):
+        raise UserError(f"out={out} cannot be written to")
+    return nullcontext(out.parent)
+
+
+def _npz(columns: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, **columns)  # type: ignore[arg-type]
+    return content.getvalue()
+
+
+def _parquet(columns: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    content = io.BytesIO()
+    table = {name: list(value) if value.ndim > 1 else value for name, value in columns.items()}
+    parquet.write_table(pyarrow.table(table), content)
+    return content.getvalue()
+
+
+def _csv(columns: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    head = [
+        name if value.ndim == 1 else f"{name}_{number}"
+        for name, value in columns.items()
+        for number in range(1 if value.ndim == 1 else value.shape[1])
+    ]
+    rows = zip(*(value.tolist() for value in columns.values()), strict=True)
+    cells = ([cell for item in row for cell in (item if isinstance(item, list) else [item])] for row in rows)
+    return to_csv(head, cells)
+
+
+_WRITERS: dict[str, Any] = {".npz": _npz, ".parquet": _parquet, ".csv": _csv}
+"""Functions from columns to the contents of a file, by suffix."""
