@@ -172,7 +172,7 @@ def test_hostile_and_damaged_files_are_named(make, message, tmp_path, monkeypatc
         read_weights(path, "init_from")
     assert not marker.exists()
     (problem,) = caught.value.problems
-    assert problem.startswith(f"init_from={path}: ")
+    assert problem.startswith(f"init_from={path}")
     assert "weights_only" not in problem
     assert "\n" not in problem
 
@@ -213,3 +213,18 @@ def test_places_that_are_none_are_named(place, message):
     with pytest.raises(UserError, match=message) as caught:
         read_weights(place)
     assert caught.value.problems[0].startswith(f"source={place}")
+
+
+def test_a_repository_of_the_hub_without_a_network(tmp_path, monkeypatch):
+    constants = pytest.importorskip("huggingface_hub").constants
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match="source=hf-hub:own/vit: its weights cannot be had: Cannot find") as caught:
+        read_weights("hf-hub:own/vit")
+    assert len(caught.value.problems) == 1
+    kept, commit = tmp_path / "models--own--vit", "a" * 40  # as the hub's own cache lies on the disk
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs/main").write_text(commit)
+    (kept / "snapshots" / commit).mkdir(parents=True)
+    save_file(WEIGHTS, kept / "snapshots" / commit / "model.safetensors")
+    check(read_weights("hf-hub:own/vit"))

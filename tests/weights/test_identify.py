@@ -278,6 +278,26 @@ def test_foreign_weights_are_named():
         identify(read(state), {"num_heads": 2})
 
 
+def test_a_model_of_transformers_without_classifier(tmp_path):
+    vit, state, _ = fresh("hf", {"names": "disk"}, num_labels=0)
+    base = {name.removeprefix("vit."): value for name, value in state.items()}
+    save_file({**base, "pooler.dense.bias": torch.zeros(16)}, tmp_path / "weights.safetensors")
+    file = read_weights(tmp_path / "weights.safetensors")
+    assert "pooler.dense.bias" in file.notes[0]
+    again, found = opened(file, {"num_attention_heads": 2})
+    assert found.config["num_labels"] == 0
+    assert torch.equal(again(images(2, 3, 8, 8).float()), vit(images(2, 3, 8, 8).float()))
+
+
+def test_a_model_of_timm_with_blocks_that_we_lack_is_refused():
+    timm = pytest.importorskip("timm")
+    with torch.device("meta"):
+        state = timm.create_model("vit_base_patch16_rpn_224", depth=1).state_dict()
+    config = {"architecture": "vit_base_patch16_rpn_224", "model_args": {"depth": 1}}
+    with pytest.raises(UserError, match=r"config\.block_fn=ResPostBlock: we do not have this option of timm"):
+        identify(WeightsFile("weights", None, dict(state), config))
+
+
 def test_weights_under_our_own_names():
     vit = ViT(image_size=16, patch_size=4, emb_size=128, depth=2, num_classes=5, num_heads=2).eval()
     found = identify(read(vit.state_dict()))

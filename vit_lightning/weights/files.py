@@ -75,7 +75,8 @@ def read_weights(place: str | Path, key: str = "source") -> WeightsFile:
         return _read(str(place), key)
     except UserError as error:
         named = f"{key}={place}"
-        raise UserError([text if text.startswith(named) else f"{named}: {text}" for text in error.problems]) from error
+        problems = [text.removeprefix(named).removeprefix(str(place)) for text in error.problems]
+        raise UserError([named + (text if text[:1] in (":", " ") else f": {text}") for text in problems]) from error
 
 
 def _read(place: str, key: str) -> WeightsFile:

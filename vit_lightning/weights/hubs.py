@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from vit_lightning.errors import UserError, first_line
+from vit_lightning.errors import UserError
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ def _fetched(load: Callable[[], T], place: str) -> T:
         with _data_alone():
             return load()
     except Exception as fault:  # of urllib, of sockets, of the hub
-        reason = " ".join(str(fault).split())[:200] or first_line(fault)
+        reason = (" ".join(str(fault).split()) or type(fault).__name__).split(". ")[0][:200]
         raise UserError(f"{place}: its weights cannot be had: {reason}") from fault
 
 

@@ -109,11 +109,9 @@ def _as_family(file: WeightsFile, table: Family, stated: Config, given: Config) 
     if options["positions"] == "none" and table.read({**written, **known}, layout)["positions"] != "none":
         options["positions"] = "sincos2d big_vision 10000.0"  # which the family has where it has no table
         written = table.write(options, layout)
-    config = {name: value for name, value in written.items() if value != table.defaults[name]}
-    config = {**config, **known}
+    config = {name: value for name, value in {**written, **known}.items() if value != words.get(name, ...)}
     with torch.device("meta"):
-        vit = from_reference(on_meta, family=table.name, config=config)
-    del vit
+        from_reference(on_meta, family=table.name, config=config)  # names all tensors that do not fit
     if not stated:
         assumed = {"norm": options["norm"], "activation": options["activation"], "pool": options["pool"]}
         text = ", ".join(f"{name} {value}" for name, value in assumed.items())
@@ -418,6 +416,8 @@ def _facts_of_timm(architecture: str, arguments: Config) -> Config:
         kind = "rmsnorm" if "rms" in type(block.norm1).__name__.lower() else "layernorm"
         return {
             "num_heads": block.attn.num_heads,
+            "block_fn": type(block).__name__,
+            "attn_layer": type(block.attn).__name__,
             "global_pool": network.global_pool,
             "norm_layer": f"{kind}_{block.norm1.eps!r}",
             "act_layer": {"tanh": "gelu_tanh"}.get(
