@@ -268,6 +268,27 @@ def test_what_tensors_do_not_tell_is_asked_for():
     assert opened(read(state), {"num_heads": 2, "img_size": [8, 12]})[0].image_size == (8, 12)
 
 
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [("7", "those of 3 blocks, and not of 8"), ("9" * 9, "is unexpected"), ("9" * 5000, "is unexp")],
+    ids=["gap", "huge", "endless"],
+)
+def test_numbers_of_blocks_are_not_believed(number, message):
+    _, state, _ = fresh("timm")
+    state[f"blocks.{number}.norm1.bias"] = torch.ones(16)
+    with pytest.raises(UserError, match=message):
+        identify(read(state), {"num_heads": 2})
+
+
+def test_sizes_that_a_description_claims_are_not_believed():
+    _, state, config = fresh("big_vision", posemb="sincos2d")
+    for more, message in ({"depth": 10**9}, "2 blocks, and not of"), ({"image_size": [10**6, 10**6]}, "at most 16384"):
+        beside = {"family": "big_vision", "config": {**config, **more}}
+        with pytest.raises(UserError, match=message):
+            identify(WeightsFile("weights", None, state, beside))
+    assert identify(WeightsFile("weights", None, state, {"family": "big_vision", "config": config})).notes == ()
+
+
 def test_foreign_weights_are_named():
     foreign = {"conv1.weight": torch.zeros(8, 3, 7, 7), "layer1.0.conv1.weight": torch.zeros(8, 8, 3, 3)}
     with pytest.raises(UserError, match=r"none of the families timm, .*first names: conv1.weight, layer1"):
@@ -299,7 +320,8 @@ def test_a_model_of_timm_with_blocks_that_we_lack_is_refused():
 
 
 def test_weights_under_our_own_names():
-    vit = ViT(image_size=16, patch_size=4, emb_size=128, depth=2, num_classes=5, num_heads=2).eval()
+    sizes = {"image_size": 16, "patch_size": 4, "emb_size": 128, "depth": 2, "num_classes": 5, "num_heads": 2}
+    vit = ViT(**sizes, patch_projection="linear").eval()
     found = identify(read(vit.state_dict()))
     assert found.family == "vit_lightning"
     network = make_network({"model": found.config}).eval()

@@ -11,6 +11,8 @@ from vit_lightning import ViT
 from vit_lightning.weights import FAMILIES, from_reference, to_reference
 from vit_lightning.weights.family_timm import TIMM
 from vit_lightning.weights.fields import Field, side, size
+from vit_lightning.weights.files import WeightsFile
+from vit_lightning.weights.identify import identify
 from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Family
 
 OURS = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
@@ -64,6 +66,9 @@ def test_a_family_is_its_tables(family, name, config, monkeypatch):
     state, written = to_reference(vit, family=family.name)
     assert name in state
     assert written.items() >= config.items()
-    again = from_reference(state, family=family.name, config=written).eval()
+    heads = next(name for name, value in written.items() if name in ("heads", "num_heads"))
+    found = identify(WeightsFile("weights", None, state), {heads: 2})
+    assert found.family == family.name
+    again = from_reference(state, family=family.name, config=found.config).eval()
     batch = torch.randn(2, 3, 8, 8)
     assert torch.equal(again(batch), vit(batch))

@@ -40,6 +40,8 @@ _HEADS_OF_FAMILY = {
     "einops_tutorial": {(768, 12): 8},  # the tutorial's own default
 }
 """Number of heads of published models by width and depth, first those of the family."""
+_LARGEST_IMAGE = 1 << 14
+"""Side of an image, in a description beside weights, for which positions are computed."""
 
 
 class Identified(NamedTuple):
@@ -113,16 +115,25 @@ def _as_family(file: WeightsFile, table: Family, stated: Config, given: Config) 
     with torch.device("meta"):
         from_reference(on_meta, family=table.name, config=config)  # names all tensors that do not fit
     if not stated:
-        assumed = {"norm": options["norm"], "activation": options["activation"], "pool": options["pool"]}
-        text = ", ".join(f"{name} {value}" for name, value in assumed.items())
-        notes.append(f"tensors do not tell all; assumed, as {table.name} has them: {text}")
+        notes.append(_assumed(table.name, options))
     return Identified(table.name, config, layout, tuple(notes))
 
 
 def _identify_ours(shapes: Shapes, given: Config) -> Identified:
+    refuse(f"config.{name}={given[name]}: a ViT has no such option" for name in given if name not in OPTIONS)
     notes: list[str] = []
     options = _options(shapes, None, {**OPTIONS, **given}, set(given), None, notes)
-    return Identified(OURS, model_config(options), {}, tuple(notes))
+    notes.append(_assumed(OURS, options))
+    model = model_config(options)
+    if "patch_embedding.projection.linear.weight" in shapes:
+        model["init_args"]["patch_projection"]["class_path"] = "vit_lightning.LinearProjection"
+    return Identified(OURS, model, {}, tuple(notes))
+
+
+def _assumed(family: str, options: Options) -> str:
+    """Returns a sentence on what no tensor tells."""
+    text = ", ".join(f"{name} {options[name]}" for name in ("norm", "activation", "pool"))
+    return f"tensors do not tell all; assumed, as {family} has them: {text}"
 
 
 def _base_options(table: Family, layout: Layout) -> Options:
@@ -171,7 +182,7 @@ def _backwards(table: Family, options: Options, layout: Layout) -> list[tuple[re
     for ours, value in table.names(options, layout).items():
         theirs = value if isinstance(value, Theirs) else Theirs(value)
         for part in theirs.parts:
-            number = re.escape(part).replace(r"\*", r"(?P<block>\d+)")
+            number = re.escape(part).replace(r"\*", r"(?P<block>\d{1,4})")
             found.append((re.compile(rf"{number}(?P<rest>(\..+)?)$"), ours, theirs))
     return found
 
@@ -236,8 +247,11 @@ def _options(
         options |= {"in_channels": shapes[kernel][1], "patch_size": shapes[kernel][2:]}
     else:
         options |= _patch_of(size(kernel, 1), base, known, words)
-    blocks = {int(found[1]) for name in shapes if (found := re.match(r"encoder\.(\d+)\.", name))}
-    depth = options["depth"] = max(blocks, default=-1) + 1
+    blocks = {int(found[1]) for name in shapes if (found := re.match(r"encoder\.(\d{1,4})\.", name))}
+    depth = options["depth"] = len(blocks)
+    if blocks != set(range(depth)) or ("depth" in known and base["depth"] != depth):
+        wanted = base["depth"] if "depth" in known else max(blocks) + 1
+        raise UserError(f"the weights are those of {depth} blocks, and not of {wanted}")
     options["patch_bias"] = has(f"{embedding}.projection.{kind}.bias")
     if has(f"{embedding}.projection.norm.weight") and base["patch_token_norm"] is None:
         options["patch_token_norm"] = base["norm"]
@@ -252,6 +266,7 @@ def _options(
         return str(base["norm"]) if has(f"{name}.bias") else "rmsnorm_1e-06"
 
     options["embedding_norm"] = norm(f"{embedding}.norm")
+    options["patch_norm"] = base["patch_norm"] or norm(f"{embedding}.projection.patch_norm")
     options["norm"] = norm(f"{attention}.norm") or base["norm"]
     options["attention_norm"] = norm(f"{attention}.attention.norm")
     options["qk_norm"] = norm(f"{attention}.attention.query_norm")
@@ -356,6 +371,8 @@ def _positions(
         learned = str(options["positions"]).startswith("learned")
         kind = "none" if learned else options["positions"]
         if "image_size" in known:
+            if max(pair(options["image_size"])) > _LARGEST_IMAGE:
+                raise UserError(f"{word}={options['image_size']} must be at most {_LARGEST_IMAGE}")
             return {"positions": kind}
         size = (224, 224) if 224 % height == 0 == 224 % width else (14 * height, 14 * width)
         notes.append(f"{word}={size[0]}x{size[1]} was assumed: there is no table of positions that would tell")
