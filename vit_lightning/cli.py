@@ -50,6 +50,19 @@ COMMANDS = {
     "check-data": Command("read all images: damage, duplicates, sizes, mean, std", "commands.check_data:check_data"),
     "show-batch": Command("draw training images as the model gets them", "commands.show_batch:show_batch"),
     "shard": Command("write the images of a config to Parquet files", "commands.shard:shard", "OUT"),
+    "export": Command(
+        "write a trained model for other programs: safetensors, ONNX, torch.export, Hugging Face",
+        "commands.export:export",
+        takes="options",
+        options="ExportOptions",
+    ),
+    "convert": Command(
+        "write a ViT as a file of timm, torchvision, JAX and others",
+        "commands.convert:convert",
+        "SOURCE DST",
+        "options",
+        "ConvertOptions",
+    ),
     "ablate": Command("run an ablation: arms x seeds, then a report", "ablation.ablate:main", "PLAN", "arguments"),
     "report": Command("write the report of an ablation again", "ablation.publish:report", "ABLATION_FOLDER", "folder"),
     "dashboard": Command(

@@ -58,6 +58,11 @@ class Source:
     path: Path | None = None
     """File of the weights."""
 
+    @property
+    def vit(self) -> ViT | None:
+        """The network if it is a ViT of ours."""
+        return self.network if isinstance(self.network, ViT) else None
+
 
 def open_source(
     place: str | Path,

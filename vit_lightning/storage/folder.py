@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import platform
+import shutil
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -164,6 +165,28 @@ def write_whole(path: Path, content: str | bytes) -> None:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def whole_folder(out: Path, key: str = "out") -> Iterator[Path]:
+    """Gives a hidden folder beside ``out``, which becomes ``out`` at the end and is removed after an error.
+
+    Raises:
+        UserError: ``out`` is there and not empty, or cannot be made; the message names ``key``.
+    """
+    try:
+        if out.is_file() or (out.is_dir() and any(out.iterdir())):
+            raise UserError(f"{key}={out} is there already (choose a new one)")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part = out.with_name(f".{out.name}.{os.getpid()}.part")
+        part.mkdir()
+    except OSError as fault:
+        raise UserError(f"{key}={out} cannot be made: {fault.strerror}") from fault
+    try:
+        yield part
+        part.rename(out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 @contextlib.contextmanager

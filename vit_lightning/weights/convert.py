@@ -72,7 +72,9 @@ def from_reference(
     return vit
 
 
-def to_reference(vit: ViT, *, family: str, layout: Layout | None = None) -> tuple[Tensors, Config]:
+def to_reference(
+    vit: ViT, *, family: str, layout: Layout | None = None, dropouts: bool = True
+) -> tuple[Tensors, Config]:
     """Returns the weights of a ViT under a reference's names, and the arguments of the reference's constructor.
 
     Args:
@@ -80,6 +82,7 @@ def to_reference(vit: ViT, *, family: str, layout: Layout | None = None) -> tupl
         family: one of ``FAMILIES``.
         layout: form of the file where those of a family differ (``FAMILIES[family].layouts``). By default a model is
             exported in the layout that it was imported from, and any other in the family's current one.
+        dropouts: whether the family has to have those of the model too, which act in training alone.
 
     Raises:
         UserError: names the options of the model that the family does not have.
@@ -95,7 +98,7 @@ def to_reference(vit: ViT, *, family: str, layout: Layout | None = None) -> tupl
     refuse(
         f"{name}={value}: {family} cannot express it (there it is {expressed[name]})"
         for name, value in options.items()
-        if value != expressed[name]
+        if value != expressed[name] and (dropouts or not name.endswith(("dropout", "drop_path")))
     )
     state = canonical_state(vit)
     tensors = to_theirs(state, find_names(state, table.names(options, layout)))

@@ -1,0 +1,149 @@
+"""``lightning export``: the same logits from the files, for every number of images, and a folder that is whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from references import CONFIGS, fresh
+from torch import nn
+
+from vit_lightning import UserError, ViT
+from vit_lightning.cli import main
+from vit_lightning.commands import export
+from vit_lightning.config.sources import Source, open_source
+from vit_lightning.models.attention import RotaryAttention
+from vit_lightning.models.heads import AttentionPool
+from vit_lightning.weights import logits
+
+VIEW = {"image_size": (8, 8), "in_channels": 3, "centre_share": 1.0, "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.25]}
+
+
+def source(network, **more):
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    return Source(**{"place": "memory", "network": network.eval(), "view": VIEW, **more})
+
+
+def tiny(**options):
+    return ViT(image_size=8, patch_size=4, emb_size=16, depth=1, num_heads=2, num_classes=5, **options)
+
+
+def images(count, channels=3):
+    return torch.randn(count, channels, 8, 8, generator=torch.Generator().manual_seed(9))
+
+
+def run_onnx(folder, batch):
+    session = pytest.importorskip("onnxruntime").InferenceSession(folder / "model.onnx")
+    return torch.from_numpy(session.run(["logits"], {"images": batch.numpy()})[0])
+
+
+def check_graphs(made, folder):
+    """Writes both graphs, and runs them here on numbers of images with which they were not traced."""
+    pytest.importorskip("onnxscript")
+    (folder / "onnx").mkdir()
+    (folder / "torch").mkdir()
+    assert export.write_model(made, folder / "onnx", "onnx") <= 1e-4
+    assert export.write_model(made, folder / "torch", "torch-export") <= 1e-4
+    program = torch.export.load(folder / "torch/model.pt2").module()
+    for count in (1, 2, 4, 5):
+        with torch.no_grad():
+            expected = made.network(images(count))
+        assert expected.std() > 0.01
+        torch.testing.assert_close(run_onnx(folder / "onnx", images(count)), expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(program(images(count)), expected, rtol=0, atol=1e-4)
+    for path in (folder / "onnx/model.onnx", folder / "torch/model.pt2"):
+        assert b".py" not in path.read_bytes()  # places in the sources of this machine
+
+
+def test_graphs_of_rotary_positions_and_an_attention_pool(tmp_path):
+    check_graphs(source(tiny(attention=RotaryAttention, pool=AttentionPool, register_tokens=1)), tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", CONFIGS)
+def test_graphs_of_all_families(family, tmp_path):
+    vit, _, _ = fresh(family)
+    check_graphs(Source(place="memory", network=vit, view=VIEW), tmp_path)
+
+
+@pytest.mark.full
+def test_graphs_of_networks_of_others(tmp_path):
+    timm = pytest.importorskip("timm")
+    network = timm.create_model("resnet10t", num_classes=5)
+    check_graphs(source(network), tmp_path)
+
+
+def lines_that_load(folder):
+    card = (folder / "README.md").read_text()
+    return card, re.search(r"```python\n(.*?)```", card, re.DOTALL).group(1)
+
+
+@pytest.mark.parametrize("to", [pytest.param("onnx", marks=pytest.mark.full), "torch-export", "safetensors", "hf"])
+def test_a_run_is_exported_with_its_results(to, results, in_folder, monkeypatch, capsys):
+    for package in {"onnx": ("onnxruntime", "onnxscript"), "hf": ("transformers",)}.get(to, ()):
+        pytest.importorskip(package)
+    assert main(["export", "--ckpt=out", f"--to={to}", "--out=model", "--license=cc-by-4.0"]) == 0
+    assert "same logits" in capsys.readouterr().out
+    card, code = lines_that_load(Path("model"))
+    assert f"accuracy {100 * results['test/acc']:.2f} %" in card
+    assert f"on {results['test_images']} test images" in card
+    assert "license: cc-by-4.0" in card
+    assert "vit_lightning.Digits" in card
+    assert str(in_folder) not in card
+    config = json.loads(Path("model/config.json").read_text())
+    if to == "hf":
+        assert config["id2label"]["3"] == "3"
+    else:
+        assert config["class_names"] == list("0123456789")
+        assert config["preprocessing"]["mean"] == [pytest.approx(0.3053, abs=1e-3)]
+    network = open_source("out").network
+    monkeypatch.chdir("model")
+    names = {}
+    exec(code.replace("torch.rand(5, 1, 8, 8)", "batch"), {"batch": images(5, channels=1)}, names)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.as_tensor(names["logits"]), network(images(5, channels=1)), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--to=safetensors", "--out=out"], "out=out is there already"),
+        (["--to=safetensors", "--out=new", "--ckpt=nowhere"], "ckpt"),
+        (["--to=tflite", "--out=new"], "to=tflite must be one of"),
+    ],
+)
+def test_mistakes_are_named(flags, message, results, capsys):
+    assert main(["export", *([] if "--ckpt=nowhere" in flags else ["--ckpt=out"]), *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("new").exists()
+
+
+def test_other_logits_leave_nothing_behind(results, capsys, monkeypatch):
+    monkeypatch.setattr(logits, "TOLERANCE", -1.0)
+    assert main(["export", "--ckpt=out", "--to=safetensors", "--out=new"]) == 2
+    assert "the logits differ by up to" in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == ["out"]
+
+
+def test_what_a_form_cannot_express_is_named(tmp_path):
+    with pytest.raises(UserError, match="pool=attention_all: hf cannot express it"):
+        export.write_model(source(tiny(pool=AttentionPool)), tmp_path, "hf")
+    with pytest.raises(UserError, match="Sequential is no model of a config"):
+        export.write_model(source(nn.Sequential(nn.Flatten(), nn.Linear(192, 5))), tmp_path, "safetensors")
+
+    class Branches(nn.Module):
+        def forward(self, batch):
+            return batch.mean((2, 3)) if float(batch.sum()) > 0 else batch.amax((2, 3))
+
+    with pytest.raises(UserError, match="Branches cannot be exported"):
+        export.write_model(source(Branches()), tmp_path, "torch-export")
+
+
+def test_texts_have_no_home_folder():
+    assert export.without_home(f"{Path.home()}/data and more") == "~/data and more"

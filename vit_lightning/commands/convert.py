@@ -1,0 +1,96 @@
+"""``lightning convert``: a ViT as a file of another implementation, with proof that its logits are the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from vit_lightning.commands.console import quiet, row, say
+from vit_lightning.commands.export import image_shape, without_home, write_hf
+from vit_lightning.config.sources import Source, open_source
+from vit_lightning.errors import UserError
+from vit_lightning.storage.folder import whole_folder, write_whole
+from vit_lightning.weights.convert import FAMILIES, to_reference
+from vit_lightning.weights.logits import TOLERANCE, largest_difference
+from vit_lightning.weights.write import WRITERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """Options of ``lightning convert``.
+
+    Args:
+        source: the model: run folder, checkpoint, file or folder of weights, or hf-hub:OWNER/NAME, timm:NAME,
+            torchvision:NAME.
+        dst: new file that ends with .safetensors, .pth or .npz; or a new folder with --to=hf.
+        to: implementation: timm, torchvision, hf, vit_pytorch, simple_vit, crate, big_vision, google, torch_encoder,
+            einops_tutorial or timm_legacy.
+        image_size: height and width in pixels of the images that it will get, if they are not those of its training.
+    """
+
+    source: str
+    dst: Path
+    to: str
+    image_size: int | tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.to not in FAMILIES:
+            problems.append(f"to={self.to} must be one of {', '.join(FAMILIES)}")
+        if self.dst.suffix not in WRITERS and (self.to != "hf" or self.dst.suffix):
+            folder = ", or be a folder" if self.to == "hf" else ""
+            problems.append(f"DST {self.dst} must end with {', '.join(WRITERS)}{folder}")
+        problems += [f"DST {path} is there already (choose a new one)" for path in self.files if path.exists()]
+        if problems:
+            raise UserError(problems)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Weights, and the arguments of the constructor beside them; or the one folder."""
+        return (self.dst, self.dst.with_suffix(".json")) if self.dst.suffix else (self.dst,)
+
+
+def convert(options: ConvertOptions) -> None:
+    """Writes a ViT under the names of another implementation, and as JSON the arguments of its constructor.
+
+    Raises:
+        UserError: names the options that the implementation does not have; or the logits differ.
+    """
+    quiet()
+    source = open_source(options.source, image_size=options.image_size)
+    for note in source.notes:
+        say(row("note", note))
+    if source.vit is None:
+        raise UserError(f"source={options.source}: {type(source.network).__name__} is no ViT of ours")
+    try:
+        difference = _write(source, options)
+    except UserError as error:
+        raise UserError([f"source={options.source}: {problem}" for problem in error.problems]) from error
+    say(row("same logits", f"within {difference:.2g} (allowed {TOLERANCE:g}) for batches of 1, 2 and 5 images"))
+    say(row("written", ", ".join(map(str, options.files))))
+
+
+def _write(source: Source, options: ConvertOptions) -> float:
+    """Writes the files, reads them again, and returns the largest difference of the logits."""
+    vit, shape = source.vit, image_shape(source)
+    assert vit is not None
+    vit.float()
+    if not options.dst.suffix:
+        with whole_folder(options.dst, "DST") as folder:
+            write_hf(source, folder)
+            return largest_difference(vit, open_source(folder, key="DST").network, shape)
+    tensors, config = to_reference(vit, family=options.to, dropouts=False)
+    options.dst.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=options.dst.parent) as folder:
+        parts = [Path(folder) / path.name for path in options.files]
+        WRITERS[options.dst.suffix](tensors, parts[0])
+        known = {"preprocessing": source.view, "class_names": source.class_names}
+        description = {"family": options.to, "config": config, **known}
+        write_whole(parts[1], without_home(json.dumps(description, indent=2, ensure_ascii=False) + "\n"))
+        difference = largest_difference(vit, open_source(parts[0], key="DST").network, shape)
+        for part, path in zip(reversed(parts), reversed(options.files), strict=True):  # the weights come last
+            os.replace(part, path)
+    return difference

@@ -1,0 +1,248 @@
+"""``lightning export``: a trained model in a folder for other programs, with proof that its logits are the same."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vit_lightning.commands.console import quiet, row, say
+from vit_lightning.commands.model_card import model_card
+from vit_lightning.config.sources import Source, open_source
+from vit_lightning.errors import UserError, first_line
+from vit_lightning.storage.folder import whole_folder, write_whole
+from vit_lightning.weights.as_config import model_config
+from vit_lightning.weights.convert import to_reference
+from vit_lightning.weights.logits import TOLERANCE, TRACED, largest_difference, random_images
+from vit_lightning.weights.write import WRITERS
+
+Form = Literal["safetensors", "onnx", "torch-export", "hf"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of ``lightning export``.
+
+    Args:
+        ckpt: the model: run folder, checkpoint, file or folder of weights, or hf-hub:OWNER/NAME, timm:NAME,
+            torchvision:NAME.
+        out: new folder for weights, config.json and README.md, the model card.
+        to: safetensors (the names of this package), onnx (a graph for onnxruntime and others), torch-export (a graph
+            for torch alone), or hf (transformers loads it).
+        image_size: height and width in pixels of the images that it will get, if they are not those of its training.
+        license: licence of the weights, for the model card, such as apache-2.0; not stated unless given.
+    """
+
+    ckpt: str
+    out: Path
+    to: Form = "safetensors"
+    image_size: int | tuple[int, int] | None = None
+    license: str | None = None
+
+
+def export(options: ExportOptions) -> Path:
+    """Writes the folder of an exported model and returns it; the folder is complete or absent.
+
+    Raises:
+        UserError: the model cannot be had, or not in this form, or its logits there differ from those of the source.
+    """
+    quiet()
+    _need(options.to)
+    source = open_source(options.ckpt, image_size=options.image_size, key="ckpt")
+    for note in source.notes:
+        say(row("note", note))
+    with whole_folder(options.out) as folder:
+        try:
+            difference = write_model(source, folder, options.to)
+        except UserError as error:
+            raise UserError(
+                [f"ckpt={options.ckpt}, to={options.to}: {problem}" for problem in error.problems]
+            ) from error
+        card = model_card(
+            source,
+            name=options.out.name,
+            to=options.to,
+            shape=image_shape(source),
+            difference=difference,
+            license=options.license,
+            resized=options.image_size is not None,
+        )
+        write_whole(folder / "README.md", without_home(card))
+    names = ", ".join(sorted(path.name for path in options.out.iterdir()))
+    say(row("same logits", f"within {difference:.2g} (allowed {TOLERANCE:g}) for batches of 1, 2 and 5 images"))
+    say(row("written", f"{options.out}: {names}"))
+    return options.out
+
+
+def write_model(source: Source, folder: Path, to: Form) -> float:
+    """Writes a model to a folder and returns how far its logits are from the source's, at most ``TOLERANCE``.
+
+    Raises:
+        UserError: it cannot be expressed in this form, or its logits differ.
+    """
+    network, shape = source.network.float().eval(), image_shape(source)
+    if to != "hf":
+        text = json.dumps(describe_model(source, to), indent=2, ensure_ascii=False) + "\n"
+        write_whole(folder / "config.json", without_home(text))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of tracing and of deprecations inside torch
+            again = _FORMS[to](source, folder, random_images(TRACED, shape))
+    except UserError:
+        raise
+    except Exception as fault:  # of torch.export and the layers of others, of many types
+        raise UserError(f"{type(network).__name__} cannot be exported: {first_line(fault)}") from fault
+    return largest_difference(network, again, shape)
+
+
+def image_shape(source: Source) -> tuple[int, int, int]:
+    """Returns channels, height and width of the images that a network gets."""
+    if not {"in_channels", "image_size"} <= source.view.keys():
+        raise UserError("the size of its images is not known (give --image_size)")
+    height, width = source.view["image_size"]
+    return source.view["in_channels"], height, width
+
+
+def describe_model(source: Source, to: Form) -> dict[str, Any]:
+    """Returns the contents of ``config.json``: model as in a config, preprocessing, class names, origin."""
+    from vit_lightning import __version__
+
+    return {
+        "vit_lightning": __version__,
+        "source": source.place,
+        "format": to,
+        "model": _model(source),
+        "preprocessing": source.view,
+        "class_names": source.class_names,
+    }
+
+
+def _model(source: Source) -> dict[str, Any] | None:
+    """Returns the model as a config has it; None for a class that no config names."""
+    if source.vit is not None:
+        with contextlib.suppress(UserError):  # with blocks of the user's own
+            return model_config(source.vit)
+    if source.config is None:
+        return None
+    model, arguments = source.config["model"], dict(source.config["model"].get("init_args", {}))
+    fetched = {"weights": None, "pretrained": False}  # arguments by which timm and torchvision fetch other weights
+    arguments |= {name: value for name, value in fetched.items() if name in arguments}
+    return {**model, "init_args": arguments}
+
+
+def without_home(text: str) -> str:
+    """Returns a text with the home folder as ~."""
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text
+
+
+def _safetensors(source: Source, folder: Path, images: Tensor) -> nn.Module:
+    if _model(source) is None:
+        raise UserError(f"{type(source.network).__name__} is no model of a config (choose onnx or torch-export)")
+    WRITERS[".safetensors"](source.network.state_dict(), folder / "model.safetensors")
+    return open_source(folder, key="out").network
+
+
+def _hf(source: Source, folder: Path, images: Tensor) -> nn.Module:
+    write_hf(source, folder)
+    return open_source(folder, key="out").network
+
+
+def write_hf(source: Source, folder: Path) -> None:
+    """Writes the files of ``save_pretrained`` of a ViTForImageClassification and its image processor.
+
+    Raises:
+        UserError: names the options of the model that Hugging Face's ViT does not have.
+    """
+    if source.vit is None:
+        raise UserError(f"{type(source.network).__name__} is no ViT of ours (choose onnx or torch-export)")
+    tensors, config = to_reference(source.vit, family="hf", layout={"names": "disk"}, dropouts=False)
+    names = source.class_names or [f"LABEL_{number}" for number in range(source.vit.num_classes)]
+    config |= {"architectures": ["ViTForImageClassification"], "model_type": "vit", "dtype": "float32"}
+    config |= {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+    config.pop("num_labels", None)
+    WRITERS[".safetensors"](tensors, folder / "model.safetensors")
+    write_whole(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    if {"mean", "std"} <= source.view.keys():
+        preprocessing = json.dumps(_image_processor(source.view), indent=2) + "\n"
+        write_whole(folder / "preprocessor_config.json", preprocessing)
+
+
+def _image_processor(view: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of transformers' image processor that prepares images as our test images are."""
+    height, width = view["image_size"]
+    share = view.get("centre_share", 1.0)
+    # a rectangle is squashed there, and cut out of the middle here
+    edges = (round(height / share), round(width / share))
+    size = {"shortest_edge": edges[0]} if height == width else {"height": edges[0], "width": edges[1]}
+    return {
+        "image_processor_type": "BitImageProcessor",  # unlike ViT's it cuts out the middle
+        "do_resize": True,
+        "size": size,
+        "resample": 3,  # bicubic
+        "do_center_crop": True,
+        "crop_size": {"height": height, "width": width},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(view["mean"]),
+        "image_std": list(view["std"]),
+        "do_convert_rgb": len(view["mean"]) == 3,
+    }
+
+
+def _torch_export(source: Source, folder: Path, images: Tensor) -> Callable[[Tensor], Tensor]:
+    program = torch.export.export(source.network, (images,), dynamic_shapes=_BATCH)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # with the paths of this machine
+    path = folder / "model.pt2"
+    torch.export.save(program, path)
+    again: Callable[[Tensor], Tensor] = torch.export.load(path).module()
+    return again
+
+
+def _onnx(source: Source, folder: Path, images: Tensor) -> Callable[[Tensor], Tensor]:
+    import onnxruntime
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        program: Any = torch.onnx.export(
+            source.network,
+            (images,),
+            dynamo=True,
+            dynamic_shapes=_BATCH,
+            input_names=["images"],
+            output_names=["logits"],
+            verbose=False,
+        )
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # with the paths of this machine
+    path = folder / "model.onnx"
+    program.save(path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+
+
+_BATCH = ({0: torch.export.Dim("batch")},)
+_FORMS: dict[Form, Callable[[Source, Path, Tensor], Callable[[Tensor], Tensor]]] = {
+    "safetensors": _safetensors,
+    "onnx": _onnx,
+    "torch-export": _torch_export,
+    "hf": _hf,
+}
+"""Functions that write a model and return what is read from its files again, by the value of ``--to``."""
+
+
+def _need(to: Form) -> None:
+    needed = ("onnx", "onnxruntime", "onnxscript") if to == "onnx" else ()
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"to={to} needs {', '.join(missing)}: pip install 'vit-lightning[export]'")

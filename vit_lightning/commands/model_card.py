@@ -1,0 +1,127 @@
+"""The model card of an exported model: what it is, how to load it, how good it is, what it was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vit_lightning.commands.console import counted, stage_line
+from vit_lightning.config.sources import Source
+from vit_lightning.storage.metrics import read_results
+from vit_lightning.weights.logits import TOLERANCE
+
+LOAD = {
+    "safetensors": """import vit_lightning
+
+model = vit_lightning.load(".")  # this folder
+logits = model.network({images})
+""",
+    "hf": """from transformers import AutoModelForImageClassification
+
+model = AutoModelForImageClassification.from_pretrained(".")  # this folder
+logits = model({images}).logits
+""",
+    "onnx": """import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+logits = session.run(["logits"], {{"images": {images}.numpy()}})[0]
+""",
+    "torch-export": """model = torch.export.load("model.pt2").module()
+logits = model({images})
+""",
+}
+"""Lines that load a model, by the value of ``--to``."""
+
+
+def model_card(
+    source: Source,
+    *,
+    name: str,
+    to: str,
+    shape: tuple[int, int, int],
+    difference: float,
+    license: str | None,
+    resized: bool,
+) -> str:
+    """Returns ``README.md`` of an exported model.
+
+    Args:
+        source: the model.
+        name: title of the card.
+        to: form of the export.
+        shape: channels, height and width of its images.
+        difference: largest difference of its logits from the source's.
+        license: licence of the weights; not stated without one.
+        resized: whether the images have another size than those on which the run was tested.
+    """
+    from vit_lightning import __version__
+
+    head = {"license": license} if license else {}
+    head |= {"library_name": "transformers" if to == "hf" else "vit-lightning", "pipeline_tag": "image-classification"}
+    parameters = sum(weight.numel() for weight in source.network.parameters())
+    channels, height, width = shape
+    classes = "" if source.class_names is None else f" and {len(source.class_names):,} classes"
+    lines = [
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {name}\n",
+        f"{type(source.network).__name__} with {parameters:,} parameters for images of {channels} x {height} x {width} "
+        f"(channels, height, width){classes}; written by vit_lightning {__version__} from `{source.place}`.\n",
+        "## Use\n",
+        f"```python\nimport torch\n{LOAD[to].format(images=f'torch.rand(5, {channels}, {height}, {width})')}```\n",
+        _preprocessing(source.view),
+        "\n## Results\n",
+        _results(source, resized),
+        *_training(source.config),
+        "\n## Check\n",
+        f"The logits were compared with those of the source in float32, for random images in batches of 1, 2 and 5: "
+        f"they differ by at most {difference:.2g} (allowed: {TOLERANCE:g}).",
+        *source.notes,
+        "\n## Licence\n",
+        f"Of the weights: {license or 'not stated'}.\n",
+    ]
+    return "\n".join(lines)
+
+
+def _preprocessing(view: Mapping[str, Any]) -> str:
+    if not {"mean", "std"} <= view.keys():
+        return "How its images were prepared is not known."
+    mean, std = ([round(float(value), 6) for value in view[key]] for key in ("mean", "std"))
+    share = view.get("centre_share", 1.0)
+    cut = "the middle of the image" if share == 1.0 else f"the middle {100 * share:g} % of the image's sides"
+    return (
+        f"The input is float32 (b, c, H, W), any number of images: {cut}, resized (bicubic, antialiased), as values "
+        f"between 0 and 1, minus the mean {mean}, divided by the standard deviation {std}."
+    )
+
+
+def _results(source: Source, resized: bool) -> str:
+    """Returns the test results of a run with their interval and number of images."""
+    folder = Path(source.place)
+    results = (read_results(folder) if folder.is_dir() else None) or {}
+    test = stage_line("test", results)
+    if not test:
+        return "None are known."
+    size = ", measured before the image size was changed" if resized else ""
+    return (
+        f"{test.removeprefix('test').strip()}, on {counted(results['test_images'], 'test image')}, in one run with "
+        f"seed {results['seed']} of {counted(results['epochs'], 'epoch')}{size}. The weights are those of the best of "
+        f"its checkpoints by the validation images, step {results['best_step']:,}."
+    )
+
+
+def _training(config: Mapping[str, Any] | None) -> list[str]:
+    """Returns the part on data and training."""
+    if config is None:
+        return []
+    shown = {key: config.get(key) for key in ("init_from", "data", "optimizer", "loss", "ema")}
+    text = yaml.safe_dump(_given(shown), sort_keys=False, allow_unicode=True)
+    return ["\n## Data and training\n", f"```yaml\n{text}```"]
+
+
+def _given(value: Any) -> Any:
+    """Returns a config without options that are not set."""
+    if isinstance(value, dict):
+        return {key: part for key, item in value.items() if (part := _given(item)) not in (None, {})}
+    return value
