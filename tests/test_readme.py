@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 
 from runs import REPOSITORY
+from tensors import write_images
 
 README = (REPOSITORY / "README.md").read_text()
 
@@ -19,3 +20,16 @@ def test_the_five_lines_train_and_test(in_folder):
     names: dict[str, object] = {}
     exec(code, names)
     assert float(names["trainer"].callback_metrics["test/acc"]) > 0.05
+
+
+def test_a_trained_model_in_ten_lines(results, in_folder):
+    write_images(in_folder / "FOLDER", 3)
+    write_images(in_folder, 1)
+    (in_folder / "000.jpg").rename("a.jpg")
+    code = code_after("load").replace("runs/digits/RUN", "out")
+    assert len(code.splitlines()) <= 10
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert names["features"].shape == (3, 16)
+    assert [tokens.shape for tokens in names["blocks"]] == [(1, 5, 16)] * 2
+    assert len(names["predictions"]) == 4

@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+import transformers
+from jsonargparse import _common
 from safetensors.torch import save_file
 from tensors import randomise
 from torchvision import models
 
-from vit_lightning import UserError, ViT, load
+from vit_lightning import CIFAR10, UserError, ViT, load
 from vit_lightning.config.sources import open_source
+from vit_lightning.config.teachers import load_teacher
+from vit_lightning.config.trust import KNOWN_PACKAGES, PACKAGES, Imports, may_import, trusts
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint
 
 TINY = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 1, "num_classes": 3}
@@ -55,6 +59,32 @@ def test_a_folder_of_timm_tells_all(theirs, in_folder):
     source = open_source("hub")
     assert (source.class_names, source.view["centre_share"]) == (["a", "b", "c"], 0.875)
     assert (source.view["mean"], source.view["std"]) == (facts["mean"], facts["std"])
+
+
+def test_a_folder_of_transformers_tells_classes_and_preprocessing(in_folder):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 96}
+    names = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}}
+    config = transformers.ViTConfig(**sizes, **names, image_size=16, patch_size=8)
+    theirs = randomise(transformers.ViTForImageClassification(config), scale=0.1).eval()
+    theirs.save_pretrained("cats")
+    size = {"height": 16, "width": 16}
+    transformers.ViTImageProcessor(size=size, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]).save_pretrained(
+        "cats"
+    )
+    model = load("cats")
+    pixels = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
+    mean, std = (torch.tensor(each)[:, None, None] for each in (model.mean, model.std))
+    with torch.no_grad():
+        logits = theirs((pixels / 255 - mean) / std).logits
+    found = model.predict(pixels)
+    assert (model.mean, model.std) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
+    assert [one.classes[0] for one in found] == [model.class_names[label] for label in logits.argmax(dim=1)]
+    assert [one.probabilities[0] for one in found] == pytest.approx(logits.softmax(1).amax(1).tolist(), abs=1e-5)
+    assert model.class_names == ["cat", "dog"]
+    data = CIFAR10()
+    data.image_size = (16, 16)
+    with pytest.raises(UserError, match=r"distillation.teacher=cats knows 2 classes, the data has 10"):
+        load_teacher("cats", data)
 
 
 def test_other_sizes_and_classes(theirs, in_folder, trained):
@@ -99,6 +129,19 @@ def test_models_of_libraries(monkeypatch, theirs):
         net.predict(torch.zeros(2, 3, 64, 64))
     with pytest.raises(UserError, match=r"source=torchvision:squeezenet1_1 holds weights of none of the families"):
         open_source("torchvision:squeezenet1_1", config={"num_heads": 3})
+
+
+def test_a_program_goes_on_with_its_own_imports(trained):
+    """It may use jsonargparse itself, whose lists are those of the process."""
+    try:
+        Imports((*PACKAGES, "own"), trust=True).allow()
+        before = dict(_common.parsing_settings)
+        load(trained[0])
+        assert _common.parsing_settings == before
+        assert trusts()
+        assert may_import("own.Net")
+    finally:
+        KNOWN_PACKAGES.allow()
 
 
 class Bomb:

@@ -78,6 +78,11 @@ def search(folders: Iterable[Path]) -> tuple[Path, ...]:
     return _folders
 
 
+def searched_folders() -> tuple[Path, ...]:
+    """Returns the folders that imports search."""
+    return _folders
+
+
 def is_searched(folders: tuple[Path, ...]) -> bool:
     """Whether these folders, with full paths, are those that imports search now."""
     return folders == _folders

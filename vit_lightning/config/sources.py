@@ -17,7 +17,7 @@ from torch import nn
 from vit_lightning.config.experiment import make_data, make_network
 from vit_lightning.config.files import flatten, unflatten
 from vit_lightning.config.old_configs import with_block
-from vit_lightning.config.trust import KNOWN_PACKAGES, Imports, find_class, restrict_imports
+from vit_lightning.config.trust import KNOWN_PACKAGES, Imports, allowing, find_class, refuse_unknown, trusts
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.limits import refuse
 from vit_lightning.models.heads import find_head
@@ -95,15 +95,15 @@ def open_source(
     facts = {name: given.pop(name) for name in PREPROCESSING if name in given}
     place = str(place)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with allowing(imports), torch.random.fork_rng(devices=[]):
             if place.startswith(tuple(f"{library}:" for library in _LIBRARIES)):
                 found = _from_library(place, given, facts, ours=ours)
             else:
                 file = read_weights(place, key)
                 make = _from_weights if file.checkpoint is None else _from_run
-                found = make(file, given, facts, imports)
+                found = make(file, given, facts)
             if image_size is not None or num_classes is not None:
-                found = _changed(found, image_size, num_classes, imports)
+                found = _changed(found, image_size, num_classes)
     except UserError as error:
         raise UserError([_named(text, place, key) for text in error.problems]) from error
     found.network.eval()
@@ -117,12 +117,12 @@ def _named(text: str, place: str, key: str) -> str:
     return f"{key}={text}" if text.startswith(place) else f"{key}={place}: {text}"
 
 
-def _from_run(file: WeightsFile, given: Mapping[str, Any], facts: Mapping[str, Any], imports: Imports | None) -> Source:
+def _from_run(file: WeightsFile, given: Mapping[str, Any], facts: Mapping[str, Any]) -> Source:
     assert file.checkpoint is not None
     assert file.path is not None
     config = file.checkpoint["config"]
     refuse(f"config.{name}={value}: the config of its run tells this" for name, value in given.items())
-    network = _network(config, imports)
+    network = _network(config)
     view = {**(file.checkpoint.get("test_view") or _view_of_data(config)), **facts}
     load_network(network, file.checkpoint, file.path)
     network = merged(network)  # adapters belong to a training
@@ -130,13 +130,11 @@ def _from_run(file: WeightsFile, given: Mapping[str, Any], facts: Mapping[str, A
     return Source(place=file.place, network=network, view=view, class_names=names, config=config, path=file.path)
 
 
-def _from_weights(
-    file: WeightsFile, given: Mapping[str, Any], facts: Mapping[str, Any], imports: Imports | None
-) -> Source:
+def _from_weights(file: WeightsFile, given: Mapping[str, Any], facts: Mapping[str, Any]) -> Source:
     """Returns the source of weights that are of no run."""
     found = identify(file, given)
     if found.family == OURS:
-        network = _network({"model": found.config}, imports)
+        network = _network({"model": found.config})
         whole = {name: value for name, value in network.state_dict().items() if not value.is_floating_point()}
         load_network(network, {"state_dict": {**whole, **file.tensors}}, Path(file.place), prefix="")
     else:
@@ -167,7 +165,7 @@ def _from_library(place: str, given: Mapping[str, Any], facts: Mapping[str, Any]
     file = WeightsFile(place, None, network.state_dict(), config, view=facts_of_preprocessing(stated))
     try:
         if ours or given:  # what was given is to hold
-            return _from_weights(file, given, facts, None)
+            return _from_weights(file, given, facts)
     except UserError:
         if given:
             raise
@@ -197,16 +195,14 @@ def _class_names(config: Mapping[str, Any], classes: int | None) -> list[str] | 
     return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else list(names)
 
 
-def _changed(
-    source: Source, size: int | tuple[int, int] | None, classes: int | None, imports: Imports | None
-) -> Source:
+def _changed(source: Source, size: int | tuple[int, int] | None, classes: int | None) -> Source:
     """Returns a source with a new head, or for images of another size."""
     sides = None if size is None else pair(size)
     view = source.view if sides is None else {**source.view, "image_size": sides}
     names = source.class_names if classes is None else None
     if isinstance(source.network, ViT):
         changes = {"image_size": None if sides is None else list(sides), "num_classes": classes}
-        return replace(source, network=_rebuilt(source, changes, imports), class_names=names, view=view)
+        return replace(source, network=_rebuilt(source, changes), class_names=names, view=view)
     network = source.network
     for name, head in find_head(network).items() if classes is not None else ():
         if not isinstance(head, nn.Linear):
@@ -223,29 +219,27 @@ def _changed(
     return replace(source, class_names=names, view=view)
 
 
-def _rebuilt(source: Source, changes: Mapping[str, Any], imports: Imports | None) -> ViT:
+def _rebuilt(source: Source, changes: Mapping[str, Any]) -> ViT:
     """Returns a ViT with the weights of another and some other arguments; positions are resized, a head is new."""
     assert isinstance(source.network, ViT)
     model: Any = model_config(source.network) if source.config is None else source.config["model"]
     given = {name: value for name, value in changes.items() if value is not None}
-    network = _network({"model": {**model, "init_args": {**model.get("init_args", {}), **given}}}, imports)
+    network = _network({"model": {**model, "init_args": {**model.get("init_args", {}), **given}}})
     assert isinstance(network, ViT)
     network.to(next(source.network.parameters()).dtype)
     adapt(network, source.network).load(network)
     return network
 
 
-def _network(config: Mapping[str, Any], imports: Imports | None) -> nn.Module:
+def _network(config: Mapping[str, Any]) -> nn.Module:
     """Returns the network of a config, with random weights."""
     if config["model"] is None:
         raise UserError("its module takes no model, so that there is no network to load")
-    if imports is not None:
-        imports.allow()
     path = str(config["model"]["class_path"])
     if find_class(path) is None:
         raise UserError(f"its model {path} is of a package that may not be imported, or is not there any more")
-    if imports is not None:
-        restrict_imports({"model": config["model"]}, trust=imports.trust, folders=imports.folders)
+    if not trusts():
+        refuse_unknown({"model": config["model"]})
     try:
         return make_network(unflatten(with_block(flatten(config))))
     except ArgumentError as fault:

@@ -11,12 +11,13 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import jsonargparse
 import yaml
+from jsonargparse import _common
 from lightning.pytorch import LightningDataModule
 from torch import nn
 from torch.optim import Optimizer
@@ -24,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from vit_lightning.config.files import Config, full_name
-from vit_lightning.config.own_files import import_problem, is_searched, search
+from vit_lightning.config.own_files import import_problem, is_searched, search, searched_folders
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 
@@ -97,16 +98,45 @@ def restrict_imports(config: Config, *, trust: bool, folders: Iterable[Path] = (
         refuse([f"{path}={name}: {problem}" for path, name, problem in found if problem])
         return imports
     KNOWN_PACKAGES.allow()
-    if named:
-        known = ", ".join(PACKAGES)
-        raise UserError(
-            f"{path}={name} is of none of the packages that a config may import from ({known}); "
-            "if you wrote or read that code: --trust-config"
-            for path, name in named
-        )
-    if called := [f"{path}={name}{UNTRUSTED}" for path, name in _strings(config) if not _may_name(name)]:
-        raise UserError(called)
+    refuse_unknown(config)
     return KNOWN_PACKAGES
+
+
+def refuse_unknown(config: Config) -> None:
+    """Refuses classes of other than the known packages, and functions that may not be called.
+
+    Raises:
+        UserError: all of either kind.
+    """
+    known = ", ".join(PACKAGES)
+    refuse(
+        f"{path}={name} is of none of the packages that a config may import from ({known}); "
+        "if you wrote or read that code: --trust-config"
+        for path, name in _class_paths(config)
+        if not may_import(name, PACKAGES)
+    )
+    refuse(f"{path}={name}{UNTRUSTED}" for path, name in _strings(config) if not _may_name(name))
+
+
+@contextlib.contextmanager
+def allowing(imports: Imports | None) -> Iterator[None]:
+    """Allows these imports alone for a while; the user's own program may use jsonargparse too. None changes nothing."""
+    global _trusts
+    if imports is None:
+        yield
+        return
+    settings, before = dict(_common.parsing_settings), Imports(tuple(_allowed), searched_folders(), _trusts)
+    (imports if imports.trust else replace(imports, folders=before.folders)).allow()
+    try:
+        yield
+    finally:
+        _allowed[:], _trusts = before.packages, before.trust
+        _common.parsing_settings.update(settings)
+
+
+def trusts() -> bool:
+    """Whether any function may be called now."""
+    return _trusts
 
 
 def _strings(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
