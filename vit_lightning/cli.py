@@ -49,6 +49,15 @@ COMMANDS = {
     "scale-batch": Command("find the largest batch size that fits in memory", "commands.tune:scale_batch"),
     "check-data": Command("read all images: damage, duplicates, sizes, mean, std", "commands.check_data:check_data"),
     "show-batch": Command("draw training images as the model gets them", "commands.show_batch:show_batch"),
+    "models": Command(
+        "list the presets: parameters, multiply-adds, sources", "commands.models:models", "", "options", "ModelsOptions"
+    ),
+    "summary": Command(
+        "print the layers of a config or a trained model: shapes, parameters, multiply-adds, memory",
+        "commands.summary:main",
+        "[--ckpt SOURCE]",
+        "arguments",
+    ),
     "shard": Command("write the images of a config to Parquet files", "commands.shard:shard", "OUT"),
     "export": Command(
         "write a trained model for other programs: safetensors, ONNX, torch.export, Hugging Face",
@@ -96,6 +105,10 @@ MEANT = {
     "compare": "ablate",
     "tune": "lr-find",
     "batch-size": "scale-batch",
+    "list-models": "models",
+    "presets": "models",
+    "flops": "summary",
+    "torchinfo": "summary",
     "data": "check-data",
     "batch": "show-batch",
     "upload": "sync",

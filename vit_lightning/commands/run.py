@@ -30,6 +30,7 @@ from vit_lightning.commands.session import (
     start_weights,
 )
 from vit_lightning.commands.start import Start, device_line, model_line
+from vit_lightning.commands.summary import table
 from vit_lightning.commands.test_report import FIGURES, interval, report_test
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import trust_flag
@@ -106,6 +107,12 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     say(row("run", f"{run.folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
     say(model_line(run.experiment, count_parameters(run.module), count_parameters(run.module, trained=True)))
     say(device_line(run.trainer))
+    if run.experiment.trainer["enable_model_summary"]:
+        data = run.experiment.data
+        try:
+            say(table(network_of(run.module), (data.in_channels, *data.image_size), data.batch_size))
+        except UserError as error:  # a network that looks at numbers trains all the same
+            say(row("note", str(error)))
     run.mirror.start()
     say(run.mirror.place())
     try:

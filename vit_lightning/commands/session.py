@@ -203,6 +203,7 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         trainer = Trainer(
             **{
                 **arguments,
+                "enable_model_summary": False,  # ours is printed at the start of a run
                 "plugins": plugins,
                 "enable_checkpointing": bool(own_loggers),
                 "callbacks": [*own, *callbacks],

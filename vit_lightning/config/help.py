@@ -39,9 +39,11 @@ PARSER = "vit_lightning.config.parser"
 MEASURES = ("validate", "test", "predict")
 """Commands that use a trained model."""
 
-USED = {"check-data": ("data",), "show-batch": ("data",), "shard": ("data",)} | dict.fromkeys(
-    MEASURES, ("data", "trainer")
-)
+USED = {
+    **dict.fromkeys(("check-data", "show-batch", "shard"), ("data",)),
+    **dict.fromkeys(MEASURES, ("data", "trainer")),
+    "summary": ("model", "data"),
+}
 """Groups of options that a command uses, where it does not use all: a trained model has its own, in its checkpoint."""
 
 NOT_USED = {"resume", "init_from", "test", "experiment"}

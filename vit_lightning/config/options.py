@@ -155,12 +155,27 @@ class BatchSizeSearchOptions:
         refuse(at_least(1, max_batch_size=self.max_batch_size, steps=self.steps))
 
 
-CommandOptions = TrainedOptions | LearningRateSearchOptions | BatchSizeSearchOptions
+@dataclass(frozen=True)
+class SummaryOptions:
+    """Options of ``lightning summary``.
+
+    Args:
+        levels: levels of layers that are shown; all when not given.
+    """
+
+    levels: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse(at_least(0, levels=self.levels))
+
+
+CommandOptions = SummaryOptions | TrainedOptions | LearningRateSearchOptions | BatchSizeSearchOptions
 
 COMMAND_OPTIONS: dict[str, type[CommandOptions]] = {
     "validate": TrainedOptions,
     "test": TrainedOptions,
     "predict": PredictOptions,
+    "summary": SummaryOptions,
     "lr-find": LearningRateSearchOptions,
     "scale-batch": BatchSizeSearchOptions,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vit_lightning.errors import UserError
+from vit_lightning.models.crate import SIZES
 
 
 class Preset(NamedTuple):
@@ -22,6 +23,7 @@ PRESETS = {
     "B": (768, 12, 12),  # Dosovitskiy et al. 2021 (ViT), table 1
     "L": (1024, 24, 16),  # the same
     "H": (1280, 32, 16),  # the same
+    **{f"CRATE-{name}": sizes for name, sizes in SIZES.items()},
 }
 """emb_size, depth and num_heads; the number behind the slash of a preset's name is the patch size."""
 

@@ -22,6 +22,7 @@ from vit_lightning.models.blocks import (
     TransformerEncoderBlock,
     drop_path_rates,
 )
+from vit_lightning.models.crate import CrateBlock
 from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.heads import POOLS, ClassificationHead, DistilledHead, Pool
 from vit_lightning.models.initialisation import initialise
@@ -45,7 +46,8 @@ class ViT(NamedSequential):
 
     Args:
         preset: size and patch as in the literature, such as Ti/16, S/16, B/32, L/16, H/14: any of Ti, S, B, L, H with
-            any patch size. Sizes given beside it replace the preset's; without a preset they replace those of B/16.
+            any patch size; CRATE-T, CRATE-S, CRATE-B and CRATE-L have the sizes of CRATE, whose parts are given beside
+            them. Sizes given beside it replace the preset's; without a preset they replace those of B/16.
         image_size: height and width of the images in pixels, one number for squares.
         patch_size: height and width of a patch in pixels; must divide the image size.
         in_channels: channels of the images.
@@ -195,6 +197,8 @@ class ViT(NamedSequential):
                 if patch_dropout > 0.0:
                     raise UserError("patch_dropout: RotaryAttention takes all patches, each at its position")
                 module.set_grid(grid, prefix_tokens)
+        if preset is not None and preset.startswith("CRATE") and not isinstance(self.encoder[0], CrateBlock):
+            raise UserError(f"preset={preset} needs block=CrateBlock, attention=MSSA and feed_forward=ISTA beside it")
         initialise(self)
 
     @torch.inference_mode(False)  # tables made while validating, as by a schedule of sizes, are used in training too

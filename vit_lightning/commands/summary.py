@@ -1,0 +1,249 @@
+"""``lightning summary``: the layers of a network with output shapes, parameters, multiply-adds and kept activations.
+
+Measured on devices without numbers, so that a network of any size needs no memory. torchinfo does not do it: it counts
+a linear layer once for all tokens and no attention (0.03 instead of 1.26 G multiply-adds for ViT-Ti/16), and takes the
+outputs of layers for what the backward pass keeps.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from vit_lightning.commands.arguments import read_experiment
+from vit_lightning.commands.console import counted, quiet, say
+from vit_lightning.commands.plain_arguments import read_plain
+from vit_lightning.commands.session import make_module
+from vit_lightning.config.check_network import empty_network
+from vit_lightning.config.options import SummaryOptions
+from vit_lightning.config.sources import open_source
+from vit_lightning.errors import UserError, one_line
+from vit_lightning.sizes import pair
+
+IMAGES = 2
+"""Images in the measured batch: BatchNorm refuses one."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with all that is inside it."""
+
+    name: str
+    kind: str
+    """Its class."""
+    shape: tuple[int, ...]
+    """Shape of its output for one image."""
+    parameters: int
+    multiply_adds: int
+    """Multiply-adds of a forward pass of one image: of matrix products, convolutions and attention products."""
+    kept: int
+    """Bytes for each image that training keeps for the backward pass, in float32 with fused attention."""
+    inside: tuple[Layer, ...] = ()
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """Everything but the name: equal for layers that are alike."""
+        inside = tuple((layer.name, layer.facts) for layer in self.inside)
+        return self.kind, self.shape, self.parameters, self.multiply_adds, self.kept, inside
+
+
+@dataclass(frozen=True)
+class SourceSummary(SummaryOptions):
+    """Options of ``lightning summary --ckpt SOURCE``.
+
+    Args:
+        ckpt: run folder, checkpoint, file or name of a trained model.
+        image_size: height and width of the images in pixels, if they are not those of its training.
+        batch_size: number of images for which the activations are added up.
+    """
+
+    ckpt: str = ""
+    image_size: int | None = None
+    batch_size: int = 1
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prints the layers of the network of a config, or of a trained model, and their sums."""
+    if any(re.fullmatch(r"-h|--help(\..+)?", word) for word in arguments):
+        from vit_lightning.config.help import help_text
+
+        say(help_text("summary", "[--ckpt SOURCE [--image_size SIZE]]", arguments))
+        return
+    quiet()
+    if any(word.partition("=")[0] == "--ckpt" for word in arguments):
+        options = read_plain(SourceSummary, arguments)
+        source = open_source(options.ckpt, image_size=options.image_size, key="ckpt")
+        size = options.image_size or source.view.get("image_size")
+        if size is None:
+            raise UserError(f"ckpt={options.ckpt} does not tell the size of its images: give --image_size")
+        shape = (int(source.view.get("in_channels", 3)), *pair(size))
+        say(table(source.network, shape, options.batch_size, options.levels))
+        return
+    experiment = read_experiment("summary", arguments)
+    assert isinstance(experiment.options, SummaryOptions)
+    own = experiment.config["model"] is None
+    network = empty_network((lambda: make_module(experiment)) if own else experiment.make_network)
+    data = experiment.data
+    say(table(network, (data.in_channels, *data.image_size), data.batch_size, experiment.options.levels))
+
+
+def table(network: nn.Module, shape: tuple[int, int, int], batch_size: int, levels: int | None = None) -> str:
+    """Returns the table of a network's layers.
+
+    Args:
+        network: the network; it is not changed.
+        shape: shape of an image, (c, H, W).
+        batch_size: number of images for which the kept activations are added up.
+        levels: levels of layers that are shown; all when not given.
+
+    Raises:
+        UserError: it cannot be measured without numbers.
+    """
+    try:
+        whole = measure(network, shape)
+    except Exception as fault:  # a network of the user may raise anything
+        name = type(network).__name__
+        raise UserError(f"model: {name} cannot be measured without images: {one_line(fault)}") from fault
+    head = ("layer", "type", "output", "parameters", "multiply-adds", "kept for backward")
+    rows = [head, *_rows(whole, 0, levels)]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
+    aligned = [f"{'<' if n < 3 else '>'}{width}" for n, width in enumerate(widths)]
+    trained = sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
+    frozen = f", {trained:,} of them trained" * (trained < whole.parameters)
+    products = f"{_short(whole.multiply_adds)} multiply-adds = {_short(2 * whole.multiply_adds)} FLOPs"
+    return "\n".join(
+        [
+            *("  ".join(map(format, row, aligned)).rstrip() for row in rows),
+            "",
+            f"{counted(whole.parameters, 'parameter')} ({_bytes(4 * whole.parameters)} in float32){frozen}",
+            f"{products} for an image {'x'.join(map(str, shape))}: matrix products, convolutions, attention",
+            f"{_bytes(whole.kept)} for each image are kept for the backward pass (float32, fused attention), "
+            f"{_bytes(batch_size * whole.kept)} for a batch of {batch_size}",
+        ]
+    )
+
+
+def _rows(layer: Layer, level: int, levels: int | None) -> Iterator[tuple[str, ...]]:
+    """Yields the row of a layer and those of the layers inside it; a run of layers that are alike has one."""
+    numbers = f"{layer.parameters:,}", _short(layer.multiply_adds), _bytes(layer.kept)
+    yield "  " * level + layer.name, layer.kind, "x".join(map(str, layer.shape)), *numbers
+    if level == levels:
+        return
+    for _, alike in groupby(layer.inside, lambda inside: inside.facts):
+        first, *others = alike
+        name = f"{first.name} to {others[-1].name}, each" if others else first.name
+        yield from _rows(replace(first, name=name), level + 1, levels)
+
+
+def _short(number: int) -> str:
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.{2 if number < 100 * size else 1}f}{unit}"
+    return str(number)
+
+
+def _bytes(number: int) -> str:
+    return f"{_short(number)}B" if number >= 1000 else f"{number} B"
+
+
+def measure(network: nn.Module, shape: tuple[int, int, int]) -> Layer:
+    """Returns the layers of a network, measured for images (c, H, W) of a shape; whatever it raises is raised."""
+    empty = copy.deepcopy(network).to("meta")
+    shapes: dict[str, tuple[int, ...]] = {}
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        _watch(empty.eval(), leave=shapes.setdefault)(torch.empty(1, *shape, device="meta"))
+    root = type(network).__name__
+    counts = {str(name).removeprefix(f"{root}."): sum(each.values()) for name, each in counter.flop_counts.items()}
+    counts[""] = counter.get_total_flops()
+    kept = _kept(copy.deepcopy(network).to("meta"), shape)
+    return _layer("", "model", network, shapes, counts, kept)
+
+
+def _watch(
+    network: nn.Module,
+    enter: Callable[[str], Any] = lambda name: None,
+    leave: Callable[[str, tuple[int, ...]], Any] = lambda name, shape: None,
+) -> nn.Module:
+    """Calls functions with the name of each module before and after its forward pass, the latter with its shape."""
+    for name, module in network.named_modules():
+
+        def before(module: nn.Module, inputs: Any, name: str = name) -> None:
+            enter(name)
+
+        def after(module: nn.Module, inputs: Any, out: Any, name: str = name) -> None:
+            leave(name, _shape(out))
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+    return network
+
+
+def _shape(out: Any) -> tuple[int, ...]:
+    """Returns the shape of an output, or of the first of several, without that of the batch."""
+    while isinstance(out, dict | tuple | list):
+        out = next(iter(out.values() if isinstance(out, dict) else out), None)
+    return tuple(out.shape[1:]) if isinstance(out, Tensor) else ()
+
+
+def _kept(network: nn.Module, shape: tuple[int, int, int]) -> dict[str, int]:
+    """Returns the bytes for each image that each module itself, without those inside it, keeps for backward."""
+    running, bytes_of, held = [""], dict[str, int](), list[Tensor]()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        network = network.to_empty(device="cpu").train()
+        seen = {weight.untyped_storage()._cdata for weight in (*network.parameters(), *network.buffers())}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in seen:  # several layers may keep one tensor, or parts of it
+                seen.add(storage._cdata)
+                held.append(tensor)  # so that no other storage gets its address
+                bytes_of[running[-1]] = bytes_of.get(running[-1], 0) + storage.nbytes()
+            return tensor
+
+        _watch(network, running.append, lambda name, out: running.pop())
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            network(torch.empty(IMAGES, *shape, device="cpu"))
+    return {name: number // IMAGES for name, number in bytes_of.items()}
+
+
+def _layer(
+    path: str,
+    name: str,
+    module: nn.Module,
+    shapes: dict[str, tuple[int, ...]],
+    counts: dict[str, int],
+    kept: dict[str, int],
+) -> Layer:
+    """Returns a layer; one that only wraps another is merged with it, and those without any numbers are left out."""
+    inside = []
+    for child, part in module.named_children():
+        layer = _layer(f"{path}.{child}".lstrip("."), child, part, shapes, counts, kept)
+        if layer.parameters or layer.multiply_adds or layer.kept:
+            inside.append(layer)
+    parameters = sum(weight.numel() for weight in module.parameters())
+    all_kept = kept.get(path, 0) + sum(layer.kept for layer in inside)
+    flops = counts.get(path, 0) // 2
+    if (
+        path
+        and len(inside) == 1
+        and (parameters, flops, all_kept)
+        == (
+            inside[0].parameters,
+            inside[0].multiply_adds,
+            inside[0].kept,
+        )
+    ):
+        only = inside[0]
+        return replace(only, name=f"{name}.{only.name}")
+    shape = shapes.get(path) or (inside[-1].shape if inside else ())
+    return Layer(name, type(module).__name__, shape, parameters, flops, all_kept, tuple(inside))
