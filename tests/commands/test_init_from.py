@@ -96,6 +96,32 @@ def test_first_weights_draw_no_random_numbers(place):
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_weights_of_timm_become_a_vit_or_stay_timm_s(place, in_folder, suffix):
+    timm, safetensors = pytest.importorskip("timm"), pytest.importorskip("safetensors.torch")
+    given = {"patch_size": 4, "embed_dim": 64, "depth": 1, "num_heads": 1}
+    theirs = timm.models.VisionTransformer(img_size=16, num_classes=7, **given).eval()
+    state = {name: value.contiguous() for name, value in theirs.state_dict().items()}
+    save = torch.save if suffix == ".pth" else safetensors.save_file
+    save(state, f"theirs{suffix}")
+    flags = start(place, f"--init_from=theirs{suffix}", "--data.image_size=8")
+    experiment = resolve(flags)
+    network = experiment.make_network()
+    first = first_weights(f"theirs{suffix}", network, "bicubic")
+    assert first.family == "timm"
+    assert first.adapted.sentence().endswith("positions 4x4 -> 2x2 bicubic, new head (7 -> 3 classes)")
+    same = resolve([*flags[:-1], "--data.image_size=16"]).make_network()
+    first_weights(f"theirs{suffix}", same, "bicubic").adapted.load(same)
+    images = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(same.eval().forward_features(images), theirs.forward_features(images))
+    if suffix == ".pth":
+        model = [f"--model.{name}={value}" for name, value in given.items()]
+        named = resolve([*flags, "--model=timm.create_model", "--model.model_name=vit_tiny_patch16_224", *model])
+        by_name = first_weights("theirs.pth", named.make_network(), "bicubic")
+        assert by_name.adapted.resized == {"pos_embed": "positions 4x4 -> 2x2 bicubic"}
+        assert set(by_name.adapted.new) == {"head.weight", "head.bias"}
+
+
 def test_a_trained_model_is_measured_and_used_at_another_size(place, in_folder, capsys):
     words = [f"--ckpt={place / 'run'}", "--data.image_size=24"]
     for command in ("validate", "test", "predict"):
