@@ -16,6 +16,7 @@ from vit_lightning.config.experiment import make_network
 from vit_lightning.config.resolve import resolve
 from vit_lightning.config.sources import open_source
 from vit_lightning.storage.checkpoint_files import load_network, read_checkpoint
+from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.lora import LoraConfig, add_lora, merged
 
 LORA = ["--lora.rank=2", "--lora.alpha=8", "--lora.targets=[qkv,expand]"]
@@ -87,3 +88,29 @@ def test_wrong_values(flag, problem):
     with pytest.raises(UserError) as told:
         resolve([*SMALL, "--lora.rank=2", flag])
     assert any(text.startswith(problem) for text in told.value.problems), told.value.problems
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "flags", [[*LORA, "--ema.decay=0.9", "--lora.dropout=0.5"], ["--freeze=backbone", "--model.head_dropout=0.5"]]
+)
+def test_a_resumed_run_has_the_same_bits(flags, in_folder, monkeypatch):
+    probe = "--trainer.callbacks=[{class_path: KNNProbe, init_args: {every_n_epochs: 2}}]"
+    given = [*SMALL, *flags, probe, "--trainer.max_epochs=3", "--checkpoint.every_n_steps=5", "--test=false"]
+    results = fit(resolve([*given, "--out=whole"]))
+    with monkeypatch.context() as patch:
+        patch.setattr(FiniteGuard, "on_before_optimizer_step", stop_after_50_steps)
+        with pytest.raises(RuntimeError, match="stopped"):
+            fit(resolve([*given, "--out=again"]))
+    resumed = fit(resolve([*given, "--out=again", "--resume=must"]))
+    whole, again = (read_checkpoint(in_folder / name / "checkpoints/last.ckpt") for name in ("whole", "again"))
+    assert whole["global_step"] == again["global_step"] == 63
+    for name, value in whole["state_dict"].items():
+        assert torch.equal(value, again["state_dict"][name]), name
+    assert whole["metrics"] == again["metrics"]
+    assert results["val/knn_acc"] == resumed["val/knn_acc"]
+
+
+def stop_after_50_steps(guard, trainer, pl_module, optimizer):
+    if trainer.global_step == 50:
+        raise RuntimeError("stopped")
