@@ -68,6 +68,11 @@ def test_safetensors_shards_and_npz(tmp_path):
     file = read_weights(tmp_path / "a.safetensors")
     check(file)
     assert file.config == {"depth": 2}
+    (tmp_path / "b.json").write_text('{"family": "timm", "config": {}}')
+    for text, found in (("epochs: 3", {"family": "timm", "config": {}}), ("{}", {})):
+        save_file(WEIGHTS, tmp_path / "b.safetensors", metadata={"config": text})
+        assert (read_weights(tmp_path / "b.safetensors").config or {}) == found
+        (tmp_path / "b.json").write_text("[1]")
 
     folder = tmp_path / "sharded"
     folder.mkdir()

@@ -56,20 +56,13 @@ def check_config(vit, *shape):
         assert torch.equal(network(images(*shape)), vit(images(*shape)))
 
 
+NEW_PARTS = ("rectangles", "max with prefix", "map", "qk norm, rms", "attention and mlp norm", "patch norm")
 CASES = [*((family, {}) for family in CONFIGS), *MORE]
-CASES += [("timm", {**options, "depth": 1}) for options in TIMM_CONFIGS.values()]
-NEW_PARTS = [{}]
-NEW_PARTS += [
-    {**TIMM_CONFIGS[name], "depth": 1}
-    for name in (
-        "rectangles",
-        "max with prefix",
-        "map",
-        "qk norm, rms",
-        "attention and mlp norm",
-        "patch norm",
-        "swiglu",
-    )
+CASES += [("timm", {**TIMM_CONFIGS[name], "depth": 1}) for name in NEW_PARTS]
+CASES += [
+    pytest.param("timm", {**options, "depth": 1}, marks=pytest.mark.full)
+    for name, options in TIMM_CONFIGS.items()
+    if name not in NEW_PARTS
 ]
 
 
@@ -93,8 +86,7 @@ def test_family_and_sizes_are_found(family, more):
     shape = (2, vit.in_channels, *vit.image_size)
     with torch.no_grad():
         assert torch.equal(again(images(*shape).float()), vit(images(*shape).float()))
-    if family != "timm" or more in NEW_PARTS:
-        check_config(vit, *shape)
+    check_config(vit, *shape)
 
 
 @pytest.mark.parametrize(

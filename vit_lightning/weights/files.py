@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import zipfile
@@ -122,10 +123,13 @@ def _file_in(folder: Path) -> Path:
 
 
 def _config_beside(file: Path) -> dict[str, Any] | None:
-    """Returns the description beside a file: NAME.json, or config.json of a folder of one model."""
-    beside = [file.with_suffix(".json")] if not file.name.endswith(".json") else []
-    beside += [file.with_name("config.json")] if file.name in IN_FOLDER else []
-    return next((_read_json(path) for path in beside if path.is_file()), None)
+    """Returns the description beside a file: config.json of a folder of one model, or NAME.json where it is one."""
+    if file.name in IN_FOLDER:
+        beside = file.with_name("config.json")
+        return _read_json(beside) if beside.is_file() else None
+    with contextlib.suppress(UserError):  # another file by chance
+        return _read_json(file.with_suffix(".json"))
+    return None
 
 
 def _view(file: Path, config: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -204,10 +208,12 @@ def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any] | N
     try:
         with safe_open(file, framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
-            described = (opened.metadata() or {}).get("config")
+            described: Any = (opened.metadata() or {}).get("config")
     except (SafetensorError, OSError, ValueError, TypeError) as fault:
         raise UserError(f"{file} cannot be read as safetensors: {first_line(fault)}") from fault
-    return tensors, None if described is None else _parse_json(described, f"config in {file}")
+    with contextlib.suppress(UserError, TypeError):  # a description of another kind, or none
+        return tensors, _parse_json(described, f"config in {file}")
+    return tensors, None
 
 
 def _read_shards(index: Path) -> dict[str, Any]:
