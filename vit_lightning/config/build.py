@@ -69,7 +69,7 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     for name, fact in facts.items():  # an argument that a function hands on shows only now
         if name in (config.model.get("init_args") or ()) and name not in model:
             config.model.init_args[name] = fact
-    leave_out_defaults_of_others(config.model, {**model, **facts})
+    leave_out_defaults_of_others(config.model, {**with_facts, **facts})
     if config.experiment is None:
         config.experiment = "run"
     problems: list[str] = []

@@ -19,9 +19,10 @@ from vit_lightning.errors import UserError, one_line
 def leave_out_defaults_of_others(model: Namespace, given: Mapping[str, Any]) -> None:
     """Removes defaults that a function such as torchvision.models.resnet18 sets itself when it passes arguments on."""
     function = find_class(model.class_path)
-    if inspect.isfunction(function):
+    is_function = inspect.isfunction(function)
+    if is_function or str(model.class_path).startswith("timm."):  # whose classes have classes as defaults
         named = set(vars(model.get("init_args") or Namespace()))
-        for name in named - set(inspect.signature(function).parameters) - set(given):
+        for name in named - set(inspect.signature(function).parameters if is_function else ()) - set(given):
             del model.init_args[name]
 
 
