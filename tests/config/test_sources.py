@@ -20,6 +20,7 @@ from vit_lightning.config.sources import open_source
 from vit_lightning.config.teachers import load_teacher
 from vit_lightning.config.trust import KNOWN_PACKAGES, PACKAGES, Imports, may_import, trusts
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint
+from vit_lightning.training.features import features
 
 TINY = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 1, "num_classes": 3}
 
@@ -48,6 +49,18 @@ def test_a_file_of_weights_gets_what_it_does_not_tell(theirs, in_folder):
         name: facts[name] for name in ("mean", "std", "centre_share")
     }
     assert not any("mean" in note or "heads" in note for note in source.notes)
+
+
+def test_deit_has_the_statistics_of_imagenet(in_folder):
+    theirs = randomise(timm.models.deit.VisionTransformerDistilled(**TINY), scale=0.1).eval()
+    torch.save(theirs.state_dict(), "a.pth")
+    source = open_source("a.pth")
+    assert source.view["mean"] == [0.485, 0.456, 0.406]
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.allclose(source.network(images), theirs(images), atol=1e-5)
+    with torch.no_grad():
+        (pooled,) = features(source.network, images)
+    assert torch.equal(pooled, open_source("a.pth", num_classes=0).network(images))
 
 
 def test_a_folder_of_timm_tells_all(theirs, in_folder):

@@ -147,7 +147,8 @@ def _from_weights(file: WeightsFile, given: Mapping[str, Any], facts: Mapping[st
     if isinstance(network, ViT):
         view |= {"image_size": network.image_size, "in_channels": network.in_channels}
     if "mean" not in view and found.family in _USUAL and view.get("in_channels") == 3:
-        mean, std = _USUAL[found.family]
+        is_deit = "patch_embedding.distillation_token.token" in network.state_dict()
+        mean, std = _IMAGENET if is_deit else _USUAL[found.family]
         view |= {"mean": mean, "std": std}
         text = f"mean {mean} and std {std} of its images are those of most weights of {found.family}"
         notes.append(f"{text}; nothing beside the file tells (config={{'mean': ..., 'std': ...}} gives others)")
