@@ -69,7 +69,7 @@ def export(options: ExportOptions) -> Path:
             ) from error
         card = model_card(
             source,
-            name=options.out.name,
+            name=options.out.resolve().name,
             to=options.to,
             shape=image_shape(source),
             difference=difference,
@@ -77,7 +77,7 @@ def export(options: ExportOptions) -> Path:
             resized=options.image_size is not None,
         )
         write_whole(folder / "README.md", without_home(card))
-    names = ", ".join(sorted(path.name for path in options.out.iterdir()))
+        names = ", ".join(sorted(path.name for path in folder.iterdir()))
     say(row("same logits", f"within {difference:.2g} (allowed {TOLERANCE:g}) for batches of 1, 2 and 5 images"))
     say(row("written", f"{options.out}: {names}"))
     return options.out

@@ -174,17 +174,18 @@ def whole_folder(out: Path, key: str = "out") -> Iterator[Path]:
     Raises:
         UserError: ``out`` is there and not empty, or cannot be made; the message names ``key``.
     """
+    place = out.resolve()  # which has a name, also where out is "."
     try:
-        if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        if place.is_file() or (place.is_dir() and any(place.iterdir())):
             raise UserError(f"{key}={out} is there already (choose a new one)")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        part = out.with_name(f".{out.name}.{os.getpid()}.part")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        part = place.with_name(f".{place.name}.{os.getpid()}.part")
         part.mkdir()
     except OSError as fault:
         raise UserError(f"{key}={out} cannot be made: {fault.strerror}") from fault
     try:
         yield part
-        part.rename(out)
+        part.rename(place)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
