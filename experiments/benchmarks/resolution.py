@@ -1,0 +1,98 @@
+"""Accuracy of a trained ViT on images of other sizes: its positions resized, or drawn anew.
+
+python experiments/benchmarks/resolution.py RUN [--sizes 24 32 40 48 64] [--threads 2]
+
+RUN is the run folder of a ViT with learned positions, whose data are there. Nothing is trained: the test images are
+decoded at each size, and the table of positions is resized (bicubic with antialiasing, or bilinear) or drawn anew as
+before training. Prints a table and draws it to --figure, ``resolution.png`` beside this file by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+from lightning.pytorch import Trainer
+from torch import nn
+
+from vit_lightning import LearnedPositions, ViT, ViTClassifier, load, resolve
+from vit_lightning.commands.test_report import wilson
+
+SEEDS = 3
+"""Tables that are drawn anew."""
+
+
+def accuracy(network: nn.Module, run: Path, size: int) -> tuple[int, int]:
+    """Returns the number of test images that are classified correctly, and of all."""
+    sizes = f"--data.image_size={size}", f"--model.image_size={size}"
+    data = resolve([f"--config={run}/config.yaml", *sizes, "--init_from=null"]).data
+    trainer = Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    (found,) = trainer.test(ViTClassifier(network), data, verbose=False)
+    images = data.image_count("test")
+    return round(found["test/acc"] * images), images
+
+
+def contenders(run: Path, size: int) -> dict[str, list[ViT]]:
+    """Returns networks for images of a size, by what became of their positions."""
+    found: dict[str, list[ViT]] = {}
+    for interpolation in ("bicubic", "bilinear"):
+        network = load(run).network
+        network.set_image_size(size, interpolation)
+        found[f"resized, {interpolation}"] = [network]
+    found["drawn anew"] = []
+    for seed in range(SEEDS):
+        torch.manual_seed(seed)
+        network = load(run).network
+        network.set_image_size(size)
+        old = network.patch_embedding.positions
+        positions = LearnedPositions(old.image_grid, network.emb_size, network.prefix_tokens)
+        nn.init.normal_(positions.table, std=0.02)
+        network.patch_embedding.positions = positions
+        found["drawn anew"].append(network)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[24, 32, 40, 48, 64])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--figure", type=Path, default=Path(__file__).with_suffix(".png"))
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(args.threads)
+    curves: dict[str, list[tuple[float, float, float]]] = {}
+    print(
+        "| pixels | tokens | positions | correct of the test images | accuracy (95 % interval) |\n|---|---|---|---|---|"
+    )
+    for size in args.sizes:
+        for name, networks in contenders(args.run, size).items():
+            counted = [accuracy(network, args.run, size) for network in networks]
+            correct, images = sum(right for right, _ in counted), counted[0][1]
+            low, high = wilson(correct // len(counted), images)
+            share = correct / len(counted) / images
+            tokens = networks[0].prefix_tokens + (size // networks[0].patch_size[0]) ** 2
+            shown = ", ".join(f"{right:,}" for right, _ in counted)
+            text = f"{100 * share:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+            print(f"| {size} | {tokens} | {name} | {shown} of {images:,} | {text} |", flush=True)
+            curves.setdefault(name, []).append((share, low, high))
+    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    for name, points in curves.items():
+        shares, lows, highs = (list(part) for part in zip(*points, strict=True))
+        errors = [
+            [100 * (share - low) for share, low in zip(shares, lows, strict=True)],
+            [100 * (high - share) for share, high in zip(shares, highs, strict=True)],
+        ]
+        axes.errorbar(args.sizes, [100 * share for share in shares], errors, marker="o", capsize=3, label=name)
+    trained = load(args.run).network.image_size[0]
+    axes.axvline(trained, color="grey", linewidth=1, linestyle=":", label=f"trained at {trained} pixels")
+    axes.set(xlabel="side of the test images in pixels", ylabel="test accuracy in %", xticks=args.sizes, ylim=(0, 100))
+    axes.legend()
+    figure.savefig(args.figure, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
