@@ -1,6 +1,6 @@
 """Accuracy of a trained ViT on images of other sizes: its positions resized, or drawn anew.
 
-python experiments/benchmarks/resolution.py RUN [--sizes 24 32 40 48 64] [--threads 2]
+python experiments/benchmarks/resolution.py RUN [--sizes 24 32 40 48] [--tables 1] [--threads 2]
 
 RUN is the run folder of a ViT with learned positions, whose data are there. Nothing is trained: the test images are
 decoded at each size, and the table of positions is resized (bicubic with antialiasing, or bilinear) or drawn anew as
@@ -21,9 +21,6 @@ from torch import nn
 from vit_lightning import LearnedPositions, ViT, ViTClassifier, load, resolve
 from vit_lightning.commands.test_report import wilson
 
-SEEDS = 3
-"""Tables that are drawn anew."""
-
 
 def accuracy(network: nn.Module, run: Path, size: int) -> tuple[int, int]:
     """Returns the number of test images that are classified correctly, and of all."""
@@ -35,7 +32,7 @@ def accuracy(network: nn.Module, run: Path, size: int) -> tuple[int, int]:
     return round(found["test/acc"] * images), images
 
 
-def contenders(run: Path, size: int) -> dict[str, list[ViT]]:
+def contenders(run: Path, size: int, tables: int) -> dict[str, list[ViT]]:
     """Returns networks for images of a size, by what became of their positions."""
     found: dict[str, list[ViT]] = {}
     for interpolation in ("bicubic", "bilinear"):
@@ -43,7 +40,7 @@ def contenders(run: Path, size: int) -> dict[str, list[ViT]]:
         network.set_image_size(size, interpolation)
         found[f"resized, {interpolation}"] = [network]
     found["drawn anew"] = []
-    for seed in range(SEEDS):
+    for seed in range(tables):
         torch.manual_seed(seed)
         network = load(run).network
         network.set_image_size(size)
@@ -58,7 +55,8 @@ def contenders(run: Path, size: int) -> dict[str, list[ViT]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[24, 32, 40, 48, 64])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[24, 32, 40, 48])
+    parser.add_argument("--tables", type=int, default=1, help="tables that are drawn anew, for each size")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--figure", type=Path, default=Path(__file__).with_suffix(".png"))
     args = parser.parse_args()
@@ -69,7 +67,7 @@ def main() -> None:
         "| pixels | tokens | positions | correct of the test images | accuracy (95 % interval) |\n|---|---|---|---|---|"
     )
     for size in args.sizes:
-        for name, networks in contenders(args.run, size).items():
+        for name, networks in contenders(args.run, size, args.tables).items():
             counted = [accuracy(network, args.run, size) for network in networks]
             correct, images = sum(right for right, _ in counted), counted[0][1]
             low, high = wilson(correct // len(counted), images)
