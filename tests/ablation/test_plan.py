@@ -223,6 +223,10 @@ NO_CONFIG = changed(NAMED, config=None)
             {"compare": {**NAMED["compare"], "max_seeds": 4.5, "alpha": 2}},
             ["compare.max_seeds=4.5 must be an int", "compare.alpha=2 must be above 0 and below 0.5"],
         ),
+        (
+            {"compare": {**NAMED["compare"], "small": {"model.depth": 1}}},
+            ["compare.small is a mapping: an arm goes under arms, beside compare"],
+        ),
         ({"compare": {**NAMED["compare"], "max_seeds": 1001}}, ["compare.max_seeds=1001 must be at most 1000"]),
         (
             {"compare": {**NAMED["compare"], "arms": "pairs", "until": "not better"}},

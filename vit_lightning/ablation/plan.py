@@ -281,6 +281,9 @@ def _group(
     if not isinstance(value, dict):
         problems.append(f"{key}={value} must hold {', '.join(_names(kind))}")
         return None
+    foreign = [name for name, item in value.items() if name not in _names(kind) and isinstance(item, dict)]
+    problems += [f"{key}.{name} is a mapping: an arm goes under arms, beside {key}" for name in foreign]
+    value = {name: item for name, item in value.items() if name not in foreign}
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, key)
     found, valid = find_problems({key: value}, parser)
