@@ -23,7 +23,7 @@ class Command(NamedTuple):
     function: str
     """``module:function`` within vit_lightning."""
     positional: str = ""
-    """Positional arguments, as the usage line shows them."""
+    """Positional arguments, and the options of a dataclass that must be given, as the usage line shows them."""
     takes: Literal["experiment", "folder", "arguments", "options"] = "experiment"
     """Argument of the function: the checked experiment, one folder, all arguments as they are, with ``--help``, or the
     dataclass ``options``."""
@@ -41,7 +41,7 @@ COMMANDS = {
     "embed": Command(
         "write features of images, before the classifier",
         "commands.embed:embed",
-        "[IMAGES ...]",
+        "--ckpt=SOURCE [IMAGES ...]",
         "options",
         "EmbedOptions",
     ),
@@ -62,13 +62,14 @@ COMMANDS = {
     "export": Command(
         "write a trained model for other programs: safetensors, ONNX, torch.export, Hugging Face",
         "commands.export:export",
-        takes="options",
-        options="ExportOptions",
+        "--ckpt=SOURCE --out=DIR",
+        "options",
+        "ExportOptions",
     ),
     "convert": Command(
         "write a ViT as a file of timm, torchvision, JAX and others",
         "commands.convert:convert",
-        "SOURCE DST",
+        "SOURCE DST --to=FAMILY",
         "options",
         "ConvertOptions",
     ),
@@ -256,7 +257,8 @@ def _explain(name: str, command: Command, arguments: Sequence[str]) -> None:
 
     if command.takes == "options":
         options = options_of(f"vit_lightning.{command.function.partition(':')[0]}", command.options)
-        print(f"usage: lightning {name} {command.positional} [--OPTION=VALUE ...]\n\n{command.summary}\n")
+        usage = " ".join(filter(None, ("lightning", name, command.positional, "[--OPTION=VALUE ...]")))
+        print(f"usage: {usage}\n\n{command.summary}\n")
         print("\n".join(explained(option) for option in options))
         return
     print(help_text(name, command.positional, arguments))

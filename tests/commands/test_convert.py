@@ -78,6 +78,8 @@ def test_what_a_family_cannot_express_is_named_and_nothing_is_written(in_folder,
     text = capsys.readouterr().err
     assert "to=timn must be one of timm" in text
     assert "other.onnx must end with .safetensors, .pth, .npz" in text
+    assert main(["convert", "model.npz", "model.npz/other.npz", "--to=timm"]) == 2
+    assert "DST model.npz/other.npz cannot be made" in capsys.readouterr().err
     assert main(["convert", "model.npz", "model.npz", "--to=timm"]) == 2
     assert "model.npz is there already" in capsys.readouterr().err
     assert {path.name for path in Path().iterdir()} == {"model.npz", "model.json"}

@@ -124,9 +124,14 @@ def test_the_command_takes_a_config_or_a_trained_model(in_folder, capsys):
     assert "0 to 1, each" in said
     assert "for an image 1x8x8" in said
     assert main(["summary"]) == 2
-    assert main(["summary", "--ckpt=nowhere", "--levels=-1"]) == 2
+    assert main(["summary", "--ckpt=nowhere", "--batch_size=0"]) == 2
+    assert "batch_size=0 must be at least 1" in capsys.readouterr().err
     assert main(["summary", "--help"]) == 0
-    assert "--levels int" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "--levels int" in said
+    assert "--image-size int | [int, int]\n" in said
+    assert main(["convert", "--help"]) == 0
+    assert "usage: lightning convert SOURCE DST --to=FAMILY [--OPTION=VALUE ...]\n" in capsys.readouterr().out
 
 
 def test_sizes_of_crate_need_its_parts():

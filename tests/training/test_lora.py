@@ -73,6 +73,15 @@ def test_layers_of_other_networks_and_names_that_are_not_there():
     assert len(trained) == 2 + 2 * 2
 
 
+def test_adapters_that_a_network_would_pass_over_are_named():
+    pytest.importorskip("timm")
+    sizes = ["--model.img_size=8", "--model.patch_size=4", "--model.depth=1", "--model.embed_dim=24"]
+    flags = ["--model=timm.create_model", "--model.model_name=beit_base_patch16_224", *sizes, "--lora.rank=2"]
+    with pytest.raises(UserError, match=r"lora.targets: Beit reads the weights of blocks.0.attn.qkv itself"):
+        resolve([*flags, "--lora.targets=[qkv, proj]"])
+    assert resolve([*flags, "--lora.targets=[proj]"])
+
+
 @pytest.mark.parametrize(
     ("flag", "problem"),
     [

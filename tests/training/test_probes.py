@@ -106,6 +106,21 @@ def test_features_are_those_before_the_classifier_of_images_without_augmentation
             assert nearest.unique().numel() == len(nearest)
 
 
+@pytest.mark.parametrize(
+    ("limits", "measured"),
+    [
+        ({"max_epochs": -1, "max_steps": 2}, [False, False, True]),
+        ({"max_epochs": 5, "check_val_every_n_epoch": 2}, [False, False, True]),
+    ],
+)
+def test_the_last_validation_of_the_training_is_measured(limits, measured):
+    vit = ViT(image_size=8, patch_size=4, in_channels=1, num_classes=10, emb_size=16, depth=1, num_heads=2)
+    probe, seen = KNNProbe(every_n_epochs=7, train_images=20), Seen()
+    trainer = Trainer(accelerator="cpu", limit_train_batches=1, callbacks=[probe, seen], **limits, **QUIET)
+    trainer.fit(ViTClassifier(vit), Digits())
+    assert seen.values == measured
+
+
 def test_a_run_is_the_same_with_probes_and_chooses_by_them(results, in_folder):
     probes = "[{class_path: KNNProbe}, {class_path: LinearProbe, init_args: {lrs: [0.1, 1], epochs: 2}}]"
     flags = [f"--trainer.callbacks={probes}", "--checkpoint.monitor=val/linear_acc", "--test=false", "--out=probed"]

@@ -83,7 +83,10 @@ def _write(source: Source, options: ConvertOptions) -> float:
             write_hf(source, folder)
             return largest_difference(vit, open_source(folder, key="DST").network, shape)
     tensors, config = to_reference(vit, family=options.to, dropouts=False)
-    options.dst.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        options.dst.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise UserError(f"DST {options.dst} cannot be made: {fault.strerror}") from fault
     with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=options.dst.parent) as folder:
         parts = [Path(folder) / path.name for path in options.files]
         WRITERS[options.dst.suffix](tensors, parts[0])

@@ -60,7 +60,8 @@ def model_card(
     from vit_lightning import __version__
 
     head = {"license": license} if license else {}
-    head |= {"library_name": "transformers" if to == "hf" else "vit-lightning", "pipeline_tag": "image-classification"}
+    task = "image-feature-extraction" if getattr(source.network, "num_classes", None) == 0 else "image-classification"
+    head |= {"library_name": "transformers" if to == "hf" else "vit-lightning", "pipeline_tag": task}
     parameters = sum(weight.numel() for weight in source.network.parameters())
     channels, height, width = shape
     classes = "" if source.class_names is None else f" and {len(source.class_names):,} classes"

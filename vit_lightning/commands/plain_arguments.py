@@ -23,7 +23,8 @@ def read_plain(kind: type[T], arguments: Sequence[str], positional: str = "") ->
     Args:
         kind: dataclass with a field for each flag (``--image_size`` or ``--image-size``) and each positional argument.
         arguments: the command line, without the command.
-        positional: the positional arguments as the usage line shows them; ``[IMAGES ...]`` is a list in ``images``.
+        positional: the positional arguments as the usage line shows them; ``[IMAGES ...]`` is a list in ``images``,
+            and ``--out=DIR`` is none.
 
     Raises:
         UserError: all unknown, missing, repeated and wrong arguments.
@@ -36,7 +37,8 @@ def read_plain(kind: type[T], arguments: Sequence[str], positional: str = "") ->
         if name in given:
             problems.append(f"{key} is given twice ({given[name]} and {value})")
         given[name] = parse_yaml(value, f"{key}={value}") if value[:1] in ("[", "{") else value
-    for name, several in re.findall(r"([A-Z_]+)( \.\.\.)?", positional):
+    places = re.findall(r"(?<![=A-Z_])([A-Z_]+)( \.\.\.)?", positional)
+    for name, several in places:
         taken, words = (words, []) if several else (words[:1], words[1:])
         if taken:
             given[name.lower()] = taken if several else taken[0]
@@ -44,7 +46,7 @@ def read_plain(kind: type[T], arguments: Sequence[str], positional: str = "") ->
     required = [field.name for field in fields(kind) if (field.default, field.default_factory) == (MISSING, MISSING)]  # type: ignore[arg-type]
     for name in required:
         if name not in given:
-            is_word = name.upper() in re.findall("[A-Z_]+", positional)
+            is_word = name.upper() in dict(places)
             problems.append(f"{name.upper() if is_word else '--' + name.replace('_', '-')} is missing")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, instantiate=False)

@@ -28,6 +28,7 @@ from vit_lightning.config.check_network import empty_network
 from vit_lightning.config.options import SummaryOptions
 from vit_lightning.config.sources import open_source
 from vit_lightning.errors import UserError, one_line
+from vit_lightning.limits import at_least, refuse
 from vit_lightning.sizes import pair
 
 IMAGES = 2
@@ -68,16 +69,23 @@ class SourceSummary(SummaryOptions):
     """
 
     ckpt: str = ""
-    image_size: int | None = None
+    image_size: int | tuple[int, int] | None = None
     batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse(at_least(1, batch_size=self.batch_size))
 
 
 def main(arguments: Sequence[str]) -> None:
     """Prints the layers of the network of a config, or of a trained model, and their sums."""
     if any(re.fullmatch(r"-h|--help(\..+)?", word) for word in arguments):
-        from vit_lightning.config.help import help_text
+        from vit_lightning.config.help import explained, help_text, options_of
 
-        say(help_text("summary", "[--ckpt SOURCE [--image_size SIZE]]", arguments))
+        say(help_text("summary", "[--ckpt SOURCE]", arguments))
+        if not any(word.startswith("--help.") for word in arguments):
+            say("\nwith --ckpt, in place of these:\n")
+            say("\n".join(map(explained, options_of(__name__, "SourceSummary"))))
         return
     quiet()
     if any(word.partition("=")[0] == "--ckpt" for word in arguments):

@@ -41,7 +41,7 @@ from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
 from vit_lightning.sizes import pair
 from vit_lightning.storage.checkpoint_files import find_checkpoint, network_weights, read_checkpoint
 from vit_lightning.training.freeze import freeze_backbone
-from vit_lightning.training.lora import LoraConfig, add_lora
+from vit_lightning.training.lora import LoraConfig, add_lora, idle_adapters
 from vit_lightning.training.losses import OwnLoss
 from vit_lightning.training.optim import OptimizerConfig, group_problems
 from vit_lightning.training.probes import Probe
@@ -196,10 +196,14 @@ def _model_problems(config: Namespace, data: ImageData, settings: Mapping[str, A
         network = empty_network(lambda: _without_weights(config))
     except UserError as error:
         return error.problems
-    problems = network_problems(network, (facts["in_channels"], *pair(facts["image_size"])), facts["num_classes"])
+    shape = facts["in_channels"], *pair(facts["image_size"])
+    problems = network_problems(network, shape, facts["num_classes"])
     try:
         with torch.device("meta"):
-            add_lora(network, settings.get("lora", LoraConfig()))
+            add_lora(network, lora := settings.get("lora", LoraConfig()))
+        if lora.rank and (idle := idle_adapters(network, shape)):
+            reads = f"{type(network).__name__} reads the weights of {', '.join(idle)} itself, not through an adapter"
+            problems.append(f"lora.targets: {reads} (leave them out)")
         if config.freeze:
             freeze_backbone(network)
     except UserError as error:

@@ -238,7 +238,10 @@ def _network(config: Mapping[str, Any]) -> nn.Module:
         raise UserError("its module takes no model, so that there is no network to load")
     path = str(config["model"]["class_path"])
     if find_class(path) is None:
-        raise UserError(f"its model {path} is of a package that may not be imported, or is not there any more")
+        raise UserError(
+            f"its model {path} is not there any more, or is code of your own, which only commands with "
+            "--trust-config run (validate, test, predict)"
+        )
     if not trusts():
         refuse_unknown({"model": config["model"]})
     try:

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor, nn
+from torch import Tensor
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.models.heads import find_head
 from vit_lightning.random_keys import one_key
+from vit_lightning.training.features import features
 
 
 class Features(NamedTuple):
@@ -31,12 +32,12 @@ class Features(NamedTuple):
 class Probe(Callback):
     """Base of callbacks that learn a classifier of features of training images and measure it on the validation images.
 
-    Features are what the last linear layer gets, of images without augmentation. Test images are never used. Training
-    is the same, bit for bit, with and without a probe.
+    Features are what the last linear layer gets (the mean, of two heads), of images without augmentation. Test images
+    are never used. Training is the same, bit for bit, with and without a probe.
 
     Args:
-        every_n_epochs: epochs between two measurements, which are made in the validations of an epoch; the last epoch
-            has one too.
+        every_n_epochs: epochs between two measurements, which are made in the validations of an epoch; the last
+            validation of the planned training has one too.
         train_images: number of training images that are used, drawn once by the seed; null uses all.
     """
 
@@ -54,11 +55,10 @@ class Probe(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not getattr(trainer.datamodule, "own_loaders", False):  # type: ignore[attr-defined]
             raise UserError(f"trainer.callbacks: {type(self).__name__} needs data with our own loaders (ImageData)")
-        _classifier(pl_module)
+        find_head(getattr(pl_module, "network", pl_module))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        epoch, is_fit = trainer.current_epoch + 1, trainer.state.fn == TrainerFn.FITTING
-        if is_fit and epoch % self.every_n_epochs and epoch != trainer.max_epochs:
+        if trainer.state.fn == TrainerFn.FITTING and not self._is_due(trainer):
             for name in self.logs:  # else Lightning keeps the values of an earlier epoch
                 trainer.callback_metrics.pop(name, None)
         elif not trainer.sanity_checking:
@@ -66,6 +66,13 @@ class Probe(Callback):
                 values = self._measure(trainer, pl_module)
             for name, value in zip(self.logs, values, strict=True):
                 pl_module.log(name, value, sync_dist=trainer.world_size > 1)  # the same on all ranks
+
+    def _is_due(self, trainer: Trainer) -> bool:
+        """Whether a multiple of ``every_n_epochs`` has passed since the last validation, or this one is the last."""
+        epoch, step = trainer.current_epoch + 1, trainer.check_val_every_n_epoch or 1
+        if epoch % self.every_n_epochs < step or trainer.should_stop or trainer.global_step >= trainer.max_steps > 0:
+            return True
+        return trainer.max_epochs is not None and epoch + step > trainer.max_epochs > 0
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule) -> Sequence[float]:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -87,8 +94,8 @@ class KNNProbe(Probe):
     Args:
         k: number of neighbours; of several, the best is logged, an optimistic choice on the same validation images.
         temperature: temperature of the votes.
-        every_n_epochs: epochs between two measurements, which are made in the validations of an epoch; the last epoch
-            has one too.
+        every_n_epochs: epochs between two measurements, which are made in the validations of an epoch; the last
+            validation of the planned training has one too.
         train_images: number of training images that are used, drawn once by the seed; null uses all.
     """
 
@@ -135,8 +142,8 @@ class LinearProbe(Probe):
         lrs: learning rates.
         epochs: epochs over the features.
         batch_size: features in a batch.
-        every_n_epochs: epochs between two measurements, which are made in the validations of an epoch; the last epoch
-            has one too.
+        every_n_epochs: epochs between two measurements, which are made in the validations of an epoch; the last
+            validation of the planned training has one too.
         train_images: number of training images that are used, drawn once by the seed; null uses all.
     """
 
@@ -200,30 +207,17 @@ def _logits(vectors: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return vectors @ weight.mT + bias
 
 
-def _classifier(module: LightningModule) -> nn.Module:
-    """Returns the layer whose input are the features: the last linear one, of two heads that of the class token."""
-    head = next(iter(find_head(getattr(module, "network", module)).values()))
-    layer = getattr(head, "linear", head)
-    assert isinstance(layer, nn.Module)
-    return layer
-
-
 @torch.no_grad()
 def _features(trainer: Trainer, module: LightningModule, split: str, indices: Tensor) -> Features:
     """Returns features and labels of all ranks, in the order of the indices."""
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    vectors: list[Tensor] = []
-    handle = _classifier(module).register_forward_pre_hook(lambda _, inputs: vectors.append(inputs[0].flatten(1)))
-    labels, places = [], []
-    try:
-        for batch in data.plain_batches(split, indices):
-            batch = trainer.strategy.batch_to_device(batch)  # which calls the hooks of the data: images are normalised
-            with trainer.precision_plugin.val_step_context():
-                getattr(module, "network", module)(batch.images)
-            labels.append(batch.labels)
-            places.append(batch.indices)
-    finally:
-        handle.remove()
+    vectors, labels, places = [], [], []
+    for batch in data.plain_batches(split, indices):
+        batch = trainer.strategy.batch_to_device(batch)  # which calls the hooks of the data: images are normalised
+        with trainer.precision_plugin.val_step_context():
+            vectors.append(features(getattr(module, "network", module), batch.images)[0].flatten(1))
+        labels.append(batch.labels)
+        places.append(batch.indices)
     parts = [torch.cat(rows) for rows in (places, vectors, labels)]
     if trainer.world_size > 1:
         gathered: list[Any] = [None] * trainer.world_size
