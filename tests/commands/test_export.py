@@ -97,8 +97,10 @@ def test_a_run_is_exported_with_its_results(to, results, in_folder, monkeypatch,
     assert "vit_lightning.Digits" in card
     assert str(in_folder) not in card
     config = json.loads(Path("model/config.json").read_text())
+    assert "ema:" not in card  # the run has none
     if to == "hf":
         assert config["id2label"]["3"] == "3"
+        assert "The image processor differs: it takes only images that are grey already." in card
     else:
         assert config["class_names"] == list("0123456789")
         assert config["preprocessing"]["mean"] == [pytest.approx(0.3053, abs=1e-3)]

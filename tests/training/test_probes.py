@@ -94,7 +94,7 @@ def test_features_are_those_before_the_classifier_of_images_without_augmentation
     assert seen.values == [False, False, True, True]  # of the sanity check and of three epochs
     train, val = probe.given
     assert (len(train.labels), len(val.labels)) == (90, 143)
-    assert not (vit.training and vit.head.linear._forward_pre_hooks)
+    assert not vit.head.linear._forward_pre_hooks
     with torch.no_grad():  # the network keeps the average of its weights, which was validated
         for features, split in ((train, "train"), (val, "val")):
             images = data.dataset(split)

@@ -72,6 +72,7 @@ def model_card(
         "## Use\n",
         f"```python\nimport torch\n{LOAD[to].format(images=f'torch.rand(5, {channels}, {height}, {width})')}```\n",
         _preprocessing(source.view),
+        *_image_processor(shape) * (to == "hf"),
         "\n## Results\n",
         _results(source, resized),
         *_training(source.config),
@@ -97,6 +98,16 @@ def _preprocessing(view: Mapping[str, Any]) -> str:
     )
 
 
+def _image_processor(shape: tuple[int, int, int]) -> list[str]:
+    """Returns where the image processor of transformers prepares images otherwise."""
+    channels, height, width = shape
+    texts = {
+        "it squeezes the whole image to a rectangle, of which it takes the middle": height != width,
+        "it takes only images that are grey already": channels == 1,
+    }
+    return [f"The image processor differs: {text}." for text, holds in texts.items() if holds]
+
+
 def _results(source: Source, resized: bool) -> str:
     """Returns the test results of a run with their interval and number of images."""
     folder = Path(source.place)
@@ -116,7 +127,9 @@ def _training(config: Mapping[str, Any] | None) -> list[str]:
     """Returns the part on data and training."""
     if config is None:
         return []
-    shown = {key: config.get(key) for key in ("init_from", "data", "optimizer", "loss", "ema")}
+    shown = {key: config.get(key) for key in ("init_from", "freeze", "data", "optimizer", "loss")}
+    parts = {key: config.get(key) or {} for key in ("ema", "lora")}
+    shown |= {key: part for key, part in parts.items() if part.get("decay") is not None or part.get("rank")}
     text = yaml.safe_dump(_given(shown), sort_keys=False, allow_unicode=True)
     return ["\n## Data and training\n", f"```yaml\n{text}```"]
 
