@@ -42,11 +42,11 @@ MEASURES = ("validate", "test", "predict")
 USED = {
     **dict.fromkeys(("check-data", "show-batch", "shard"), ("data",)),
     **dict.fromkeys(MEASURES, ("data", "trainer")),
-    "summary": ("model", "data"),
+    "summary": ("model", "data", "lora"),
 }
 """Groups of options that a command uses, where it does not use all: a trained model has its own, in its checkpoint."""
 
-NOT_USED = {"resume", "init_from", "test", "experiment"}
+NOT_USED = {"resume", "init_from", "reset_head", "freeze", "test", "experiment"}
 """General options that only commands that train use."""
 
 
