@@ -87,6 +87,7 @@ def test_a_run_says_what_it_trains_and_begins_with_a_new_head_if_it_is_told_so(r
     new = fit(resolve([*SMALL, *flags, "--test=false", "--out=new"]))
     said = capsys.readouterr()
     assert f"model       ViT, 170 of {results['parameters']:,} parameters trained\n" in said.out
+    assert "18 tensors taken, new head (reset_head)\n" in said.out
     assert "eval mode" not in said.err
     assert (new["parameters"], new["trained_parameters"]) == (results["parameters"], 170)
     paths = (in_folder / name / "checkpoints/best.ckpt" for name in ("out", "new"))
