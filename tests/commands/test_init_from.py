@@ -85,6 +85,13 @@ def test_options_of_the_config_go_before_those_of_the_source(place, in_folder, c
     assert not Path("runs").exists()
 
 
+@pytest.mark.full
+def test_a_trial_run_starts_from_another_with_a_new_head(place, in_folder, capsys):
+    flags = start(place, f"--init_from={place / 'run'}", "--data.image_size=16", "--reset_head=true", root="two")
+    fit(resolve([*flags, "--trainer.fast_dev_run=true"]))
+    assert "20 tensors taken, new head (reset_head)" in capsys.readouterr().out
+
+
 def test_first_weights_draw_no_random_numbers(place):
     network = ViT(image_size=16, patch_size=4, emb_size=16, depth=1, num_heads=2, layer_scale=0.1, num_classes=2)
     torch.manual_seed(3)
