@@ -58,6 +58,8 @@ def test_a_run_starts_from_another_at_another_size_with_other_classes(place, in_
     model = yaml.safe_load(Path("second/config.yaml").read_text())["model"]["init_args"]
     assert (model["emb_size"], model["pool"], model["layer_scale"]) == (16, "mean", 0.1)
     assert model["image_size"] == [24, 8]
+    repeated = resolve(["--config=second/config.yaml"])
+    assert (repeated.config["model"]["init_args"], repeated.replaced) == (model, ()), "its config.yaml repeats it"
     assert model["drop_path"] == model["feed_forward"]["init_args"]["dropout"] == 0.0, "no regularisation comes along"
     before, after = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("first", "second"))
     assert all(torch.equal(before[f"network.{name}"], after[f"network.{name}"]) for name in report["taken"])
@@ -72,6 +74,8 @@ def test_options_of_the_config_go_before_those_of_the_source(place, in_folder, c
     own = resolve([*flags, "--model.drop_path=0.2", "--model.num_heads=1", "--resize_positions=bilinear"])
     model = own.config["model"]["init_args"]
     assert (model["drop_path"], model["num_heads"], model["depth"]) == (0.2, 1, 1)
+    notes = first_weights(str(place / "run"), own.make_network(), "bicubic").notes
+    assert "something else than in the source: num_heads is 1 and not 2, dim_head is 16 and not 8, scale" in notes[0]
     assert main(["fit", *flags, "--model.emb_size=32", "--model.depth=2"]) == 2
     said = capsys.readouterr().err
     assert f"init_from={place / 'run'} is of another architecture than the model" in said

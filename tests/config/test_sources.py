@@ -192,4 +192,8 @@ def test_nothing_is_run_and_all_is_named(in_folder, trained):
     }.items():
         with pytest.raises(UserError, match=f"source={place}.*{text}"):
             load(place)
+    wrong = {"mean": [1, 2], "std": [0.0], "centre_share": -1, "class_names": 3}
+    with pytest.raises(UserError) as caught:
+        load(trained[0], config=wrong)
+    assert [text.split("config.")[1].split("=")[0] for text in caught.value.problems] == list(wrong)
     assert not Path("harmed").exists()

@@ -319,3 +319,23 @@ def test_weights_under_our_own_names():
     network = make_network({"model": found.config}).eval()
     network.load_state_dict(vit.state_dict())
     assert torch.equal(network(images(2, 3, 16, 16).float()), vit(images(2, 3, 16, 16).float()))
+    _, options = found.config.values()
+    assert identify(read(vit.state_dict()), {"num_heads": 4}).config["init_args"] == {**options, "num_heads": 4}
+    beside = WeightsFile("weights", None, vit.state_dict(), {"model": found.config})
+    assert identify(beside, {"pool": "mean"}).config["init_args"] == {**options, "pool": "mean"}
+    with pytest.raises(UserError, match=r"config\.num_heads=x must be a whole number"):
+        identify(read(vit.state_dict()), {"num_heads": "x"})
+    with pytest.raises(UserError, match="of none of the families"):
+        identify(read(vit.state_dict()), {"family": "timm"})
+
+
+def test_positions_that_no_tensor_tells_are_asked_for():
+    sizes = {"image_size": 16, "patch_size": 4, "emb_size": 128, "depth": 1, "num_classes": 5, "num_heads": 2}
+    vit = ViT(**sizes, positions="sincos2d").eval()
+    with pytest.raises(UserError, match=r"do not tell the positions: give config=\{'positions'"):
+        identify(read(vit.state_dict()), {"image_size": 16})
+    network = make_network(
+        {"model": identify(read(vit.state_dict()), {"image_size": 16, "positions": "sincos2d"}).config}
+    )
+    network.load_state_dict(vit.state_dict())
+    assert torch.equal(network.eval()(images(2, 3, 16, 16).float()), vit(images(2, 3, 16, 16).float()))

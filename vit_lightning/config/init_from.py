@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +19,10 @@ from vit_lightning.errors import UserError
 from vit_lightning.models.resize import Interpolation
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import Size, pair
-from vit_lightning.weights.adapt import Adapted, adapt
+from vit_lightning.weights.adapt import TOKENS, Adapted, adapt
 from vit_lightning.weights.as_config import model_config
 from vit_lightning.weights.convert import from_reference
+from vit_lightning.weights.describe import describe
 from vit_lightning.weights.files import WeightsFile, read_weights
 from vit_lightning.weights.identify import OURS, identify
 
@@ -28,6 +30,9 @@ KEY = "init_from"
 FROM_DATA = ("image_size", "img_size", "in_channels", "in_chans", "num_classes")
 NOT_TAKEN = (*FROM_DATA, "drop_path_schedule", "activation_checkpointing")
 """Options of a model that never come from a source: those of the data, and those of training alone."""
+
+WITHOUT_FUNCTION = (*FROM_DATA, "patch_size", "layer_scale", "final_norm", *TOKENS)
+"""Options that change no function, or of whose change ``adapt`` tells."""
 
 
 class FirstWeights(NamedTuple):
@@ -113,6 +118,8 @@ def first_weights(
         UserError: the source cannot be read, or names all weights that do not fit.
     """
     given, family, notes = _weights_for(network, place, imports)
+    if differences := ", ".join(_differences(network, given)):
+        notes += (f"the weights compute something else than in the source: {differences}",)
     try:
         return FirstWeights(place, family, adapt(network, given, interpolation=interpolation), notes)
     except UserError as error:
@@ -120,6 +127,17 @@ def first_weights(
         more = f" (and {len(problems) - 8} more differences)" if len(problems) > 8 else ""
         text = f"{KEY}={place} is of another architecture than the model: {'; '.join(problems[:8])}{more}"
         raise UserError(text) from error
+
+
+def _differences(network: nn.Module, source: nn.Module | Mapping[str, Tensor]) -> Iterator[str]:
+    """Yields options that are others in the network than in the source, though the same weights fit both."""
+    if not isinstance(network, ViT) or not isinstance(source, ViT):
+        return
+    with contextlib.suppress(UserError):  # blocks of the user's own
+        ours, theirs = describe(network), describe(source)
+        for name, value in ours.items():
+            if name not in WITHOUT_FUNCTION and _stays(name) and value != theirs[name]:
+                yield f"{name} is {value} and not {theirs[name]}"
 
 
 def _weights_for(

@@ -154,7 +154,11 @@ def merge(
         dropped: gets what is dropped.
     """
     merged, dropped = dict(base), [] if dropped is None else dropped
-    if group == "model" and "preset" in config and _is_own(merged.get("class_path", DEFAULT_CLASSES["model"])):
+    if (
+        group == "model"
+        and config.get("preset") is not None
+        and _is_own(merged.get("class_path", DEFAULT_CLASSES["model"]))
+    ):
         sizes = [name for name in Preset._fields if name in merged]
         dropped += [Dropped(f"model.preset={config['preset']}", group, name, merged.pop(name)) for name in sizes]
     for key, value in config.items():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,24 @@ def open_source(
     except UserError as error:
         raise UserError([_named(text, place, key) for text in error.problems]) from error
     found.network.eval()
+    refuse(f"{key}={place}: config.{text}" for text in _wrong_facts(found, facts))
     return found
+
+
+def _wrong_facts(source: Source, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what is wrong with given facts of preprocessing."""
+    channels, classes = source.view.get("in_channels", 3), getattr(source.network, "num_classes", None)
+    for name, value in facts.items():
+        items = list(value) if isinstance(value, list | tuple) else []
+        numbers = [item for item in items if type(item) in (int, float) and math.isfinite(item)]
+        if name == "class_names":
+            if not items or not all(isinstance(item, str) for item in items) or len(items) != (classes or len(items)):
+                yield f"{name}={value} must be a list of {classes or 'the'} names"
+        elif name == "centre_share":
+            if type(value) not in (int, float) or not 0.0 < value <= 1.0:
+                yield f"{name}={value} must be above 0 and at most 1"
+        elif len(numbers) != len(items) or len(items) != channels or (name == "std" and min(items) <= 0.0):
+            yield f"{name}={value} must be {channels} numbers{' above 0' * (name == 'std')}"
 
 
 def _named(text: str, place: str, key: str) -> str:

@@ -21,8 +21,9 @@ from vit_lightning.models.presets import PRESETS
 from vit_lightning.sizes import pair
 from vit_lightning.weights.as_config import model_config
 from vit_lightning.weights.convert import FAMILIES, from_reference
+from vit_lightning.weights.fields import Field
 from vit_lightning.weights.files import WeightsFile
-from vit_lightning.weights.options import OPTIONS, Options
+from vit_lightning.weights.options import OPTIONS, SIZES, Options
 from vit_lightning.weights.tables import Config, Family, Layout, Shapes, Theirs
 
 OURS = "vit_lightning"
@@ -33,6 +34,7 @@ _HEADS = {(width, depth): heads for width, depth, heads in PRESETS.values()} | {
     (1408, 40): 16,  # g (Zhai et al. 2022, "Scaling vision transformers", table 2)
     (1664, 48): 16,  # G (the same)
     (1792, 56): 16,  # e (Chen et al. 2022, PaLI, table 11)
+    (1536, 40): 16,  # SigLIP 2's g-opt; that of DINOv2, which has SwiGLU, has heads of 64
     (768, 8): 8,  # timm's first vit_small_patch16_224
 }
 _HEADS_OF_FAMILY = {
@@ -65,22 +67,27 @@ def identify(file: WeightsFile, config: Mapping[str, Any] | None = None) -> Iden
 
     Args:
         file: the weights and what lies beside them.
-        config: arguments in the family's own words, which go before those that were found; ``family`` names the family.
+        config: arguments in the family's own words, those of ViT for our own names, which go before those that were
+            found; ``family`` names the family.
 
     Raises:
         UserError: no family has such tensors, or they do not tell a size, which then has to be given.
     """
     model = (file.config or {}).get("model")
-    if isinstance(model, Mapping) and "class_path" in model:
-        return Identified(OURS, dict(model), {}, ())
     given = dict(config or {})
+    if isinstance(model, Mapping) and "class_path" in model:
+        return Identified(OURS, _with_arguments(model, given), {}, ())
     stated = _stated(file.config or {})
     wanted = given.pop("family", stated.pop("family", None))
-    if wanted is not None and wanted not in FAMILIES:
+    if wanted is not None and wanted not in list(FAMILIES):
         raise UserError(f"config.family={wanted} must be one of {', '.join(FAMILIES)}")
     shapes = {name: tuple(tensor.shape) for name, tensor in file.tensors.items()}
     tables = [(_coverage(shapes, table), table) for table in FAMILIES.values() if wanted in (None, table.name)]
-    if "patch_embedding.projection" in " ".join(shapes) and "encoder.0.attention" in " ".join(shapes):
+    if (
+        wanted is None
+        and "patch_embedding.projection" in " ".join(shapes)
+        and "encoder.0.attention" in " ".join(shapes)
+    ):
         return _identify_ours(shapes, given)
     likely = sorted((found for found in tables if found[0] >= 0.5), key=lambda found: -found[0])
     failures: list[UserError] = []
@@ -120,19 +127,32 @@ def _as_family(file: WeightsFile, table: Family, stated: Config, given: Config) 
 
 
 def _identify_ours(shapes: Shapes, given: Config) -> Identified:
-    refuse(f"config.{name}={given[name]}: a ViT has no such option" for name in given if name not in OPTIONS)
+    sizes = {name: given[name] for name in SIZES if name in given}
+    refuse(problem for name, value in sizes.items() for problem in Field(name, ...).problems(value))
+    sizes |= {name: pair(sizes[name]) for name in ("image_size", "patch_size") if name in sizes}
+    if "patch_embedding.positions.table" not in shapes and "positions" not in given:
+        raise UserError("the weights do not tell the positions: give config={'positions': ...}, sincos2d or none")
     notes: list[str] = []
-    options = _options(shapes, None, {**OPTIONS, **given}, set(given), None, notes)
-    notes.append(_assumed(OURS, options))
-    model = model_config(options)
+    options = _options(shapes, None, {**OPTIONS, **sizes}, set(sizes), None, notes)
+    model = model_config({**options, "positions": "none"} if "positions" in given else options)
     if "patch_embedding.projection.linear.weight" in shapes:
         model["init_args"]["patch_projection"]["class_path"] = "vit_lightning.LinearProjection"
-    return Identified(OURS, model, {}, tuple(notes))
+    more = {name: value for name, value in given.items() if name not in sizes}
+    told = {name: value for name, value in options.items() if name not in more}
+    return Identified(OURS, _with_arguments(model, more), {}, (*notes, _assumed(OURS, told)))
+
+
+def _with_arguments(model: Mapping[str, Any], given: Config) -> Config:
+    """Returns the model of a config with other arguments."""
+    return {**model, "init_args": {**(model.get("init_args") or {}), **given}}
 
 
 def _assumed(family: str, options: Options) -> str:
     """Returns a sentence on what no tensor tells."""
-    text = ", ".join(f"{name} {options[name]}" for name in ("norm", "activation", "pool"))
+    names = ("norm", "activation", "pool", *(("attention",) if family in (OURS, "einops_tutorial") else ()))
+    text = ", ".join(f"{name} {options[name]}" for name in names if name in options)
+    if options.get("embedding_norm") and family == "timm":
+        text += " (CLIP's have norm layernorm_1e-05, and OpenAI's an activation, QuickGELU, that we lack)"
     return f"tensors do not tell all; assumed, as {family} has them: {text}"
 
 
@@ -279,9 +299,9 @@ def _options(
     options["projection_bias"] = not options["projection"] or has(f"{attention}.attention.projection.bias")
     if options["qk_norm"]:
         heads = inner // size(f"{attention}.attention.query_norm.weight")
+    options |= _feed_forward(shapes, feed_forward, base, size, has)
     options |= _heads(inner, width, depth, heads, {**base, **options}, known, family, words, notes)
     options["layer_scale"] = 1e-5 if has(f"{attention}.layer_scale.scale") else None
-    options |= _feed_forward(shapes, feed_forward, base, size, has)
     options["feed_forward_norm"] = norm(f"{feed_forward}.norm")
     last = "before_pool" if has("norm.weight") else "after_pool" if has("head.norm.weight") else "none"
     options["final_norm"] = last
@@ -328,13 +348,14 @@ def _heads(
     """Returns number and width of the heads, which are ``inner`` channels together."""
     published = {**_HEADS, **_HEADS_OF_FAMILY.get(family, {})}
     own_width = "dim_head" in words  # an argument of the family
+    swiglu = (width, depth) == (1536, 40) and options["feed_forward"] != "mlp"
     if "num_heads" in known:
         heads = int(options["num_heads"])
     elif heads is None and own_width and "dim_head" in known:
         heads = inner // int(options["dim_head"])
     elif heads is None and not options["projection"]:
         heads = 1
-    elif heads is None and inner == width and (width, depth) in published:
+    elif heads is None and inner == width and (width, depth) in published and not swiglu:
         heads = published[width, depth]
         notes.append(f"{heads} heads: those of the published model with {depth} blocks of width {width}")
     elif heads is None and inner % 64 == 0:
