@@ -16,6 +16,7 @@ from tensors import randomise
 from torchvision import models
 
 from vit_lightning import CIFAR10, UserError, ViT, load
+from vit_lightning.config.init_from import inherited_model
 from vit_lightning.config.sources import open_source
 from vit_lightning.config.teachers import load_teacher
 from vit_lightning.config.trust import KNOWN_PACKAGES, PACKAGES, Imports, may_import, trusts
@@ -192,6 +193,12 @@ def test_nothing_is_run_and_all_is_named(in_folder, trained):
     }.items():
         with pytest.raises(UserError, match=f"source={place}.*{text}"):
             load(place)
+    torch.save({"x": torch.zeros(1)}, "e.pth")
+    Path("e.json").write_text(json.dumps({"model": {"class_path": "os.mkdir", "init_args": {"path": "harmed"}}}))
+    for trusting in (lambda: open_source("e.pth", imports=Imports(trust=True)), lambda: inherited_model("e.pth", None)):
+        with pytest.raises(UserError, match=r"e.pth: model.class_path=os.mkdir is of none of the packages"):
+            trusting()
+    assert not Path("harmed").exists()
     wrong = {"mean": [1, 2], "std": [0.0], "centre_share": -1, "class_names": 3}
     with pytest.raises(UserError) as caught:
         load(trained[0], config=wrong)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vit_lightning.config.files import Config, flatten
 from vit_lightning.config.old_configs import with_block
 from vit_lightning.config.sources import open_source
-from vit_lightning.config.trust import Imports, find_class
+from vit_lightning.config.trust import Imports, find_class, refuse_unknown
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.models.resize import Interpolation
@@ -73,6 +73,7 @@ def inherited_model(place: str, class_path: str | None) -> Config:
     try:
         found = identify(file)
         model = found.config
+        refuse_unknown({"model": model} if found.family == OURS else {})
         if found.family != OURS:
             with torch.device("meta"), torch.random.fork_rng(devices=[]):
                 tensors = {name: tensor.to("meta") for name, tensor in file.tensors.items()}

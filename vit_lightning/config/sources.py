@@ -152,6 +152,7 @@ def _from_weights(file: WeightsFile, given: Mapping[str, Any], facts: Mapping[st
     """Returns the source of weights that are of no run."""
     found = identify(file, given)
     if found.family == OURS:
+        refuse_unknown({"model": found.config})  # who trusts a config does not trust what lies beside weights
         network = _network({"model": found.config})
         whole = {name: value for name, value in network.state_dict().items() if not value.is_floating_point()}
         load_network(network, {"state_dict": {**whole, **file.tensors}}, Path(file.place), prefix="")
