@@ -20,6 +20,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.models.patches import PatchEmbedding
 from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.weights import as_config
 
 DATA = ("--data=ImageFolder", "--data.num_workers=0", "--data.batch_size=8", "--trainer.accelerator=cpu")
 MODEL = ("--model.patch_size=4", "--model.emb_size=16", "--model.depth=1", "--model.num_heads=2", "--model.pool=mean")
@@ -79,6 +80,7 @@ def test_options_of_the_config_go_before_those_of_the_source(place, in_folder, c
     assert main(["fit", *flags, "--model.emb_size=32", "--model.depth=2"]) == 2
     said = capsys.readouterr().err
     assert f"init_from={place / 'run'} is of another architecture than the model" in said
+    assert "than the model: emb_size 16, not 32; depth 1, not 2; " in said
     assert "it lacks encoder.1.attention.fn.norm.weight" in said
     assert main(["fit", *flags, "--model.preset=Ti/4", "--optimizer.lr=fast"]) == 2
     assert "optimizer.lr=fast" in capsys.readouterr().err
@@ -94,6 +96,39 @@ def test_a_trial_run_starts_from_another_with_a_new_head(place, in_folder, capsy
     flags = start(place, f"--init_from={place / 'run'}", "--data.image_size=16", "--reset_head=true", root="two")
     fit(resolve([*flags, "--trainer.fast_dev_run=true"]))
     assert "20 tensors taken, new head (reset_head)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("named", "text"), [("ab", ""), ("xy", "new head: other classes"), ("", "head kept")])
+def test_a_head_is_new_for_other_classes_and_facts_that_differ_are_told(named, text, place, in_folder):
+    network = resolve(start(place, f"--init_from={place / 'run'}", "--data.image_size=16", root="two")).make_network()
+    torch.save(network.state_dict(), "pytorch_model.bin")
+    config = {"model": {"class_path": "vit_lightning.ViT", "init_args": as_config.model_config(network)["init_args"]}}
+    facts = {"class_names": list(named)} if named else {}
+    preprocessing = {"mean": [0.5] * 3, "std": [0.25] * 3}
+    Path("config.json").write_text(json.dumps({**config, **facts, "preprocessing": preprocessing}))
+    data = resolve(start(place, "--data.image_size=16", *MODEL, root="two")).data
+    first = first_weights(".", network, "bicubic", data=data)
+    assert first.sentence().endswith(f"tensors taken{', ' * bool(text)}{text}")
+    theirs = "those of the source mean 0.5, 0.5, 0.5 and std 0.25, 0.25, 0.25"
+    assert first.notes[-1].endswith(f"and std 0.229, 0.224, 0.225, {theirs}")
+
+
+def test_the_config_gives_the_heads_that_weights_do_not_tell(place, in_folder, capsys):
+    timm = pytest.importorskip("timm")
+    theirs = timm.models.VisionTransformer(
+        img_size=16, num_classes=2, patch_size=4, embed_dim=24, depth=1, num_heads=3
+    ).eval()
+    torch.save(theirs.state_dict(), "theirs.pth")
+    flags = start(place, "--init_from=theirs.pth", "--data.image_size=16", root="two")
+    assert main(["fit", *flags]) == 2
+    assert "do not tell the number of heads: give --model.num_heads=..." in capsys.readouterr().err
+    for given in ("--model.num_heads=3", "--model.attention.dim_head=8"):
+        network = resolve([*flags, given]).make_network()
+        first = first_weights("theirs.pth", network, "bicubic")
+        assert not any("heads" in note or "mean" in note for note in first.notes)
+        first.adapted.load(network)
+        images = torch.rand(2, 3, 16, 16)
+        torch.testing.assert_close(network.eval()(images), theirs(images))
 
 
 def test_first_weights_draw_no_random_numbers(place):

@@ -138,6 +138,7 @@ def objects():
 
 HOSTILE = {
     "code": (lambda: saved({"model": WEIGHTS, "args": Evil()}), "more than tensors and plain data"),
+    "a network": (lambda: saved(torch.nn.Linear(1, 1)), r"save its state_dict\(\) instead"),
     "code in an old file": (
         lambda: saved({"a": Evil()}, _use_new_zipfile_serialization=False),
         "more than tensors and plain data",
@@ -210,8 +211,9 @@ def test_folders_without_weights_are_named(files, message, tmp_path):
         ("nowhere.pth", "source=nowhere.pth is neither a run folder nor a file"),
         ("https://example.org/weights.pth", "needs the checksum"),
         ("hf-hub:../secrets", "must be hf-hub:owner/name"),
-        ("timm:resnet_none", "timm has no such model with weights"),
+        ("timm:resnet_none", "timm has no such model with weights .did you mean resnet"),
         ("torchvision:nothing", "torchvision has no such classifier"),
+        ("torchvision:resnet_18", r"with weights \(did you mean resnet18"),
     ],
 )
 def test_places_that_are_none_are_named(place, message):
@@ -224,7 +226,9 @@ def test_a_repository_of_the_hub_without_a_network(tmp_path, monkeypatch):
     constants = pytest.importorskip("huggingface_hub").constants
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match="source=hf-hub:own/vit: its weights cannot be had: Cannot find") as caught:
+    with pytest.raises(
+        UserError, match="source=hf-hub:own/vit: its weights cannot be had: offline, or there is no"
+    ) as caught:
         read_weights("hf-hub:own/vit")
     assert len(caught.value.problems) == 1
     kept, commit = tmp_path / "models--own--vit", "a" * 40  # as the hub's own cache lies on the disk

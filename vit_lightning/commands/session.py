@@ -148,9 +148,9 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
         module.load_state_dict(head, strict=False)
         return
     method = experiment.resize_positions
-    first = first_weights(experiment.init_from, module.network, method, experiment.imports)
+    first = first_weights(experiment.init_from, module.network, method, experiment.imports, experiment.data)
     if experiment.config["reset_head"]:
-        first = first._replace(adapted=first.adapted.with_new_head(list(head_state(module.network))))
+        first = first.with_new_head(module.network, "new head (reset_head)")
     experiment.imports.allow()
     if str(experiment.trainer["precision"]).startswith("64"):
         module.network.double()  # Lightning converts only later

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.models.resize import Interpolation
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import Size, pair
+from vit_lightning.training.freeze import head_state
 from vit_lightning.weights.adapt import TOKENS, Adapted, adapt
 from vit_lightning.weights.as_config import model_config
 from vit_lightning.weights.convert import from_reference
@@ -42,16 +43,22 @@ class FirstWeights(NamedTuple):
     family: str
     adapted: Adapted
     notes: tuple[str, ...]
+    head_kept: bool = False
+    """Whether the head is the source's, though it is not known whether its classes are those of the data."""
 
     def sentence(self) -> str:
-        return f"from {self.place} ({self.family}): {self.adapted.sentence()}"
+        return f"from {self.place} ({self.family}): {self.adapted.sentence()}{', head kept' * self.head_kept}"
+
+    def with_new_head(self, network: nn.Module, why: str) -> FirstWeights:
+        """Returns the same with the head that the network has."""
+        return self._replace(adapted=self.adapted.with_new_head(list(head_state(network)), why), head_kept=False)
 
     def to_json(self, interpolation: Interpolation) -> str:
         facts = {"source": self.place, "family": self.family, "resize_positions": interpolation}
         return json.dumps({**facts, "notes": self.notes, **self.adapted.facts()}, indent=2) + "\n"
 
 
-def inherited_model(place: str, class_path: str | None) -> Config:
+def inherited_model(place: str, class_path: str | None, heads: Mapping[str, Any] | None = None) -> Config:
     """Returns the architecture of a source as a flat ``model``, under which lie the options of the user's own.
 
     Empty where the user's config names a class of other networks, which takes weights by name. Dropouts, stochastic
@@ -60,6 +67,7 @@ def inherited_model(place: str, class_path: str | None) -> Config:
     Args:
         place: the source.
         class_path: class that the config names, if it names one.
+        heads: the config's ``num_heads`` and ``dim_head``, which hold where the weights do not tell them.
 
     Raises:
         UserError: the source cannot be read, or its architecture is unknown.
@@ -71,7 +79,7 @@ def inherited_model(place: str, class_path: str | None) -> Config:
     if class_path is not None and find_class(class_path) is not ViT:
         return {}
     try:
-        found = identify(file)
+        found = identify(file, model=heads or {})
         model = found.config
         refuse_unknown({"model": model} if found.family == OURS else {})
         if found.family != OURS:
@@ -105,7 +113,11 @@ def _stays(name: str) -> bool:
 
 
 def first_weights(
-    place: str, network: nn.Module, interpolation: Interpolation, imports: Imports | None = None
+    place: str,
+    network: nn.Module,
+    interpolation: Interpolation,
+    imports: Imports | None = None,
+    data: ImageData | None = None,
 ) -> FirstWeights:
     """Returns the weights of a source, fitted to a network; leaves the global random numbers as they were.
 
@@ -114,43 +126,78 @@ def first_weights(
         network: the network that is to start with them; a ViT takes those of any family, others their own names.
         interpolation: of learned positions.
         imports: packages from which the config of a run may name classes; None for those that are allowed now.
+        data: data of the run, with whose classes and normalisation those of the source are compared.
 
     Raises:
         UserError: the source cannot be read, or names all weights that do not fit.
     """
-    given, family, notes = _weights_for(network, place, imports)
-    if differences := ", ".join(_differences(network, given)):
-        notes += (f"the weights compute something else than in the source: {differences}",)
+    given, family, notes, view = _weights_for(network, place, imports)
+    differences = list(_differences(network, given))
+    if differences:
+        told = ", ".join(f"{name} is {ours} and not {theirs}" for name, ours, theirs in differences)
+        notes += (f"the weights compute something else than in the source: {told}",)
     try:
-        return FirstWeights(place, family, adapt(network, given, interpolation=interpolation), notes)
+        first = FirstWeights(place, family, adapt(network, given, interpolation=interpolation), notes)
     except UserError as error:
-        problems = error.problems
+        options = [f"{name} {theirs}, not {ours}" for name, ours, theirs in differences if name != "scale"]
+        problems = [*options, *error.problems]
         more = f" (and {len(problems) - 8} more differences)" if len(problems) > 8 else ""
         text = f"{KEY}={place} is of another architecture than the model: {'; '.join(problems[:8])}{more}"
         raise UserError(text) from error
+    return first if data is None else _compared(first, network, view, data)
 
 
-def _differences(network: nn.Module, source: nn.Module | Mapping[str, Tensor]) -> Iterator[str]:
-    """Yields options that are others in the network than in the source, though the same weights fit both."""
+def _compared(first: FirstWeights, network: nn.Module, view: Mapping[str, Any], data: ImageData) -> FirstWeights:
+    """Returns weights with a new head where the classes are known to be others, and with a note on normalisation."""
+    ours = _normalisation(getattr(data, "mean", None), getattr(data, "std", None))
+    theirs = _normalisation(view.get("mean"), view.get("std"))
+    if ours and theirs and ours != theirs:
+        first = first._replace(notes=(*first.notes, f"images are normalised with {ours}, those of the source {theirs}"))
+    names, classes = view.get("class_names"), list(data.class_names)
+    with contextlib.suppress(UserError):  # a network without a head
+        if names == classes or set(head_state(network)).isdisjoint(first.adapted.taken):
+            return first
+        if _are_names(names) and _are_names(classes):
+            return first.with_new_head(network, "new head: other classes")
+        return first._replace(head_kept=True)
+    return first
+
+
+def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None) -> str:
+    """Returns mean and std in words; empty where they are not known."""
+    if not mean or not std:
+        return ""
+    mean_text, std_text = (", ".join(f"{value:.3g}" for value in values) for values in (mean, std))
+    return f"mean {mean_text} and std {std_text}"
+
+
+def _are_names(classes: Sequence[str] | None) -> bool:
+    """Whether classes have names, and not only their numbers."""
+    return bool(classes) and classes != [str(number) for number in range(len(classes or ()))]
+
+
+def _differences(network: nn.Module, source: nn.Module | Mapping[str, Tensor]) -> Iterator[tuple[str, Any, Any]]:
+    """Yields options that are others in the network than in the source, with both values."""
     if not isinstance(network, ViT) or not isinstance(source, ViT):
         return
     with contextlib.suppress(UserError):  # blocks of the user's own
         ours, theirs = describe(network), describe(source)
         for name, value in ours.items():
             if name not in WITHOUT_FUNCTION and _stays(name) and value != theirs[name]:
-                yield f"{name} is {value} and not {theirs[name]}"
+                yield name, value, theirs[name]
 
 
 def _weights_for(
     network: nn.Module, place: str, imports: Imports | None
-) -> tuple[nn.Module | Mapping[str, Tensor], str, tuple[str, ...]]:
-    """Returns the weights of a source for a ViT, or under their own names for others, their family, and notes."""
+) -> tuple[nn.Module | Mapping[str, Tensor], str, tuple[str, ...], Mapping[str, Any]]:
+    """Returns weights for a ViT, or under their own names for others, their family, notes, and facts of the images."""
     if isinstance(network, ViT):
         try:
-            source = open_source(place, imports=imports, key=KEY)
+            heads = {"num_heads": network.num_heads}
+            source = open_source(place, heads=heads, usual=False, imports=imports, key=KEY)
             reference = getattr(source.network, "reference", None) or {"family": "ViT"}
             family = "run" if source.config is not None else str(reference["family"])
-            return source.network, family, source.notes
+            return source.network, family, source.notes, {**source.view, "class_names": source.class_names}
         except UserError:
             file = read_weights(place, KEY)
             if file.checkpoint is not None or not _has_our_names(file):
@@ -158,7 +205,7 @@ def _weights_for(
     file = read_weights(place, KEY)
     state = {} if file.checkpoint is None else file.checkpoint["state_dict"]
     named = {name.removeprefix("network."): state[name] for name in state if name.startswith("network.")}
-    return named or file.tensors, "run" if named else "by name", file.notes
+    return named or file.tensors, "run" if named else "by name", file.notes, file.view or {}
 
 
 def with_resized_positions(

@@ -120,7 +120,11 @@ def _config_of_source(flags: Sequence[tuple[str, str]], configs: Sequence[tuple[
     models = [config.get("model") for _, config in configs]
     models += [config_of_flag(key, value).get("model") for key, value in flags if key.split(".")[0] == "model"]
     named = [path for model in models if (path := _class_of(model or {})) is not None]
-    return {"model": inherited_model(str(given[-1]), named[-1] if named else None)}
+    told: Config = functools.reduce(merge, (model for model in models if isinstance(model, dict)), {})
+    attention = told.get("attention")
+    heads = {"num_heads": told.get("num_heads")}
+    heads["dim_head"] = attention.get("dim_head") if isinstance(attention, dict) else None
+    return {"model": inherited_model(str(given[-1]), named[-1] if named else None, heads)}
 
 
 def _check_split(trained: Config, given: Config) -> None:

@@ -71,6 +71,8 @@ def open_source(
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
     config: Mapping[str, Any] | None = None,
+    heads: Mapping[str, Any] | None = None,
+    usual: bool = True,
     ours: bool = True,
     imports: Imports | None = KNOWN_PACKAGES,
     key: str = "source",
@@ -85,6 +87,8 @@ def open_source(
         num_classes: classes of a new head; 0 for features.
         config: what is not known or is to be replaced: ``PREPROCESSING`` and, for weights of others, arguments in the
             words of their family.
+        heads: ``num_heads`` of the network of a config, which holds where the weights do not tell it.
+        usual: whether a mean and std that are not known are those of most weights of the family.
         ours: whether a ViT of timm or torchvision is to be one of ours; else it is left as it is.
         imports: packages from which the config of a run may name classes; None for those that are allowed now.
         key: option that errors name.
@@ -98,15 +102,17 @@ def open_source(
     try:
         with allowing(imports), torch.random.fork_rng(devices=[]):
             if place.startswith(tuple(f"{library}:" for library in _LIBRARIES)):
-                found = _from_library(place, given, facts, ours=ours)
+                found = _from_library(place, given, facts, heads, usual=usual, ours=ours)
             else:
                 file = read_weights(place, key)
-                make = _from_weights if file.checkpoint is None else _from_run
-                found = make(file, given, facts)
+                if file.checkpoint is None:
+                    found = _from_weights(file, given, facts, heads, usual=usual)
+                else:
+                    found = _from_run(file, given, facts)
             if image_size is not None or num_classes is not None:
                 found = _changed(found, image_size, num_classes)
     except UserError as error:
-        raise UserError([_named(text, place, key) for text in error.problems]) from error
+        raise UserError([_named(text, place, key) for text in error.problems]) from None
     found.network.eval()
     refuse(f"{key}={place}: config.{text}" for text in _wrong_facts(found, facts))
     return found
@@ -148,9 +154,16 @@ def _from_run(file: WeightsFile, given: Mapping[str, Any], facts: Mapping[str, A
     return Source(place=file.place, network=network, view=view, class_names=names, config=config, path=file.path)
 
 
-def _from_weights(file: WeightsFile, given: Mapping[str, Any], facts: Mapping[str, Any]) -> Source:
+def _from_weights(
+    file: WeightsFile,
+    given: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    heads: Mapping[str, Any] | None,
+    *,
+    usual: bool,
+) -> Source:
     """Returns the source of weights that are of no run."""
-    found = identify(file, given)
+    found = identify(file, given, heads)
     if found.family == OURS:
         refuse_unknown({"model": found.config})  # who trusts a config does not trust what lies beside weights
         network = _network({"model": found.config})
@@ -165,7 +178,7 @@ def _from_weights(file: WeightsFile, given: Mapping[str, Any], facts: Mapping[st
     view |= {"class_names": _class_names(file.config or {}, getattr(network, "num_classes", None)), **facts}
     if isinstance(network, ViT):
         view |= {"image_size": network.image_size, "in_channels": network.in_channels}
-    if "mean" not in view and found.family in _USUAL and view.get("in_channels") == 3:
+    if usual and "mean" not in view and found.family in _USUAL and view.get("in_channels") == 3:
         is_deit = "patch_embedding.distillation_token.token" in network.state_dict()
         mean, std = _IMAGENET if is_deit else _USUAL[found.family]
         view |= {"mean": mean, "std": std}
@@ -175,7 +188,15 @@ def _from_weights(file: WeightsFile, given: Mapping[str, Any], facts: Mapping[st
     return Source(place=file.place, network=network, view=view, class_names=names, notes=tuple(notes), path=file.path)
 
 
-def _from_library(place: str, given: Mapping[str, Any], facts: Mapping[str, Any], *, ours: bool) -> Source:
+def _from_library(
+    place: str,
+    given: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    heads: Mapping[str, Any] | None,
+    *,
+    usual: bool,
+    ours: bool,
+) -> Source:
     """Returns the source of a model that torchvision or timm fetches; their own network if it is no ViT of ours."""
     library, _, name = place.partition(":")
     network, stated = _LIBRARIES[library](name)
@@ -185,7 +206,7 @@ def _from_library(place: str, given: Mapping[str, Any], facts: Mapping[str, Any]
     file = WeightsFile(place, None, network.state_dict(), config, view=facts_of_preprocessing(stated))
     try:
         if ours or given:  # what was given is to hold
-            return _from_weights(file, given, facts)
+            return _from_weights(file, given, facts, heads, usual=usual)
     except UserError:
         if given:
             raise

@@ -182,7 +182,8 @@ def read_archive(path: Path, *, mmap: bool = True) -> tuple[Any, bool]:
     except UserError:
         raise
     except UnpicklingError as fault:  # its own text advises to load it anyway
-        raise UserError(f"{path} cannot be read: it holds more than tensors and plain data") from fault
+        text = "it holds more than tensors and plain data (of a whole network save its state_dict() instead)"
+        raise UserError(f"{path} cannot be read: {text}") from fault
     except Exception as fault:  # torch raises a dozen types for damaged files
         raise UserError(
             f"{path} cannot be read as a checkpoint of tensors and plain data ({first_line(fault)})"

@@ -45,13 +45,13 @@ class Adapted:
         """Loads the weights; those that are new keep the values that the network has."""
         network.load_state_dict(self.state, strict=False)
 
-    def with_new_head(self, names: Collection[str]) -> Adapted:
+    def with_new_head(self, names: Collection[str], why: str) -> Adapted:
         """Returns the same without weights of the head, which stay those of the network."""
         return Adapted(
             {name: value for name, value in self.state.items() if name not in names},
             [name for name in self.taken if name not in names],
             {name: text for name, text in self.resized.items() if name not in names},
-            {**dict.fromkeys(names, "new head (reset_head)"), **self.new},
+            {**dict.fromkeys(names, why), **self.new},
             self.left_out,
         )
 

@@ -77,7 +77,7 @@ def read_weights(place: str | Path, key: str = "source") -> WeightsFile:
     except UserError as error:
         named = f"{key}={place}"
         problems = [text.removeprefix(named).removeprefix(str(place)) for text in error.problems]
-        raise UserError([named + (text if text[:1] in (":", " ") else f": {text}") for text in problems]) from error
+        raise UserError([named + (text if text[:1] in (":", " ") else f": {text}") for text in problems]) from None
 
 
 def _read(place: str, key: str) -> WeightsFile:
@@ -117,6 +117,9 @@ def _is_ours(contents: Any) -> bool:
 
 def _file_in(folder: Path) -> Path:
     found = [folder / name for name in IN_FOLDER if (folder / name).is_file()]
+    for name, form in {"model.onnx": "ONNX", "model.pt2": "torch.export"}.items():
+        if not found and (folder / name).is_file():
+            raise UserError(f"{folder} is a {form} export: give an export of the form safetensors or hf")
     if not found:
         raise UserError(f"the folder holds neither {BEST} nor {LAST} nor {', '.join(IN_FOLDER)}")
     return found[0]
@@ -197,7 +200,10 @@ def _read_old_torch(file: Path) -> Any:
         with _namespaces_as_data():
             return torch.load(file, map_location="cpu", weights_only=True)
     except UnpicklingError as fault:  # its own text advises to load it anyway
-        raise UserError(f"{file} cannot be read: it holds more than tensors and plain data, or is damaged") from fault
+        text = (
+            "it is damaged or holds more than tensors and plain data (of a whole network save its state_dict() instead)"
+        )
+        raise UserError(f"{file} cannot be read: {text}") from fault
     except Exception as fault:  # torch raises a dozen types for damaged files
         raise UserError(f"{file} cannot be read: it is damaged or no file of torch.save") from fault
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,9 @@ def timm_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
     except ImportError as fault:
         raise UserError(f"timm:{name} needs timm: pip install 'vit-lightning[timm]'") from fault
     if not timm.is_model(name) or not timm.is_model_pretrained(name):
-        raise UserError(f"timm:{name}: timm has no such model with weights")
+        raise UserError(
+            f"timm:{name}: timm has no such model with weights{_near(name, timm.list_models(pretrained=True))}"
+        )
     network: Any = _fetched(lambda: timm.create_model(name, pretrained=True), f"timm:{name}")
     return network, dict(network.pretrained_cfg)
 
@@ -33,7 +36,8 @@ def torchvision_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
     from torchvision import models
 
     if name not in models.list_models(module=models):  # those of its submodules find boxes or masks
-        raise UserError(f"torchvision:{name}: torchvision has no such classifier with weights")
+        known = _near(name, models.list_models(module=models))
+        raise UserError(f"torchvision:{name}: torchvision has no such classifier with weights{known}")
     weights = models.get_model_weights(name).DEFAULT
     network: nn.Module = _fetched(lambda: models.get_model(name, weights=weights), f"torchvision:{name}")
     prepare = weights.transforms()
@@ -68,12 +72,19 @@ def hub_folder(name: str) -> Path:
     raise UserError(f"{place} holds neither *.safetensors nor *.bin")
 
 
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3)
+    return f" (did you mean {', '.join(near)}?)" * bool(near)
+
+
 def _fetched(load: Callable[[], T], place: str) -> T:
     try:
         with _data_alone():
             return load()
     except Exception as fault:  # of urllib, of sockets, of the hub
         reason = (" ".join(str(fault).split()) or type(fault).__name__).split(". ")[0][:200]
+        if isinstance(fault, OSError) and fault.errno is None:  # not of the disk
+            reason = f"offline, or there is no such model{f' ({reason})' * (len(reason) < 60)}"
         raise UserError(f"{place}: its weights cannot be had: {reason}") from fault
 
 

@@ -62,21 +62,25 @@ class Identified(NamedTuple):
     notes: tuple[str, ...]
 
 
-def identify(file: WeightsFile, config: Mapping[str, Any] | None = None) -> Identified:
+def identify(
+    file: WeightsFile, config: Mapping[str, Any] | None = None, model: Mapping[str, Any] | None = None
+) -> Identified:
     """Returns the family of weights and the arguments of its constructor.
 
     Args:
         file: the weights and what lies beside them.
         config: arguments in the family's own words, those of ViT for our own names, which go before those that were
             found; ``family`` names the family.
+        model: ``num_heads`` and ``dim_head`` of the ViT of a config, which hold where the weights do not tell them;
+            None without a config.
 
     Raises:
         UserError: no family has such tensors, or they do not tell a size, which then has to be given.
     """
-    model = (file.config or {}).get("model")
+    described = (file.config or {}).get("model")
     given = dict(config or {})
-    if isinstance(model, Mapping) and "class_path" in model:
-        return Identified(OURS, _with_arguments(model, given), {}, ())
+    if isinstance(described, Mapping) and "class_path" in described:
+        return Identified(OURS, _with_arguments(described, given), {}, ())
     stated = _stated(file.config or {})
     wanted = given.pop("family", stated.pop("family", None))
     if wanted is not None and wanted not in list(FAMILIES):
@@ -88,12 +92,12 @@ def identify(file: WeightsFile, config: Mapping[str, Any] | None = None) -> Iden
         and "patch_embedding.projection" in " ".join(shapes)
         and "encoder.0.attention" in " ".join(shapes)
     ):
-        return _identify_ours(shapes, given)
+        return _identify_ours(shapes, given, model)
     likely = sorted((found for found in tables if found[0] >= 0.5), key=lambda found: -found[0])
     failures: list[UserError] = []
     for _, table in likely:
         try:
-            return _as_family(file, table, stated, given)
+            return _as_family(file, table, stated, given, model)
         except UserError as error:
             failures.append(error)
     if failures:
@@ -102,7 +106,9 @@ def identify(file: WeightsFile, config: Mapping[str, Any] | None = None) -> Iden
     raise UserError(f"{file.place} holds weights of none of the families {', '.join(FAMILIES)} (first names: {names})")
 
 
-def _as_family(file: WeightsFile, table: Family, stated: Config, given: Config) -> Identified:
+def _as_family(
+    file: WeightsFile, table: Family, stated: Config, given: Config, model: Mapping[str, Any] | None
+) -> Identified:
     """Returns the weights as those of a family; raises UserError if they are not."""
     notes: list[str] = []
     layout = table.find_layout({name: tuple(tensor.shape) for name, tensor in file.tensors.items()})
@@ -113,7 +119,7 @@ def _as_family(file: WeightsFile, table: Family, stated: Config, given: Config) 
     base = _base_options(table, layout)
     options = {**base, **_known_options(table, known)}
     shapes, heads = _under_our_names(unpacked, table, base, layout)
-    options = _options(shapes, heads, options, set(_known_options(table, known)), table, notes)
+    options = _options(shapes, heads, options, set(_known_options(table, known)), table, notes, model)
     written = table.write(options, layout)
     if options["positions"] == "none" and table.read({**written, **known}, layout)["positions"] != "none":
         options["positions"] = "sincos2d big_vision 10000.0"  # which the family has where it has no table
@@ -126,14 +132,14 @@ def _as_family(file: WeightsFile, table: Family, stated: Config, given: Config) 
     return Identified(table.name, config, layout, tuple(notes))
 
 
-def _identify_ours(shapes: Shapes, given: Config) -> Identified:
+def _identify_ours(shapes: Shapes, given: Config, of_config: Mapping[str, Any] | None) -> Identified:
     sizes = {name: given[name] for name in SIZES if name in given}
     refuse(problem for name, value in sizes.items() for problem in Field(name, ...).problems(value))
     sizes |= {name: pair(sizes[name]) for name in ("image_size", "patch_size") if name in sizes}
     if "patch_embedding.positions.table" not in shapes and "positions" not in given:
         raise UserError("the weights do not tell the positions: give config={'positions': ...}, sincos2d or none")
     notes: list[str] = []
-    options = _options(shapes, None, {**OPTIONS, **sizes}, set(sizes), None, notes)
+    options = _options(shapes, None, {**OPTIONS, **sizes}, set(sizes), None, notes, of_config)
     model = model_config({**options, "positions": "none"} if "positions" in given else options)
     if "patch_embedding.projection.linear.weight" in shapes:
         model["init_args"]["patch_projection"]["class_path"] = "vit_lightning.LinearProjection"
@@ -234,7 +240,13 @@ def _under_our_names(
 
 
 def _options(
-    shapes: Shapes, heads: int | None, base: Options, known: set[str], table: Family | None, notes: list[str]
+    shapes: Shapes,
+    heads: int | None,
+    base: Options,
+    known: set[str],
+    table: Family | None,
+    notes: list[str],
+    model: Mapping[str, Any] | None,
 ) -> Options:
     """Returns the options of a ViT from the shapes of its tensors.
 
@@ -245,6 +257,7 @@ def _options(
         known: names of options that were given.
         table: the family; None for weights under our own names.
         notes: list to which sentences on what was assumed are added.
+        model: heads in the user's config; None without one.
     """
     family = OURS if table is None else table.name
     words = {name: field.theirs for field in (table.fields if table else ()) for name in field.options}
@@ -300,7 +313,7 @@ def _options(
     if options["qk_norm"]:
         heads = inner // size(f"{attention}.attention.query_norm.weight")
     options |= _feed_forward(shapes, feed_forward, base, size, has)
-    options |= _heads(inner, width, depth, heads, {**base, **options}, known, family, words, notes)
+    options |= _heads(inner, width, depth, heads, {**base, **options}, known, family, words, notes, model)
     options["layer_scale"] = 1e-5 if has(f"{attention}.layer_scale.scale") else None
     options["feed_forward_norm"] = norm(f"{feed_forward}.norm")
     last = "before_pool" if has("norm.weight") else "after_pool" if has("head.norm.weight") else "none"
@@ -344,6 +357,7 @@ def _heads(
     family: str,
     words: Mapping[str, str],
     notes: list[str],
+    model: Mapping[str, Any] | None,
 ) -> Options:
     """Returns number and width of the heads, which are ``inner`` channels together."""
     published = {**_HEADS, **_HEADS_OF_FAMILY.get(family, {})}
@@ -355,6 +369,8 @@ def _heads(
         heads = inner // int(options["dim_head"])
     elif heads is None and not options["projection"]:
         heads = 1
+    elif heads is None and (own := _heads_of_config(model or {}, inner)):
+        heads = own
     elif heads is None and inner == width and (width, depth) in published and not swiglu:
         heads = published[width, depth]
         notes.append(f"{heads} heads: those of the published model with {depth} blocks of width {width}")
@@ -363,10 +379,19 @@ def _heads(
         notes.append(f"{heads} heads: 64 channels for each were assumed (width {width}, {depth} blocks)")
     elif heads is None:
         word = words.get("num_heads", "num_heads")
-        raise UserError(f"the weights do not tell the number of heads: give config={{'{word}': ...}}")
+        ask = f"config={{'{word}': ...}}" if model is None else "--model.num_heads=..."
+        raise UserError(f"the weights do not tell the number of heads: give {ask}")
     if heads < 1 or inner % heads:
         raise UserError(f"{heads} heads do not divide the {inner} channels of the queries")
     return {"num_heads": heads, "dim_head": inner // heads, "scale": (inner // heads) ** -0.5}
+
+
+def _heads_of_config(model: Mapping[str, Any], inner: int) -> int:
+    """Returns the number of heads that a config gives; 0 without one, or where it is no whole number above 0."""
+    heads, width = (str(model.get(name) or "") for name in ("num_heads", "dim_head"))
+    if heads.isdecimal():
+        return int(heads)
+    return inner // int(width) if width.isdecimal() and int(width) else 0
 
 
 def _feed_forward(shapes: Shapes, name: str, base: Options, size: Any, has: Any) -> Options:
