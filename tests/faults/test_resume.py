@@ -113,6 +113,7 @@ def test_row_02_and_19_fifty_random_kills(tmp_path, uninterrupted, averaged):
     assert not harness.orphans(tmp_path)
 
 
+@pytest.mark.full
 def test_row_02_three_random_kills(tmp_path, uninterrupted):
     flags = ("--trainer.max_epochs=12", "--trainer.accumulate_grad_batches=2", "--data.num_workers=2")
     kills = harness.punish(tmp_path, *flags, seed=7, kills=3, apart=(1.0, 2.0))
@@ -168,6 +169,7 @@ def test_row_03_killed_at_every_step(tmp_path, uninterrupted, variant):
     check_chain(tmp_path, uninterrupted(*VARIANTS[variant]), *faults, flags=VARIANTS[variant])
 
 
+@pytest.mark.full
 def test_row_03_killed_while_it_learns_from_a_teacher_by_muon(tmp_path, uninterrupted):
     assert harness.fit(tmp_path / "teacher", "--trainer.max_epochs=1") == 0, harness.log(tmp_path / "teacher")
     flags = (

@@ -388,7 +388,7 @@ def test_sincos2d_takes_any_multiple_of_four(emb_size):
 
 @pytest.mark.parametrize("preset", ["X/16", "Ti", "Ti/", "Ti/0", "Ti/x", "Ti/-16", "ti/16", "Ti16", "/16", ""])
 def test_unknown_presets_are_errors_with_the_choices(preset):
-    with pytest.raises(UserError, match=r"preset=.* Ti, S, B, L, H .*such as Ti/16"):
+    with pytest.raises(UserError, match=r"preset=.* Ti, S, B, L, H, CRATE-T, .*such as Ti/16"):
         ViT(preset)
 
 

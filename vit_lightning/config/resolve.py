@@ -16,7 +16,7 @@ from vit_lightning.config.merge import merge_all
 from vit_lightning.config.options import TRAINED
 from vit_lightning.config.own_data import with_own_data
 from vit_lightning.config.parser import make_parser
-from vit_lightning.config.trust import restrict_imports, with_full_trainer_names
+from vit_lightning.config.trust import Imports, restrict_imports, with_full_trainer_names
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import BEST, run_folder_of
 
@@ -69,7 +69,7 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
         raise
     except (ArgumentError, UserError) as error:
         fault = error
-    raise UserError(_all_problems(config, command, fault))
+    raise UserError(_all_problems(config, command, imports, fault))
 
 
 def _configs_here() -> str:
@@ -107,7 +107,7 @@ def _path(config: Config, text: str) -> tuple[str, ...]:
     return tuple(path[:1] if isinstance(config.get(path[0]), list) else path)
 
 
-def _all_problems(config: Config, command: str, fault: Exception) -> list[str]:
+def _all_problems(config: Config, command: str, imports: Imports, fault: Exception) -> list[str]:
     """Returns all problems of a refused config: names and types of options first, then the values of the others."""
     found, rest = find_problems(config, make_parser(command))
     problems = [problem.text for problem in found]
@@ -116,7 +116,7 @@ def _all_problems(config: Config, command: str, fault: Exception) -> list[str]:
         return problems
     for _ in range(3):  # some only show when the data's own problems are out of the way
         try:
-            build(rest, command, {})
+            build(rest, command, {"imports": imports})
             break
         except Unfit as error:
             problems += error.problems
