@@ -7,13 +7,16 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vit_lightning.commands.console import quiet, row, say
 from vit_lightning.commands.export import image_shape, without_home, write_hf
+from vit_lightning.commands.open_model import open_model
 from vit_lightning.config.sources import Source, open_source
 from vit_lightning.errors import UserError
 from vit_lightning.storage.folder import whole_folder, write_whole
 from vit_lightning.weights.convert import FAMILIES, to_reference
+from vit_lightning.weights.identify import OURS
 from vit_lightning.weights.logits import TOLERANCE, largest_difference
 from vit_lightning.weights.write import WRITERS
 
@@ -29,16 +32,22 @@ class ConvertOptions:
         to: implementation: timm, torchvision, hf, vit_pytorch, simple_vit, crate, big_vision, google, torch_encoder,
             einops_tutorial or timm_legacy.
         image_size: height and width in pixels of the images that it will get, if they are not those of its training.
+        config: what the weights do not tell or is to be replaced: --config='{num_heads: 3, mean: [...], std: [...]}'
+            (also centre_share, class_names, and arguments of their family).
     """
 
     source: str
     dst: Path
     to: str
     image_size: int | tuple[int, int] | None = None
+    config: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         problems = []
-        if self.to not in FAMILIES:
+        object.__setattr__(self, "to", self.to.replace("-", "_"))
+        if self.to == OURS:
+            problems.append(f"to={OURS}: lightning export --ckpt={self.source} --to=safetensors writes our own names")
+        elif self.to not in FAMILIES:
             problems.append(f"to={self.to} must be one of {', '.join(FAMILIES)}")
         if self.dst.suffix not in WRITERS and (self.to != "hf" or self.dst.suffix):
             folder = ", or be a folder" if self.to == "hf" else ""
@@ -60,9 +69,7 @@ def convert(options: ConvertOptions) -> None:
         UserError: names the options that the implementation does not have; or the logits differ.
     """
     quiet()
-    source = open_source(options.source, image_size=options.image_size)
-    for note in source.notes:
-        say(row("note", note))
+    source = open_model(options.source, image_size=options.image_size, config=options.config, key="source")
     if source.vit is None:
         raise UserError(f"source={options.source}: {type(source.network).__name__} is no ViT of ours")
     try:

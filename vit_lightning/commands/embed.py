@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from vit_lightning.commands.console import counted, quiet, row, say
+from vit_lightning.commands.console import counted, quiet, say
 from vit_lightning.commands.load import Model
+from vit_lightning.commands.open_model import open_model
 from vit_lightning.config.experiment import make_data
-from vit_lightning.config.sources import Source, open_source
+from vit_lightning.config.sources import Source
 from vit_lightning.config.trust import restrict_imports
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
@@ -43,7 +44,8 @@ class EmbedOptions:
         blocks: numbers of encoder blocks, 0 the first and -1 the last, of which the mean over the patch tokens is
             written too.
         image_size: height and width in pixels of the images that the model gets, if not those of its training.
-        config: what the weights do not tell or is to be replaced: mean, std, centre_share, arguments of their family.
+        config: what the weights do not tell or is to be replaced: --config='{num_heads: 3, mean: [...], std: [...]}'
+            (also centre_share, class_names, and arguments of their family).
         batch_size: images in a batch.
         num_workers: processes that decode image files.
         device: auto takes a GPU where there is one; or cpu, cuda, cuda:1, mps.
@@ -86,9 +88,7 @@ def embed(options: EmbedOptions) -> Path:
     """
     quiet()
     files = find_images(options.images)
-    source = open_source(options.ckpt, image_size=options.image_size, config=options.config, key="ckpt")
-    for note in source.notes:
-        say(row("note", note))
+    source = open_model(options.ckpt, image_size=options.image_size, config=options.config, key="ckpt")
     model = Model(source)
     model.network.to(_device(options.device))
     size, workers = options.batch_size, options.num_workers

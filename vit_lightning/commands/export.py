@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from vit_lightning.commands.console import quiet, row, say
-from vit_lightning.commands.model_card import model_card
+from vit_lightning.commands.model_card import model_card, name_of
+from vit_lightning.commands.open_model import open_model
 from vit_lightning.config.sources import Source, open_source
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.storage.folder import whole_folder, write_whole
@@ -39,6 +40,8 @@ class ExportOptions:
         to: safetensors (the names of this package), onnx (a graph for onnxruntime and others), torch-export (a graph
             for torch alone), or hf (transformers loads it).
         image_size: height and width in pixels of the images that it will get, if they are not those of its training.
+        config: what the weights do not tell or is to be replaced: --config='{num_heads: 3, mean: [...], std: [...]}'
+            (also centre_share, class_names, and arguments of their family).
         license: licence of the weights, for the model card, such as apache-2.0; not stated unless given.
     """
 
@@ -46,6 +49,7 @@ class ExportOptions:
     out: Path
     to: Form = "safetensors"
     image_size: int | tuple[int, int] | None = None
+    config: dict[str, Any] | None = None
     license: str | None = None
 
 
@@ -57,9 +61,7 @@ def export(options: ExportOptions) -> Path:
     """
     quiet()
     _need(options.to)
-    source = open_source(options.ckpt, image_size=options.image_size, key="ckpt")
-    for note in source.notes:
-        say(row("note", note))
+    source = open_model(options.ckpt, image_size=options.image_size, config=options.config, key="ckpt")
     with whole_folder(options.out) as folder:
         try:
             difference = write_model(source, folder, options.to)
@@ -118,7 +120,7 @@ def describe_model(source: Source, to: Form) -> dict[str, Any]:
 
     return {
         "vit_lightning": __version__,
-        "source": source.place,
+        "source": name_of(source),
         "format": to,
         "model": _model(source),
         "preprocessing": source.view,

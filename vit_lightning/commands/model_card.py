@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ LOAD = {
 model = vit_lightning.load(".")  # this folder
 logits = model.network({images})
 """,
-    "hf": """from transformers import AutoModelForImageClassification
+    "hf": """from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 model = AutoModelForImageClassification.from_pretrained(".")  # this folder
+processor = AutoImageProcessor.from_pretrained(".")  # of PIL images: processor(images, return_tensors="pt")
 logits = model({images}).logits
 """,
     "onnx": """import onnxruntime
@@ -34,6 +35,7 @@ logits = model({images})
 """,
 }
 """Lines that load a model, by the value of ``--to``."""
+SHOWN_CLASSES = 20
 
 
 def model_card(
@@ -64,26 +66,49 @@ def model_card(
     head |= {"library_name": "transformers" if to == "hf" else "vit-lightning", "pipeline_tag": task}
     parameters = sum(weight.numel() for weight in source.network.parameters())
     channels, height, width = shape
-    classes = "" if source.class_names is None else f" and {len(source.class_names):,} classes"
+    known = {"mean", "std"} <= source.view.keys()
+    use = "\n".join(line for line in LOAD[to].split("\n") if known or not line.startswith("processor"))
+    use = use if known else use.replace("AutoImageProcessor, ", "")
+    number = len(source.class_names or ()) or getattr(source.network, "num_classes", None)
+    classes = f" and {number:,} classes" if number else ""
     lines = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {name}\n",
         f"{type(source.network).__name__} with {parameters:,} parameters for images of {channels} x {height} x {width} "
-        f"(channels, height, width){classes}; written by vit_lightning {__version__} from `{source.place}`.\n",
+        f"(channels, height, width){classes}; written by vit_lightning {__version__} from `{name_of(source)}`.\n",
         "## Use\n",
-        f"```python\nimport torch\n{LOAD[to].format(images=f'torch.rand(5, {channels}, {height}, {width})')}```\n",
+        f"```python\nimport torch\n{use.format(images=f'torch.rand(5, {channels}, {height}, {width})')}```\n",
         _preprocessing(source.view),
         *_image_processor(shape) * (to == "hf"),
+        *_classes(source.class_names or []),
         "\n## Results\n",
         _results(source, resized),
         *_training(source.config),
         "\n## Check\n",
         f"The logits were compared with those of the source in float32, for random images in batches of 1, 2 and 5: "
         f"they differ by at most {difference:.2g} (allowed: {TOLERANCE:g}).",
-        *source.notes,
+        *_assumed(source.notes),
         "\n## Licence\n",
         f"Of the weights: {license or 'not stated'}.\n",
     ]
     return "\n".join(lines)
+
+
+def name_of(source: Source) -> str:
+    """Returns the name of a model without the folders of this machine."""
+    path = Path(source.place)
+    return path.resolve().name if path.exists() else source.place
+
+
+def _classes(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    more = f", and {len(names) - SHOWN_CLASSES:,} more in config.json" if len(names) > SHOWN_CLASSES else ""
+    return ["\n## Classes\n", f"{', '.join(names[:SHOWN_CLASSES])}{more}."]
+
+
+def _assumed(notes: Sequence[str]) -> list[str]:
+    """Returns the part on what the weights do not tell."""
+    return ["\n## Assumed\n", *(f"- {note}" for note in notes)] if notes else []
 
 
 def _preprocessing(view: Mapping[str, Any]) -> str:
@@ -135,7 +160,11 @@ def _training(config: Mapping[str, Any] | None) -> list[str]:
 
 
 def _given(value: Any) -> Any:
-    """Returns a config without options that are not set."""
+    """Returns a config without options that are not set, and without the folders of files."""
     if isinstance(value, dict):
         return {key: part for key, item in value.items() if (part := _given(item)) not in (None, {})}
+    if isinstance(value, list):
+        return [_given(item) for item in value]
+    if isinstance(value, str) and value.startswith(("/", "~")):  # a place on this machine
+        return Path(value).name
     return value

@@ -32,8 +32,20 @@ def read_plain(kind: type[T], arguments: Sequence[str], positional: str = "") ->
     flags, words = split_words(arguments)
     given: dict[str, Any] = {}
     problems = []
+    kinds = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
     for key, value in flags:
         name = key.replace("-", "_")
+        group, _, inside = name.partition(".")
+        if inside and kinds.get(group, "").startswith("dict"):
+            if not isinstance(given.setdefault(group, {}), dict) or inside in given[group]:
+                problems.append(f"{key} is given twice")
+                continue
+            given[group][inside] = parse_yaml(value, f"{key}={value}")
+            continue
+        if name == "config" and value[:1] != "{":
+            takes = "takes no config file, but {key: value}" if name in kinds else "takes no config"
+            problems.append(f"config={value}: this command {takes}")
+            continue
         if name in given:
             problems.append(f"{key} is given twice ({given[name]} and {value})")
         given[name] = parse_yaml(value, f"{key}={value}") if value[:1] in ("[", "{") else value

@@ -22,11 +22,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vit_lightning.commands.arguments import read_experiment
 from vit_lightning.commands.console import counted, quiet, say
+from vit_lightning.commands.open_model import open_model
 from vit_lightning.commands.plain_arguments import read_plain
 from vit_lightning.commands.session import make_module
 from vit_lightning.config.check_network import empty_network
 from vit_lightning.config.options import SummaryOptions
-from vit_lightning.config.sources import open_source
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.sizes import pair
@@ -65,11 +65,14 @@ class SourceSummary(SummaryOptions):
     Args:
         ckpt: run folder, checkpoint, file or name of a trained model.
         image_size: height and width of the images in pixels, if they are not those of its training.
+        config: what the weights do not tell or is to be replaced: --config='{num_heads: 3, mean: [...], std: [...]}'
+            (also centre_share, class_names, and arguments of their family).
         batch_size: number of images for which the activations are added up.
     """
 
     ckpt: str = ""
     image_size: int | tuple[int, int] | None = None
+    config: dict[str, Any] | None = None
     batch_size: int = 1
 
     def __post_init__(self) -> None:
@@ -90,7 +93,7 @@ def main(arguments: Sequence[str]) -> None:
     quiet()
     if any(word.partition("=")[0] == "--ckpt" for word in arguments):
         options = read_plain(SourceSummary, arguments)
-        source = open_source(options.ckpt, image_size=options.image_size, key="ckpt")
+        source = open_model(options.ckpt, image_size=options.image_size, config=options.config, key="ckpt")
         size = options.image_size or source.view.get("image_size")
         if size is None:
             raise UserError(f"ckpt={options.ckpt} does not tell the size of its images: give --image_size")

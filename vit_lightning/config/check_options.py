@@ -46,6 +46,9 @@ WORDS = {
 FROM_DATA = {"image_size": 8, "in_channels": 3, "num_classes": 2}
 """Arguments of a network that follow from the data, with values of the right types."""
 
+FIXED = ("image_size", "in_channels", "mean", "std")
+"""Facts that some data sets have as options, and others as constants."""
+
 USUAL_NAMES = {
     "epochs": "max_epochs",
     "steps": "max_steps",
@@ -257,7 +260,10 @@ def _unknown(path: Path, config: Config, known: Collection[str], class_path: str
         return Problem(
             path, f"{_dotted(path)}: written {{key: value}} in a config, with a space, and --key=value as a flag"
         )
-    elsewhere = {} if parent or isinstance(value, dict) else _by_last_name(config.get("data"))
+    fixed = getattr(find_class(class_path), str(name), None) if parent == ["data"] and class_path else None
+    if name in FIXED and isinstance(fixed, int | tuple):
+        return Problem(path, f"{_dotted(path)}{shown}: the {name} of {class_path} is fixed, {fixed}")
+    elsewhere = {} if parent or isinstance(value, dict) or "data" not in known else _by_last_name(config.get("data"))
     usual = USUAL_NAMES.get(str(name), "")
     near = [usual] if usual in known else [one for one in known if sorted(one) == sorted(str(name))]  # swapped letters
     near = near or difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)

@@ -48,7 +48,8 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
     options = [(key, value) for key, value in flags if key not in PERMISSIONS]
     named = {key.split(".")[0] for key, _ in flags}
     if command not in TRAINED and not named & {"config", "model", "data", "module"}:
-        raise UserError(f"a config is missing: lightning {command} --config CONFIG.yaml{_configs_here()}")
+        trained = " or --ckpt RUN_FOLDER" if command == "summary" else ""
+        raise UserError(f"a config is missing: lightning {command} --config CONFIG.yaml{trained}{_configs_here()}")
     config, unreadable, replaced = merge_all(options, command, files=bool(words))
     config = with_full_trainer_names(config)
     imports = restrict_imports(config, trust=trust, folders=_folders(flags, folders))
