@@ -135,6 +135,44 @@ def release(folder: Path, lock: int) -> None:
     os.close(lock)
 
 
+def in_use(folder: Path) -> bool:
+    """Whether another process holds a folder; unlike ``try_hold`` it writes nothing."""
+    try:
+        handle = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as fault:
+        return fault.errno in (errno.EACCES, errno.EAGAIN)
+    finally:
+        os.close(handle)
+    return False
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run."""
+    return any((folder / name).is_file() for name in ("metrics.jsonl", "environment.json"))
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Returns the run folders in a folder, by name: itself, those of an ablation, or those at most two levels down.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is {'a file, no folder' if folder.exists() else 'not there'} (give a run folder)")
+    runs = [folder] if is_run(folder) else []
+    within = "runs" if (folder / "ledger.json").is_file() else "*"  # the trials of its tuning are left out
+    for pattern in () if runs else (within, f"{within}/*"):
+        runs += [path for path in folder.glob(pattern) if is_run(path) and path.parent not in runs]
+    if not runs:
+        here = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
+        raise UserError(f"{folder} holds no run, but {here} (a run folder has metrics.jsonl or environment.json)")
+    return sorted(runs)
+
+
 def _holder(folder: Path) -> str:
     try:
         return (folder / LOCK).read_text(encoding="utf-8") or "its lock is taken"
