@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 
+import yaml
 from runs import REPOSITORY
 from tensors import write_images
 
@@ -10,6 +11,12 @@ README = (REPOSITORY / "README.md").read_text()
 
 def code_after(marker: str) -> str:
     return re.search(rf"<!-- {marker} -->\n```\w+\n(.*?)```", README, re.DOTALL).group(1)
+
+
+def test_the_workflow_runs_the_test_command():
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/tests.yml").read_text())
+    commands = [step.get("run") for step in workflow["jobs"]["tests"]["steps"]]
+    assert code_after("test command").strip() in commands
 
 
 def test_the_five_lines_train_and_test(in_folder):
