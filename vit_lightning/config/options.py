@@ -49,7 +49,7 @@ class ConfigOptions:
             .pth, .npz, folder of save_pretrained, hf-hub:owner/name, timm:NAME, torchvision:NAME, or
             https://...#sha256=CHECKSUM. Options of a ViT that the config does not give are those of the source.
         resize_positions: interpolation of learned positions for images of another size than those of the source.
-        reset_head: whether the head is drawn anew after init_from.
+        reset_head: whether the head is re-initialised after init_from.
         freeze: backbone trains the head alone; all else stays as it is, without dropout or new statistics.
         test: whether fit tests the best checkpoint after training.
         metrics: classes of torchmetrics with their arguments, also by short names such as F1Score, that validation and

@@ -96,6 +96,11 @@ def open_source(
     Raises:
         UserError: it is not there, damaged, or its architecture cannot be told.
     """
+    sizes = image_size if isinstance(image_size, tuple | list) else [image_size] * (image_size is not None)
+    if len(sizes) > 2 or any(type(size) is not int or size < 1 for size in sizes):
+        raise UserError(f"image_size={image_size} must be a number of pixels, or height and width")
+    if num_classes is not None and (type(num_classes) is not int or num_classes < 0):
+        raise UserError(f"num_classes={num_classes} must be a whole number, 0 for features")
     given = dict(config or {})
     facts = {name: given.pop(name) for name in PREPROCESSING if name in given}
     place = str(place)
