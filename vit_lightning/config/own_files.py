@@ -12,6 +12,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
+from functools import cache
 from hashlib import sha256
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -150,17 +151,24 @@ def own_modules() -> dict[str, Path]:
     """Returns the files of the imported modules that lie in the searched folders, by the names of the modules."""
     roots: dict[str, bool] = {}
     found = {}
-    for name, module in sys.modules.copy().items():  # another thread may import meanwhile
+    for name, module in sys.modules.copy().items() if _folders else ():  # another thread may import meanwhile
         file = str(getattr(module, "__file__", None) or "")
-        relative = os.path.join(*name.split("."))
-        for end in (f"{relative}.py", os.path.join(relative, "__init__.py")):
-            if file.endswith(f"{os.sep}{end}") and name.partition(".")[0] != "vit_lightning":
-                root = file.removesuffix(end)
-                if root not in roots:
-                    roots[root] = Path(root).resolve() in _folders
-                if roots[root]:
-                    found[name] = Path(file)
+        if root := _root(name, file):
+            if root not in roots:
+                roots[root] = Path(root).resolve() in _folders
+            if roots[root]:
+                found[name] = Path(file)
     return found
+
+
+@cache  # thousands of modules, asked about several times
+def _root(name: str, file: str) -> str:
+    """Returns the folder from which a module was imported by its full name; empty for our own and without a file."""
+    relative = name.replace(".", os.sep)
+    for end in (f"{os.sep}{relative}.py", f"{os.sep}{relative}{os.sep}__init__.py"):
+        if file.endswith(end) and name.partition(".")[0] != "vit_lightning":
+            return file.removesuffix(end) + os.sep
+    return ""
 
 
 def empty_caches() -> None:
