@@ -38,7 +38,10 @@ def test_the_version_is_the_package_s(capsys):
     import vit_lightning
 
     assert main(["--version"]) == 0
-    assert vit_lightning.__version__ in capsys.readouterr().out
+    said = capsys.readouterr().out  # lightning-sdk has a command of this name too
+    assert said.startswith(
+        f"vit_lightning {vit_lightning.__version__} (the lightning command of vit-lightning), torch "
+    )
 
 
 def test_a_pipe_that_breaks_is_told_from_a_reader_that_has_gone(monkeypatch, tmp_path):
@@ -87,7 +90,9 @@ def test_the_help_read_from_the_source_lists_the_options_of_the_parser(command, 
     from vit_lightning.config.parser import make_parser
 
     assert main([command, "--help"]) == 0
-    shown = re.findall(r"^  --(\S+) ", capsys.readouterr().out, flags=re.MULTILINE)
+    said = capsys.readouterr().out
+    assert "`" not in said
+    shown = re.findall(r"^  --(\S+) ", said, flags=re.MULTILINE)
     known = {action.dest for action in make_parser(command)._actions if hasattr(action, "_typehint")}
     listed = {name for name in shown if name.startswith(("trainer.", *(f"{group}." for group in Settings._fields)))}
     assert len(shown) == len(set(shown))
@@ -98,6 +103,18 @@ def test_the_help_read_from_the_source_lists_the_options_of_the_parser(command, 
                 f"{group}.{name}" for name in vars(parts[group])
             }
     assert {name for name in shown if "." not in name} <= known | {"config", "allow-config-change", "trust-config"}
+
+
+def test_switches_are_shown_and_given_without_a_value(capsys):
+    from vit_lightning.ablation.ablate import read_arguments
+    from vit_lightning.config.files import SWITCHES, split_words
+
+    assert main(["ablate", "--help"]) == main(["fit", "--help"]) == 0
+    shown = re.findall(r"^  --(\S+)(?: {2}.*)?$", capsys.readouterr().out, flags=re.MULTILINE)
+    assert {*SWITCHES} <= {*shown}
+    given = read_arguments(["--dry_run", "--retry", "plan.yaml", "--trust-config"])
+    assert (given.file.name, given.dry_run, given.retry, given.trust_config) == ("plan.yaml", True, True, True)
+    assert split_words(["--reset-head", "a.yaml"])[0] == [("reset_head", "true"), ("config", "a.yaml")]
 
 
 def test_the_help_of_a_group_explains_it_in_full(capsys):

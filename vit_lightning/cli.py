@@ -146,9 +146,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(USAGE.format(commands="\n".join(f"  {name:<{width}}  {c.summary}" for name, c in COMMANDS.items())))
         return 0
     if arguments[0] == "--version":
+        from importlib.metadata import version
+
         from vit_lightning import __version__
 
-        print(f"vit_lightning {__version__}")
+        uses = ", ".join(f"{name} {version(name)}" for name in ("torch", "lightning", "wandb"))
+        print(f"vit_lightning {__version__} (the lightning command of vit-lightning), {uses}")
         return 0
     name = arguments[0]
     if name not in COMMANDS:

@@ -36,7 +36,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
             "loss.name=mse",
             "ce, bce",
             "optimizer.name=adagrad",
-            "adamw, adam, sgd, lion, muon",
+            "adamw, adam, sgd, lamb, lion, muon",
             "nowhere",
         ],
     ),

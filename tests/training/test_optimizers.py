@@ -1,4 +1,4 @@
-"""Lion and Muon against implementations that nobody here wrote, and what the page says of optimizers."""
+"""LAMB, Lion and Muon against implementations that nobody here wrote, and what the page says of optimizers."""
 
 from __future__ import annotations
 
@@ -62,6 +62,18 @@ def test_lion_is_timm_s():
     assert ours(network(), name="lion").param_groups[0]["betas"] == defaults == (0.9, 0.99)
 
 
+def test_lamb_is_timm_s():
+    mine, theirs = network(), network()
+    for weights in (mine, theirs):
+        nn.init.zeros_(weights[4].weight)  # as a classifier begins: its first step is not scaled
+    settings = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6}
+    matrices, vectors = split(theirs)
+    groups = [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0}]
+    train(mine, ours(mine, name="lamb", weight_decay=0.3, **settings), steps=20)
+    train(theirs, timm.optim.Lamb(groups, max_grad_norm=None, **settings), steps=20)
+    assert_same(mine, theirs, 1e-13)
+
+
 def test_muon_is_torch_s_with_torch_s_adamw_for_the_rest():
     mine, theirs = network(), network()
     matrices, vectors = split(theirs)
@@ -97,7 +109,7 @@ def test_the_others_are_torch_s(name, settings, reference, more):
     assert_same(mine, theirs, 1e-11)
 
 
-@pytest.mark.parametrize("name", ["lion", "muon", "sgd"])
+@pytest.mark.parametrize("name", ["lamb", "lion", "muon", "sgd"])
 def test_an_optimizer_goes_on_from_its_state(name):
     straight, stopped = network(), network()
     train(straight, ours(straight, name=name), steps=8)
@@ -111,7 +123,7 @@ def test_an_optimizer_goes_on_from_its_state(name):
 
 
 def test_a_frozen_weight_and_one_without_a_gradient_stay():
-    for name in ("lion", "muon"):
+    for name in ("lamb", "lion", "muon"):
         mine = network()
         mine[0].weight.requires_grad_(False)
         optimizer = ours(mine, name=name)
@@ -124,7 +136,7 @@ def test_a_frozen_weight_and_one_without_a_gradient_stay():
 
 
 def test_closures_are_called():
-    for name in ("lion", "muon"):
+    for name in ("lamb", "lion", "muon"):
         mine = network()
         assert ours(mine, name=name).step(lambda: 3.0) == 3.0
 
@@ -215,7 +227,7 @@ def test_layer_decay_reaches_the_rate_of_each_group_in_each_step(name):
     [
         ({"momentum": 0.5}, "momentum=0.5 does nothing for name=adamw (it is for sgd, muon)"),
         ({"name": "sgd", "betas": (0.9, 0.9)}, "betas=(0.9, 0.9) does nothing for name=sgd (it is for adamw,"),
-        ({"name": "lion", "eps": 1e-6}, "eps=1e-06 does nothing for name=lion (it is for adamw, adam, muon)"),
+        ({"name": "lion", "eps": 1e-6}, "eps=1e-06 does nothing for name=lion (it is for adamw, adam, lamb, muon)"),
         ({"nesterov": True}, "nesterov=True does nothing for name=adamw (it is for sgd)"),
         ({"name": "sgd", "nesterov": True, "momentum": 0.0}, "nesterov=True needs a momentum above 0"),
         ({"name": "sgd", "momentum": 1.0}, "momentum=1.0 must be at least 0 and below 1"),

@@ -25,8 +25,8 @@ NOT_CHOSEN = ("ImageData", "ImageFiles", "WrappedDataset", "WrappedDataModule", 
 """Public classes that no config chooses: a base, images given to ``predict``, what is put around the code of others."""
 
 
-SWITCHES = ("print_config", "trust-config", "dry-run", "retry")
-"""Flags that are true without a value; a word behind one is its value only if it is true or false."""
+SWITCHES = ("print_config", "trust-config", "reset_head", "dry-run", "retry")
+"""Flags that need no value: a word behind one is its value only if it is true or false."""
 
 VALUED = {
     "config": "CONFIG.yaml",

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from docstring_parser import parse
 
 import vit_lightning
-from vit_lightning.config.files import own_classes, read_config, split_words, value_at
+from vit_lightning.config.files import SWITCHES, own_classes, read_config, split_words, value_at
 from vit_lightning.errors import UserError
 
 WIDTH = 118
@@ -60,6 +60,13 @@ class Option(NamedTuple):
     module: str = ""
     """Module in which its type is written."""
     annotation: ast.expr | None = None
+
+    @property
+    def value(self) -> str:
+        """Returns what is written behind its name, and the default; nothing for a switch."""
+        if self.name.replace("_", "-") in (switch.replace("_", "-") for switch in SWITCHES):
+            return ""
+        return f" {self.kind}{f' (default: {self.default})' if self.default else ''}"
 
 
 def help_text(command: str, positional: str, arguments: Sequence[str]) -> str:
@@ -131,10 +138,9 @@ def _in_full(group: str, value: str, flags: Sequence[tuple[str, str]]) -> str:
 def explained(option: Option, prefix: str = "") -> str:
     """Returns an option with its whole explanation; those of no group are spelled with hyphens."""
     name = f"{prefix}{option.name}" if prefix else option.name.replace("_", "-")
-    shown = f" (default: {option.default})" if option.default else ""
     choices = list(_own_choices(option.module, option.annotation))
     text = f"{option.text.rstrip('.')}: {', '.join(choices)}." if choices else option.text
-    return "\n".join([*_wrapped(f"--{name} {option.kind}{shown}", "  "), *_wrapped(text, " " * 8)])
+    return "\n".join([*_wrapped(f"--{name}{option.value}", "  "), *_wrapped(text, " " * 8)])
 
 
 def _class_in_use(group: str, flags: Sequence[tuple[str, str]]) -> str:
@@ -232,7 +238,7 @@ def options_of(module: str, name: str) -> list[Option]:
 
 def _plain(text: str) -> str:
     """Returns an explanation without reStructuredText and the default, which is shown anyway."""
-    text = " ".join(re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("``", "").split())
+    text = " ".join(re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("`", "").split())
     return re.sub(r"\s*Default: \S+$", "", text)
 
 
@@ -289,7 +295,7 @@ def _own_choices(module: str, hint: ast.expr | None) -> Iterator[str]:
 
 def _line(prefix: str, option: Option) -> str:
     """Returns the line of one option: its first sentence, cut where the line ends."""
-    left = f"  --{prefix}{option.name} {option.kind}{f' (default: {option.default})' if option.default else ''}"
+    left = f"  --{prefix}{option.name}{option.value}"
     text = re.split(r"(?<=\w)[.;:](?:\s|$)", option.text)[0]
     return textwrap.shorten(f"{left:<50}".replace(" ", "\0") + f" {text}", WIDTH, placeholder=" ...").replace("\0", " ")
 

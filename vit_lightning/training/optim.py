@@ -16,12 +16,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vit_lightning.errors import UserError, first_line, with_place
 from vit_lightning.limits import refuse
-from vit_lightning.training.optimizers import Lion, MuonWithAdamW
+from vit_lightning.training.optimizers import Lamb, Lion, MuonWithAdamW
 from vit_lightning.training.schedules import OwnSchedule, Schedule, lr_factor
 
 _OPTIMIZERS = {
-    "betas": ("adamw", "adam", "lion", "muon"),
-    "eps": ("adamw", "adam", "muon"),
+    "betas": ("adamw", "adam", "lamb", "lion", "muon"),
+    "eps": ("adamw", "adam", "lamb", "muon"),
     "momentum": ("sgd", "muon"),
     "nesterov": ("sgd",),
 }
@@ -45,13 +45,13 @@ class OptimizerConfig:
     """An optimizer and a learning rate schedule with warm-up.
 
     Args:
-        name: adamw, adam, sgd, lion, or muon (Muon for the matrices of the encoder, AdamW for all other parameters). In
-            its place class_path gives any torch.optim class, with its own arguments.
+        name: adamw, adam, sgd, lamb, lion, or muon (Muon for the matrices of the encoder, AdamW for all other
+            parameters). In its place class_path gives any torch.optim class, with its own arguments.
         lr: learning rate after the warm-up.
         weight_decay: weight decay of matrices; none for norms, biases, class token and positions. Decoupled, except for
             adam and sgd, which add it to the gradient.
-        betas: decay rates of the moments; by default (0.9, 0.999) for adamw, adam and muon, (0.9, 0.99) for lion.
-        eps: epsilon of adamw, adam and muon.
+        betas: decay rates of the moments; by default (0.9, 0.999), but (0.9, 0.99) for lion.
+        eps: epsilon of adamw, adam, lamb and muon.
         momentum: momentum of sgd (default 0.9) and muon (default 0.95).
         nesterov: whether sgd uses Nesterov momentum.
         layer_decay: learning rate of each block relative to the next one; 1 for the same learning rate everywhere.
@@ -66,7 +66,7 @@ class OptimizerConfig:
         min_lr: learning rate at the end of training; multiplied by layer_decay like lr.
     """
 
-    name: Literal["adamw", "adam", "sgd", "lion", "muon"] = "adamw"
+    name: Literal["adamw", "adam", "sgd", "lamb", "lion", "muon"] = "adamw"
     lr: float = 1e-3
     weight_decay: float = 0.05
     betas: tuple[float, float] | None = None
@@ -374,6 +374,8 @@ def _make_optimizer(network: nn.Module, config: OptimizerConfig, groups: list[di
     elif config.name == "sgd":
         momentum = 0.9 if config.momentum is None else config.momentum
         optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=config.nesterov, fused=fused)
+    elif config.name == "lamb":
+        optimizer = Lamb(groups, lr=lr, betas=betas, eps=eps)
     elif config.name == "lion":
         optimizer = Lion(groups, lr=lr, betas=config.betas or (0.9, 0.99))
     else:

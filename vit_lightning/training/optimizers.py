@@ -1,4 +1,4 @@
-"""Lion, and Muon combined with AdamW."""
+"""LAMB, Lion, and Muon combined with AdamW."""
 
 from __future__ import annotations
 
@@ -10,6 +10,61 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 Group = dict[str, Any]
+
+
+class Lamb(Optimizer):
+    """LAMB: Adam's step with weight decay, scaled for each tensor to the norm of its weights (You et al. 2020).
+
+    As in apex and timm, tensors of groups without weight decay take Adam's step as it is. Nothing is clipped here.
+
+    Args:
+        groups: parameter groups.
+        lr: learning rate, the norm of a step relative to that of the weights.
+        betas: decay rates of the two moments.
+        eps: epsilon.
+        weight_decay: weight decay, added to Adam's step before it is scaled.
+    """
+
+    def __init__(
+        self,
+        groups: list[Group],
+        *,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = _call(closure)
+        for group in self.param_groups:
+            (beta1, beta2), decay = group["betas"], group["weight_decay"]
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
+            gradients = [weight.grad for weight in weights]
+            means = [_state(self, weight, "mean") for weight in weights]
+            squares = [_state(self, weight, "square") for weight in weights]
+            counts = [self.state[weight].get("step", 0) + 1 for weight in weights]
+            for weight, count in zip(weights, counts, strict=True):
+                self.state[weight]["step"] = count
+            torch._foreach_lerp_(means, gradients, 1.0 - beta1)
+            torch._foreach_mul_(squares, beta2)
+            torch._foreach_addcmul_(squares, gradients, gradients, value=1.0 - beta2)
+            steps = torch._foreach_div(means, [1.0 - beta1**count for count in counts])
+            scales = torch._foreach_sqrt(squares)
+            torch._foreach_div_(scales, [(1.0 - beta2**count) ** 0.5 for count in counts])
+            torch._foreach_add_(scales, group["eps"])
+            torch._foreach_div_(steps, scales)
+            if decay:
+                torch._foreach_add_(steps, weights, alpha=decay)
+                norms = torch.stack(torch._foreach_norm(weights)), torch.stack(torch._foreach_norm(steps))
+                ratios = torch.where((norms[0] > 0) & (norms[1] > 0), norms[0] / norms[1], 1.0)
+                torch._foreach_mul_(steps, list(ratios))
+            torch._foreach_add_(weights, steps, alpha=-group["lr"])
+        return loss
 
 
 class Lion(Optimizer):
@@ -44,7 +99,7 @@ class Lion(Optimizer):
             if not weights:
                 continue
             gradients = [weight.grad for weight in weights]
-            momenta = [self._momentum(weight) for weight in weights]
+            momenta = [_state(self, weight, "momentum") for weight in weights]
             steps = torch._foreach_mul(momenta, step_beta)
             torch._foreach_add_(steps, gradients, alpha=1.0 - step_beta)
             torch._foreach_sign_(steps)
@@ -53,13 +108,6 @@ class Lion(Optimizer):
             torch._foreach_mul_(momenta, momentum_beta)
             torch._foreach_add_(momenta, gradients, alpha=1.0 - momentum_beta)
         return loss
-
-    def _momentum(self, weight: Tensor) -> Tensor:
-        state = self.state[weight]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
-        momentum: Tensor = state["momentum"]
-        return momentum
 
 
 class MuonWithAdamW(Optimizer):
@@ -107,6 +155,15 @@ class MuonWithAdamW(Optimizer):
             half.state = self.state
             half.step()
         return loss
+
+
+def _state(optimizer: Optimizer, weight: Tensor, name: str) -> Tensor:
+    """Returns a state of a weight, of its shape and at first zero."""
+    state = optimizer.state[weight]
+    if name not in state:
+        state[name] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+    found: Tensor = state[name]
+    return found
 
 
 def _call(closure: Callable[[], float] | None) -> float | None:
