@@ -16,7 +16,8 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from vit_lightning import Digits
 from vit_lightning.cli import main
 from vit_lightning.commands.console import stage_line
-from vit_lightning.commands.figures import balanced, confusion, curves, image_grid
+from vit_lightning.commands.figures import confusion, curves, image_grid
+from vit_lightning.commands.pictures import balanced
 from vit_lightning.commands.test_report import (
     calibration_bins,
     calibration_error,

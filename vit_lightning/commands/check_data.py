@@ -17,7 +17,8 @@ import numpy as np
 from tqdm import tqdm
 
 from vit_lightning.commands.console import say
-from vit_lightning.commands.figures import balanced, image_grid, save
+from vit_lightning.commands.figures import image_grid, save
+from vit_lightning.commands.pictures import balanced
 from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData

@@ -191,24 +191,6 @@ def confusion(matrix: np.ndarray[Any, Any], names: Sequence[str]) -> Figure:
     return figure
 
 
-def balanced(labels: Sequence[int] | np.ndarray[Any, Any], count: int) -> list[int]:
-    """Returns positions of up to ``count`` labels in the order of their classes, as many of each class.
-
-    They are spread evenly over the classes, if there are more than ``count``, and over the labels of each class.
-    """
-    labels = np.asarray(labels)
-    classes = _spread(np.unique(labels), count)
-    each = count // max(1, len(classes))
-    return [int(position) for label in classes for position in _spread(np.flatnonzero(labels == label), each)]
-
-
-def _spread(values: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
-    """Returns up to ``count`` of the values, evenly spaced."""
-    count = min(count, len(values))
-    chosen: np.ndarray[Any, Any] = values[np.arange(count) * len(values) // max(1, count)]
-    return chosen
-
-
 def _series(rows: Rows, name: str) -> tuple[list[int], list[float]]:
     pairs = [(row["step"], float(row[name])) for row in rows if name in row and row.get("step") is not None]
     return [step for step, _ in pairs], [value for _, value in pairs]

@@ -130,6 +130,6 @@ def _newest_first(parent: Path) -> Iterator[Path]:
 
 def remove_partial_files(folder: Path) -> None:
     """Removes what a killed process left of a write, and the reports of a divergence before the resume."""
-    for parent in (folder, folder / "checkpoints"):
+    for parent in (folder, folder / "checkpoints", folder / "validation"):
         for path in [*parent.glob(".*.part"), *parent.glob(".trial.ckpt"), *parent.glob("diverged*.json")]:
             path.unlink(missing_ok=True)

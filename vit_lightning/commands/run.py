@@ -32,6 +32,7 @@ from vit_lightning.commands.session import (
 from vit_lightning.commands.start import Start, device_line, model_line
 from vit_lightning.commands.summary import table
 from vit_lightning.commands.test_report import FIGURES, interval, report_test
+from vit_lightning.commands.validation_pictures import ValidationPictures
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import trust_flag
 from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
@@ -97,6 +98,7 @@ def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, 
     own = [
         *(StepSeeds(experiment.seed), guard, LearningRate(), EpochMetrics(), stopwatch),
         *(checkpoints, StopOnSignal(checkpoints), Start(experiment)),
+        ValidationPictures(data, mirror, config["pictures_every_n_epochs"]),
     ]
     trainer = make_trainer(arguments, folder, own, [metrics, mirror])
     return Run(experiment, folder, module, trainer, predictions, stopwatch, metrics, mirror)

@@ -11,7 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import binomtest
 
-from vit_lightning.commands.figures import balanced, confusion, image_grid, reliability, save
+from vit_lightning.commands.figures import confusion, image_grid, reliability, save
+from vit_lightning.commands.pictures import balanced
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.storage.folder import to_csv, write_whole

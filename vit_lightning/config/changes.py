@@ -12,8 +12,8 @@ from vit_lightning.config.files import flatten
 from vit_lightning.config.old_configs import with_block
 from vit_lightning.config.parser import parse, to_plain
 
-ALWAYS = ("data.num_workers",)
-"""Options that may change within a run: order and augmentation do not depend on them."""
+ALWAYS = ("data.num_workers", "pictures_every_n_epochs")
+"""Options that may change within a run: its weights and metrics do not depend on them."""
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -46,7 +46,7 @@ USED = {
 }
 """Groups of options that a command uses, where it does not use all: a trained model has its own, in its checkpoint."""
 
-NOT_USED = {"resume", "init_from", "reset_head", "freeze", "test", "experiment"}
+NOT_USED = {"resume", "init_from", "reset_head", "freeze", "test", "pictures_every_n_epochs", "experiment"}
 """General options that only commands that train use."""
 
 

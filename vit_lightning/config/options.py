@@ -52,6 +52,8 @@ class ConfigOptions:
         reset_head: whether the head is re-initialised after init_from.
         freeze: backbone trains the head alone; all else stays as it is, without dropout or new statistics.
         test: whether fit tests the best checkpoint after training.
+        pictures_every_n_epochs: epochs between two pictures of the validation in the run folder and W&B; by default so
+            that a run has about 10, and 0 for none.
         metrics: classes of torchmetrics with their arguments, also by short names such as F1Score, that validation and
             test log under name.
     """
@@ -63,6 +65,7 @@ class ConfigOptions:
     reset_head: bool = False
     freeze: Literal["backbone"] | None = None
     test: bool = True
+    pictures_every_n_epochs: int | None = None
     metrics: list[Any] | None = None
 
     def __post_init__(self) -> None:
@@ -71,7 +74,7 @@ class ConfigOptions:
             problems.append(f"seed_everything={self.seed_everything} must be at least 0 and below 2**32")
         if self.experiment is not None and Path(self.experiment).name != self.experiment:
             problems.append(f"experiment={self.experiment} must be a plain name, without slashes")
-        refuse(problems)
+        refuse(problems, at_least(0, pictures_every_n_epochs=self.pictures_every_n_epochs))
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,15 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from vit_lightning.errors import first_line
+from vit_lightning.storage.folder import read_json
 from vit_lightning.storage.metrics import read_metrics
 
 START_SECONDS = 6.0
 """Seconds that an online start may take before the run is offline."""
 FINISH_SECONDS = 10.0
 """Seconds that the upload may take after the last row."""
+CLASS_CURVES = 20
+"""Largest number of classes whose accuracy has a curve each; of more there is a table."""
 
 
 @dataclass
@@ -163,8 +166,11 @@ class WandbMirror(Logger):
         """Sends the rows of ``metrics.jsonl`` that W&B lacks, for example after a kill."""
         if self.mode != "online" or not (folder / "metrics.jsonl").is_file():
             return
+        validations = {read_json(path).get("step"): path for path in (folder / "validation").glob("*.json")}
         for step, row in merged_by_step(read_metrics(folder)):
             self.log_metrics(row, step)
+            if step in validations:
+                self.log_validation(validations[step])
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -176,6 +182,28 @@ class WandbMirror(Logger):
         self._guarded(
             lambda: self._run.log({name: self._wandb.Image(str(path)) for name, path in images.items()}, step=step)
         )
+
+    @rank_zero_only
+    def log_validation(self, path: Path) -> None:
+        """Logs a validation at its step: the JSON file that ``ValidationPictures`` has written, and its pictures."""
+        facts, number = read_json(path), path.stem.removeprefix("epoch-")
+        pictures = {"validation": path.with_suffix(".png"), "confusion": path.with_name(f"confusion-{number}.png")}
+
+        def send() -> None:
+            values = {
+                f"images/{name}": self._wandb.Image(str(file)) for name, file in pictures.items() if file.is_file()
+            }
+            confidence = facts["confidence"]
+            counts = [sum(pair) for pair in zip(confidence["right"], confidence["wrong"], strict=True)]
+            values["images/confidence"] = self._wandb.Histogram(np_histogram=(counts, confidence["edges"]))
+            classes = list(zip(facts["classes"], facts["class_images"], facts["class_accuracy"], strict=True))
+            if len(classes) <= CLASS_CURVES:
+                values |= {f"val_class/{name}": accuracy for name, _, accuracy in classes if accuracy is not None}
+            else:
+                values["val_class"] = self._wandb.Table(columns=["class", "images", "accuracy"], data=classes)
+            self._run.log(values, step=facts["step"])
+
+        self._guarded(send)
 
     @rank_zero_only
     def log_table(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -174,7 +174,7 @@ class TestPredictions(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if not _fits(outputs, batch):
+        if not fits(outputs, batch):
             return
         logits = outputs.detach().float()
         confidence, prediction = logits.softmax(dim=-1).max(dim=-1)
@@ -194,10 +194,18 @@ class TestPredictions(Callback):
         }
 
 
-def _fits(outputs: Any, batch: Any) -> bool:
-    """Whether a test step of the user's own returned the logits of a batch."""
+def fits(outputs: Any, batch: Any) -> bool:
+    """Whether a step of validation or test returned the logits of a batch."""
     labels = getattr(batch, "labels", ())
     return isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and len(outputs) == len(labels)
+
+
+def is_due(trainer: Trainer, every_n_epochs: int) -> bool:
+    """Whether a multiple of n epochs has passed since the last validation, or this is the last of the training."""
+    epoch, step = trainer.current_epoch + 1, trainer.check_val_every_n_epoch or 1
+    if epoch % every_n_epochs < step or trainer.should_stop or trainer.global_step >= trainer.max_steps > 0:
+        return True
+    return trainer.max_epochs is not None and epoch + step > trainer.max_epochs > 0
 
 
 def gather(trainer: Trainer, rows: torch.Tensor) -> torch.Tensor:

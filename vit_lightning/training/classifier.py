@@ -120,8 +120,11 @@ class ViTClassifier(LightningModule):
         self.log("train/loss_step", output.loss, prog_bar=True, on_step=True, on_epoch=False)
         return output.loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log_metrics(self.step(batch, "val"), batch[1], "val")
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Returns the logits to callbacks."""
+        output = self.step(batch, "val")
+        self.log_metrics(output, batch[1], "val")
+        return output.logits
 
     def test_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Returns the logits to callbacks."""

@@ -19,6 +19,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.models.heads import find_head
 from vit_lightning.random_keys import one_key
+from vit_lightning.training.callbacks import is_due
 from vit_lightning.training.features import features
 
 
@@ -58,7 +59,7 @@ class Probe(Callback):
         find_head(getattr(pl_module, "network", pl_module))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and not self._is_due(trainer):
+        if trainer.state.fn == TrainerFn.FITTING and not is_due(trainer, self.every_n_epochs):
             for name in self.logs:  # else Lightning keeps the values of an earlier epoch
                 trainer.callback_metrics.pop(name, None)
         elif not trainer.sanity_checking:
@@ -66,13 +67,6 @@ class Probe(Callback):
                 values = self._measure(trainer, pl_module)
             for name, value in zip(self.logs, values, strict=True):
                 pl_module.log(name, value, sync_dist=trainer.world_size > 1)  # the same on all ranks
-
-    def _is_due(self, trainer: Trainer) -> bool:
-        """Whether a multiple of ``every_n_epochs`` has passed since the last validation, or this one is the last."""
-        epoch, step = trainer.current_epoch + 1, trainer.check_val_every_n_epoch or 1
-        if epoch % self.every_n_epochs < step or trainer.should_stop or trainer.global_step >= trainer.max_steps > 0:
-            return True
-        return trainer.max_epochs is not None and epoch + step > trainer.max_epochs > 0
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule) -> Sequence[float]:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]

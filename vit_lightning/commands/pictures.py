@@ -1,0 +1,129 @@
+"""Pictures drawn in milliseconds while a run trains: a sheet of images with predictions, and a confusion matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+Array = np.ndarray[Any, Any]
+
+CELL = 112
+"""Largest side of an image on a sheet, in pixels; smaller ones are enlarged by a whole number."""
+NAMED = 20
+"""Largest number of classes whose names and counts a confusion matrix shows."""
+MATRIX = 500
+"""Largest side of a confusion matrix of more classes, in pixels."""
+_RED, _BLUE = (196, 30, 30), (8, 48, 107)
+
+
+def balanced(labels: Sequence[int] | Array, count: int) -> list[int]:
+    """Returns positions of up to ``count`` labels in the order of their classes, as many of each class.
+
+    They are spread evenly over the classes, if there are more than ``count``, and over the labels of each class.
+    """
+    labels = np.asarray(labels)
+    classes = _spread(np.unique(labels), count)
+    each = count // max(1, len(classes))
+    return [int(position) for label in classes for position in _spread(np.flatnonzero(labels == label), each)]
+
+
+def _spread(values: Array, count: int) -> Array:
+    """Returns up to ``count`` of the values, evenly spaced."""
+    count = min(count, len(values))
+    chosen: Array = values[np.arange(count) * len(values) // max(1, count)]
+    return chosen
+
+
+def sheet(images: Array, captions: Sequence[str], wrong: Sequence[bool], title: str) -> Image.Image:
+    """Draws images (n, c, H, W), uint8, above captions of one or two lines, those of ``wrong`` ones in a red frame."""
+    first = _enlarged(images[0])
+    wide, high = max(CELL, first.width) + 10, first.height + 40
+    columns = min(8, len(images))
+    rows = -(-len(images) // columns)
+    picture = Image.new("RGB", (wide * columns, high * rows + 26), "white")
+    draw = ImageDraw.Draw(picture)
+    draw.text((6, 5), title, "black", _font(14))
+    for number, (image, caption, bad) in enumerate(zip(images, captions, wrong, strict=True)):
+        row, column = divmod(number, columns)
+        shown = _enlarged(image)
+        left, top = column * wide + (wide - shown.width) // 2, row * high + 30
+        picture.paste(shown, (left, top))
+        if bad:
+            draw.rectangle((left - 3, top - 3, left + shown.width + 2, top + shown.height + 2), outline=_RED, width=3)
+        for line, text in enumerate(caption.split("\n")):
+            place = (column * wide + wide / 2, top + shown.height + 3 + 14 * line)
+            draw.text(place, short(text, wide - 6), _RED if bad else "black", _font(12), anchor="ma")
+    return picture
+
+
+def confusion_picture(cells: Array, counts: Array, names: Sequence[str], title: str) -> Image.Image:
+    """Draws a confusion matrix; colours are shares of the true class, few errors among many classes more strongly.
+
+    Args:
+        cells: (n, 2), true and predicted class.
+        counts: (n,), images of each cell.
+        names: names of the classes; up to ``NAMED`` are shown, with the counts.
+        title: text above.
+    """
+    classes = len(names)
+    side = min(classes, MATRIX)  # pixels or blocks of classes
+    matrix = np.zeros((side, side), dtype=np.int64)
+    np.add.at(matrix, tuple(cells.T * side // classes), counts)
+    shares = matrix / np.maximum(1, matrix.sum(axis=1, keepdims=True))
+    depth = (shares if classes <= NAMED else np.sqrt(shares))[..., None]
+    colours = (255 + depth * (np.array(_BLUE) - 255)).astype(np.uint8)
+    scale = 32 if classes <= NAMED else max(1, MATRIX // side)
+    shown = [short(name, 160) for name in names] if classes <= NAMED else []
+    margin = max([24, *(int(_font(12).getlength(name)) + 28 for name in shown)])
+    picture = Image.new("RGB", (margin + side * scale + 8, margin + side * scale + 26), "white")
+    draw = ImageDraw.Draw(picture)
+    draw.text((6, 5), title, "black", _font(14))
+    picture.paste(_upright("true class"), (3, 26 + (side * scale - 60) // 2))
+    draw.text((margin + side * scale / 2, picture.height - 5), "predicted class", "black", _font(12), anchor="ms")
+    grid = Image.fromarray(colours).resize((side * scale, side * scale), Image.Resampling.NEAREST)
+    picture.paste(grid, (margin, 26))
+    draw.rectangle((margin - 1, 25, margin + side * scale, 26 + side * scale), outline=(150, 150, 150))
+    for number, name in enumerate(shown):
+        middle = 26 + (number + 0.5) * scale
+        draw.text((margin - 5, middle), name, "black", _font(12), anchor="rm")
+        label = _upright(name)
+        picture.paste(label, (round(margin - 26 + middle - label.width / 2), 26 + side * scale + 5))
+    for (row, column), count in np.ndenumerate(matrix if shown else np.zeros((0, 0))):
+        if count:
+            place = (margin + (column + 0.5) * scale, 26 + (row + 0.5) * scale)
+            text = str(count) if count < 10_000 else f"{int(count) // 1000}k"
+            draw.text(place, text, "white" if shares[row, column] > 0.5 else "black", _font(11), anchor="mm")
+    return picture
+
+
+def _enlarged(image: Array) -> Image.Image:
+    """Returns an image (c, H, W) at the size in which it is shown; of other numbers of channels, the first one."""
+    pixels = image.transpose(1, 2, 0) if len(image) == 3 else image[0]
+    drawn = Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB")
+    if max(drawn.size) > CELL:
+        drawn.thumbnail((CELL, CELL))
+    factor = max(1, CELL // max(drawn.size))
+    return drawn.resize((drawn.width * factor, drawn.height * factor), Image.Resampling.NEAREST)
+
+
+def _upright(text: str) -> Image.Image:
+    drawn = Image.new("RGB", (int(_font(12).getlength(text)) + 2, 16), "white")
+    ImageDraw.Draw(drawn).text((1, 1), text, "black", _font(12))
+    return drawn.transpose(Image.Transpose.ROTATE_90)
+
+
+def short(text: str, pixels: float) -> str:
+    """Returns a text of at most so many pixels."""
+    shown = text
+    while shown and _font(12).getlength(shown) > pixels:
+        shown = shown[:-1]
+    return text if shown == text else f"{shown[:-1]}\u2026"
+
+
+@cache
+def _font(size: int) -> Any:
+    return ImageFont.load_default(size)

@@ -1,0 +1,207 @@
+"""Pictures and plain numbers of a run's validations, written while it trains."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.seed import isolate_rng
+from PIL import Image
+from torch import Tensor
+
+from vit_lightning.commands.pictures import balanced, confusion_picture, sheet, short
+from vit_lightning.data.base import ImageData
+from vit_lightning.data.batches import Request
+from vit_lightning.errors import UserError
+from vit_lightning.storage.folder import is_first, write_whole
+from vit_lightning.storage.wandb_mirror import WandbMirror
+from vit_lightning.training.callbacks import fits, gather, is_due
+from vit_lightning.training.classifier import ViTClassifier
+from vit_lightning.training.ema import accuracy_without_average
+
+Array = np.ndarray[Any, Any]
+
+PICTURES = 10
+"""Number of epochs of a run that have pictures, about."""
+SAMPLE = 32
+"""Largest number of images on a picture."""
+CELLS = 10_000
+"""Largest number of cells of a confusion matrix in a JSON file: all of them, of up to 100 classes."""
+BINS = 20
+"""Bins of the histogram of confidences."""
+
+
+class ValidationPictures(Callback):
+    """Callback that writes pictures and numbers of the last validation in every n-th epoch, and in the last epoch.
+
+    They are of the predictions that the validation computes anyway, on all ranks. The validation step must return
+    logits (b, classes), as ViTClassifier's does; without them nothing is written. In the run folder, for epoch 12
+    (counted from 1), and in W&B at the step of the validation:
+
+    - ``validation/epoch-0012.png``: the same images each time, as many of each class, with predictions and their
+      confidence; a wrong one has a frame and a second line with the true class. Only for data with our own loaders.
+    - ``validation/confusion-0012.png``: the confusion matrix.
+    - ``validation/epoch-0012.json``, written last, a mapping of plain numbers::
+
+        epoch            12, counted from 1
+        step             that of the validation's row in metrics.jsonl
+        images           number of validation images
+        accuracy         share of them that is right
+        classes          names of the classes; all classes below are positions in this list
+        class_images     [images of each class]
+        class_accuracy   [accuracy of each class; null without images]
+        confusion        [[true class, predicted class, images], ...], the largest ``CELLS`` of the cells above 0
+        confidence       {edges: [0, 0.05, ..., 1], right: [images of each bin], wrong: [images of each bin]}
+        sample           {index, label, prediction, confidence}: lists, of the images on epoch-0012.png in its order;
+                         index is that of the image in the validation split
+
+    With averaged weights (``ema.decay``) it logs ``val/raw_acc``, the accuracy of the weights without averaging, for
+    which these validations run over the images a second time.
+
+    Args:
+        data: the data module.
+        mirror: W&B.
+        every_n_epochs: epochs between two pictures; None for about ``PICTURES`` in the run, 0 for none.
+    """
+
+    def __init__(self, data: ImageData, mirror: WandbMirror, every_n_epochs: int | None = None) -> None:
+        self.data, self.mirror, self.every_n_epochs = data, mirror, every_n_epochs
+        self._due = False
+        self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self._sample: list[int] | None = None
+        self._images: Array | None = None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        is_fit = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        self._parts, self._due = [], is_fit and self._is_due(trainer)
+
+    def _is_due(self, trainer: Trainer) -> bool:
+        every = _spacing(trainer) if self.every_n_epochs is None else self.every_n_epochs
+        if not every or not is_due(trainer, every):
+            return False
+        left = trainer.num_training_batches - trainer.fit_loop.epoch_loop.batch_idx - 1
+        return not (trainer.val_check_batch or math.inf) <= left < math.inf  # else there is a later one in this epoch
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if not self._due or dataloader_idx or not fits(outputs, batch):
+            return
+        confidence, prediction = outputs.detach().float().softmax(dim=-1).max(dim=-1)
+        indices = batch.indices
+        if indices is None:  # not our own loader: the order in which Lightning shares the images out to the ranks
+            seen = sum(len(part[0]) for part in self._parts)
+            indices = torch.arange(seen, seen + len(batch.labels)) * trainer.world_size + trainer.global_rank
+        self._parts.append((indices, batch.labels, prediction, confidence))  # on the device, without waiting for it
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        average = pl_module.average if isinstance(pl_module, ViTClassifier) else None
+        if not self._due or average is None:
+            trainer.callback_metrics.pop("val/raw_acc", None)  # else Lightning keeps the value of an earlier epoch
+        if not self._due:
+            return
+        columns = [torch.cat(column).cpu().double() for column in zip(*self._parts, strict=True)]
+        self._parts = []
+        rows = gather(trainer, torch.stack(columns, dim=1) if columns else torch.empty(0, 4, dtype=torch.float64))
+        if average is not None and len(rows):
+            pl_module.log("val/raw_acc", accuracy_without_average(trainer, pl_module, average))
+        classes = self.data.num_classes
+        table = rows[((rows[:, 1:3] >= 0) & (rows[:, 1:3] < classes)).all(dim=1)].numpy()  # a loss may ignore labels
+        if len(table) and is_first():
+            try:
+                self._write(trainer, table[table[:, 0].argsort(kind="stable")])
+            except OSError as fault:  # a full disk
+                warnings.warn(f"no pictures of the validation: {fault.strerror}", stacklevel=2)
+
+    def _write(self, trainer: Trainer, table: Array) -> None:
+        epoch, step = trainer.current_epoch + 1, trainer.fit_loop.epoch_loop._batches_that_stepped
+        sample = self._choose(table)
+        cells, counts = np.unique(table[:, 1:3].astype(np.int64), axis=0, return_counts=True)
+        facts = {"epoch": epoch, "step": step, **_numbers(table, sample, cells, counts, self.data.class_names)}
+        title = f"epoch {epoch}: {100 * facts['accuracy']:.2f} % of {facts['images']:,} validation images are right"
+        folder = Path(trainer.default_root_dir) / "validation"
+        folder.mkdir(exist_ok=True)
+        if self._images is not None:
+            _write_png(folder / f"epoch-{epoch:04d}.png", _sheet(self._images, facts, title))
+        matrix = confusion_picture(cells, counts, self.data.class_names, title)
+        _write_png(folder / f"confusion-{epoch:04d}.png", matrix)
+        path = folder / f"epoch-{epoch:04d}.json"
+        write_whole(path, json.dumps(facts) + "\n")
+        self.mirror.log_validation(path)
+
+    def _choose(self, table: Array) -> Array:
+        """Returns the rows of the fixed images, which are chosen and read once."""
+        if self._sample is None:
+            self._sample = table[balanced(table[:, 1], SAMPLE), 0].astype(int).tolist()
+            if self.data.own_loaders:
+                dataset: Any = self.data.dataset("val")
+                with isolate_rng():
+                    batch = dataset.__getitems__(Request(self._sample, None))
+                if not isinstance(batch, UserError) and batch.indices.tolist() == self._sample:
+                    self._images = batch.images.cpu().numpy()
+        place = {int(index): row for row, index in enumerate(table[:, 0])}
+        return table[[place[index] for index in self._sample if index in place]]
+
+
+def _spacing(trainer: Trainer) -> int:
+    """Returns the epochs between two pictures for about ``PICTURES`` in the whole run; 10 if its length is unknown."""
+    epochs, steps = trainer.max_epochs or 0, trainer.max_steps * trainer.accumulate_grad_batches
+    ends = [*([epochs] if epochs > 0 else []), *([steps / trainer.num_training_batches] if steps > 0 else [])]
+    return max(1, math.ceil(min(ends) / PICTURES)) if ends else 10
+
+
+def _numbers(table: Array, sample: Array, cells: Array, counts: Array, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the contents of a JSON file but for epoch and step, from rows of four columns."""
+    label, prediction, confidence = table[:, 1].astype(int), table[:, 2].astype(int), np.nan_to_num(table[:, 3])
+    right = label == prediction
+    of_class = np.bincount(label, minlength=len(names))
+    correct = np.bincount(label[right], minlength=len(names))
+    accuracies = [round(c / n, 6) if n else None for c, n in zip(correct.tolist(), of_class.tolist(), strict=True)]
+    edges = np.linspace(0.0, 1.0, BINS + 1).round(6)
+    bins = {name: np.histogram(confidence[of], edges)[0] for name, of in (("right", right), ("wrong", ~right))}
+    largest = np.argsort(-counts, kind="stable")[:CELLS]
+    columns = zip(("index", "label", "prediction"), sample.T[:3].astype(int), strict=True)
+    return {
+        "images": len(table),
+        "accuracy": round(float(right.mean()), 6),
+        "classes": list(names),
+        "class_images": of_class.tolist(),
+        "class_accuracy": accuracies,
+        "confusion": np.column_stack([cells, counts])[largest].tolist(),
+        "confidence": {"edges": edges.tolist(), **{name: counts.tolist() for name, counts in bins.items()}},
+        "sample": {
+            **{name: column.tolist() for name, column in columns},
+            "confidence": np.nan_to_num(sample[:, 3]).round(6).tolist(),
+        },
+    }
+
+
+def _sheet(images: Array, facts: Mapping[str, Any], title: str) -> Image.Image:
+    names, sample = facts["classes"], facts["sample"]
+    captions, wrong = [], []
+    for label, prediction, confidence in zip(sample["label"], sample["prediction"], sample["confidence"], strict=True):
+        wrong.append(prediction != label)
+        true = f"\ntrue {names[label]}" if wrong[-1] else ""
+        captions.append(f"{short(names[prediction], 70)} ({100 * confidence:.0f} %){true}")
+    return sheet(images, captions, wrong, title)
+
+
+def _write_png(path: Path, picture: Image.Image) -> None:
+    file = io.BytesIO()
+    picture.save(file, "PNG", compress_level=1)
+    write_whole(path, file.getvalue())
