@@ -52,6 +52,12 @@ COMMANDS = {
     "models": Command(
         "list the presets: parameters, multiply-adds, sources", "commands.models:models", "", "options", "ModelsOptions"
     ),
+    "configs": Command(
+        "list the configs of the package with their results, or print one",
+        "commands.configs:main",
+        "[NAME]",
+        "arguments",
+    ),
     "summary": Command(
         "print the layers of a config or a trained model: shapes, parameters, multiply-adds, memory",
         "commands.summary:main",
@@ -113,7 +119,8 @@ MEANT = {
     "data": "check-data",
     "batch": "show-batch",
     "upload": "sync",
-    "configs": "fit --config CONFIG.yaml",
+    "recipes": "configs",
+    "experiments": "configs",
     "version": "--version",
 }
 """Words for which users of other programs know these commands."""
@@ -123,13 +130,13 @@ USAGE = """usage: lightning COMMAND [--config CONFIG.yaml ...] [--OPTION=VALUE .
 {commands}
 
 examples:
-  lightning fit --config experiments/digits.yaml --model.depth=3     a config with one option changed
+  lightning fit --config digits --model.depth=3                      a config with one option changed
   lightning fit --config CONFIG.yaml --print_config                  print the complete config instead of training
   lightning fit --resume runs/digits/RUN                             resume an interrupted run
   lightning fit --config CONFIG.yaml --resume=auto                   resume its newest unfinished run, or start one
   lightning test --ckpt runs/digits/RUN                              test a run's best checkpoint, or a checkpoint file
   lightning predict --ckpt runs/digits/RUN a.jpg FOLDER              classify images of your own
-  lightning ablate experiments/ablations/pooling.yaml                arms x seeds, a report and a verdict
+  lightning ablate pooling                                           arms x seeds, a report and a verdict
   lightning COMMAND --help                                           all options of a command, explained"""
 
 

@@ -24,6 +24,7 @@ from vit_lightning.config.files import Config, parse_yaml, read_config, word
 from vit_lightning.config.help import explained, options_of
 from vit_lightning.config.merge import GROUPS as OPTION_GROUPS
 from vit_lightning.config.resolve import resolve
+from vit_lightning.config.shipped import find_config
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import facts_of, metric_names, with_own
 from vit_lightning.report.sequential import FIRST
@@ -216,6 +217,7 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
     Raises:
         UserError: all that is wrong with it.
     """
+    path = find_config(path)
     given = read_config(path, "plan")
     if is_old(given):
         refuse_old(path, given)

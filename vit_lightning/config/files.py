@@ -6,7 +6,6 @@ class. A flat config has one mapping for both, with the arguments beside ``class
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import re
@@ -17,6 +16,7 @@ from typing import Any
 import yaml
 
 import vit_lightning
+from vit_lightning.config.shipped import CONFIG_FILES, near_configs
 from vit_lightning.errors import UserError
 
 Config = dict[str, Any]
@@ -39,8 +39,6 @@ VALUED = {
     "wandb-sweep": "FILE.yaml",
 }
 """Flags whose value is a text, so that true would pass for one, and examples of their values."""
-
-CONFIG_FILES = (".yaml", ".yml")
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -120,22 +118,12 @@ def read_config(path: Path, key: str = "config") -> Config:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "it is no text"
-        raise UserError(f"{key}={path} cannot be read: {reason}{_near_files(path)}") from fault
+        raise UserError(f"{key}={path} cannot be read: {reason}{near_configs(path)}") from fault
     config = parse_yaml(text, f"{key}={path}")
     if not isinstance(config, dict):
         raise UserError(f"{key}={path} {'is empty: it' if config is None else 'is no mapping: it'} holds no keys")
     flat: Config = flatten(config)
     return flat
-
-
-def _near_files(path: Path) -> str:
-    """Returns the configs that could be meant by a path where there is no file."""
-    folders = [path] if path.is_dir() else list(dict.fromkeys([path.parent, Path("experiments")]))
-    found = [file for folder in folders for file in sorted(folder.glob("*")) if file.suffix in CONFIG_FILES]
-    if not path.is_dir():
-        near = difflib.get_close_matches(path.stem, [file.stem for file in found], n=1)
-        found = [file for file in found if [file.stem] == near]
-    return f" (did you mean {', '.join(map(str, found[:4]))}?)" if found else ""
 
 
 def parse_yaml(text: str, source: str) -> Any:

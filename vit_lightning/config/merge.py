@@ -12,6 +12,7 @@ from vit_lightning.config.init_from import FROM_DATA, inherited_model
 from vit_lightning.config.options import TRAINED, Settings
 from vit_lightning.config.own_parts import OWN_GROUPS, Dropped, with_full_part_names, without_replaced
 from vit_lightning.config.parser import DEFAULT_CLASSES
+from vit_lightning.config.shipped import find_config
 from vit_lightning.data.image_files import data_of_files
 from vit_lightning.errors import UserError
 from vit_lightning.models.presets import Preset
@@ -41,12 +42,13 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
     """
     configs: list[tuple[Path, Config]] = []
     unreadable: list[str] = []
-    paths = [Path(value) for key, value in flags if key == "config"]
-    for path in paths:
+    names = [value for key, value in flags if key == "config"]
+    for text in names:
         try:
+            path = find_config(text)
             config = read_config(path)
             if "compare" in config or {"method", "parameters"} <= config.keys():
-                raise UserError(f"config={path} is the plan of an ablation, not a config: lightning ablate {path}")
+                raise UserError(f"config={text} is the plan of an ablation, not a config: lightning ablate {text}")
             configs.append((path, config))
         except UserError as error:
             unreadable += error.problems
@@ -64,8 +66,8 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
         given = {key: value for key, value in config.items() if value is not None or key not in GROUPS}
         given = with_full_part_names(given)
         merged = merge(without_replaced(merged, given, dropped), given, dropped=dropped)
-    if paths and "experiment" not in merged:
-        merged["experiment"] = paths[-1].stem
+    if names and "experiment" not in merged:
+        merged["experiment"] = Path(names[-1]).stem
     own = [config_of_flag(key, value) for key, value in flags if key.split(".")[0] in OWN_GROUPS]
     merged = without_replaced(merged, functools.reduce(merge, map(with_full_part_names, own), {}), dropped)
     for key, value in sorted(flags, key=lambda flag: _rank(flag[0])):

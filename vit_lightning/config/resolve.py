@@ -11,11 +11,12 @@ from vit_lightning.config.build import Unfit, build
 from vit_lightning.config.check_options import find_problems, remove
 from vit_lightning.config.check_values import secret_problems
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import CONFIG_FILES, Config, refuse_words, split_words
+from vit_lightning.config.files import Config, refuse_words, split_words
 from vit_lightning.config.merge import merge_all
 from vit_lightning.config.options import TRAINED
 from vit_lightning.config.own_data import with_own_data
 from vit_lightning.config.parser import make_parser
+from vit_lightning.config.shipped import CONFIG_FILES, find_config
 from vit_lightning.config.trust import Imports, restrict_imports, with_full_trainer_names
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import BEST, run_folder_of
@@ -49,7 +50,8 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
     named = {key.split(".")[0] for key, _ in flags}
     if command not in TRAINED and not named & {"config", "model", "data", "module"}:
         trained = " or --ckpt RUN_FOLDER" if command == "summary" else ""
-        raise UserError(f"a config is missing: lightning {command} --config CONFIG.yaml{trained}{_configs_here()}")
+        hint = "lightning configs lists those of the package"
+        raise UserError(f"give a config: lightning {command} --config digits{trained} ({hint})")
     config, unreadable, replaced = merge_all(options, command, files=bool(words))
     config = with_full_trainer_names(config)
     imports = restrict_imports(config, trust=trust, folders=_folders(flags, folders))
@@ -73,13 +75,6 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
     raise UserError(_all_problems(config, command, imports, fault))
 
 
-def _configs_here() -> str:
-    """Returns the first configs of the folder ``experiments``, if there is one."""
-    found = sorted(Path("experiments").glob("*.yaml"))
-    found.sort(key=lambda path: path.stem != "digits")  # the one that is done in seconds
-    return f" (such as {', '.join(map(str, found[:4]))})" if found else ""
-
-
 def _permissions(flags: Sequence[tuple[str, str]], command: str) -> tuple[bool, tuple[str, ...]]:
     """Returns whether configs are trusted, and which options may differ from those of a resumed run."""
     trust = dict(flags).get("trust-config", "false")
@@ -98,7 +93,7 @@ def _folders(flags: Sequence[tuple[str, str]], more: Sequence[Path]) -> list[Pat
     """
     given = [(key, Path(value)) for key, value in flags]
     trained = [run_folder_of(path / BEST if path.is_dir() else path) for key, path in given if key == "ckpt"]
-    configs = [path.parent for key, path in reversed(given) if key == "config"]
+    configs = [find_config(path).parent for key, path in reversed(given) if key == "config"]
     return [*filter(None, trained), *configs, *more, Path.cwd(), *(path for key, path in given if key == "out")]
 
 
