@@ -84,6 +84,13 @@ COMMANDS = {
     "dashboard": Command(
         "make a workspace and a report of an ablation in W&B", "ablation.publish:dashboard", "ABLATION_FOLDER", "folder"
     ),
+    "board": Command(
+        "write an HTML page of a run, or of several side by side: curves, images, errors, configs; no server",
+        "report.board:board",
+        "FOLDER ...",
+        "options",
+        "BoardOptions",
+    ),
     "sync": Command(
         "upload a run or an ablation to W&B, only what is missing there", "ablation.publish:sync", "FOLDER", "folder"
     ),
@@ -121,6 +128,10 @@ MEANT = {
     "upload": "sync",
     "recipes": "configs",
     "experiments": "configs",
+    "tensorboard": "board",
+    "view": "board",
+    "plot": "board",
+    "curves": "board",
     "version": "--version",
 }
 """Words for which users of other programs know these commands."""

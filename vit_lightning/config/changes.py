@@ -16,11 +16,20 @@ ALWAYS = ("data.num_workers", "pictures_every_n_epochs")
 """Options that may change within a run: its weights and metrics do not depend on them."""
 
 
+PER_RUN = ("seed_everything", "experiment", "wandb")
+"""Keys that identify a run and change nothing else."""
+
+
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Returns the options whose values differ between two configs, with both values."""
-    old, new = (_by_key(with_block(flatten(dict(config)))) for config in (before, after))
+    old, new = options_of(before), options_of(after)
     found = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
     return {key: pair for key, pair in found.items() if pair[0] != pair[1] and key not in ALWAYS}
+
+
+def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a config by their dotted keys."""
+    return _by_key(with_block(flatten(dict(config))))
 
 
 def changes_since(began: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -45,7 +54,7 @@ def _as_written(found: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]
 
 
 def _changes_since(began: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    found, known = changes(began, now), _by_key(with_block(flatten(dict(began))))
+    found, known = changes(began, now), options_of(began)
     replaced = tuple(key.removesuffix("class_path") for key in found if key.endswith(".class_path"))
     lacking = [key for key in found if key not in known and not key.startswith(replaced)]
     if not lacking:

@@ -9,13 +9,10 @@ from typing import Any
 
 import yaml
 
-from vit_lightning.config.changes import changes
+from vit_lightning.config.changes import PER_RUN, changes
 from vit_lightning.report.analysis import Analysis
 from vit_lightning.report.study import Study
 from vit_lightning.storage.folder import read_json
-
-PER_RUN = ("seed_everything", "experiment", "wandb")
-"""Keys that identify a run and change nothing else."""
 
 HARDWARE = ("processor", "cores", "gpus", "threads", "python", "packages")
 """Keys of ``environment.json`` that must agree for costs to be comparable."""

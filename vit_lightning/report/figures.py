@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from vit_lightning.config.files import word
 from vit_lightning.report.analysis import Analysis
 from vit_lightning.report.study import Study
+from vit_lightning.report.style import COLOURS
 from vit_lightning.report.wording import unit_of
 from vit_lightning.storage.metrics import read_metrics
 
@@ -38,8 +39,6 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "savefig.transparent": True,
 }
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's, which the colour-blind can tell apart; after six they repeat with other lines and points."""
 POINTS = ("o", "s", "^", "D", "v", "P")
 GREY = "0.6"
 """Arms beyond those that have a colour of their own."""

@@ -1,0 +1,162 @@
+"""The HTML page of runs: its data are read back from it, and a browser draws it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from vit_lightning.cli import main
+from vit_lightning.storage.folder import hold
+from vit_lightning.storage.metrics import write_results
+
+CLASSES = ["cat", "<b>dog</b>"]
+
+
+def make_run(folder: Path, *, seed: int = 0, depth: int = 2, rows: int = 40, finished: bool = True) -> Path:
+    """Writes the files of a run that nobody trained."""
+    (folder / "validation").mkdir(parents=True)
+    config = {"experiment": "small", "seed_everything": seed, "model": {"class_path": "vit_lightning.ViT"}}
+    config["model"]["init_args"] = {"depth": depth}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    home = Path.home()
+    environment = {"command": f"lightning fit --data.root={home}/images", "folder": str(home), "cores": 2, "gpus": []}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    lines = []
+    for step in range(rows):
+        loss = 2.0 / (1 + step) + 0.1 * math.sin(step)
+        row = {"step": step, "epoch": step // 10, "train/loss_step": loss, "speed/step_seconds": 0.1}
+        if step % 10 == 9:
+            row |= {"val/acc": step / rows, "val/loss": loss}
+        lines.append(json.dumps(row | {"time": 1.7e9 + step}))
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "warnings.log").write_text(f"a warning in {home}/x.py </script><script>alert(1)</script>\n")
+    counts = {"confusion": [[0, 0, 3], [1, 0, 1]], "class_images": [3, 1], "class_accuracy": [1.0, 0.0]}
+    bins = {"edges": [0.0, 0.5, 1.0], "right": [0, 3], "wrong": [1, 0]}
+    for epoch in (1, 4):
+        facts = {"epoch": epoch, "classes": CLASSES, **counts, "confidence": bins, "images": 4, "accuracy": 0.75}
+        (folder / "validation" / f"epoch-{epoch:04d}.json").write_text(json.dumps(facts))
+        Image.new("RGB", (20, 10), "red").save(folder / "validation" / f"epoch-{epoch:04d}.png")
+    if finished:
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 2000, 3), dtype=np.uint8)).save(
+            folder / "worst_errors.png"
+        )
+        label = np.array([0, 0, 1, 1])
+        np.savez(folder / "test_predictions.npz", label=label, prediction=label[::-1], confidence=np.full(4, 0.7))
+        (folder / "classes.csv").write_text("class,images\ncat,2\n<b>dog</b>,2\n")
+        (folder / "errors.csv").write_text("index,label\n3,<i>cat</i>\n")
+        write_results(folder, {"test/acc": 0.5 + depth / 10 + seed / 100, "val/acc": 0.9, "best_step": 30})
+    return folder
+
+
+def data_of(page: Path) -> dict:
+    text = page.read_text()
+    assert text.count("<script") == text.count("</script>") == 2
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL).group(1))
+
+
+def test_a_page_holds_what_the_files_of_runs_say(tmp_path, capsys):
+    runs = tmp_path / "<runs>"
+    first = make_run(runs / "a", seed=0)
+    make_run(runs / "b", seed=1)
+    make_run(runs / "c", depth=3, rows=5000)
+    live = make_run(runs / "d", depth=3, finished=False, rows=0)
+    diverged = make_run(runs / "e", depth=4, finished=False)
+    (diverged / "diverged.json").write_text("{}")
+    with (diverged / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 40, "train/loss_step": "nan", "time": 1700000040}\n{"step": 41, "tra')
+    empty = runs / "f"
+    empty.mkdir()
+    (empty / "environment.json").write_text("{broken")
+    for name in ("config.yaml", "metrics.jsonl", "test_predictions.npz", "worst_errors.png", "classes.csv"):
+        (empty / name).write_bytes(b"\xff: [")
+    with hold(live, "test"):
+        holder = os.fork()
+        if holder == 0:  # another process, since a lock does not hold against one's own
+            os._exit(main(["board", str(runs)]))
+        assert os.waitpid(holder, 0)[1] == 0
+    data = data_of(runs / "board.html")
+    by_name = {run["name"]: run for run in data["runs"]}
+    assert data["name"] == "<runs>"
+    assert data["differing"] == ["model.depth"]
+    states = {name: run["state"] for name, run in by_name.items()}
+    assert states == dict.fromkeys("abc", "finished") | {"d": "running", "e": "diverged", "f": "stopped"}
+    assert [by_name[name]["group"] for name in "abcde"] == [0, 0, 1, 1, 2]  # seeds of one config belong together
+    a, c, e = by_name["a"], by_name["c"], by_name["e"]
+    assert a["results"]["test/acc"] == 0.7
+    assert a["config"]["model.depth"] == "2"
+    assert a["series"]["val/acc"]["s"] == [9, 19, 29, 39]
+    assert a["steps_per_epoch"] == 10
+    assert a["environment"]["command"] == "lightning fit --data.root=~/images"
+    assert str(Path.home()) not in (runs / "board.html").read_text()
+    assert e["series"]["train/loss_step"]["bad"] == 1
+    assert len(e["series"]["train/loss_step"]["v"]) == 40
+    assert [one["title"] for one in a["evaluations"]] == ["validation, epoch 1", "validation, epoch 4", "test"]
+    assert a["evaluations"][2]["confusion"] == [[0, 1, 2], [1, 0, 2]]
+    assert a["evaluations"][2]["classes"] == CLASSES
+    thin = c["series"]["train/loss_step"]
+    whole = [2.0 / (1 + step) + 0.1 * math.sin(step) for step in range(5000)]
+    assert thin["n"] == 5000
+    assert len(thin["v"]) == len(thin["lo"]) < 2500
+    assert (thin["s"][0], thin["s"][-1]) == (0, 4999)
+    assert [thin["v"][0], thin["v"][-1]] == pytest.approx([whole[0], whole[-1]], rel=1e-4)
+    assert (min(thin["lo"]), max(thin["hi"])) == pytest.approx((min(whole), max(whole)), rel=1e-4)
+    figure = next(one for one in a["pictures"] if one["title"] == "Worst errors of the test")
+    with Image.open(io.BytesIO(base64.b64decode(figure["url"].partition(",")[2]))) as image:
+        assert image.width == 1400
+    capsys.readouterr()
+    assert main(["board", str(first), f"--out={tmp_path / 'new' / 'one.html'}"]) == 0
+    assert [run["name"] for run in data_of(tmp_path / "new" / "one.html")["runs"]] == ["a"]
+    assert capsys.readouterr().out == f"{tmp_path / 'new' / 'one.html'}\n"
+
+
+def test_folders_without_a_run_are_named(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main(["board", str(tmp_path / "missing"), str(tmp_path / "empty"), "--out=x.html"]) == 2
+    said = capsys.readouterr().err
+    assert "missing is not there" in said
+    assert "empty holds no run, but nothing" in said
+    assert main(["board", str(tmp_path), "--out=x.txt"]) == 2
+    assert "out=x.txt must end with .html" in capsys.readouterr().err
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_draws_the_page_without_errors_and_asks_for_nothing(tmp_path, width):
+    for name, seed, depth in (("a", 0, 2), ("b", 1, 2), ("c", 0, 3)):
+        make_run(tmp_path / "runs" / name, seed=seed, depth=depth)
+    for folder in (tmp_path / "runs", tmp_path / "runs" / "a"):
+        assert main(["board", str(folder)]) == 0
+        command = [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+            *("--disable-component-update", "--disable-sync", "--no-first-run", "--enable-logging=stderr"),
+            *(f"--user-data-dir={tmp_path}/profile", f"--log-net-log={tmp_path}/net.json", "--dump-dom"),
+            *(f"--window-size={width},900", (folder / "board.html").as_uri()),
+        ]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert result.returncode == 0, result.stderr
+        assert "CONSOLE" not in result.stderr
+        drawn = result.stdout.partition('<script type="application/json"')[0]
+        assert '<canvas role="img"' in drawn
+        assert "train/loss_step" in drawn
+        assert "&lt;b&gt;dog&lt;/b&gt;" in drawn
+        assert "<b>dog" not in drawn
+        assert "Confusion matrix, test" in drawn
+        asked = set(re.findall(r'"url":"([a-z]+:[^"]*)"', (tmp_path / "net.json").read_text()))
+        own = [place for place in asked if "google" not in place and "gvt1" not in place]
+        assert all(place.startswith(("file:///", "data:")) for place in own), own

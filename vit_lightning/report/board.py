@@ -1,0 +1,379 @@
+"""``lightning board``: one HTML page of a run, or of several runs side by side, from the files in their folders.
+
+All that the page shows is one plain mapping, made here; ``board_page`` writes it into the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import itertools
+import json
+import math
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from PIL import Image
+
+from vit_lightning.config.changes import PER_RUN, changes, options_of
+from vit_lightning.config.files import word
+from vit_lightning.errors import UserError
+from vit_lightning.metric_facts import goal_of
+from vit_lightning.report.board_page import board_page
+from vit_lightning.storage.folder import in_use, read_json, runs_in, write_whole
+from vit_lightning.storage.metrics import read_metrics, read_results
+
+NUMBERS = 300_000
+"""Numbers of all curves of a page, 7 bytes each; longer curves are thinned."""
+PICTURES = 1_500_000
+"""Bytes of all pictures of a page; the less important ones are left out."""
+CELLS = 60_000
+"""Cells of all confusion matrices of a page; the less important ones are left out."""
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+FIGURES = {"test_images": "Test images", "worst_errors": "Worst errors of the test", "calibration": "Calibration"}
+Rows = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class BoardOptions:
+    """Options of ``lightning board``.
+
+    Args:
+        folder: run folders, folders of runs (runs/digits) and folders of ablations.
+        out: the HTML file to write; board.html in the folder, or here where several are given.
+    """
+
+    folder: list[str]
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.out is not None and Path(self.out).suffix != ".html":
+            raise UserError(f"out={self.out} must end with .html")
+
+
+def board(options: BoardOptions) -> None:
+    """Writes the page and prints where it is."""
+    folders = [Path(folder) for folder in options.folder]
+    problems, found = [], []
+    for folder in folders:
+        try:
+            found += runs_in(folder)
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(problems)
+    path = Path(options.out or (folders[0] / "board.html" if len(folders) == 1 else "board.html"))
+    data = read_board(found)
+    data["command"] = _without_home(shlex.join(["lightning", "board", *options.folder]))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, board_page(data))
+    except OSError as fault:
+        raise UserError(f"{path} cannot be written: {fault.strerror} (--out=FILE.html chooses another)") from fault
+    for run in data["runs"]:
+        if run["state"] == "running":
+            print(f"{run['name']} is running, last row {run['last'] or 'still to come'}; the same command refreshes")
+    print(path)
+
+
+def read_board(folders: Iterable[Path]) -> dict[str, Any]:
+    """Returns all that a page shows of some run folders, as plain data."""
+    folders = list({folder.resolve(): None for folder in folders})
+    above = Path(os.path.commonpath([folder.parent for folder in folders]))
+    runs = [_read_run(folder, folder.relative_to(above).as_posix(), 1 / len(folders)) for folder in folders]
+    configs = [run.pop("config") for run in runs]
+    differing = _differing(configs)
+    options = [_options(config) for config in configs]
+    for run, config in zip(runs, options, strict=True):
+        run["config"] = {key: word(value) for key, value in config.items()}
+    arms = [tuple(run["config"].get(key) for key in differing if not _is_chance(key)) for run in runs]
+    for run, arm in zip(runs, arms, strict=True):
+        run["group"] = list(dict.fromkeys(arms)).index(arm)
+    _thin([series for run in runs for series in run["series"].values()])
+    text = _without_home(json.dumps(runs, ensure_ascii=False, default=str))
+    runs = json.loads(text)
+    for run, folder in zip(runs, folders, strict=True):
+        run["pictures"], run["left_out"] = _pictures(folder, PICTURES // len(folders))
+    name = above.name if len(folders) > 1 else folders[0].name
+    return {"name": name, "made": _clock(time.time()), "differing": differing, "runs": runs}
+
+
+def _read_run(folder: Path, name: str, share: float) -> dict[str, Any]:
+    """Returns a run as plain data; its curves are whole, its config is as the file has it."""
+    rows = _rows(folder)
+    config, results = _config(folder), read_results(folder) or {}
+    environment = read_json(folder / "environment.json")
+    state, cause = _state(folder, bool(results))
+    times = [float(row["time"]) for row in rows if isinstance(row.get("time"), int | float)]
+    monitor = str(_at(config, "checkpoint", "monitor") or "val/acc")
+    series = _series(rows)
+    return {
+        "name": name,
+        "state": state,
+        "cause": cause,
+        "last": _clock(times[-1]) if times else "",
+        "seed": config.get("seed_everything"),
+        "experiment": config.get("experiment"),
+        "monitor": monitor,
+        "best": results.get(monitor, _best(series.get(monitor), monitor)),
+        "seconds": results.get("train_seconds", times[-1] - times[0] if times else None),
+        "images_per_second": results.get("images_per_second", _last(series.get("speed/images_per_second"))),
+        "results": {key: value for key, value in results.items() if isinstance(value, int | float)},
+        "plain": _is_plain(config),
+        "steps_per_epoch": 1 + max((row["step"] for row in rows if row.get("epoch") == 0 and row["step"]), default=0),
+        "clock": _minutes(rows),
+        "series": series,
+        "config": config,
+        "environment": environment,
+        "evaluations": _evaluations(folder, int(CELLS * share)),
+        "errors": _table(folder / "errors.csv"),
+        "warnings": _lines(folder / "warnings.log", 20),
+    }
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    try:
+        return read_metrics(folder)
+    except OSError:  # no row yet
+        return []
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        found = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), LOADER)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _at(node: Any, *keys: str) -> Any:
+    for key in keys:
+        node = node.get(key) if isinstance(node, dict) else None
+    return node
+
+
+def _state(folder: Path, finished: bool) -> tuple[str, str]:
+    """Returns whether a run is finished, running, diverged, failed or stopped, and the cause in one line."""
+    if finished:
+        return "finished", ""
+    if in_use(folder):
+        return "running", ""
+    if (folder / "diverged.json").is_file():
+        return "diverged", "loss, gradients or weights are no longer finite: see diverged.json"
+    ends = sorted((folder.parent.parent / "ledger" / folder.name).glob("*.end"))  # of an ablation
+    if ends and (end := read_json(ends[-1])).get("outcome") == "failed":
+        return "failed", str(end.get("cause", ""))
+    if errors := _lines(folder / "error.log", 1):
+        return "failed", errors[0]
+    return "stopped", "neither finished nor running: lightning fit --resume continues it"
+
+
+def _is_plain(config: dict[str, Any]) -> bool:
+    """Whether the training loss is plain cross entropy, which can be drawn beside that of the validation."""
+    loss = config.get("loss")
+    options = (_at(loss, "label_smoothing"), _at(config, "data", "init_args", "mixing"))
+    return not any((*options, _at(config, "distillation", "teacher"), _at(loss, "class_path"))) and (
+        _at(loss, "name") in (None, "ce")
+    )
+
+
+def _series(rows: Rows) -> dict[str, dict[str, Any]]:
+    """Returns steps and values of each metric, but for those of the test; nan and infinity are counted alone."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name in ("step", "epoch", "time") or name.startswith("test/") or row["step"] is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float | str):
+                continue
+            series = found.setdefault(name, {"s": [], "v": [], "bad": 0})
+            try:
+                number = float(value)
+            except (ValueError, OverflowError):
+                continue
+            if math.isfinite(number):
+                series["s"].append(row["step"])
+                series["v"].append(number)
+            else:
+                series["bad"] += 1
+    return {name: series for name, series in sorted(found.items()) if series["s"] or series["bad"]}
+
+
+def _best(series: dict[str, Any] | None, monitor: str) -> float | None:
+    values = series["v"] if series else []
+    return (max if goal_of(monitor) == "maximize" else min)(values, default=None)
+
+
+def _last(series: dict[str, Any] | None) -> float | None:
+    return series["v"][-1] if series and series["v"] else None
+
+
+def _minutes(rows: Rows, most: int = 100) -> list[list[float]]:
+    """Returns steps and the minutes from the first row to them."""
+    known = [(row["step"], row["time"]) for row in rows if row["step"] is not None and "time" in row]
+    known = [pair for pair in known if isinstance(pair[1], int | float)]
+    chosen = [known[place] for place in np.linspace(0, len(known) - 1, min(most, len(known))).round().astype(int)]
+    return [[step, round((seconds - known[0][1]) / 60, 3)] for step, seconds in chosen]
+
+
+def _thin(all_series: Sequence[dict[str, Any]]) -> None:
+    """Rounds the values, and replaces long curves by mean, least and largest value of as many parts as there is room.
+
+    The first and the last value stay. Adds ``n``, the number of values, and for a thinned curve ``lo`` and ``hi``.
+    """
+    parts = max(50, min(2000, NUMBERS // (4 * max(1, len(all_series)))))
+    for series in all_series:
+        steps, values = series["s"], series["v"]
+        series["n"] = len(values)
+        if len(values) <= max(parts, 150):
+            series["v"] = _rounded(values)
+            continue
+        edges = [0, *np.linspace(1, len(values) - 1, parts - 1).astype(int).tolist(), len(values)]
+        pieces = [np.array(values[a:b]) for a, b in itertools.pairwise(edges)]
+        series["s"] = [int(steps[(a + b - 1) // 2]) for a, b in itertools.pairwise(edges)]
+        series["v"] = _rounded(piece.mean() for piece in pieces)
+        series["lo"] = _rounded(piece.min() for piece in pieces)
+        series["hi"] = _rounded(piece.max() for piece in pieces)
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]
+
+
+def _options(config: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return options_of(config)
+    except (AttributeError, TypeError, ValueError):  # not a config of ours
+        return config
+
+
+def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the options in which runs differ."""
+    found: dict[str, None] = {}
+    known = [config for config in configs if config]
+    for config in known[1:]:
+        try:
+            found |= dict.fromkeys(changes(known[0], config))
+        except (AttributeError, TypeError, ValueError):
+            found |= dict.fromkeys(key for key in {**known[0], **config} if known[0].get(key) != config.get(key))
+    return sorted(key for key in found if key.partition(".")[0] not in PER_RUN)
+
+
+def _is_chance(key: str) -> bool:
+    """Whether an option only draws other random numbers, or names the run."""
+    return key == "data.split_seed" or key.partition(".")[0] in PER_RUN
+
+
+def _evaluations(folder: Path, cells: int) -> list[dict[str, Any]]:
+    """Returns the numbers of the validations that were drawn, by epoch, and of the test, within a number of cells."""
+    found = [read_json(path) for path in sorted((folder / "validation").glob("epoch-*.json"))]
+    found = [{"title": f"validation, epoch {one.get('epoch')}", **one} for one in found if "confusion" in one]
+    if test := _test(folder):
+        found.append(test)
+    kept: list[dict[str, Any]] = []
+    for one in [*found[-1:], *found[:-1][::-1]]:  # the test, then the last validation
+        matrix = sorted(one["confusion"], key=lambda cell: -cell[2])
+        if kept and len(matrix) > cells:
+            break
+        kept.append({**one, "confusion": matrix[:cells], "cut": len(matrix) > cells})
+        kept[-1].pop("sample", None)
+        cells -= len(matrix)
+    return kept[:0:-1] + kept[:1]
+
+
+def _test(folder: Path) -> dict[str, Any] | None:
+    """Returns the numbers of the test as those of a validation, from ``test_predictions.npz`` and ``classes.csv``."""
+    try:
+        with np.load(folder / "test_predictions.npz") as file:
+            label, prediction, confidence = (file[name] for name in ("label", "prediction", "confidence"))
+    except (OSError, ValueError, KeyError):
+        return None
+    classes = [row[0] for row in _table(folder / "classes.csv", most=100_000)[1:]]
+    count = max(len(classes), 1 + int(max(label.max(initial=0), prediction.max(initial=0))))
+    classes += [str(number) for number in range(len(classes), count)]
+    right, edges = label == prediction, np.linspace(0, 1, 21)
+    cells, counts = np.unique(np.stack([label, prediction], axis=1), axis=0, return_counts=True)
+    images, correct = (np.bincount(of, minlength=count) for of in (label, label[right]))
+    return {
+        "title": "test",
+        "images": len(label),
+        "accuracy": float(right.mean()) if len(label) else None,
+        "classes": classes,
+        "class_images": images.tolist(),
+        "class_accuracy": [c / n if n else None for c, n in zip(correct.tolist(), images.tolist(), strict=True)],
+        "confusion": [[*cell, n] for cell, n in zip(cells.tolist(), counts.tolist(), strict=True)],
+        "confidence": {
+            "edges": edges.round(6).tolist(),
+            "right": np.histogram(confidence[right], edges)[0].tolist(),
+            "wrong": np.histogram(confidence[~right], edges)[0].tolist(),
+        },
+    }
+
+
+def _table(path: Path, most: int = 21) -> list[list[str]]:
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            return list(itertools.islice(csv.reader(file), most))
+    except (OSError, csv.Error):
+        return []
+
+
+def _lines(path: Path, most: int) -> list[str]:
+    """Returns the last lines of a file that are not empty."""
+    try:
+        text = path.read_bytes()[-100_000:].decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    return [line[:500] for line in text.splitlines() if line.strip()][-most:]
+
+
+def _pictures(folder: Path, room: int) -> tuple[list[dict[str, Any]], int]:
+    """Returns figures of a run as data URLs, and how many were left out since there was no room for them."""
+    sheets = sorted((folder / "validation").glob("epoch-*.png"))
+    epochs = {path: f"validation, epoch {int(path.stem.removeprefix('epoch-').lstrip('0') or 0)}" for path in sheets}
+    figures = {folder / f"{name}.png": title for name, title in FIGURES.items() if (folder / f"{name}.png").is_file()}
+    last = dict(list(epochs.items())[-1:])
+    found, left_out = {}, 0
+    for path, title in [*last.items(), *figures.items(), *list(epochs.items())[-2::-1]]:
+        content, kind = _small(path)
+        if not content or len(content) > room:
+            left_out += 1
+            continue
+        room -= len(content)
+        found[path] = {"title": title, "url": f"data:image/{kind};base64,{base64.b64encode(content).decode()}"}
+    return [found[path] for path in [*epochs, *figures] if path in found], left_out
+
+
+def _small(path: Path, most: int = 40_000) -> tuple[bytes, str]:
+    """Returns a PNG as it is, or if it is large, as WebP at most 1400 pixels wide; empty if it is damaged."""
+    try:
+        content = path.read_bytes()
+        if len(content) <= most:
+            return content, "png"
+        with Image.open(io.BytesIO(content)) as image:
+            image.thumbnail((1400, 4000))
+            file = io.BytesIO()
+            image.convert("RGB").save(file, "WEBP", quality=85)
+            return file.getvalue(), "webp"
+    except (OSError, ValueError):
+        return b"", ""
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def _without_home(text: str) -> str:
+    """Replaces home folders, also those of other machines, by ~."""
+    home = str(Path.home())
+    text = text.replace(home, "~") if len(home) > 1 else text
+    return re.sub(r"(?<![\w.~-])(/(home|Users)/[^/\s\"'\\:,]+|/root(?![\w.-]))", "~", text)
