@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -12,6 +17,7 @@ from runs import SHARED
 from tensors import write_images, write_parquet
 
 from vit_lightning import HuggingFaceSet, ImageFolder, UserError
+from vit_lightning.config.resolve import resolve
 from vit_lightning.data.batches import Request
 
 installed = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs the extra datasets")
@@ -154,3 +160,105 @@ def test_labels_that_are_no_classes_are_named(tmp_path, train, test):
     tables = table_of(tmp_path, {"image": image, "label": list(train)}, others=others)
     with pytest.raises(UserError, match="label_column=label of"):
         of(tmp_path, tables).dataset("train")
+
+
+CARD = """---
+configs: [{config_name: small, data_files: small/*.parquet}, {config_name: large, data_files: large/*.parquet}]
+---
+"""
+
+
+class Hub(ThreadingHTTPServer):
+    """A server that answers for the set me/set as the hub does: ``commits`` has the files of each, the last is main."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), HubHandler)
+        self.commits: dict[str, dict[str, bytes]] = {}
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        path = unquote(self.path).partition("?")[0]
+        about, _, place = path.removeprefix("/api/datasets/me/set").partition("/tree/")
+        revision, _, name = (place or path.partition("/resolve/")[2] or about.removeprefix("/revision/")).partition("/")
+        commit = revision if revision not in ("", "main") else [*self.server.commits][-1]
+        files = self.server.commits.get(commit)
+        if files is None:
+            self.reply(b"", 404, {"X-Error-Code": "RevisionNotFound"})
+        elif place:
+            here = {file: content for file, content in files.items() if file.rpartition("/")[0] == name}
+            found = [{"type": "file", "path": f, "size": len(c), "oid": str(hash(c))} for f, c in here.items()]
+            folders = {file.partition("/")[0] for file in files if "/" in file} if not name else ()
+            found += [{"type": "directory", "path": folder, "size": 0, "oid": folder} for folder in folders]
+            self.reply(json.dumps(found).encode())
+        elif path.startswith("/api/datasets/me/set"):
+            self.reply(json.dumps({"id": "me/set", "sha": commit, "siblings": []}).encode())
+        elif name in files:
+            self.reply(files[name], 200, {"ETag": f'"{hash(files[name])}"', "X-Repo-Commit": commit})
+        else:
+            self.reply(b"", 404, {"X-Error-Code": "EntryNotFound"})
+
+    do_HEAD = do_POST = do_GET
+
+    def reply(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+@installed
+def test_a_set_of_the_hub_is_pinned_to_the_commit_that_was_loaded(tmp_path, monkeypatch):
+    import datasets
+    from huggingface_hub import constants
+
+    hub, old, new = Hub(), "a" * 40, "b" * 40
+    for place, name, value in (
+        (constants, "ENDPOINT", hub.url),  # what HF_ENDPOINT sets, before the libraries are imported
+        (constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"),
+        (constants, "HF_HUB_CACHE", str(tmp_path / "hub")),
+        (datasets.config, "HF_ENDPOINT", hub.url),
+    ):
+        monkeypatch.setattr(place, name, value)
+    for commit, labels in ((old, ("cat", "dog")), (new, ("cat", "emu"))):
+        for name in labels:
+            write_images(tmp_path / commit / name, 5, seed=0)
+        write_parquet(tmp_path / "one.parquet", tmp_path / commit)
+        table = (tmp_path / "one.parquet").read_bytes()
+        hub.commits[commit] = {"README.md": CARD.encode(), "small/train.parquet": table}
+    newest = hub.commits.pop(new)
+    flags = ["--data.class_path=HuggingFaceSet", "--data.path=me/set", "--data.name=small", "--data.image_size=8"]
+    flags += [f"--data.cache={tmp_path / 'cache'}", "--model.patch_size=4", "--model.emb_size=8", "--model.depth=1"]
+    began = resolve([*flags, "--model.num_heads=1"])
+    assert began.config["data"]["init_args"]["revision"] == old
+    hub.commits[new] = newest
+    (tmp_path / "config.yaml").write_text(began.to_yaml())
+    again = resolve([f"--config={tmp_path / 'config.yaml'}"])
+    assert again.data.class_names == ["cat", "dog"]
+    assert again.config == began.config
+    now = of(tmp_path, Path("me/set"), name="small")
+    assert now.class_names == ["cat", "emu"]
+    assert now.pinned() == {"revision": new}
+    with pytest.raises(UserError, match=r"path=me/set cannot be loaded: .*nowhere"):
+        of(tmp_path, Path("me/set"), revision="nowhere").check()
+    with pytest.raises(UserError, match=r"cannot be loaded: .*small.*large"):
+        of(tmp_path, Path("me/set"), name="medium").check()
+    hub.shutdown()
+    hub.server_close()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"revision=c{40} is not in .*cache, but [ab]{40}"):
+        of(tmp_path, Path("me/set"), name="small", revision="c" * 40).check()
+    with pytest.raises(UserError, match="revision=main is for sets of the hub"):
+        of(tmp_path, tmp_path, revision="main").check()

@@ -53,6 +53,7 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     data: ImageData = instantiate(parse_part("data", unflatten(data_config)), "data")
     try:
         data.check()
+        data_config |= data.pinned()
         facts = data_facts(data)
     except UserError as error:
         raise UserError([f"data.{problem}" for problem in error.problems]) from error

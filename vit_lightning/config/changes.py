@@ -39,7 +39,10 @@ def changes_since(began: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
         began: the config in the run folder or checkpoint; nothing that it names is imported.
         now: a resolved config.
     """
-    return _as_written(_changes_since(began, now))
+    found = _as_written(_changes_since(began, now))
+    return {
+        key: pair for key, pair in found.items() if key != "data.revision" or pair[0] is not None
+    }  # not pinned then
 
 
 def _as_written(found: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:

@@ -91,6 +91,10 @@ class ImageData(LightningDataModule):
             problems.append(f"shots={self.shots} beside fraction={self.fraction}: give one of the two")
         return problems
 
+    def pinned(self) -> dict[str, Any]:
+        """Returns arguments with which the source gives the same images again, as it was found by ``check``."""
+        return {}
+
     @property
     @abstractmethod
     def class_names(self) -> list[str]:

@@ -1,5 +1,6 @@
 """Image sets in the layout of Hugging Face ``datasets``: from the hub, or Parquet files on disk."""
 
+import re
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,12 +32,16 @@ class HuggingFaceSet(ImageSet):
 
     Args:
         path: folder with Parquet files that have train, val or test in their names, or the name of a set on the hub.
+        name: configuration of a set on the hub that has several.
+        revision: commit, branch or tag of a set on the hub; a run's config.yaml has the commit that was loaded.
         image_column: column with the images.
         label_column: column with the labels.
         cache: folder for what is downloaded and unpacked.
     """
 
     path: str
+    name: str | None = None
+    revision: str | None = None
     image_column: str = "image"
     label_column: str = "label"
     cache: Path = Path("data/huggingface")
@@ -50,8 +55,18 @@ class HuggingFaceSet(ImageSet):
     def _named_classes(self) -> list[str] | None:
         return getattr(self._tables["train"].features[self.label_column], "names", None)
 
+    def pinned(self) -> dict[str, Any]:
+        return {} if self.revision is None else {"revision": self.revision}
+
     def check(self) -> None:
         """Checks that the source is there and has both columns."""
+        if Path(self.path).is_dir():
+            given = {"name": self.name, "revision": self.revision}
+            refuse(
+                f"{key}={value} is for sets of the hub, and path={self.path} is a folder"
+                for key, value in given.items()
+                if value is not None
+            )
         for split, table in self._tables.items():
             missing = [name for name in (self.image_column, self.label_column) if name not in table.column_names]
             if missing:
@@ -80,7 +95,15 @@ class HuggingFaceSet(ImageSet):
         if files:
             source, data_files = "parquet", {split: [str(file) for file in paths] for split, paths in files.items()}
         try:
-            loaded = datasets.load_dataset(source, data_files=data_files, cache_dir=str(self.cache))
+            builder = datasets.load_dataset_builder(
+                source, self.name, data_files=data_files, cache_dir=str(self.cache), revision=self.revision
+            )
+            if not files:  # offline it is whatever commit the cache holds
+                if re.fullmatch("[0-9a-f]{40}", self.revision or "") and self.revision != builder.hash:
+                    raise ValueError(f"revision={self.revision} is not in {self.cache}, but {builder.hash}")
+                self.revision = builder.hash
+            builder.download_and_prepare()
+            loaded = builder.as_dataset()
         except (OSError, ValueError, RuntimeError) as fault:
             raise UserError(f"path={self.path} cannot be loaded: {' '.join(str(fault).split())[:300]}") from fault
         columns = [self.image_column, self.label_column]  # others would be decoded with each row
