@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -21,3 +22,11 @@ SMALL = (
 """A run on digits that takes a second."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def logged_rows(folder: Path) -> list[dict[str, Any]]:
+    """What a run has logged, without what is never the same twice."""
+    from vit_lightning.metric_facts import MACHINE
+    from vit_lightning.storage.metrics import read_metrics
+
+    return [{k: v for k, v in row.items() if k != "time" and not k.startswith(MACHINE)} for row in read_metrics(folder)]

@@ -91,8 +91,12 @@ METRICS = {
         stages=("test",),
     ),
 }
+CROSS_ENTROPY = "train/ce"
+"""Cross entropy of the training images, to compare with ``val/loss``; logged where the objective is another."""
 STEP_METRICS = ("train/loss_step", "lr")
 """Logged at single steps, not over an epoch."""
+MACHINE = ("speed/", "system/")
+"""Prefixes of what depends on the machine and its load: no result of training, and never the same twice."""
 
 
 def with_own(metrics: Mapping[str, Metric]) -> dict[str, MetricFacts]:

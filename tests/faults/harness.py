@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import processes
 import torch
+from runs import logged_rows
 
 HERE = Path(__file__).parent
 
@@ -101,11 +102,10 @@ def log(folder: Path) -> str:
 def outcome(folder: Path) -> dict[str, Any]:
     """All that must not depend on whether a run was killed."""
     from vit_lightning.storage.checkpoint_files import read_checkpoint
-    from vit_lightning.storage.metrics import read_metrics
 
     run = folder / "run"
     last = read_checkpoint(run / "checkpoints/last.ckpt")
-    callbacks = {name: state for name, state in last["callbacks"].items() if name != "Stopwatch"}
+    callbacks = {name: state for name, state in last["callbacks"].items() if name not in ("Stopwatch", "Monitor")}
     # what the last validation counted, which the next one begins anew
     loops = {k: v for k, v in last["loops"]["fit_loop"].items() if not k.startswith("epoch_loop.val_loop")}
     with np.load(run / "test_predictions.npz") as arrays:
@@ -119,7 +119,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         "loops": loops,
         "callbacks": callbacks,
         "best": read_checkpoint(run / "checkpoints/best.ckpt")["state_dict"],
-        "rows": [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(run)],
+        "rows": logged_rows(run),
         "results": results(folder),
         "predictions": predictions,
         "batches": batches(folder),

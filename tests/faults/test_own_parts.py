@@ -8,11 +8,11 @@ import harness
 import pytest
 import yaml
 from fake_runs import pretend
+from runs import logged_rows
 
 from vit_lightning.ablation.ledger import read_study
 from vit_lightning.ablation.plan import slug
 from vit_lightning.storage.checkpoint_files import read_checkpoint
-from vit_lightning.storage.metrics import read_metrics
 
 pytestmark = pytest.mark.full
 
@@ -204,7 +204,7 @@ def outcome(folder: Path) -> dict[str, object]:
         "optimizer": last["optimizer_states"],
         "steps": last["global_step"],
         "best": read_checkpoint(folder / "run/checkpoints/best.ckpt")["state_dict"],
-        "rows": [{k: v for k, v in row.items() if k != "time"} for row in read_metrics(folder / "run")],
+        "rows": logged_rows(folder / "run"),
         "results": harness.results(folder),
         "batches": harness.batches(folder),
     }

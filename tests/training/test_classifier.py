@@ -6,7 +6,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from sklearn.metrics import top_k_accuracy_score
 from torch.utils.data import DataLoader, TensorDataset
 
-from vit_lightning import Digits, LossConfig, OptimizerConfig, UserError, ViT, ViTClassifier
+from vit_lightning import Digits, LossConfig, MixUp, OptimizerConfig, UserError, ViT, ViTClassifier
 
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 
@@ -135,15 +135,33 @@ def test_other_precisions_train_with_clipping(precision):
 
 def test_losses_are_means_over_images_whatever_the_batches():
     seed_everything(0, verbose=False)
-    module, data = ViTClassifier(small()), Digits(batch_size=1000)
+    module, data = ViTClassifier(small(), loss=LossConfig(label_smoothing=0.1)), Digits(batch_size=1000)
     torch.nn.init.normal_(module.network.head.linear.weight)
     run = trainer(limit_train_batches=2)
     module.optimizer_config = OptimizerConfig(lr=0.0)
     run.fit(module, data)
     images, labels = data.transform.normalise(data.dataset("train").images), data.dataset("train").labels
     with torch.no_grad():
-        loss = torch.nn.functional.cross_entropy(module(images), labels)
-    assert float(run.callback_metrics["train/loss"]) == pytest.approx(float(loss), rel=1e-5)
+        plain = torch.nn.functional.cross_entropy(module(images), labels)
+        smoothed = torch.nn.functional.cross_entropy(module(images), labels, label_smoothing=0.1)
+    assert float(run.callback_metrics["train/loss"]) == pytest.approx(float(smoothed), rel=1e-5)
+    assert float(run.callback_metrics["train/ce"]) == pytest.approx(float(plain), rel=1e-5)
+
+
+def test_cross_entropy_is_counted_where_the_loss_is_another():
+    plain, smooth = ViTClassifier(small()), ViTClassifier(small(), loss=LossConfig(label_smoothing=0.1))
+    assert "ce" not in plain.train_metrics
+    names = {"train_metrics.ce.total", "train_metrics.ce.count"}
+    assert smooth.state_dict().keys() - plain.state_dict().keys() == names
+    plain.trainer = smooth.trainer = run = trainer()
+    for module, other in ((smooth, plain), (plain, smooth)):  # a checkpoint of an earlier version, or of another loss
+        checkpoint = {"state_dict": other.state_dict()}
+        module.on_load_checkpoint(checkpoint)
+        module.load_state_dict(checkpoint["state_dict"])
+    torch.nn.init.normal_(plain.network.head.linear.weight)
+    run.limit_train_batches = 1
+    run.fit(plain, Digits(mixing=[MixUp()]))
+    assert run.callback_metrics["train/ce"] != run.callback_metrics["train/loss"]
 
 
 def test_the_calibration_error_is_that_of_probabilities():

@@ -29,14 +29,15 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
         rows: rows of ``metrics.jsonl``, from ``read_metrics``.
         title: title of the figure; the test accuracy is added if there is one.
         objective: differences of the training loss from plain cross entropy, such as label smoothing. With any, it has
-            a panel of its own, since it cannot be compared with the loss of the validation.
+            a panel of its own, and the cross entropy of training is drawn beside the loss of the validation.
         mixed: whether training images are mixed, so that their accuracy is that of the larger part.
         best_step: optimizer steps before the best checkpoint.
     """
     training = [("train/loss_step", "0.8"), ("train/loss", "C0")]
     panels = {"loss": [*training, ("val/loss", "C1")]}
     if objective:
-        panels = {"training loss": training, "validation loss (cross entropy)": [("val/loss", "C1")]}
+        compared = [("train/ce", "C0"), ("val/loss", "C1")]
+        panels = {"training loss": training, "cross entropy": compared}
     panels["accuracy"] = [("train/acc", "C0"), ("val/acc", "C1")]
     if _series(rows, "lr")[0]:  # not in a run of fewer steps than trainer.log_every_n_steps
         panels["learning rate"] = [("lr", "C2")]

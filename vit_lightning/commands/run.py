@@ -37,7 +37,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import trust_flag
 from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
 from vit_lightning.errors import UserError
-from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
+from vit_lightning.metric_facts import CROSS_ENTROPY, STEP_METRICS, metric_names, with_own
 from vit_lightning.storage.checkpoint_files import (
     Restored,
     find_checkpoint,
@@ -53,6 +53,7 @@ from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.flops import forward_flops
 from vit_lightning.training.memory import keep_freed_memory
+from vit_lightning.training.monitor import Monitor
 from vit_lightning.training.probes import Probe
 from vit_lightning.training.stop_on_signal import StopOnSignal
 
@@ -97,7 +98,7 @@ def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, 
     mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**config, **facts})
     own = [
         *(StepSeeds(experiment.seed), guard, LearningRate(), EpochMetrics(), stopwatch),
-        *(checkpoints, StopOnSignal(checkpoints), Start(experiment)),
+        *(Monitor(stopwatch, facts["flops"], shape), checkpoints, StopOnSignal(checkpoints), Start(experiment)),
         ValidationPictures(data, mirror, config["pictures_every_n_epochs"]),
     ]
     trainer = make_trainer(arguments, folder, own, [metrics, mirror])
@@ -152,7 +153,8 @@ def _train(run: Run, newest: Restored | None) -> None:
         warnings.warn(f"{complaint}: falling back to {path.name if path else None}", stacklevel=2)
     done = checkpoint.get("global_step", 0)
     # before a validation, the rows of the step that it follows are logged again
-    run.metrics.resume(done - checkpoint.get("before_validation", False), checkpoint.get("row"))
+    measured = checkpoint.get("callbacks", {}).get("Monitor", {}).get("row")  # earlier versions lack it
+    run.metrics.resume(done - checkpoint.get("before_validation", False), measured, checkpoint.get("row"))
     run.mirror.catch_up(run.folder)
     if checkpoint.get("finished"):
         say(row("training", f"finished after {counted(done, 'step')}: only the test remains"))
@@ -216,7 +218,7 @@ def _test_best(run: Run) -> Results:
     own = type(run.module) is not ViTClassifier  # which may log metrics of its own
     watch, callbacks = last["callbacks"]["Stopwatch"], run.trainer.callbacks  # type: ignore[attr-defined]
     epoch_metrics = [
-        *metric_names("train", "val", table=with_own(run.experiment.metrics)),
+        *(CROSS_ENTROPY, *metric_names("train", "val", table=with_own(run.experiment.metrics))),
         *(name for callback in callbacks if isinstance(callback, Probe) for name in callback.logs),
     ]
     parameters, trained = count_parameters(run.module), count_parameters(run.module, trained=True)

@@ -78,19 +78,20 @@ class MetricsFile(Logger):
                     self._pending = self._pending[file.write(self._pending) :]
 
     @rank_zero_only
-    def resume(self, step: int, row: dict[str, Any] | None) -> None:
+    def resume(self, step: int, *rows: dict[str, Any] | None) -> None:
         """Marks that the rows of ``step`` and later ones are logged again.
 
         Args:
             step: number of the first such step, the first of all being 0.
-            row: last row before the checkpoint, stored in it; written if a kill has prevented that.
+            rows: last rows before the checkpoint, stored in it; written if a kill has prevented that.
         """
         known = read_metrics(self.folder) if (self.folder / "metrics.jsonl").is_file() else []
         if known:
             self.log_metrics({"resumed": 1.0}, step=step)
             known = [earlier for earlier in known if (earlier["step"] or 0) < step]
-        if row and not any(earlier["step"] == row["step"] and row.keys() <= earlier.keys() for earlier in known):
-            self.log_metrics({name: value for name, value in row.items() if name != "step"}, step=row["step"])
+        for row in filter(None, rows):
+            if not any(earlier["step"] == row["step"] and row.keys() <= earlier.keys() for earlier in known):
+                self.log_metrics({name: value for name, value in row.items() if name != "step"}, step=row["step"])
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:

@@ -87,13 +87,22 @@ class Stopwatch(Callback):
             self._since = 0.0
 
     @property
+    def running(self) -> bool:
+        """Whether time counts now: from the first batch of an epoch to its end or a validation."""
+        return self._since > 0.0
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds of training until now."""
+        return self.seconds + (time.perf_counter() - self._since if self.running else 0.0)
+
+    @property
     def run_seconds(self) -> float:
         """Seconds of this process and of those before it."""
         return self._earlier + time.perf_counter() - self._began
 
     def state_dict(self) -> dict[str, Any]:
-        seconds = self.seconds + (time.perf_counter() - self._since if self._since else 0.0)
-        return {"seconds": seconds, "images": self.images, "run_seconds": self.run_seconds}
+        return {"seconds": self.training_seconds, "images": self.images, "run_seconds": self.run_seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.seconds, self.images = state_dict["seconds"], state_dict["images"]

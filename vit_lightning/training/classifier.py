@@ -11,10 +11,11 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 
 from vit_lightning.errors import UserError
-from vit_lightning.metric_facts import Stage, make_metrics, with_own
+from vit_lightning.metric_facts import CROSS_ENTROPY, MeanLoss, Stage, make_metrics, with_own
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
 from vit_lightning.training.losses import Criterion, HeadsLoss, LossConfig, OwnLoss, make_loss, mean_over_heads
@@ -38,7 +39,8 @@ class StepOutput(NamedTuple):
 class ViTClassifier(LightningModule):
     """LightningModule for a network from images (b, c, H, W) to logits (b, num_classes).
 
-    Batches are (images, labels, ...). Logs the metrics of ``metric_facts`` under ``train/``, ``val/`` and ``test/``.
+    Batches are (images, labels, ...). Logs the metrics of ``metric_facts`` under ``train/``, ``val/`` and ``test/``;
+    where the training loss is not cross entropy of the labels, that as ``train/ce``.
     Adds callbacks to any Trainer: averaged weights, a teacher, and learning rates of the config in a resumed run.
 
     Args:
@@ -82,8 +84,19 @@ class ViTClassifier(LightningModule):
             self.heads_losses["train"] = distillation.heads_loss(self.losses["train"])
         self.metric_table = with_own(metrics or {})
         self.train_metrics = make_metrics("train", classes, self.metric_table)
+        if distillation is not None or (loss or LossConfig()) != LossConfig():
+            self._add_cross_entropy()
         self.val_metrics = make_metrics("val", classes, self.metric_table)
         self.test_metrics = make_metrics("test", classes, self.metric_table)
+
+    def _add_cross_entropy(self) -> None:
+        metric = MeanLoss()
+        metric.persistent(True)
+        self.train_metrics["ce"] = metric
+
+    def setup(self, stage: str) -> None:
+        if getattr(self.trainer.datamodule, "mixing", None) and "ce" not in self.train_metrics:  # type: ignore[attr-defined]
+            self._add_cross_entropy()
 
     def configure_callbacks(self) -> list[Callback]:
         return [
@@ -111,8 +124,14 @@ class ViTClassifier(LightningModule):
         # torchmetrics takes logits for probabilities if all of a batch are between 0 and 1
         probabilities = output.logits.float().softmax(dim=-1)
         for name, metric in getattr(self, f"{stage}_metrics").items():
-            metric.update(*((output.loss, len(labels)) if name == "loss" else (probabilities, labels)))
-            self.log(f"{stage}/{name}", metric, prog_bar=self.metric_table[name].in_bar, on_step=False, on_epoch=True)
+            if (
+                f"{stage}/{name}" == CROSS_ENTROPY
+            ):  # of a mixed image against the label of its larger part, as train/acc
+                metric.update(cross_entropy(output.logits, labels), len(labels))
+            else:
+                metric.update(*((output.loss, len(labels)) if name == "loss" else (probabilities, labels)))
+            in_bar = name in self.metric_table and self.metric_table[name].in_bar
+            self.log(f"{stage}/{name}", metric, prog_bar=in_bar, on_step=False, on_epoch=True)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         output = self.step(batch, "train")
@@ -156,6 +175,12 @@ class ViTClassifier(LightningModule):
             self.network.double()  # precision 64-true; Lightning converts only after it has loaded the weights
         if self.trainer.state.fn == TrainerFn.FITTING and self.average is None:
             without_average(checkpoint)
+        own = self.state_dict()
+        for name in (f"train_metrics.ce.{part}" for part in ("total", "count")):
+            if name in own:  # checkpoints of earlier versions lack it
+                state.setdefault(name, torch.zeros_like(own[name]))
+            else:
+                state.pop(name, None)
         if self.trainer.global_rank > 0:
             for name in _train_counts(checkpoint):
                 state[name].zero_()

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+
+from vit_lightning import Digits, ViT, ViTClassifier
+from vit_lightning.storage.metrics import MetricsFile, read_metrics
+from vit_lightning.training.callbacks import Stopwatch
+from vit_lightning.training.monitor import Monitor
+
+
+class Norms(Callback):
+    """Gradient and weights of each step, as they are before clipping and after the step."""
+
+    def __init__(self) -> None:
+        self.gradients: list[float] = []
+        self.weights: list[torch.Tensor] = []
+
+    def on_train_start(self, trainer, pl_module):
+        self.keep(pl_module)
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        gradients = [weight.grad.flatten() for weight in pl_module.parameters() if weight.requires_grad]
+        self.gradients.append(float(torch.cat(gradients).norm()))
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if len(self.gradients) == len(self.weights):
+            self.keep(pl_module)
+
+    def keep(self, module):
+        self.weights.append(torch.cat([weight.detach().flatten() for weight in module.parameters()]))
+
+
+def test_norms_and_times_of_logged_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr("vit_lightning.training.monitor._peak_flops", lambda trainer: 1e9)  # no CPU is known
+    seed_everything(0, verbose=False)
+    network = ViT(image_size=8, patch_size=4, in_channels=1, num_classes=10, emb_size=16, depth=1, num_heads=2)
+    norms, stopwatch = Norms(), Stopwatch()
+    run = Trainer(
+        accelerator="cpu",
+        callbacks=[norms, stopwatch, Monitor(stopwatch, 1000, (1, 8, 8))],
+        logger=MetricsFile(tmp_path),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_epochs=2,
+        limit_train_batches=6,
+        accumulate_grad_batches=2,
+        gradient_clip_val=0.01,
+        log_every_n_steps=2,
+    )
+    run.fit(ViTClassifier(network), Digits(batch_size=20))
+    rows = [row for row in read_metrics(tmp_path) if "optim/grad_norm" in row]
+    assert [(row["step"], row["epoch"]) for row in rows] == [(1, 0), (3, 1), (5, 1)]
+    for row in rows:
+        step = row["step"]
+        assert row["optim/grad_norm"] == pytest.approx(norms.gradients[step], rel=1e-5)
+        change = norms.weights[step + 1] - norms.weights[step]
+        assert row["optim/update_norm"] == pytest.approx(float(change.norm()), rel=1e-5)
+        assert row["speed/images_per_second"] == pytest.approx(40 / row["speed/step_seconds"], rel=1e-3)
+        assert 0 < row["speed/data_seconds"] < row["speed/step_seconds"]
+        assert row["speed/mfu"] == pytest.approx(3 * 1000 * row["speed/images_per_second"] / 1e9, rel=1e-3)
+        assert row["system/memory_mb"] > 0
+        assert row["system/cpu_percent"] > 0
+    spent = sum(2 * row["speed/step_seconds"] for row in rows)
+    assert 0.5 * stopwatch.seconds < spent <= stopwatch.seconds * 1.01
