@@ -17,8 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from vit_lightning.commands.console import say
-from vit_lightning.commands.figures import image_grid, save
-from vit_lightning.commands.pictures import balanced
+from vit_lightning.commands.pictures import LARGE, balanced, sheet, write_png
 from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
@@ -208,4 +207,4 @@ def _draw_samples(data: ImageData, found: Sequence[Found], path: Path) -> None:
     if chosen:
         batch = data.dataset("train").__getitems__(Request(chosen, None))  # type: ignore[attr-defined]
         titles = [data.class_names[label] for label in batch.labels.tolist()]
-        save(image_grid(batch.images.numpy(), titles, [False] * len(titles)), path)
+        write_png(path, sheet(batch.images.numpy(), titles, cell=LARGE))

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
-from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 Rows = Sequence[dict[str, Any]]
@@ -79,32 +76,6 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
     return figure
 
 
-def image_grid(
-    images: np.ndarray[Any, Any], titles: Sequence[str], wrong: Sequence[bool], *, columns: int = 8
-) -> Figure:
-    """Draws images (n, c, H, W), uint8, under titles of one or two lines; the titles of ``wrong`` ones are red."""
-    rows = -(-len(images) // columns)
-    _, channels, height, width = images.shape
-    gap = max(3, height // 4)  # two lines of a title
-    # one picture of all images is drawn many times faster than one axis per image
-    sheet = np.full((rows * (height + gap), columns * (width + 1), channels), 255, dtype=np.uint8)
-    inches = 1.2 if columns > 5 else 1.8
-    figure = Figure(figsize=(columns * inches, rows * inches * (height + gap) / (width + 1)))
-    axis = figure.add_axes((0, 0, 1, 1))
-    axis.axis("off")
-    for number, (image, title, bad) in enumerate(zip(images, titles, wrong, strict=True)):
-        row, column = divmod(number, columns)
-        top, left = row * (height + gap) + gap, column * (width + 1)
-        sheet[top : top + height, left : left + width] = image.transpose(1, 2, 0)
-        colour = "C3" if bad else "black"
-        position = (left + width / 2 - 0.5, top - 0.5)
-        text = "\n".join(_short(line, round(19 * inches)) for line in title.split("\n"))
-        above: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom"}
-        axis.annotate(text, position, **above, fontsize=7, color=colour, parse_math=False)
-    axis.imshow(sheet.squeeze(), cmap="gray" if channels == 1 else None, vmin=0, vmax=255, aspect="auto")
-    return figure
-
-
 def reliability(
     counts: np.ndarray[Any, Any], confidences: np.ndarray[Any, Any], accuracies: np.ndarray[Any, Any], error: float
 ) -> Figure:
@@ -151,44 +122,6 @@ def rate_search(
     )
     axis.grid(alpha=0.3)
     axis.legend(frameon=False)
-    return figure
-
-
-def _short(text: str, letters: int) -> str:
-    return text if len(text) <= letters else f"{text[: letters - 1]}\u2026"
-
-
-def confusion(matrix: np.ndarray[Any, Any], names: Sequence[str]) -> Figure:
-    """Draws a confusion matrix of counts (true, predicted); colours are shares of the true class.
-
-    Up to 20 classes have their counts in the cells, up to 10 their percentages too; more than 100 have no names.
-    """
-    classes = len(names)
-    shown = [_short(name, 24) for name in names] if classes <= 100 else []
-    letters = FontProperties(size=8 if classes <= 20 else 5)
-    widths = [text_to_path.get_text_width_height_descent(name, letters, False)[0] for name in shown]
-    side, before = min(9.9, 2.4 + 0.45 * classes), 0.6 + max([20.0, *widths]) / 72  # inches; margins as in ``curves``
-    width, height = before + side + 1.4, before + side + 0.4
-    figure = Figure(figsize=(width, height))
-    axis = figure.add_axes((before / width, before / height, side / width, side / height))
-    bar = figure.add_axes(
-        ((before + side + 0.3) / width, (before + 0.1 * side) / height, 0.3 / width, 0.8 * side / height)
-    )
-    shares = matrix / np.maximum(1, matrix.sum(axis=1, keepdims=True))
-    # without numbers, few errors among many classes must be seen by their colour
-    drawn = axis.imshow(shares, cmap="Blues", norm=PowerNorm(1.0 if classes <= 20 else 0.5, vmin=0, vmax=1))
-    figure.colorbar(drawn, cax=bar, format=PercentFormatter(1.0), label="share of the true class")
-    right, images = int(np.trace(matrix)), int(matrix.sum())
-    axis.set(xlabel="predicted class", ylabel="true class", title=f"{right:,} of {images:,} test images are right")
-    if shown:
-        axis.set_xticks(range(classes), shown, rotation=90, parse_math=False)
-        axis.set_yticks(range(classes), shown, parse_math=False)
-        axis.tick_params(labelsize=letters.get_size())
-    for (row, column), count in np.ndenumerate(matrix):
-        if count and classes <= 20:
-            text = f"{count}\n{100 * shares[row, column]:.0f} %" if classes <= 10 else str(count)
-            colour = "w" if shares[row, column] > 0.5 else "k"
-            axis.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
     return figure
 
 

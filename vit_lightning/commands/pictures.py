@@ -1,20 +1,27 @@
-"""Pictures drawn in milliseconds while a run trains: a sheet of images with predictions, and a confusion matrix."""
+"""Pictures drawn in milliseconds: a sheet of images with captions, and a confusion matrix."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+
+from vit_lightning.storage.folder import write_whole
 
 Array = np.ndarray[Any, Any]
 
 CELL = 112
 """Largest side of an image on a sheet, in pixels; smaller ones are enlarged by a whole number."""
-NAMED = 20
-"""Largest number of classes whose names and counts a confusion matrix shows."""
+LARGE = 176
+"""The same on a sheet that is drawn once, after the training."""
+SCALES = {10: 44, 20: 32, 100: 14}
+"""Sides of a cell of a confusion matrix of up to so many classes, in pixels; the last ones show names alone."""
 MATRIX = 500
 """Largest side of a confusion matrix of more classes, in pixels."""
 _RED, _BLUE = (196, 30, 30), (8, 48, 107)
@@ -38,19 +45,21 @@ def _spread(values: Array, count: int) -> Array:
     return chosen
 
 
-def sheet(images: Array, captions: Sequence[str], wrong: Sequence[bool], title: str) -> Image.Image:
+def sheet(
+    images: Array, captions: Sequence[str], wrong: Sequence[bool] = (), title: str = "", cell: int = CELL
+) -> Image.Image:
     """Draws images (n, c, H, W), uint8, above captions of one or two lines, those of ``wrong`` ones in a red frame."""
-    first = _enlarged(images[0])
-    wide, high = max(CELL, first.width) + 10, first.height + 40
+    first = _enlarged(images[0], cell)
+    wide, high, above = max(cell, first.width) + 10, first.height + 40, 26 if title else 0
     columns = min(8, len(images))
     rows = -(-len(images) // columns)
-    picture = Image.new("RGB", (wide * columns, high * rows + 26), "white")
+    picture = Image.new("RGB", (wide * columns, high * rows + above), "white")
     draw = ImageDraw.Draw(picture)
     draw.text((6, 5), title, "black", _font(14))
-    for number, (image, caption, bad) in enumerate(zip(images, captions, wrong, strict=True)):
+    for number, (image, caption, bad) in enumerate(zip(images, captions, wrong or [False] * len(images), strict=True)):
         row, column = divmod(number, columns)
-        shown = _enlarged(image)
-        left, top = column * wide + (wide - shown.width) // 2, row * high + 30
+        shown = _enlarged(image, cell)
+        left, top = column * wide + (wide - shown.width) // 2, row * high + above + 4
         picture.paste(shown, (left, top))
         if bad:
             draw.rectangle((left - 3, top - 3, left + shown.width + 2, top + shown.height + 2), outline=_RED, width=3)
@@ -63,21 +72,24 @@ def sheet(images: Array, captions: Sequence[str], wrong: Sequence[bool], title: 
 def confusion_picture(cells: Array, counts: Array, names: Sequence[str], title: str) -> Image.Image:
     """Draws a confusion matrix; colours are shares of the true class, few errors among many classes more strongly.
 
+    Up to 20 classes have their counts in the cells, up to 10 their percentages too; more than 100 have no names.
+
     Args:
         cells: (n, 2), true and predicted class.
         counts: (n,), images of each cell.
-        names: names of the classes; up to ``NAMED`` are shown, with the counts.
+        names: names of the classes.
         title: text above.
     """
     classes = len(names)
+    numbered = classes <= 20
     side = min(classes, MATRIX)  # pixels or blocks of classes
     matrix = np.zeros((side, side), dtype=np.int64)
     np.add.at(matrix, tuple(cells.T * side // classes), counts)
     shares = matrix / np.maximum(1, matrix.sum(axis=1, keepdims=True))
-    depth = (shares if classes <= NAMED else np.sqrt(shares))[..., None]
+    depth = (shares if numbered else np.sqrt(shares))[..., None]
     colours = (255 + depth * (np.array(_BLUE) - 255)).astype(np.uint8)
-    scale = 32 if classes <= NAMED else max(1, MATRIX // side)
-    shown = [short(name, 160) for name in names] if classes <= NAMED else []
+    scale = next((scale for most, scale in SCALES.items() if classes <= most), max(1, MATRIX // side))
+    shown = [short(name, 160) for name in names] if classes <= max(SCALES) else []
     margin = max([24, *(int(_font(12).getlength(name)) + 28 for name in shown)])
     picture = Image.new("RGB", (margin + side * scale + 8, margin + side * scale + 26), "white")
     draw = ImageDraw.Draw(picture)
@@ -92,21 +104,24 @@ def confusion_picture(cells: Array, counts: Array, names: Sequence[str], title: 
         draw.text((margin - 5, middle), name, "black", _font(12), anchor="rm")
         label = _upright(name)
         picture.paste(label, (round(margin - 26 + middle - label.width / 2), 26 + side * scale + 5))
-    for (row, column), count in np.ndenumerate(matrix if shown else np.zeros((0, 0))):
+    for (row, column), count in np.ndenumerate(matrix if numbered else np.zeros((0, 0))):
         if count:
             place = (margin + (column + 0.5) * scale, 26 + (row + 0.5) * scale)
             text = str(count) if count < 10_000 else f"{int(count) // 1000}k"
-            draw.text(place, text, "white" if shares[row, column] > 0.5 else "black", _font(11), anchor="mm")
+            if classes <= 10:
+                text += f"\n{100 * shares[row, column]:.0f} %"
+            ink = "white" if shares[row, column] > 0.5 else "black"
+            draw.text(place, text, ink, _font(11), anchor="mm", align="center", spacing=2)
     return picture
 
 
-def _enlarged(image: Array) -> Image.Image:
+def _enlarged(image: Array, cell: int) -> Image.Image:
     """Returns an image (c, H, W) at the size in which it is shown; of other numbers of channels, the first one."""
     pixels = image.transpose(1, 2, 0) if len(image) == 3 else image[0]
     drawn = Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB")
-    if max(drawn.size) > CELL:
-        drawn.thumbnail((CELL, CELL))
-    factor = max(1, CELL // max(drawn.size))
+    if max(drawn.size) > cell:
+        drawn.thumbnail((cell, cell))
+    factor = max(1, cell // max(drawn.size))
     return drawn.resize((drawn.width * factor, drawn.height * factor), Image.Resampling.NEAREST)
 
 
@@ -117,7 +132,7 @@ def _upright(text: str) -> Image.Image:
 
 
 def short(text: str, pixels: float) -> str:
-    """Returns a text of at most so many pixels."""
+    """Returns the beginning of a text that is at most so many pixels wide."""
     shown = text
     while shown and _font(12).getlength(shown) > pixels:
         shown = shown[:-1]
@@ -126,4 +141,10 @@ def short(text: str, pixels: float) -> str:
 
 @cache
 def _font(size: int) -> Any:
-    return ImageFont.load_default(size)
+    return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
+
+
+def write_png(path: Path, picture: Image.Image) -> None:
+    file = io.BytesIO()
+    picture.save(file, "PNG", compress_level=1)
+    write_whole(path, file.getvalue())

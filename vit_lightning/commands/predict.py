@@ -12,8 +12,8 @@ import torch
 from lightning.pytorch import Trainer
 
 from vit_lightning.commands.console import counted, say
-from vit_lightning.commands.figures import image_grid, save
 from vit_lightning.commands.load import Prediction, top_classes
+from vit_lightning.commands.pictures import LARGE, sheet, write_png
 from vit_lightning.commands.session import load_trained, make_trainer, session
 from vit_lightning.commands.test_report import write_rows
 from vit_lightning.config.experiment import Experiment
@@ -127,4 +127,4 @@ def _draw(path: Path, data: ImageFiles, rows: Sequence[int], predictions: Sequen
     """Draws images as the model gets them, each with its file name and most likely class."""
     images = data.dataset("test").__getitems__(Request(list(rows), None)).images  # type: ignore[attr-defined]
     titles = [f"{Path(one.file).name}\n{one.classes[0]} ({100 * one.probabilities[0]:.0f} %)" for one in predictions]
-    save(image_grid(np.asarray(images), titles, [False] * len(titles), columns=5), path)
+    write_png(path, sheet(np.asarray(images), titles, cell=LARGE))

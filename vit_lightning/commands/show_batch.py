@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vit_lightning.commands.console import counted, say
-from vit_lightning.commands.figures import image_grid, save
+from vit_lightning.commands.pictures import LARGE, sheet, write_png
 from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
@@ -25,7 +25,7 @@ def show_batch(experiment: Experiment) -> None:
         pixels = visible(data, batch.images[:SHOWN])
         titles = label_texts(batch, data.class_names)[:SHOWN]
         path = folder / "batch.png"
-        save(image_grid(pixels.numpy(), titles, [False] * len(titles)), path)
+        write_png(path, sheet(pixels.numpy(), titles, cell=LARGE))
     say(f"{len(titles)} of {counted(len(batch.images), 'image')} of the first batch: {path}")
 
 

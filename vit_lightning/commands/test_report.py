@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
+from PIL.Image import Image
 from scipy.stats import binomtest
 
-from vit_lightning.commands.figures import confusion, image_grid, reliability, save
-from vit_lightning.commands.pictures import balanced
+from vit_lightning.commands.figures import reliability, save
+from vit_lightning.commands.pictures import LARGE, balanced, confusion_picture, sheet, write_png
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.storage.folder import to_csv, write_whole
@@ -91,28 +91,22 @@ def report_test(folder: Path, table: Table, data: ImageData) -> str:
     correct = table["prediction"] == table["label"]
     worst = np.flatnonzero(~correct)
     worst = worst[np.argsort(-table["loss"][worst], kind="stable")][:WORST]
-    drawn = {
-        "confusion": confusion(_confusion_matrix(table, len(names)), names),
-        "calibration": reliability(
-            *calibration_bins(table["confidence"], correct), calibration_error(table["confidence"], correct)
-        ),
-    }
+    pairs = np.column_stack([table["label"], table["prediction"]])
+    cells, counts = np.unique(pairs.astype(np.int64), axis=0, return_counts=True)
+    title = f"{correct.sum():,} of {len(correct):,} test images are right"
+    drawn = {"confusion": confusion_picture(cells, counts, names, title)}
     if data.own_loaders:
         drawn["test_images"] = _sheet(data, table, balanced(table["label"], SAMPLE))
     if data.own_loaders and len(worst):
-        drawn["worst_errors"] = _sheet(data, table, worst, columns=5, losses=True)
-    for name, figure in drawn.items():
-        save(figure, folder / f"{name}.png")
+        drawn["worst_errors"] = _sheet(data, table, worst, losses=True)
+    for name, picture in drawn.items():
+        write_png(folder / f"{name}.png", picture)
+    error = calibration_error(table["confidence"], correct)
+    save(reliability(*calibration_bins(table["confidence"], correct), error), folder / "calibration.png")
     rows = class_rows(table, names)
     write_rows(folder / "classes.csv", ("class", "images", "correct", "accuracy", "low", "high"), rows)
     _write_errors(folder / "errors.csv", data, table, worst)
     return _class_lines(rows) if len(names) <= SHOWN_CLASSES else ""
-
-
-def _confusion_matrix(table: Table, classes: int) -> Array:
-    """Returns the counts (true, predicted) of a test."""
-    cells = table["label"].astype(np.int64) * classes + table["prediction"]
-    return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
 
 
 def write_rows(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -141,9 +135,7 @@ def _write_errors(path: Path, data: ImageData, table: Table, worst: Array) -> No
     write_rows(path, ("index", "image", "label", "prediction", "confidence", "loss"), rows)
 
 
-def _sheet(
-    data: ImageData, table: Table, rows: Sequence[int] | Array, *, columns: int = 8, losses: bool = False
-) -> Figure:
+def _sheet(data: ImageData, table: Table, rows: Sequence[int] | Array, *, losses: bool = False) -> Image:
     """Draws test images under prediction and confidence; an error is red, and its true class follows."""
     names = data.class_names
     titles, wrong = [], []
@@ -154,7 +146,7 @@ def _sheet(
         titles.append(
             f"{names[prediction]} ({100 * table['confidence'][row]:.0f} %){true}{f', loss {loss:.1f}' * losses}"
         )
-    return image_grid(_images(data, table["index"][rows]), titles, wrong, columns=columns)
+    return sheet(_images(data, table["index"][rows]), titles, wrong, cell=LARGE)
 
 
 def _images(data: ImageData, indices: Array) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import warnings
@@ -18,7 +17,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from PIL import Image
 from torch import Tensor
 
-from vit_lightning.commands.pictures import balanced, confusion_picture, sheet, short
+from vit_lightning.commands.pictures import balanced, confusion_picture, sheet, short, write_png
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.errors import UserError
@@ -137,9 +136,9 @@ class ValidationPictures(Callback):
         folder = Path(trainer.default_root_dir) / "validation"
         folder.mkdir(exist_ok=True)
         if self._images is not None:
-            _write_png(folder / f"epoch-{epoch:04d}.png", _sheet(self._images, facts, title))
+            write_png(folder / f"epoch-{epoch:04d}.png", _sheet(self._images, facts, title))
         matrix = confusion_picture(cells, counts, self.data.class_names, title)
-        _write_png(folder / f"confusion-{epoch:04d}.png", matrix)
+        write_png(folder / f"confusion-{epoch:04d}.png", matrix)
         path = folder / f"epoch-{epoch:04d}.json"
         write_whole(path, json.dumps(facts) + "\n")
         self.mirror.log_validation(path)
@@ -199,9 +198,3 @@ def _sheet(images: Array, facts: Mapping[str, Any], title: str) -> Image.Image:
         true = f"\ntrue {names[label]}" if wrong[-1] else ""
         captions.append(f"{short(names[prediction], 70)} ({100 * confidence:.0f} %){true}")
     return sheet(images, captions, wrong, title)
-
-
-def _write_png(path: Path, picture: Image.Image) -> None:
-    file = io.BytesIO()
-    picture.save(file, "PNG", compress_level=1)
-    write_whole(path, file.getvalue())

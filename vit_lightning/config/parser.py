@@ -150,7 +150,9 @@ def to_plain(config: Namespace) -> dict[str, Any]:
     for options in (RunOptions, *COMMAND_OPTIONS.values()):
         for field in fields(options):
             kept.pop(field.name, None)
-    plain: dict[str, Any] = _plain(yaml.safe_load(make_parser(own=own_parts(kept)).dump(kept, skip_unset=False)))
+    parser = make_parser(own=own_parts(kept))
+    written = parser.dump(kept, skip_unset=False, skip_validation=True)  # it has been parsed, and so checked
+    plain: dict[str, Any] = _plain(yaml.safe_load(written))
     model = plain["model"]
     if isinstance(model, dict) and "dict_kwargs" in model:
         model["init_args"] = {**model.get("init_args", {}), **model.pop("dict_kwargs")}
