@@ -11,7 +11,7 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TextIO
 
@@ -230,7 +230,7 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
         return
     from vit_lightning.signals import exit_at_once, handled
 
-    with handled(exit_at_once):
+    with handled(exit_at_once), _loading(name, arguments):
         call = getattr(importlib.import_module(f"vit_lightning.{module}"), function)
     if command.takes == "arguments":
         call(arguments)
@@ -257,6 +257,24 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
             print(experiment.to_yaml(), end="")
         else:
             call(experiment)
+
+
+@contextlib.contextmanager
+def _loading(name: str, arguments: Sequence[str]) -> Iterator[None]:
+    """Says that imports take seconds: in a terminal as long as they do, and in the log of a training."""
+    ranks = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+    is_first = all(os.environ.get(rank, "0") == "0" for rank in ranks)
+    text = "loading torch and Lightning ..."
+    is_shown = is_first and name != "configs" and "lightning.pytorch" not in sys.modules
+    quiet = ("-h", "--help", "--print_config", "--print-config")  # what is printed may go to a file
+    with contextlib.suppress(OSError):  # nobody reads it, or a full disk, which must not end a training
+        if is_shown and sys.stderr.isatty():
+            print(text, end="", file=sys.stderr, flush=True)
+        elif is_shown and name in ("fit", "ablate") and not any(word.startswith(quiet) for word in arguments):
+            print(text, flush=True)
+    yield
+    if is_shown and sys.stderr.isatty():
+        print(f"\r{' ' * len(text)}\r", end="", file=sys.stderr, flush=True)
 
 
 def _plain(arguments: list[str]) -> list[str]:
