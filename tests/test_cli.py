@@ -34,6 +34,32 @@ def test_a_command_names_a_function(command):
     assert callable(getattr(importlib.import_module(f"vit_lightning.{module}"), function))
 
 
+def test_a_command_says_that_it_loads_torch_before_it_does(monkeypatch, capsys):
+    line = "loading torch and Lightning ..."
+
+    def said(*arguments: str) -> tuple[str, str]:
+        main([*arguments])
+        return capsys.readouterr()[:]
+
+    for command in COMMANDS.values():
+        importlib.import_module(f"vit_lightning.{command.function.partition(':')[0]}")
+    assert line not in "".join(said("fit")), "it is loaded already"
+    monkeypatch.delitem(sys.modules, "lightning.pytorch")
+    out, err = said("fit")
+    assert out == f"{line}\n"
+    assert err.startswith("lightning fit: give a config")
+    assert said("ablate")[0] == f"{line}\n"
+    for words in (["test"], ["configs", "digits"], ["fit", "--print_config"], ["ablate", "--help"]):
+        assert line not in "".join(said(*words))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for command in ("fit", "test", "summary"):
+        out, err = said(command)
+        assert out == ""
+        assert err.startswith(f"{line}\r{' ' * len(line)}\rlightning {command}: "), "and is taken away again"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert line not in "".join(said("fit"))
+
+
 def test_the_version_is_the_package_s(capsys):
     import vit_lightning
 

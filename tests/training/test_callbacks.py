@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-import io
+import fcntl
+import os
 import random
 import re
+import struct
+import termios
 
 import numpy as np
 import pytest
@@ -54,18 +57,21 @@ def test_stopwatch_counts_images_and_leaves_validation_out():
     assert (resumed.seconds, resumed.images) == (watch.seconds, watch.images)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_the_bar_shows_epoch_step_loss_accuracy_and_time_left(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    fit(TrainingBar(), max_epochs=2)
-    last = terminal.getvalue().split("\r")[-1]
-    for part in ("epoch 2/2", "step 14/14", "loss ", "acc ", "val acc ", "left"):
-        assert part in last
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_bar_shows_epoch_step_loss_accuracy_speed_and_time_left(columns, monkeypatch):
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+    with open(slave, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        fit(Stopwatch(), TrainingBar(), max_epochs=2)
+        drawn = [text.strip() for text in os.read(master, 1 << 16).decode().split("\r")]
+    os.close(master)
+    assert max(map(len, drawn)) <= columns, drawn
+    drawn = list(filter(None, drawn))
+    steps = r" 100% \|.+\| step 14/14" if columns == 120 else r" \|.+\|"
+    train, val = r", acc 0\.\d{3}", r", val acc 0\.\d{3}"
+    both = train + val if columns == 120 else val
+    assert re.fullmatch(rf"epoch 2/2{steps}, loss \d\.\d+{both}, [\d,]+ images/s, 00:00 left", drawn[-1]), drawn[-1]
 
 
 def test_without_a_terminal_each_epoch_has_a_line(capsys):

@@ -7,6 +7,7 @@ import math
 import random
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -230,10 +231,14 @@ FEW_EPOCHS = 100
 """Most epochs of a training that all have a line in a log."""
 SECONDS_BETWEEN_LINES = 5.0
 """Seconds between two lines in the log of a longer training."""
+WIDE = 110
+"""Columns of a terminal from which the bar also shows the steps, and both accuracies at once."""
+WIDE_BAR = "{desc} {percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt}{postfix}, {remaining} left"
+NARROW_BAR = "{desc} |{bar}|{postfix}, {remaining} left"
 
 
 class TrainingBar(ProgressBar):
-    """One progress bar for the whole training: epoch, step, loss, accuracy, time left.
+    """One progress bar for the whole training: epoch, step, loss, accuracy, images per second, time left.
 
     Without a terminal each epoch prints one line to stdout instead. Of more than ``FEW_EPOCHS`` epochs, or if nobody
     knows how many there will be, only the first has one, the last, and one every ``SECONDS_BETWEEN_LINES`` at most.
@@ -246,6 +251,8 @@ class TrainingBar(ProgressBar):
         self._enabled = True
         self._total: int | None = None
         self._began = (0.0, 0)  # time and completed batches
+        self._recent: deque[tuple[float, int]] = deque()  # time and images of training, for about a second
+        self._speed = ""
         self._rate_since = (0.0, 0)  # seconds and images of the stopwatch at the last line
         self._line, self._line_time = "", -math.inf
         self._validated = False
@@ -269,15 +276,18 @@ class TrainingBar(ProgressBar):
         self._open(self._total, initial=progress.completed)
         self._began, self._rate_since = (time.monotonic(), progress.completed), _stopwatch(trainer)
         self._line_time = -math.inf
+        self._pause(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._bar.update():  # true when tqdm has redrawn, at most ten times a second
+            self._measure_speed(trainer)
             self._show(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validated = not trainer.sanity_checking
+        self._pause(trainer)
         self._show(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -313,7 +323,7 @@ class TrainingBar(ProgressBar):
             disable=not (self._enabled and sys.stderr.isatty()),
             dynamic_ncols=True,
             file=sys.stderr,
-            bar_format="{desc} {percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt}{postfix}, {remaining} left",
+            bar_format=WIDE_BAR,
         )
 
     def _print_line(self, trainer: Trainer) -> None:
@@ -341,16 +351,33 @@ class TrainingBar(ProgressBar):
             parts.append(f"{tqdm.format_interval(each * (self._total - done))} left")
         return "  ".join(parts)
 
+    def _pause(self, trainer: Trainer) -> None:
+        """Leaves the time until now out of the images per second."""
+        self._recent = deque([(time.monotonic(), _stopwatch(trainer)[1])])
+
+    def _measure_speed(self, trainer: Trainer) -> None:
+        """Measures the images per second of about the last second, by what has been counted already."""
+        now, images = time.monotonic(), _stopwatch(trainer)[1]
+        self._recent.append((now, images))
+        while self._recent[1][0] < now - 1:
+            self._recent.popleft()
+        since, before = self._recent[0]
+        if images > before:
+            self._speed = f"{(images - before) / (now - since):,.0f} images/s"
+
     def _show(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._bar.disable:
             return
         metrics = self.get_metrics(trainer, pl_module)
+        is_wide = (self._bar.ncols or WIDE) >= WIDE
+        self._bar.bar_format = WIDE_BAR if is_wide else NARROW_BAR
         shown = [name for name, facts in METRICS.items() if facts.in_bar]
-        names = {"train/loss_step": "loss"} | {f"train/{name}": name for name in shown}
+        names = {"train/loss_step": "loss"}
+        names |= {f"train/{name}": name for name in shown if is_wide or f"val/{name}" not in metrics}
         names |= {f"val/{name}": f"val {name}" for name in shown}
         values = [f"{text} {metrics[name]:.3f}" for name, text in names.items() if name in metrics]
         self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}{self._epochs}", refresh=False)
-        self._bar.set_postfix_str(", ".join(values), refresh=False)
+        self._bar.set_postfix_str(", ".join(filter(None, [*values, self._speed])), refresh=False)
 
 
 def _stopwatch(trainer: Trainer) -> tuple[float, int]:
