@@ -250,11 +250,12 @@ function draw(one) {
   const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
   const all = (one.lines = one.made ?? (one.made = lines(one.names)));
+  const crowded = all.length > 8 && !view.mean;
   const series = runs.filter((run) => view.on.has(run)).flatMap((run) => one.names.map((name) => run.series[name]).filter(Boolean));
   const bad = series.reduce((sum, each) => sum + each.bad, 0);
   const thin = series.find((each) => each.lo);
   one.caption.textContent = [
-    thin ? `${show(thin.n)} values: mean, least and largest of each of ${thin.s.length} parts` : "",
+    thin ? `${show(thin.n)} values in ${thin.s.length} parts: mean${crowded || view.mean ? "" : " and range"}` : "",
     bad ? `${show(bad)} values are not finite` : "",
   ].filter(Boolean).join("; ");
   canvas.setAttribute("aria-label", `${one.title}: ${all.map((line) => `${line.label} ${show(line.y[line.y.length - 1], one.names[0])}`).slice(0, 10).join(", ")}`);
@@ -267,7 +268,8 @@ function draw(one) {
   const log = view.log && low > 0;
   const warp = log ? Math.log10 : (value) => value;
   let [bottom, top] = [warp(low), warp(high)];
-  const pad = (top - bottom) * 0.05 || Math.abs(top) * 0.05 || 0.5;
+  const flat = top - bottom < 1e-6 * Math.max(Math.abs(top), Math.abs(bottom)); // but for rounding
+  const pad = (flat ? Math.abs(top) : top - bottom) * 0.05 || 0.5;
   [bottom, top] = [bottom - pad, top + pad];
   const marks = log ? ticks(bottom, top, 4).map((value) => 10 ** value) : ticks(bottom, top, 4);
   const text = (value) => (FRACTION.test(one.names[0]) ? `${Number((100 * value).toPrecision(4))} %` : show(Number(value.toPrecision(log ? 2 : 6))));
@@ -301,13 +303,13 @@ function draw(one) {
     pen.strokeStyle = pen.fillStyle = colourOf(line.colour);
     const points = (values) => values.map((y, n) => [toPixel(line.x[n]), toHeight(drop(y))]);
     pen.setLineDash([]);
-    if (line.lo) {
+    if (line.lo && !crowded) {
       pen.globalAlpha = 0.16;
       pen.beginPath();
       [...points(line.hi), ...points(line.lo).reverse()].forEach(([x, y], n) => (n ? pen.lineTo(x, y) : pen.moveTo(x, y)));
       pen.fill();
     }
-    if (line.raw) {
+    if (line.raw && !crowded) {
       pen.globalAlpha = 0.28;
       pen.lineWidth = 1;
       stroke(pen, points(line.y));

@@ -10,7 +10,6 @@ import csv
 import io
 import itertools
 import json
-import math
 import os
 import re
 import shlex
@@ -98,7 +97,6 @@ def read_board(folders: Iterable[Path]) -> dict[str, Any]:
     arms = [tuple(run["config"].get(key) for key in differing if not _is_chance(key)) for run in runs]
     for run, arm in zip(runs, arms, strict=True):
         run["group"] = list(dict.fromkeys(arms)).index(arm)
-    _thin([series for run in runs for series in run["series"].values()])
     text = _without_home(json.dumps(runs, ensure_ascii=False, default=str))
     runs = json.loads(text)
     for run, folder in zip(runs, folders, strict=True):
@@ -108,7 +106,7 @@ def read_board(folders: Iterable[Path]) -> dict[str, Any]:
 
 
 def _read_run(folder: Path, name: str, share: float) -> dict[str, Any]:
-    """Returns a run as plain data; its curves are whole, its config is as the file has it."""
+    """Returns a run as plain data within a share of the page; its config is as the file has it."""
     rows = _rows(folder)
     config, results = _config(folder), read_results(folder) or {}
     environment = read_json(folder / "environment.json")
@@ -116,6 +114,7 @@ def _read_run(folder: Path, name: str, share: float) -> dict[str, Any]:
     times = [float(row["time"]) for row in rows if isinstance(row.get("time"), int | float)]
     monitor = str(_at(config, "checkpoint", "monitor") or "val/acc")
     series = _series(rows)
+    parts = max(50, min(2000, int(NUMBERS * share / 4) // max(1, len(series))))
     return {
         "name": name,
         "state": state,
@@ -131,7 +130,7 @@ def _read_run(folder: Path, name: str, share: float) -> dict[str, Any]:
         "plain": _is_plain(config),
         "steps_per_epoch": 1 + max((row["step"] for row in rows if row.get("epoch") == 0 and row["step"]), default=0),
         "clock": _minutes(rows),
-        "series": series,
+        "series": {name: _thin(one, parts) for name, one in series.items()},
         "config": config,
         "environment": environment,
         "evaluations": _evaluations(folder, int(CELLS * share)),
@@ -188,33 +187,29 @@ def _is_plain(config: dict[str, Any]) -> bool:
 
 def _series(rows: Rows) -> dict[str, dict[str, Any]]:
     """Returns steps and values of each metric, but for those of the test; nan and infinity are counted alone."""
-    found: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        for name, value in row.items():
-            if name in ("step", "epoch", "time") or name.startswith("test/") or row["step"] is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float | str):
-                continue
-            series = found.setdefault(name, {"s": [], "v": [], "bad": 0})
-            try:
-                number = float(value)
-            except (ValueError, OverflowError):
-                continue
-            if math.isfinite(number):
-                series["s"].append(row["step"])
-                series["v"].append(number)
-            else:
-                series["bad"] += 1
-    return {name: series for name, series in sorted(found.items()) if series["s"] or series["bad"]}
+    found = {}
+    rows = [row for row in rows if row["step"] is not None]
+    names = {name: None for row in rows for name in row if name not in ("step", "epoch", "time")}
+    for name in sorted(name for name in names if not name.startswith("test/")):
+        own = [row for row in rows if name in row]
+        try:
+            values = np.array([row[name] for row in own], dtype=np.float64)
+            finite = np.isfinite(values).reshape(len(own))
+        except (TypeError, ValueError):  # not numbers
+            continue
+        steps = np.array([row["step"] for row in own])
+        found[name] = {"s": steps[finite], "v": values[finite], "bad": int((~finite).sum())}
+    return found
 
 
 def _best(series: dict[str, Any] | None, monitor: str) -> float | None:
-    values = series["v"] if series else []
-    return (max if goal_of(monitor) == "maximize" else min)(values, default=None)
+    if series is None or not len(series["v"]):
+        return None
+    return float((np.max if goal_of(monitor) == "maximize" else np.min)(series["v"]))
 
 
 def _last(series: dict[str, Any] | None) -> float | None:
-    return series["v"][-1] if series and series["v"] else None
+    return float(series["v"][-1]) if series and len(series["v"]) else None
 
 
 def _minutes(rows: Rows, most: int = 100) -> list[list[float]]:
@@ -225,24 +220,24 @@ def _minutes(rows: Rows, most: int = 100) -> list[list[float]]:
     return [[step, round((seconds - known[0][1]) / 60, 3)] for step, seconds in chosen]
 
 
-def _thin(all_series: Sequence[dict[str, Any]]) -> None:
-    """Rounds the values, and replaces long curves by mean, least and largest value of as many parts as there is room.
+def _thin(series: dict[str, Any], parts: int) -> dict[str, Any]:
+    """Returns rounded values; of a long curve mean, least and largest value of as many parts as there is room for.
 
-    The first and the last value stay. Adds ``n``, the number of values, and for a thinned curve ``lo`` and ``hi``.
+    The first and the last value stay. ``n`` is the number of values, and a thinned curve has ``lo`` and ``hi``.
     """
-    parts = max(50, min(2000, NUMBERS // (4 * max(1, len(all_series)))))
-    for series in all_series:
-        steps, values = series["s"], series["v"]
-        series["n"] = len(values)
-        if len(values) <= max(parts, 150):
-            series["v"] = _rounded(values)
-            continue
-        edges = [0, *np.linspace(1, len(values) - 1, parts - 1).astype(int).tolist(), len(values)]
-        pieces = [np.array(values[a:b]) for a, b in itertools.pairwise(edges)]
-        series["s"] = [int(steps[(a + b - 1) // 2]) for a, b in itertools.pairwise(edges)]
-        series["v"] = _rounded(piece.mean() for piece in pieces)
-        series["lo"] = _rounded(piece.min() for piece in pieces)
-        series["hi"] = _rounded(piece.max() for piece in pieces)
+    steps, values, count = series["s"], series["v"], len(series["v"])
+    found = {"n": count, "bad": series["bad"]}
+    if count <= max(parts, 150):
+        return {**found, "s": steps.tolist(), "v": _rounded(values)}
+    edges = [0, *np.linspace(1, count - 1, parts - 1).astype(int).tolist(), count]
+    pieces = [values[a:b] for a, b in itertools.pairwise(edges)]
+    return {
+        **found,
+        "s": [int(steps[(a + b - 1) // 2]) for a, b in itertools.pairwise(edges)],
+        "v": _rounded(piece.mean() for piece in pieces),
+        "lo": _rounded(piece.min() for piece in pieces),
+        "hi": _rounded(piece.max() for piece in pieces),
+    }
 
 
 def _rounded(values: Iterable[float]) -> list[float]:
