@@ -442,7 +442,8 @@ function fillDetails() {
   const titles = [...new Set([...validations, ...evaluations].map((one) => one.title))]
     .sort((a, b) => (a === "test") - (b === "test") || a.localeCompare(b, "en", { numeric: true }));
   if (titles.length) {
-    const place = view.at !== null && titles.includes(view.at) ? titles.indexOf(view.at) : titles.length - 1;
+    const last = titles.length - (titles.length > 1 && titles[titles.length - 1] === "test" ? 2 : 1);
+    const place = titles.includes(view.at) ? titles.indexOf(view.at) : last;
     const slide = (event) => { view.at = titles[event.target.value]; moment.replaceChildren(...shown(view.at)); label.textContent = view.at; };
     const label = make("output", {}, titles[place]);
     const slider = make("input", { type: "range", min: "0", max: String(titles.length - 1), "aria-label": "validation" , oninput: slide });
@@ -457,7 +458,7 @@ function fillDetails() {
       ];
     };
     const moment = make("div", {}, ...shown(titles[place]));
-    parts.push(make("h2", {}, "Predictions"), titles.length > 1 ? make("div", { class: "controls" }, make("label", {}, slider, label)) : note(titles[0]), moment);
+    parts.push(make("h2", {}, "Predictions"), titles.length > 1 ? make("p", { class: "moments" }, make("label", {}, slider, " ", label)) : note(titles[0]), moment);
   }
   const others = run.pictures.filter((one) => !validations.includes(one));
   if (others.length) parts.push(make("h2", {}, "Figures of the test"), make("div", { class: "row" }, others.map(figure)));
