@@ -40,6 +40,15 @@ def test_without_a_key_the_run_is_offline_and_complete(tmp_path):
     for name in ("curves", "confusion", "test_images"):
         with Image.open(file.parent / "files" / images[0][name]["path"]) as picture:
             assert picture.width > 200
+    (validated,) = [row for row in told["rows"] if "images/validation" in row]
+    facts = json.loads((folder / "validation" / "epoch-0001.json").read_text())
+    assert validated["_step"] == facts["step"]
+    assert validated["val/acc"] == pytest.approx(facts["accuracy"])
+    assert [validated[f"val_class/{name}"] for name in range(10)] == pytest.approx(facts["class_accuracy"])
+    assert sum(validated["images/confidence"]["values"]) == facts["images"]
+    for name, file_name in (("validation", "epoch"), ("confusion", "confusion")):
+        sent = file.parent / "files" / validated[f"images/{name}"]["path"]
+        assert sent.read_bytes() == (folder / "validation" / f"{file_name}-0001.png").read_bytes()
     assert told["summary"]["test/acc"] == pytest.approx(results["test/acc"])
     assert not list((tmp_path / "home").rglob("*wandb*"))
     assert not (folder / "wandb" / "cache").exists()

@@ -1,0 +1,146 @@
+"""Pictures and numbers of validations during training, which they leave as it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from PIL import Image
+from torch import nn
+
+from vit_lightning import Digits, EMAConfig, ViTClassifier
+from vit_lightning.commands.pictures import confusion_picture, sheet
+from vit_lightning.commands.validation_pictures import CELLS, ValidationPictures, _numbers
+from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror
+
+QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+BATCHES = {"limit_train_batches": 4, "limit_val_batches": 2, "num_sanity_val_steps": 1}
+
+
+class Seen(Callback):
+    """What the validations of a run have measured."""
+
+    def __init__(self):
+        self.metrics, self.raw = [], []
+
+    def on_validation_end(self, trainer, pl_module):
+        if not trainer.sanity_checking:
+            self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+            network = pl_module.network.eval()  # with the weights without averaging
+            batches = [trainer.datamodule.model_input(batch, 0) for batch in trainer.val_dataloaders][:2]
+            hits = [network(batch.images).argmax(dim=1) == batch.labels for batch in batches]
+            self.raw.append(float(torch.cat(hits).float().mean()))
+
+
+def train(folder, every, epochs=3, module=None, **arguments):
+    folder.mkdir(exist_ok=True)
+    seed_everything(0, verbose=False)
+    data, seen = Digits(batch_size=50), Seen()
+    network = nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 10))
+    module = module or ViTClassifier(network, num_classes=10, ema=EMAConfig(decay=0.9))
+    pictures = ValidationPictures(data, WandbMirror(folder, "a", WandbConfig(), {}), every)
+    callbacks = [pictures, seen] if isinstance(module, ViTClassifier) else [pictures]
+    settings = {**QUIET, **BATCHES, "max_epochs": epochs, "accelerator": "cpu", **arguments}
+    trainer = Trainer(**settings, callbacks=callbacks, default_root_dir=folder)
+    trainer.fit(module, datamodule=data)
+    return module, seen
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "validation").glob("*"))
+
+
+def test_every_nth_and_the_last_epoch_have_pictures_and_training_is_the_same(tmp_path):
+    trained, seen = train(tmp_path / "a", 2)
+    assert names(tmp_path / "a") == [
+        *(f"confusion-000{epoch}.png" for epoch in (2, 3)),
+        *(f"epoch-000{epoch}.{kind}" for epoch in (2, 3) for kind in ("json", "png")),
+    ]
+    told = [json.loads((tmp_path / f"a/validation/epoch-000{epoch}.json").read_text()) for epoch in (2, 3)]
+    for facts, metrics, raw in zip(told, seen.metrics[1:], seen.raw[1:], strict=True):
+        assert facts["accuracy"] == pytest.approx(metrics["val/acc"], abs=1e-6)
+        assert metrics["val/raw_acc"] == pytest.approx(raw)
+        assert facts["images"] == sum(facts["class_images"]) == 96
+        counts = np.zeros((10, 10))
+        for true, predicted, count in facts["confusion"]:
+            counts[true, predicted] = count
+        assert counts.sum(axis=1).tolist() == facts["class_images"]
+        accuracies = counts.diagonal() / counts.sum(axis=1)
+        assert facts["class_accuracy"] == pytest.approx(accuracies.tolist(), abs=1e-6)
+        bins = [sum(facts["confidence"][name]) for name in ("right", "wrong")]
+        assert bins == [counts.trace(), counts.sum() - counts.trace()]
+        assert len(facts["confidence"]["edges"]) == 1 + len(facts["confidence"]["right"])
+        of_images = Digits().dataset("val").labels[facts["sample"]["index"]].tolist()
+        assert facts["sample"]["label"] == of_images == sorted(3 * [*range(10)])
+        assert len(facts["sample"]["prediction"]) == len(facts["sample"]["confidence"]) == 30
+    assert [(facts["epoch"], facts["step"]) for facts in told] == [(2, 7), (3, 11)]
+    assert told[0]["sample"]["index"] == told[1]["sample"]["index"], "the same images, to see them change"
+    assert [("val/raw_acc" in metrics) for metrics in seen.metrics] == [False, True, True]
+
+    without, bare = train(tmp_path / "b", 0)
+    assert not (tmp_path / "b" / "validation").exists()
+    assert bare.raw == seen.raw
+    assert [metrics.keys() - {"val/raw_acc"} for metrics in seen.metrics] == [{*metrics} for metrics in bare.metrics]
+    assert all(torch.equal(value, without.state_dict()[name]) for name, value in trained.state_dict().items())
+
+
+def test_several_validations_an_epoch_have_one_picture_and_a_full_disk_ends_nothing(tmp_path, monkeypatch):
+    train(tmp_path, None, 11, val_check_interval=0.5, limit_train_batches=2, num_sanity_val_steps=0)
+    assert [*map(int, (name[6:10] for name in names(tmp_path) if name.endswith("json")))] == [2, 4, 6, 8, 10, 11]
+    shutil.rmtree(tmp_path / "validation")
+    monkeypatch.setattr("vit_lightning.commands.validation_pictures.write_whole", _full)
+    with pytest.warns(UserWarning, match="no pictures of the validation: No space"):
+        train(tmp_path, 1, 1)
+
+
+def _full(path, content):
+    raise OSError(28, "No space left on device")
+
+
+class Silent(LightningModule):
+    """A module whose validation returns no logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Linear(64, 10)
+
+    def training_step(self, batch, batch_idx):
+        return self.network(batch.images.flatten(1)).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        return self.training_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_without_logits_or_validation_there_is_nothing(tmp_path):
+    train(tmp_path, 1, 1, Silent())
+    train(tmp_path, 1, 1, limit_val_batches=0)
+    assert not (tmp_path / "validation").exists()
+
+
+def test_a_thousand_classes_take_little_room_and_any_image_is_drawn():
+    drawn = np.random.default_rng(0)
+    table = np.column_stack([np.arange(50_000), *drawn.integers(0, 1000, (2, 50_000)), drawn.random(50_000)])
+    cells, counts = np.unique(table[:, 1:3].astype(int), axis=0, return_counts=True)
+    labels = [f"class {number}" for number in range(1000)]
+    facts = _numbers(table, table[:32], cells, counts, labels)
+    assert len(facts["confusion"]) == CELLS
+    assert len(json.dumps(facts)) < 300_000
+    for classes in (2, 20, 100, 1000):
+        some = cells[(cells < classes).all(axis=1)]
+        picture = confusion_picture(some, np.ones(len(some), dtype=int), labels[:classes], "title")
+        assert 100 < picture.height < 900
+    for shape in ((1, 8, 8), (3, 32, 32), (3, 224, 160), (5, 64, 64)):
+        images = drawn.integers(0, 255, (9, *shape)).astype(np.uint8)
+        picture = sheet(images, ["a name that is much too long for its place", "a\ntrue b", "c"] * 3, [False] * 9, "")
+        assert picture.width == 8 * 122
+        assert picture.height < 400
+    wrong = sheet(images[:1], ["a\ntrue b"], [True], "")
+    assert isinstance(wrong, Image.Image)
+    assert (196, 30, 30) in {colour for _, colour in wrong.getcolors(100_000)}
