@@ -118,7 +118,8 @@ class ValidationPictures(Callback):
         self._parts = []
         rows = gather(trainer, torch.stack(columns, dim=1) if columns else torch.empty(0, 4, dtype=torch.float64))
         if average is not None and len(rows):
-            pl_module.log("val/raw_acc", accuracy_without_average(trainer, pl_module, average))
+            raw = accuracy_without_average(trainer, pl_module, average)
+            pl_module.log("val/raw_acc", raw, sync_dist=trainer.world_size > 1)  # the same on all ranks
         classes = self.data.num_classes
         table = rows[((rows[:, 1:3] >= 0) & (rows[:, 1:3] < classes)).all(dim=1)].numpy()  # a loss may ignore labels
         if len(table) and is_first():
@@ -196,5 +197,5 @@ def _sheet(images: Array, facts: Mapping[str, Any], title: str) -> Image.Image:
     for label, prediction, confidence in zip(sample["label"], sample["prediction"], sample["confidence"], strict=True):
         wrong.append(prediction != label)
         true = f"\ntrue {names[label]}" if wrong[-1] else ""
-        captions.append(f"{short(names[prediction], 70)} ({100 * confidence:.0f} %){true}")
+        captions.append(f"{short(names[prediction], 60)} ({100 * confidence:.0f} %){true}")
     return sheet(images, captions, wrong, title)
