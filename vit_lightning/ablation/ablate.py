@@ -101,7 +101,7 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
         problems.append(text)
     problems += [f"{word}: unexpected argument (options are given as --key=value)" for word in files]
     if "file" not in given:
-        problems.append("give a plan: lightning ablate pooling (lightning configs ablations/pooling prints it)")
+        problems.append("give a plan: lightning ablate pooling (lightning configs pooling prints it)")
     for key in ("workers", "threads"):
         number = getattr(config, key)
         if isinstance(number, int) and number < 1:

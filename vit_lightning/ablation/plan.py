@@ -223,8 +223,8 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
         refuse_old(path, given)
     if not given.keys() & {"arms", "grid", "compare"} and given.keys() & {"model", "data", "trainer"}:
         raise UserError(
-            f"{path} is a config, not a plan: a plan has a config, arms and compare, as "
-            f"experiments/ablations/pooling.yaml does (to train it: lightning fit --config {path})"
+            f"{path} is a config, not a plan: a plan has a config, arms and compare, such as "
+            f"lightning configs pooling prints (to train it: lightning fit --config {path})"
         )
     problems = [_unknown(key) for key in given if key not in _names(PlanFile)]
     compare = _compare(given, problems)

@@ -11,7 +11,7 @@ from vit_lightning.limits import at_least, refuse
 NOTES = """
 A multiply-add counts as two FLOPs; matrix products, convolutions and attention products are counted, for one image.
 In a config:      model: {preset: B/16}, with any patch size, and other arguments of ViT beside it
-CRATE:            --config experiments/imagenet/crate_tiny.yaml --model.preset=CRATE-S/16
+CRATE:            --config crate_tiny --model.preset=CRATE-S/16
 Layer by layer:   lightning summary --config CONFIG.yaml, lightning summary --ckpt RUN_FOLDER
 Other networks:   model: {class_path: timm.create_model, init_args: {model_name: NAME}}; torchvision.models.NAME"""
 
