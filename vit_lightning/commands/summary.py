@@ -222,7 +222,7 @@ def _kept(network: nn.Module, shape: tuple[int, int, int]) -> dict[str, int]:
             return tensor
 
         _watch(network, running.append, lambda name, out: running.pop())
-        with saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
             network(torch.empty(IMAGES, *shape, device="cpu"))
     return {name: number // IMAGES for name, number in bytes_of.items()}
 
