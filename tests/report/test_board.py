@@ -76,6 +76,9 @@ def test_a_page_holds_what_the_files_of_runs_say(tmp_path, capsys):
     (diverged / "diverged.json").write_text("{}")
     with (diverged / "metrics.jsonl").open("a") as file:
         file.write('{"step": 40, "train/loss_step": "nan", "time": 1700000040}\n{"step": 41, "tra')
+    make_run(runs / "g", depth=5, finished=False)
+    (tmp_path / "ledger" / "g").mkdir(parents=True)
+    (tmp_path / "ledger" / "g" / "0001.end").write_text('{"outcome": "failed", "cause": "out of memory"}')
     empty = runs / "f"
     empty.mkdir()
     (empty / "environment.json").write_text("{broken")
@@ -91,7 +94,8 @@ def test_a_page_holds_what_the_files_of_runs_say(tmp_path, capsys):
     assert data["name"] == "<runs>"
     assert data["differing"] == ["model.depth"]
     states = {name: run["state"] for name, run in by_name.items()}
-    assert states == dict.fromkeys("abc", "finished") | {"d": "running", "e": "diverged", "f": "stopped"}
+    assert states == dict.fromkeys("abc", "finished") | {"d": "running", "e": "diverged", "f": "stopped", "g": "failed"}
+    assert by_name["g"]["cause"] == "out of memory"
     assert [by_name[name]["group"] for name in "abcde"] == [0, 0, 1, 1, 2]  # seeds of one config belong together
     a, c, e = by_name["a"], by_name["c"], by_name["e"]
     assert a["results"]["test/acc"] == 0.7

@@ -101,7 +101,8 @@ def read_board(folders: Iterable[Path]) -> dict[str, Any]:
     runs = json.loads(text)
     for run, folder in zip(runs, folders, strict=True):
         run["pictures"], run["left_out"] = _pictures(folder, PICTURES // len(folders))
-    name = above.name if len(folders) > 1 else folders[0].name
+    whole = above.parent if (above.parent / "ledger.json").is_file() else above  # an ablation
+    name = whole.name if len(folders) > 1 else folders[0].name
     return {"name": name, "made": _clock(time.time()), "differing": differing, "runs": runs}
 
 
