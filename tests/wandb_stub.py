@@ -123,10 +123,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def read_wandb_file(file: Path) -> dict[str, Any]:
-    """Rows, config, summary, files and facts of the run in a ``.wandb`` file."""
+    """Rows, config, summary, files, console, hardware and facts of the run in a ``.wandb`` file."""
+    from google.protobuf.json_format import MessageToDict
     from wandb.proto import wandb_internal_pb2
 
     found: dict[str, Any] = {"rows": [], "config": {}, "summary": {}, "files": [], "run": {}}
+    found |= {"environment": {}, "stats": [], "console": ""}
     for chunk in _chunks(file.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(chunk)
         kind = record.WhichOneof("record_type")
@@ -139,8 +141,16 @@ def read_wandb_file(file: Path) -> dict[str, Any]:
             found["run"] = {"id": run.run_id, "name": run.display_name, "group": run.run_group}
             found["run"] |= {"job_type": run.job_type, "tags": list(run.tags), "notes": run.notes}
             found["config"] |= _items(run.config.update)
+            found["host"] = run.host
+            found["git"] = MessageToDict(run.git, preserving_proto_field_name=True)
         elif kind == "config":
             found["config"] |= _items(record.config.update)
+        elif kind == "environment":
+            found["environment"] |= MessageToDict(record.environment, preserving_proto_field_name=True)
+        elif kind == "stats":
+            found["stats"].append({item.key: json.loads(item.value_json) for item in record.stats.item})
+        elif kind == "output_logger":
+            found["console"] += record.output_logger.line
         elif kind == "files":
             found["files"] += [entry.path for entry in record.files.files]
     return found

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,16 +14,22 @@ from runs import SMALL
 from wandb_command import KEY, SECRET, assert_delivered, finished, fit, start
 from wandb_stub import StubServer, read_wandb_file
 
+NOBODY = ["-c", "user.name=n", "-c", "user.email=e@x.y"]
+
 
 def test_without_a_key_the_run_is_offline_and_complete(tmp_path):
-    flags = ["--wandb.group=study", "--wandb.job_type=arm", "--wandb.tags=[one, two]", "--wandb.notes=why"]
-    said = fit(tmp_path, *flags)
+    remote = "https://jane-q-user:hunter2hunter@github.com/me/mine.git"
+    for words in (["init", "-q"], ["remote", "add", "origin", remote], [*NOBODY, "commit", "-qm.", "--allow-empty"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    folder = tmp_path / "home/run"
+    flags = ["--wandb.group=study", "--wandb.job_type=arm", "--wandb.tags=[one, two]", f"--wandb.notes=why {KEY}"]
+    flags += [f"--out={folder}", "--trainer.log_every_n_steps=10", "--ema.decay=0.9", "--loss.label_smoothing=0.1"]
+    said = fit(tmp_path, *flags, LOGNAME="jane-q-user", WANDB_HOST="secret-host", WANDB_USERNAME="jane-q-user")
     assert "offline (no API key)" in said
-    assert "wandb leet run/wandb" in said
-    assert "lightning sync run" in said
-    (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    assert f"wandb leet {folder}/wandb" in said
+    assert f"lightning sync {folder}" in said
+    (file,) = (folder / "wandb").glob("offline-run-*/*.wandb")
     told = read_wandb_file(file)
-    folder = tmp_path / "run"
     environment = json.loads((folder / "environment.json").read_text())
     results = json.loads((folder / "results.json").read_text())
     assert told["run"] == {
@@ -29,8 +38,33 @@ def test_without_a_key_the_run_is_offline_and_complete(tmp_path):
         "group": "study",
         "job_type": "arm",
         "tags": ["one", "two"],
-        "notes": "why",
+        "notes": "why ***",
     }
+    given = told["environment"]
+    assert given["args"][:1] == ["fit"]
+    assert {"--out=~/run", "--wandb.notes=why ***"} <= {*given["args"]}
+    commit = environment["git"]["working folder"]["commit"]
+    assert given["git"] == told["git"] == {"commit": commit, "remote_url": "https://github.com/me/mine.git"}
+    assert given["python"] == environment["python"]
+    assert given["cpu"]["model"] == environment["processor"]
+    assert given["cpu_count"] == environment["cores"]
+    assert not {"host", "username", "email", "slurm"} & {*given}
+    assert told["host"] == ""
+    assert told["config"]["versions"] == environment["packages"]
+    assert "proc.memory.rssMB" in told["stats"][0]
+    for line in ("epoch 1/1  train loss", "run         ~/run", "test        accuracy", "model       ViT"):
+        assert f"\n{line}" in f"\n{told['console']}"
+    private = ("jane-q-user", str(tmp_path / "home"), KEY, "hunter2hunter", "secret-host")
+    for path in (folder / "wandb").rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert not [word for word in private if word.encode() in content], path
+    assert platform.node() not in re.findall(r"[\w.-]+", told["console"] + json.dumps([given, told["config"]]))
+    names = {name for row in told["rows"] for name in row}
+    assert {"train/loss_step", "train/loss", "train/ce", "lr", "val/acc", "val/raw_acc"} <= names
+    assert {"speed/images_per_second", "speed/step_seconds", "speed/data_seconds"} <= names
+    assert {"optim/grad_norm", "optim/update_norm", "system/memory_mb", "system/cpu_percent"} <= names
+    assert {"images/validation", "images/confusion", "images/confidence", "val_class/3"} <= names
+
     assert told["config"]["model"]["init_args"]["emb_size"] == 16
     assert told["config"]["flops"] == results["flops"] > 0
     assert told["config"]["parameters"] == results["parameters"]
@@ -50,7 +84,7 @@ def test_without_a_key_the_run_is_offline_and_complete(tmp_path):
         sent = file.parent / "files" / validated[f"images/{name}"]["path"]
         assert sent.read_bytes() == (folder / "validation" / f"{file_name}-0001.png").read_bytes()
     assert told["summary"]["test/acc"] == pytest.approx(results["test/acc"])
-    assert not list((tmp_path / "home").rglob("*wandb*"))
+    assert not [path for path in (tmp_path / "home").rglob("*wandb*") if not path.is_relative_to(folder)]
     assert not (folder / "wandb" / "cache").exists()
 
 
@@ -73,6 +107,9 @@ def test_a_server_that_answers_gets_everything_and_no_secret_is_left(tmp_path, s
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert server.summary["test/acc"] == pytest.approx(results["test/acc"])
     assert any(name.startswith("media/images/test_images") for name in server.files)
+    given = json.loads(server.files["wandb-metadata.json"])
+    assert (given["program"], given["args"][0]) == ("lightning", "fit")
+    assert [run for run in server.runs.values() if run.get("host")] == []
     for path in (tmp_path / "run").rglob("*"):
         if path.is_file():
             content = path.read_bytes()

@@ -107,6 +107,7 @@ def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, 
 
 def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     """Trains from step 0 or from a checkpoint, unless training has finished; then tests the best checkpoint."""
+    run.mirror.listen()
     say(row("run", f"{run.folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
     say(model_line(run.experiment, count_parameters(run.module), count_parameters(run.module, trained=True)))
     say(device_line(run.trainer))
@@ -123,7 +124,7 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
             _train(run, newest)
             results = _test_best(run)
     except BaseException as fault:
-        run.mirror.finish(exit_code=1)
+        run.mirror.finish(exit_code=1, fault=fault)
         if isinstance(fault, KeyboardInterrupt | SystemExit):
             say(f"stopped; to resume: lightning fit --resume {run.folder}{trust_flag()}")
             fault.add_note("printed")
@@ -139,8 +140,9 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
             _draw_and_mirror(run, results)
             for path in sorted(run.folder.glob("*-profile*.txt")):
                 say(path.read_text(encoding="utf-8").strip())
+        print_summary(run.folder, results)
+        run.mirror.finish()
         write_results(run.folder, results)
-    print_summary(run.folder, results)
     if left_out := sum(map(len, run.experiment.data.bad_images.values())):
         say(row("skipped", f"{counted(left_out, 'damaged image')}: {run.folder / BAD_IMAGES}"))
     say(run.mirror.hint())
@@ -174,7 +176,6 @@ def _draw_and_mirror(run: Run, results: Results) -> None:
     if run.predictions.table:
         say(report_test(run.folder, run.predictions.table, run.experiment.data))
     mirror_results(run.mirror, results)
-    run.mirror.finish()
 
 
 def _objective(experiment: Experiment) -> str:

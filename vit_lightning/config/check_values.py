@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from jsonargparse import Namespace
 
 from vit_lightning.config.files import as_list
-
-_SECRET = re.compile(
-    r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PGPASS|PASS|PAT|CREDENTIALS?)(_|$)", re.IGNORECASE
-)
+from vit_lightning.storage.redaction import secrets_of_environment
 
 
 def secret_problems(value: Any, path: tuple[str, ...] = ()) -> list[str]:
@@ -23,14 +18,9 @@ def secret_problems(value: Any, path: tuple[str, ...] = ()) -> list[str]:
         return [text for name, item in value.items() for text in secret_problems(item, (*path, str(name)))]
     if isinstance(value, list):
         return [text for number, item in enumerate(value) for text in secret_problems(item, (*path, str(number)))]
-    secrets = {
-        name: text
-        for name, text in os.environ.items()
-        if _SECRET.search(name) and len(text) >= 8 and not text.startswith(("/", "~", "."))  # paths of keys
-    }
     return [
         f"{'.'.join(path)} holds the value of {name}: no secret belongs in a config, W&B reads it from the environment"
-        for name, text in secrets.items()
+        for name, text in secrets_of_environment().items()
         if text in str(value)
     ]
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from vit_lightning.storage.redaction import without_credentials
+
 PACKAGES = (
     "vit-lightning",
     "torch",
@@ -62,12 +64,13 @@ def _processor() -> str:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """Returns the commit of a folder and the files that differ from it; None outside a git repository."""
+    """Returns commit, remote and changed files of a folder; None outside a git repository."""
     commit = _run_git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
     changed = (_run_git(folder, "status", "--porcelain") or "").splitlines()
-    return {"commit": commit.strip(), "changed": changed}
+    remote = without_credentials((_run_git(folder, "remote", "get-url", "origin") or "").strip())
+    return {"commit": commit.strip(), "changed": changed, **({"remote": remote} if remote else {})}
 
 
 def _run_git(folder: Path, *arguments: str) -> str | None:

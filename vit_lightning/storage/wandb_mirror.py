@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import tempfile
 import threading
@@ -19,9 +20,11 @@ from typing import Any, Literal
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from vit_lightning.errors import first_line
+from vit_lightning.errors import first_line, one_line
+from vit_lightning.storage.console_log import ConsoleLog
 from vit_lightning.storage.folder import read_json
 from vit_lightning.storage.metrics import read_metrics
+from vit_lightning.storage.redaction import Redaction
 
 START_SECONDS = 6.0
 """Seconds that an online start may take before the run is offline."""
@@ -59,6 +62,8 @@ class WandbConfig:
 class WandbMirror(Logger):
     """Lightning logger that mirrors a run. It neither raises nor hangs, and after an error of W&B it logs no more.
 
+    Config, command and console are sent without keys, home folder, names of user and machine.
+
     Args:
         folder: the run folder, which names the run and contains W&B's own folder.
         run_id: W&B id of the run, the same in each resume.
@@ -74,6 +79,8 @@ class WandbMirror(Logger):
         self.url = ""
         self._wandb: Any = None
         self._run: Any = None
+        self._console = ConsoleLog()
+        self._redacted = Redaction()
 
     @property
     def name(self) -> str:
@@ -89,6 +96,11 @@ class WandbMirror(Logger):
         return self._run is not None
 
     @rank_zero_only
+    def listen(self) -> None:
+        """Begins to copy what is printed, for W&B's logs."""
+        self._console.start()
+
+    @rank_zero_only
     def start(self, otherwise: Sequence[str] = ("offline",)) -> None:
         """Starts online if there is a key and the server answers, else offline; takes about 8 s at most.
 
@@ -97,6 +109,7 @@ class WandbMirror(Logger):
         """
         mode = self.config.mode or _MODES.get(os.environ.get("WANDB_MODE", ""))
         if mode == "disabled":
+            self._console.stop()
             return
         try:
             self._wandb = import_wandb(self.folder)
@@ -104,11 +117,18 @@ class WandbMirror(Logger):
             mode = mode or _MODES.get(self._wandb.setup().settings.mode, "online")
             if mode == "online" and not has_key(self._wandb):
                 mode, self.reason = "offline", "no API key"
-            self._start_in(["online", *otherwise] if mode == "online" else otherwise)
+            self._start_in(["online", *otherwise] if mode == "online" else otherwise, later=not otherwise)
         except Exception as fault:  # training must start without W&B as well
             self.reason = first_line(fault)
+        if self._run is None:
+            self._console.stop()
+        else:
+            self._console.send_to(lambda line: self._guarded(lambda: self._run.write_logs(self._redacted(line))))
 
-    def _start_in(self, modes: Sequence[str]) -> None:
+    def _start_in(self, modes: Sequence[str], *, later: bool) -> None:
+        environment = read_json(self.folder / "environment.json")
+        config = self._redacted.of({**self.run_config, "versions": environment.get("packages", {})})
+        own = WandbConfig(**self._redacted.of(vars(self.config)))
         for mode in modes:
             try:
                 self._run = self._wandb.init(
@@ -117,14 +137,14 @@ class WandbMirror(Logger):
                     dir=str(self.folder),
                     mode=mode,
                     resume="allow",
-                    project=self.config.project,
-                    entity=self.config.entity,
-                    group=self.config.group,
-                    job_type=self.config.job_type,
-                    tags=self.config.tags,
-                    notes=self.config.notes,
-                    config=dict(self.run_config),
-                    settings=self._settings(),
+                    project=own.project,
+                    entity=own.entity,
+                    group=own.group,
+                    job_type=own.job_type,
+                    tags=own.tags,
+                    notes=own.notes,
+                    config=config,
+                    settings=self._settings(environment, later=later),
                 )
             except Exception as fault:
                 self.reason = first_line(fault)
@@ -132,13 +152,16 @@ class WandbMirror(Logger):
                 self._setup()
             else:
                 self.mode, self.url = mode, str(self._run.url or "")
+                with contextlib.suppress(Exception):  # parts of wandb that another version may lack
+                    self._send_environment(environment)
                 return
 
     def _setup(self) -> None:
         # silent before the login; the settings of init come too late for that
         self._wandb.setup(self._wandb.Settings(silent=True, x_service_wait=5))
 
-    def _settings(self) -> Any:
+    def _settings(self, environment: Mapping[str, Any], *, later: bool) -> Any:
+        code = _code(environment)
         return self._wandb.Settings(
             silent=True,
             console="off",  # leaves stdout and stderr alone
@@ -148,13 +171,47 @@ class WandbMirror(Logger):
             x_file_stream_retry_wait_max_seconds=5,
             x_file_transfer_retry_wait_max_seconds=5,
             x_transaction_log_flush_interval=1.0,  # by default a SIGKILL loses 15 s
-            x_disable_machine_info=True,  # no command line, user or host in its files
+            x_disable_meta=True,  # it has user and host; ``_send_environment`` sends the rest
+            host="",
+            username="",
+            email="",
+            program="lightning",
+            program_relpath="",
+            program_abspath="",
+            x_disable_stats=later,  # of the machine that sends a finished run
+            x_stats_sampling_interval=10.0,
             x_save_requirements=False,
             disable_code=True,
-            disable_git=True,
+            disable_git=True,  # it takes time, and the URL may hold credentials
+            git_commit=code.get("commit"),
+            git_remote_url=code.get("remote"),
             save_code=False,
             disable_job_creation=True,
         )
+
+    def _send_environment(self, environment: Mapping[str, Any]) -> None:
+        """Sends versions, command, commit and hardware to where W&B shows those of a run."""
+        from wandb.proto import wandb_internal_pb2
+
+        records: Any = wandb_internal_pb2
+        program, *arguments = map(self._redacted, shlex.split(environment.get("command", "lightning")))
+        code, gpus = _code(environment), environment.get("gpus") or []
+        record = records.EnvironmentRecord(
+            os=environment.get("system"),
+            python=environment.get("python"),
+            program=program,
+            args=arguments,
+            root=self._redacted(environment.get("folder", "")),
+            git=records.GitRepoRecord(commit=code.get("commit"), remote_url=code.get("remote")),
+            cpu_count=environment.get("cores"),
+            cpu_count_logical=environment.get("cores"),
+            cpu=records.CpuInfo(model=environment.get("processor"), count=environment.get("cores")),
+            gpu_type=gpus[0] if gpus else None,
+            gpu_count=len(gpus),
+            gpu_nvidia=[records.GpuNvidiaInfo(name=name) for name in gpus],
+            cuda_version=environment.get("cuda"),
+        )
+        self._run._interface._publish(records.Record(environment=record))
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -230,8 +287,11 @@ class WandbMirror(Logger):
         self._guarded(send)
 
     @rank_zero_only
-    def finish(self, exit_code: int = 0) -> None:
+    def finish(self, exit_code: int = 0, fault: BaseException | None = None) -> None:
         """Ends the run and waits a limited time for the upload."""
+        if fault is not None:
+            self._guarded(lambda: self._run.write_logs(self._redacted(one_line(fault))))
+        self._console.stop()
         if self._wandb is None:
             return
         if self._run is not None:
@@ -241,6 +301,9 @@ class WandbMirror(Logger):
                 self.reason = "W&B did not answer in time"
         self._with_time_limit(self._wandb.teardown, 5.0)  # else the end of the process could hang
         shutil.rmtree(self.folder / "wandb" / "cache", ignore_errors=True)
+        for path in (self.folder / "wandb").glob("*/logs/*.log"):  # W&B's own, which name folders
+            with contextlib.suppress(OSError, UnicodeDecodeError):  # one is a link to the cache
+                path.write_text(self._redacted(path.read_text(encoding="utf-8")), encoding="utf-8")
 
     def place(self) -> str:
         """Returns a line that says at the start where the run is."""
@@ -285,6 +348,12 @@ class WandbMirror(Logger):
             thread.join(2.0)
             return False
         return True
+
+
+def _code(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns commit and remote of the code: of the working folder, or else of this package."""
+    git = environment.get("git", {})
+    return git.get("working folder") or git.get("package") or {}
 
 
 _MODES = {
