@@ -27,6 +27,7 @@ class StubServer(ThreadingHTTPServer):
         self.rows: dict[int, dict[str, Any]] = {}
         self.summary: dict[str, Any] = {}
         self.files: dict[str, bytes] = {}
+        self.views: dict[str, dict[str, Any]] = {}
         self.operations: list[str] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -98,7 +99,16 @@ class Handler(BaseHTTPRequestHandler):
             return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": files}}
         if name == "RunStoppedStatus":
             return {"project": {"run": {"stopped": False}}}
-        if "Viewer" in name:
+        if name.lower().startswith("upsertview"):
+            server.views[given["displayName"]] = json.loads(given["spec"])
+            view = {"id": "v", "name": given["name"], "type": given["type"], "displayName": given["displayName"]}
+            view |= {"description": "", "project": {**project, "entityName": "me"}, "spec": given["spec"]}
+            return {"upsertView": {"view": {**view, "updatedAt": "2026-01-01T00:00:00"}, "inserted": True}}
+        if name == "GetProjects":
+            return {"models": {"edges": [], "pageInfo": {"endCursor": None, "hasNextPage": False}}}
+        if name == "ProjectInternalId":
+            return {"project": {"id": "p", "internalId": "1"}}
+        if "Viewer" in name or name == "GetDefaultEntity":
             viewer = {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
             return {"viewer": viewer}
         return {"serverInfo": {"features": [], "cliVersionInfo": {}, "latestLocalVersionInfo": None}}

@@ -82,7 +82,7 @@ COMMANDS = {
     "ablate": Command("run an ablation: arms x seeds, then a report", "ablation.ablate:main", "PLAN", "arguments"),
     "report": Command("write the report of an ablation again", "ablation.publish:report", "ABLATION_FOLDER", "folder"),
     "dashboard": Command(
-        "make a workspace and a report of an ablation in W&B", "ablation.publish:dashboard", "ABLATION_FOLDER", "folder"
+        "make workspaces and a report of runs or an ablation in W&B", "ablation.publish:dashboard", "FOLDER", "folder"
     ),
     "board": Command(
         "write an HTML page of a run, or of several side by side: curves, images, errors, configs; no server",
@@ -92,7 +92,7 @@ COMMANDS = {
         "BoardOptions",
     ),
     "sync": Command(
-        "upload a run or an ablation to W&B, only what is missing there", "ablation.publish:sync", "FOLDER", "folder"
+        "upload runs or an ablation to W&B, only what is missing there", "ablation.publish:sync", "FOLDER", "folder"
     ),
 }
 

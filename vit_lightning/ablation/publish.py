@@ -1,4 +1,4 @@
-"""Commands on the folder of an ablation: its report, its dashboard in W&B, and the upload of all its runs."""
+"""Commands on folders of runs and of ablations: the report, the dashboard in W&B, and the upload of all runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from vit_lightning.commands import sync as one_run
 from vit_lightning.errors import UserError
 from vit_lightning.report import dashboard as wandb_dashboard
 from vit_lightning.report.report import make_report
-from vit_lightning.report.study import Run, Trial
+from vit_lightning.report.study import Run, Study, Trial
 from vit_lightning.report.wandb_report import log_report
 from vit_lightning.report.write import write_report
-from vit_lightning.storage.folder import hold
+from vit_lightning.storage.folder import hold, runs_in
 
 
 def report(folder: Path) -> None:
@@ -25,30 +25,38 @@ def report(folder: Path) -> None:
 
 
 def dashboard(folder: Path) -> None:
-    """Makes a workspace and a report of an ablation in W&B."""
-    wandb_dashboard.dashboard(make_report(read_study(folder)))
+    """Makes workspaces and a report of a run, a folder of runs or an ablation in W&B."""
+    if _is_ablation(folder):
+        wandb_dashboard.dashboard(make_report(read_study(folder)))
+    else:
+        wandb_dashboard.runs_dashboard(folder)
 
 
 def sync(folder: Path) -> None:
-    """Sends a run, or the finished runs, trials and the report of an ablation, to W&B.
+    """Sends a run, the runs in a folder, or the finished runs, trials and the report of an ablation, to W&B.
 
     Raises:
         UserError: the first run cannot be sent; or, after all others, the runs that could not.
     """
-    if not (folder / "ledger.json").is_file():
-        one_run.sync(folder)
-        return
-    study = read_study(folder)
     problems: list[str] = []
-    runs: list[Run | Trial] = [*study.runs, *(study.tuning.trials if study.tuning else [])]
-    folders = [run.folder for run in runs if run.state == "done"]
-    for number, path in enumerate(folders):
+    for number, path in enumerate(_finished(read_study(folder)) if _is_ablation(folder) else runs_in(folder)):
         try:
-            one_run.sync(folder / path)
+            one_run.sync(path)
         except UserError as error:
             problems += error.problems
             if number == 0:  # without an API key, for example, no other run can be sent either
                 raise
     if problems:
         raise UserError(problems)
-    print(log_report(make_report(study), send=True))
+    if _is_ablation(folder):
+        print(log_report(make_report(read_study(folder)), send=True))
+
+
+def _is_ablation(folder: Path) -> bool:
+    return (folder / "ledger.json").is_file()
+
+
+def _finished(study: Study) -> list[Path]:
+    """Returns the folders of an ablation's finished runs and trials."""
+    runs: list[Run | Trial] = [*study.runs, *(study.tuning.trials if study.tuning else [])]
+    return [study.folder / run.folder for run in runs if run.state == "done"]

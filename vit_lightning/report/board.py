@@ -90,11 +90,11 @@ def read_board(folders: Iterable[Path]) -> dict[str, Any]:
     above = Path(os.path.commonpath([folder.parent for folder in folders]))
     runs = [_read_run(folder, folder.relative_to(above).as_posix(), 1 / len(folders)) for folder in folders]
     configs = [run.pop("config") for run in runs]
-    differing = _differing(configs)
+    differing = differing_options(configs)
     options = [_options(config) for config in configs]
     for run, config in zip(runs, options, strict=True):
         run["config"] = {key: word(value) for key, value in config.items()}
-    arms = [tuple(run["config"].get(key) for key in differing if not _is_chance(key)) for run in runs]
+    arms = [tuple(run["config"].get(key) for key in differing if not is_chance(key)) for run in runs]
     for run, arm in zip(runs, arms, strict=True):
         run["group"] = list(dict.fromkeys(arms)).index(arm)
     text = _without_home(json.dumps(runs, ensure_ascii=False, default=str))
@@ -108,10 +108,10 @@ def read_board(folders: Iterable[Path]) -> dict[str, Any]:
 
 def _read_run(folder: Path, name: str, share: float) -> dict[str, Any]:
     """Returns a run as plain data within a share of the page; its config is as the file has it."""
-    rows = _rows(folder)
-    config, results = _config(folder), read_results(folder) or {}
+    rows = read_rows(folder)
+    config, results = read_config(folder), read_results(folder) or {}
     environment = read_json(folder / "environment.json")
-    state, cause = _state(folder, bool(results))
+    state, cause = state_of(folder, bool(results))
     times = [float(row["time"]) for row in rows if isinstance(row.get("time"), int | float)]
     monitor = str(_at(config, "checkpoint", "monitor") or "val/acc")
     series = _series(rows)
@@ -140,14 +140,16 @@ def _read_run(folder: Path, name: str, share: float) -> dict[str, Any]:
     }
 
 
-def _rows(folder: Path) -> list[dict[str, Any]]:
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a run's metrics; none where there are none yet."""
     try:
         return read_metrics(folder)
     except OSError:  # no row yet
         return []
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """Returns a run's config as the file has it; an empty one if it cannot be read."""
     try:
         found = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), LOADER)
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -161,7 +163,7 @@ def _at(node: Any, *keys: str) -> Any:
     return node
 
 
-def _state(folder: Path, finished: bool) -> tuple[str, str]:
+def state_of(folder: Path, finished: bool) -> tuple[str, str]:
     """Returns whether a run is finished, running, diverged, failed or stopped, and the cause in one line."""
     if finished:
         return "finished", ""
@@ -252,7 +254,7 @@ def _options(config: dict[str, Any]) -> dict[str, Any]:
         return config
 
 
-def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
+def differing_options(configs: Sequence[dict[str, Any]]) -> list[str]:
     """Returns the options in which runs differ."""
     found: dict[str, None] = {}
     known = [config for config in configs if config]
@@ -264,7 +266,7 @@ def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(key for key in found if key.partition(".")[0] not in PER_RUN)
 
 
-def _is_chance(key: str) -> bool:
+def is_chance(key: str) -> bool:
     """Whether an option only draws other random numbers, or names the run."""
     return key == "data.split_seed" or key.partition(".")[0] in PER_RUN
 

@@ -1,4 +1,4 @@
-"""``lightning dashboard``: a workspace and a report of an ablation in W&B, or their specs where W&B is not there."""
+"""``lightning dashboard``: workspaces and a report of runs or of an ablation in W&B, or their specs without W&B."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import os
 import shlex
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.report.report import Report
+from vit_lightning.report.run_views import curve, curve_sections, read_sets, set_report, set_workspace
 from vit_lightning.report.study import TUNING, Study
 from vit_lightning.report.tables import markdown
 from vit_lightning.report.wandb_report import REPORT, report_tables, wandb_settings
@@ -23,28 +25,70 @@ PATIENCE = 60.0
 
 
 def dashboard(report: Report) -> None:
-    """Makes both in the project of the runs and prints their addresses; without W&B, writes their specs instead.
+    """Makes the workspace and the report of an ablation, as ``publish`` does."""
+    settings = wandb_settings(report)
+    project, known = settings.get("project", WandbConfig.project), settings.get("entity")
+
+    def views(entity: str | None) -> dict[str, Any]:
+        own = "" if entity is None else known or entity
+        return {
+            "workspace": make_workspace(report, project, own),
+            "report": make_wandb_report(report, project, own),
+        }
+
+    publish(report.study.folder, settings, views)
+
+
+def runs_dashboard(folder: Path) -> None:
+    """Makes a workspace for each experiment of the runs in a folder and a report of all, as ``publish`` does.
+
+    Raises:
+        UserError: the folder holds no run.
+    """
+    sets = read_sets(folder)
+    for runs in sets:
+        if not runs.keys and not runs.alone:
+            print(f"{runs.name}: its runs differ in {len(runs.options)} options and are not grouped")
+
+    def views(entity: str | None) -> dict[str, Any]:
+        names = [runs.name if len(sets) > 1 else "workspace" for runs in sets]
+        names = [
+            name if names.count(name) == 1 else f"{name} in {runs.project}"
+            for name, runs in zip(names, sets, strict=True)
+        ]
+        made = {name: set_workspace(runs, entity) for name, runs in zip(names, sets, strict=True)}
+        return {**made, "report": set_report(sets, f"Runs of {folder.resolve().name}", entity)}
+
+    publish(folder, sets[0].configs[0].get("wandb") or {}, views)
+
+
+def publish(folder: Path, settings: Mapping[str, Any], views: Callable[[str | None], Mapping[str, Any]]) -> None:
+    """Saves views in W&B and prints their addresses; without W&B, writes their specs into ``folder/dashboard``.
+
+    Args:
+        folder: of the runs or the ablation.
+        settings: those of the runs for W&B.
+        views: returns the views, by name, for the entity of those whose settings name none; without an entity, which
+            the library would look up in W&B, if it is None.
 
     Raises:
         UserError: the extra ``dashboard`` is not installed.
     """
-    wandb = import_wandb(report.study.folder)
+    wandb = import_wandb(folder)
     try:
         import wandb_workspaces  # noqa: F401
     except ImportError as fault:
         raise UserError('dashboard needs wandb-workspaces: pip install "vit-lightning[dashboard]"') from fault
-    settings = wandb_settings(report)
-    project = settings.get("project", WandbConfig.project)
     why = _why_offline(wandb, settings)
     if not why:
-        links, why = _bounded(lambda: _send(wandb, report, project, settings.get("entity")))
+        links, why = _bounded(lambda: _send(wandb, views, settings.get("entity")))
         if links:
             print("\n".join(links))
             return
-    _write_specs(report, project, settings.get("entity") or "", why)
+    _write_specs(folder, views(None), why)
 
 
-def _why_offline(wandb: Any, settings: dict[str, Any]) -> str:
+def _why_offline(wandb: Any, settings: Mapping[str, Any]) -> str:
     """Returns why W&B cannot be used; runs logged offline may have been sent since, so only the environment counts."""
     mode = os.environ.get("WANDB_MODE", "online")
     if mode in ("offline", "disabled", "dryrun"):
@@ -54,13 +98,13 @@ def _why_offline(wandb: Any, settings: dict[str, Any]) -> str:
     return "" if has_key(wandb) else "no API key"
 
 
-def _send(wandb: Any, report: Report, project: str, entity: str | None) -> list[str]:
-    """Saves both; returns their addresses."""
-    entity = entity or str(wandb.Api(timeout=20).default_entity)
-    workspace, page = make_workspace(report, project, entity), make_wandb_report(report, project, entity)
-    workspace.save_as_new_view()
-    page.save()
-    return [f"workspace   {workspace.url}", f"report      {page.url}"]
+def _send(wandb: Any, views: Callable[[str | None], Mapping[str, Any]], entity: str | None) -> list[str]:
+    """Saves the views; returns their addresses."""
+    links = []
+    for name, view in views(entity or str(wandb.Api(timeout=20).default_entity)).items():
+        view.save_as_new_view() if hasattr(view, "save_as_new_view") else view.save()
+        links.append(f"{name:<11} {view.url}")
+    return links
 
 
 def _bounded(call: Callable[[], list[str]]) -> tuple[list[str], str]:
@@ -80,17 +124,15 @@ def _bounded(call: Callable[[], list[str]]) -> tuple[list[str], str]:
     return list(found), why[0]
 
 
-def _write_specs(report: Report, project: str, entity: str, why: str) -> None:
-    folder = report.study.folder / "dashboard"
+def _write_specs(place: Path, views: Mapping[str, Any], why: str) -> None:
+    folder = place / "dashboard"
     folder.mkdir(exist_ok=True)
-    # without an entity, the library would ask W&B for it
-    for name, make in (("workspace", make_workspace), ("report", make_wandb_report)):
-        view = make(report, project, entity)
+    for name, view in views.items():
         spec = view._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
         write_whole(folder / f"{name}.json", json.dumps(spec, indent=2) + "\n")
-    place = shlex.quote(str(report.study.folder))
-    print(f"{why}: the specs are in {folder}, workspace.json and report.json")
-    print(f"to send them: wandb login; lightning sync {place}; lightning dashboard {place}")
+    shown = shlex.quote(str(place))
+    print(f"{why}: the specs are in {folder}, {' and '.join(f'{name}.json' for name in views)}")
+    print(f"to send them: wandb login; lightning sync {shown}; lightning dashboard {shown}")
 
 
 def make_workspace(report: Report, project: str, entity: str) -> Any:
@@ -99,10 +141,10 @@ def make_workspace(report: Report, project: str, entity: str) -> Any:
     import wandb_workspaces.workspaces as workspaces
 
     study = report.study
-    curves = [panels.LinePlot(title=name, x="Step", y=[name]) for name in (study.metric, "train/loss", "lr")]
+    curves = [curve(name, grouped=True) for name in (study.metric, "train/loss")]
     answer = [panels.MarkdownPanel(markdown=_answer(report))]
     bars = [panels.BarPlot(title=study.compare.metric, metrics=[study.compare.metric])]
-    sections = {"Result": answer + bars, "Learning curves": curves, "Costs": _costs(study)}
+    sections = {"Result": answer + bars, "Learning curves": curves, **_more_curves(study), "Costs": _costs(study)}
     return workspaces.Workspace(
         entity=entity,
         project=project,
@@ -119,7 +161,8 @@ def make_wandb_report(report: Report, project: str, entity: str) -> Any:
     study = report.study
     own = _own_runs(study)
     runs = blocks.Runset(entity=entity, project=project, name=study.name, filters=own, groupby=["JobType"])
-    curves = [blocks.LinePlot(title=name, x="Step", y=[name]) for name in (study.metric, "train/loss")]
+    curves = [curve(name, grouped=True) for name in (study.metric, "train/loss")]
+    more = [blocks.PanelGrid(runsets=[runs], panels=shown) for shown in _more_curves(study).values()]
     return blocks.Report(
         entity=entity,
         project=project,
@@ -128,9 +171,15 @@ def make_wandb_report(report: Report, project: str, entity: str) -> Any:
         blocks=[
             blocks.MarkdownBlock(text=_answer(report)),
             blocks.PanelGrid(runsets=[runs], panels=[*curves, *_costs(study)]),
+            *more,
             *(blocks.MarkdownBlock(text=table.to_markdown()) for table in report_tables(report).values()),
         ],
     )
+
+
+def _more_curves(study: Study) -> dict[str, list[Any]]:
+    folders = [study.folder / run.folder for run in study.runs if run.state == "done"]
+    return curve_sections(folders, grouped=True)
 
 
 def _own_runs(study: Study) -> str:

@@ -1,0 +1,188 @@
+"""Runs in W&B: a workspace for each experiment, with a section for each kind of curve, and a report of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vit_lightning.config.files import word
+from vit_lightning.report.board import differing_options, is_chance, read_config, read_rows, state_of
+from vit_lightning.report.tables import Table
+from vit_lightning.storage.folder import is_run, read_json, runs_in
+from vit_lightning.storage.metrics import read_results
+from vit_lightning.storage.wandb_mirror import WandbConfig
+
+QUALITY = ("val/acc", "val/loss", "val/raw_acc", "train/loss", "train/ce")
+SECTIONS = {
+    "Optimization": ("train/loss_step", "lr", "optim/grad_norm", "optim/update_norm"),
+    "Speed": ("speed/images_per_second", "speed/step_seconds", "speed/data_seconds", "speed/mfu"),
+    "System": ("system/memory_mb", "system/gpu_memory_mb", "system/cpu_percent"),
+}
+"""Metrics of the curves of each section; those that no run has are left out."""
+PICTURES = ("images/validation", "images/confusion", "curves", "confusion", "test_images", "worst_errors")
+RESULTS = ("test/acc", "test/loss", "train_seconds")
+"""Keys of ``results.json`` in the table of a report."""
+MOST_KEYS = 6
+"""Options by which runs are grouped at most: each is a level in W&B's list of runs."""
+
+
+@dataclass(frozen=True)
+class RunSet:
+    """Runs of one experiment that are in one project of W&B."""
+
+    name: str
+    project: str
+    entity: str | None
+    folders: tuple[Path, ...]
+    configs: tuple[dict[str, Any], ...]
+    alone: bool = False
+    """Whether the dashboard is of one run alone."""
+
+    def place(self, entity: str | None) -> str:
+        """Returns its entity, or that of the user; none if that is None."""
+        return "" if entity is None else self.entity or entity
+
+    @property
+    def options(self) -> list[str]:
+        """Options in which the runs differ, but for seeds and names: runs that share them differ by chance alone."""
+        return [key for key in differing_options(self.configs) if not is_chance(key)]
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of W&B's config by which the runs are grouped; none if that would be too many levels."""
+        if self.alone or len(self.options) > MOST_KEYS:
+            return []
+        return [_nested(self.configs, key) for key in self.options] or ["experiment"]
+
+    @property
+    def filter(self) -> str:
+        """Filter of W&B for exactly these runs."""
+        known = [read_json(folder / "environment.json").get("run_id") for folder in self.folders]
+        return f"Metric('ID') in {[run_id for run_id in known if run_id]!r}"
+
+
+def read_sets(folder: Path) -> list[RunSet]:
+    """Returns the runs in a folder by experiment and project."""
+    found: dict[tuple[str, str, str | None], dict[Path, dict[str, Any]]] = {}
+    for path in runs_in(folder):
+        config = read_config(path)
+        wandb = config.get("wandb") or {}
+        name = str(config.get("experiment") or path.parent.name)
+        place = name, str(wandb.get("project") or WandbConfig.project), wandb.get("entity")
+        found.setdefault(place, {})[path] = config
+    alone = is_run(folder)
+    return [RunSet(*place, tuple(runs), tuple(runs.values()), alone) for place, runs in found.items()]
+
+
+def _nested(configs: Iterable[dict[str, Any]], key: str) -> str:
+    """Returns a dotted option as the config in W&B has it, where the arguments of a class are under ``init_args``."""
+    for config in configs:
+        path: list[str] = []
+        node: Any = config
+        for part in key.split("."):
+            if part not in node and isinstance(node.get("init_args"), dict):
+                path, node = [*path, "init_args"], node["init_args"]
+            if not isinstance(node, dict) or part not in node:
+                break
+            path, node = [*path, part], node[part]
+        else:
+            return ".".join(path)
+    return key
+
+
+def curve_sections(folders: Sequence[Path], *, grouped: bool, names: Sequence[str] = ()) -> dict[str, list[Any]]:
+    """Returns panels by section; curves of grouped runs are means within a band from the least to the greatest.
+
+    Args:
+        folders: run folders, which say what there is to draw.
+        grouped: whether the runs are grouped.
+        names: metrics of a first section, Quality.
+    """
+    import wandb_workspaces.reports.v2 as panels
+
+    known = {name for folder in folders for row in read_rows(folder) for name in row}
+    drawn = any(folder.glob("validation/epoch-*.json") for folder in folders)
+    sections = {
+        title: [curve(name, grouped=grouped) for name in chosen if name in known]
+        for title, chosen in {"Quality": names, **SECTIONS}.items()
+    }
+    if drawn and names:
+        sections["Quality"].append(
+            panels.LinePlot(title="accuracy of each class", x="Step", metric_regex="val_class/.*", **band(grouped))
+        )
+    sections["Images"] = [panels.MediaBrowser(media_keys=[name]) for name in PICTURES if drawn or "/" not in name]
+    return {title: shown for title, shown in sections.items() if shown}
+
+
+def curve(name: str, *, grouped: bool) -> Any:
+    """Returns the panel of a metric."""
+    import wandb_workspaces.reports.v2 as panels
+
+    return panels.LinePlot(title=name, x="Step", y=[name], **band(grouped))
+
+
+def band(grouped: bool) -> dict[str, Any]:
+    """Returns how the curves of a group are drawn: their mean, from the least to the greatest."""
+    return {"groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"} if grouped else {}
+
+
+def set_workspace(runs: RunSet, entity: str | None) -> Any:
+    """Makes the workspace of an experiment, or of one run; without any entity if that is None."""
+    import wandb_workspaces.workspaces as workspaces
+
+    sections = _sections(runs)
+    return workspaces.Workspace(
+        entity=runs.place(entity),
+        project=runs.project,
+        name=runs.folders[0].name if runs.alone else runs.name,
+        sections=[workspaces.Section(name=name, panels=shown, is_open=True) for name, shown in sections.items()],
+        runset_settings=workspaces.RunsetSettings(
+            filters=runs.filter, groupby=[workspaces.Config(key) for key in runs.keys]
+        ),
+    )
+
+
+def set_report(sets: Sequence[RunSet], title: str, entity: str | None) -> Any:
+    """Makes the report: for each experiment the runs as a table, and their curves."""
+    import wandb_workspaces.reports.v2 as blocks
+
+    shown: list[Any] = []
+    for runs in sets:
+        runset = blocks.Runset(
+            entity=runs.place(entity),
+            project=runs.project,
+            name=runs.name,
+            filters=runs.filter,
+            groupby=[f"config.{key}" for key in runs.keys],
+        )
+        shown.append(blocks.MarkdownBlock(text=_table(runs).to_markdown()))
+        for name, panels in _sections(runs).items():
+            shown += [blocks.H3(text=name), blocks.PanelGrid(runsets=[runset], panels=panels)]
+    first = sets[0]
+    return blocks.Report(entity=first.place(entity), project=first.project, title=title, blocks=shown)
+
+
+def _sections(runs: RunSet) -> dict[str, list[Any]]:
+    monitors = [(config.get("checkpoint") or {}).get("monitor") for config in runs.configs]
+    names = list(dict.fromkeys([*filter(None, monitors), *QUALITY]))
+    return curve_sections(runs.folders, grouped=bool(runs.keys), names=names)
+
+
+def _table(runs: RunSet) -> Table:
+    options, rows = runs.options[:MOST_KEYS], []
+    for folder, config in zip(runs.folders, runs.configs, strict=True):
+        results = read_results(folder) or {}
+        node = [_value(config, _nested(runs.configs, key)) for key in options]
+        numbers = [results.get(key) for key in RESULTS]
+        shown = ["" if number is None else f"{number:.5g}" for number in numbers]
+        seed = word(config.get("seed_everything"))
+        rows.append([folder.name, state_of(folder, bool(results))[0], seed, *map(word, node), *shown])
+    return Table(runs.name, ["run", "state", "seed", *options, *RESULTS], rows)
+
+
+def _value(node: Any, path: str) -> Any:
+    for key in path.split("."):
+        node = node.get(key) if isinstance(node, dict) else None
+    return node
