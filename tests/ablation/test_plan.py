@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 from runs import REPOSITORY
-from wandb.sdk.launch.sweeps import utils as wandb_sweeps
 
 from vit_lightning.ablation.ablate import read_arguments
 from vit_lightning.ablation.plan import Tune, plan_help, read_plan, slug
@@ -40,6 +39,14 @@ GRID: dict[str, Any] = {
     "compare": NAMED["compare"],
 }
 TUNE = {"options": {"optimizer.lr": [0.001, 0.002], "model.depth": [1, 2]}, "seeds": [100, 101]}
+
+
+@pytest.fixture(scope="module")
+def wandb_sweeps() -> Any:
+    """W&B's own reader of sweep files, whose import takes seconds: not at collection, which each process does."""
+    from wandb.sdk.launch.sweeps import utils
+
+    return utils
 
 
 def write(plan: Any, name: str = "plan.yaml") -> Path:
@@ -335,7 +342,7 @@ def test_a_plan_of_an_earlier_version_is_printed_as_it_is_written_now(in_folder)
             read_plan(write(part))
 
 
-def test_a_run_of_w_and_b_s_agent_is_the_same_run(in_folder):
+def test_a_run_of_w_and_b_s_agent_is_the_same_run(in_folder, wandb_sweeps):
     """Options, group, arm and seed too, as the agent's own code puts them in the place of ``${args}``."""
     callbacks = [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss", "stopping_threshold": None}}]
     fixed = {"wandb.notes": "a: b: c", "trainer.callbacks": callbacks}
@@ -374,7 +381,7 @@ def test_an_arm_without_an_ablation(key, missing):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_shipped_plans_and_their_sweeps(path, monkeypatch, tmp_path):
+def test_shipped_plans_and_their_sweeps(path, monkeypatch, tmp_path, wandb_sweeps):
     """W&B's schema, where the package ``sweeps`` is there, has nothing against what is written for its agents."""
     monkeypatch.chdir(REPOSITORY)
     plan = read_plan(path)
