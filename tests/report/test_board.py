@@ -31,7 +31,11 @@ def make_run(folder: Path, *, seed: int = 0, depth: int = 2, rows: int = 40, fin
     config["model"]["init_args"] = {"depth": depth}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     home = Path.home()
-    environment = {"command": f"lightning fit --data.root={home}/images", "folder": str(home), "cores": 2, "gpus": []}
+    environment = {
+        "command": f"lightning fit --data.root={home}/images --init_from=hf_{'k' * 20}",
+        "folder": str(home),
+        "git": {"package": {"commit": "a" * 40}},
+    }
     (folder / "environment.json").write_text(json.dumps(environment))
     lines = []
     for step in range(rows):
@@ -102,7 +106,8 @@ def test_a_page_holds_what_the_files_of_runs_say(tmp_path, capsys):
     assert a["config"]["model.depth"] == "2"
     assert a["series"]["val/acc"]["s"] == [9, 19, 29, 39]
     assert a["steps_per_epoch"] == 10
-    assert a["environment"]["command"] == "lightning fit --data.root=~/images"
+    assert a["environment"]["command"] == "lightning fit --data.root=~/images --init_from=***"
+    assert a["environment"]["git"]["package"]["commit"] == "a" * 40
     assert str(Path.home()) not in (runs / "board.html").read_text()
     assert e["series"]["train/loss_step"]["bad"] == 1
     assert len(e["series"]["train/loss_step"]["v"]) == 40

@@ -30,6 +30,7 @@ from vit_lightning.metric_facts import goal_of
 from vit_lightning.report.board_page import board_page
 from vit_lightning.storage.folder import in_use, read_json, runs_in, write_whole
 from vit_lightning.storage.metrics import read_metrics, read_results
+from vit_lightning.storage.redaction import Redaction
 
 NUMBERS = 300_000
 """Numbers of all curves of a page, 7 bytes each; longer curves are thinned."""
@@ -72,7 +73,7 @@ def board(options: BoardOptions) -> None:
         raise UserError(problems)
     path = Path(options.out or (folders[0] / "board.html" if len(folders) == 1 else "board.html"))
     data = read_board(found)
-    data["command"] = _without_home(shlex.join(["lightning", "board", *options.folder]))
+    data["command"] = _redacted(shlex.join(["lightning", "board", *options.folder]))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, board_page(data))
@@ -97,8 +98,7 @@ def read_board(folders: Iterable[Path]) -> dict[str, Any]:
     arms = [tuple(run["config"].get(key) for key in differing if not is_chance(key)) for run in runs]
     for run, arm in zip(runs, arms, strict=True):
         run["group"] = list(dict.fromkeys(arms)).index(arm)
-    text = _without_home(json.dumps(runs, ensure_ascii=False, default=str))
-    runs = json.loads(text)
+    runs = _redacted(runs)
     for run, folder in zip(runs, folders, strict=True):
         run["pictures"], run["left_out"] = _pictures(folder, PICTURES // len(folders))
     whole = above.parent if (above.parent / "ledger.json").is_file() else above  # an ablation
@@ -370,8 +370,7 @@ def _clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
-def _without_home(text: str) -> str:
-    """Replaces home folders, also those of other machines, by ~."""
-    home = str(Path.home())
-    text = text.replace(home, "~") if len(home) > 1 else text
-    return re.sub(r"(?<![\w.~-])(/(home|Users)/[^/\s\"'\\:,]+|/root(?![\w.-]))", "~", text)
+def _redacted(value: Any) -> Any:
+    """Returns plain data without keys, names and home folders, also those of the machines on which the runs were."""
+    text = json.dumps(Redaction().of(value), ensure_ascii=False, default=str)
+    return json.loads(re.sub(r"(?<![\w.~-])(/(home|Users)/[^/\s\"'\\:,]+|/root(?![\w.-]))", "~", text))
