@@ -57,6 +57,8 @@ def test_the_arguments_beside_the_weights_make_the_other_library_s_model(in_fold
     network.load_state_dict(torch.load("folder/other.pth", weights_only=True), strict=True)
     images = torch.randn(3, 3, 8, 8)
     torch.testing.assert_close(network(images), vit(images), rtol=0, atol=1e-5)
+    # a name that a folder of save_pretrained has too
+    assert main(["convert", "model.pth", "folder/model.safetensors", "--to=timm"]) == 0
 
 
 def test_a_run_becomes_a_folder_of_transformers(results, in_folder):

@@ -127,9 +127,8 @@ def _file_in(folder: Path) -> Path:
 
 def _config_beside(file: Path) -> dict[str, Any] | None:
     """Returns the description beside a file: config.json of a folder of one model, or NAME.json where it is one."""
-    if file.name in IN_FOLDER:
-        beside = file.with_name("config.json")
-        return _read_json(beside) if beside.is_file() else None
+    if file.name in IN_FOLDER and (beside := file.with_name("config.json")).is_file():
+        return _read_json(beside)
     with contextlib.suppress(UserError):  # another file by chance
         return _read_json(file.with_suffix(".json"))
     return None
