@@ -32,8 +32,9 @@ def test_the_front_page_is_short_and_its_pictures_are_small():
     assert all((REPOSITORY / picture).stat().st_size < 300_000 for picture in pictures)
 
 
-@pytest.mark.parametrize("page", ["README.md", "experiments/README.md", ".github/CONTRIBUTING.md", "notebooks/zh/README.md"])
-def test_every_link_leads_somewhere(page):
+@pytest.mark.parametrize("place", [".", "experiments", ".github", "notebooks/zh"])
+def test_every_link_leads_somewhere(place):
+    page = f"{place}/{'CONTRIBUTING' if place == '.github' else 'README'}.md"
     for link in re.findall(r"\]\(([^)\s]+)\)", (REPOSITORY / page).read_text()):
         if not link.startswith("https:"):
             path, _, anchor = link.partition("#")
