@@ -5,6 +5,7 @@ import shlex
 import shutil
 
 import pytest
+import yaml
 from runs import REPOSITORY
 from tensors import write_images
 
@@ -43,6 +44,12 @@ def test_every_link_leads_somewhere(place):
             if anchor:
                 heads = re.findall(r"^#+ (.*)", file.read_text(), re.MULTILINE)
                 assert anchor in [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads], link
+
+
+def test_the_workflow_runs_the_test_command():
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/tests.yml").read_text())
+    commands = [step.get("run") for step in workflow["jobs"]["tests"]["steps"]]
+    assert code_after("test command").strip() in commands
 
 
 def test_the_commands_of_the_front_page_run(in_folder, capsys):
