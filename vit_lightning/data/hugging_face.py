@@ -1,6 +1,8 @@
 """Image sets in the layout of Hugging Face ``datasets``: from the hub, or Parquet files on disk."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -10,7 +12,7 @@ from vit_lightning.data.decoded import Encoded
 from vit_lightning.data.image_set import SPLIT_NAMES, ImageSet
 from vit_lightning.data.parquet import MAX_GROUP_BYTES, ParquetTable, need_datasets, parquet_files
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, first_line
 from vit_lightning.limits import refuse
 
 
@@ -20,6 +22,30 @@ def _content(table: Any, column: str, row: int) -> Path | bytes:
     if isinstance(image, bytes):
         return image
     return Path(image["path"]) if image["bytes"] is None and image["path"] else bytes(image["bytes"] or b"")
+
+
+def _unreachable(settings: Any, path: str, revision: str | None) -> str:
+    """Returns why the hub cannot be reached, by one request: ``datasets`` tries for half a minute; empty if it can."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi(endpoint=settings.HF_ENDPOINT).dataset_info(path, revision=revision, timeout=5)
+    except (HfHubHTTPError, ValueError):  # an answer, or a name that is not asked for: ``datasets`` says which
+        return ""
+    except Exception as fault:  # of one of several libraries for HTTP
+        return first_line(fault)
+    return ""
+
+
+@contextmanager
+def _offline(settings: Any) -> Iterator[None]:
+    """Lets ``datasets`` load from its cache alone."""
+    before, settings.HF_HUB_OFFLINE = settings.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        settings.HF_HUB_OFFLINE = before
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -94,10 +120,12 @@ class HuggingFaceSet(ImageSet):
         source, data_files = self.path, None
         if files:
             source, data_files = "parquet", {split: [str(file) for file in paths] for split, paths in files.items()}
+        why = "" if files else _unreachable(datasets.config, self.path, self.revision)
         try:
-            builder = datasets.load_dataset_builder(
-                source, self.name, data_files=data_files, cache_dir=str(self.cache), revision=self.revision
-            )
+            with _offline(datasets.config) if why else nullcontext():
+                builder = datasets.load_dataset_builder(
+                    source, self.name, data_files=data_files, cache_dir=str(self.cache), revision=self.revision
+                )
             if not files:  # offline it is whatever commit the cache holds
                 if re.fullmatch("[0-9a-f]{40}", self.revision or "") and self.revision != builder.hash:
                     raise ValueError(f"revision={self.revision} is not in {self.cache}, but {builder.hash}")
@@ -105,6 +133,9 @@ class HuggingFaceSet(ImageSet):
             builder.download_and_prepare()
             loaded = builder.as_dataset()
         except (OSError, ValueError, RuntimeError) as fault:
+            if why and isinstance(fault, ConnectionError):
+                here = f"is no folder, {self.cache} has no such set of the hub"
+                raise UserError(f"path={self.path} {here}, and the hub cannot be reached ({why})") from fault
             raise UserError(f"path={self.path} cannot be loaded: {' '.join(str(fault).split())[:300]}") from fault
         columns = [self.image_column, self.label_column]  # others would be decoded with each row
         return {
