@@ -1,4 +1,4 @@
-"""The wheel, from the source archive: all files of the package and configs; used from an empty folder where nothing else is."""
+"""The wheel, from the source archive: every file and config; used from an empty folder where nothing else is."""
 
 from __future__ import annotations
 

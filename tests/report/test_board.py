@@ -60,14 +60,19 @@ def make_run(folder: Path, *, seed: int = 0, depth: int = 2, rows: int = 40, fin
         np.savez(folder / "test_predictions.npz", label=label, prediction=label[::-1], confidence=np.full(4, 0.7))
         (folder / "classes.csv").write_text("class,images\ncat,2\n<b>dog</b>,2\n")
         (folder / "errors.csv").write_text("index,label\n3,<i>cat</i>\n")
-        write_results(folder, {"test/acc": 0.5 + depth / 10 + seed / 100, "val/acc": 0.9, "best_step": 30})
+        write_results(
+            folder, {"test/acc": 0.5 + depth / 10 + seed / 100, "val/acc": 0.9, "best_step": 30, "test/f1": math.nan}
+        )
     return folder
 
 
 def data_of(page: Path) -> dict:
     text = page.read_text()
     assert text.count("<script") == text.count("</script>") == 2
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL).group(1))
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL).group(1),
+        parse_constant=pytest.fail,
+    )
 
 
 def test_a_page_holds_what_the_files_of_runs_say(tmp_path, capsys):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vit_lightning.config.files import Config, parse_yaml
-from vit_lightning.config.shipped import find_config, near_configs, shipped_config, shipped_configs
+from vit_lightning.config.shipped import near_configs, shipped_config, shipped_configs
 from vit_lightning.errors import UserError
 
 NOTES = """
@@ -46,7 +46,7 @@ def print_list() -> None:
     rows = [("config", "test", "images", "")]
     for name, path in shipped_configs().items():
         text = path.read_text(encoding="utf-8")
-        rows.append((name, result(text), _images(parse_yaml(text, name)), text.partition("\n")[0].lstrip("# ")))
+        rows.append((name, result(text), images_of(parse_yaml(text, name) or {}), text.partition("\n")[0].lstrip("# ")))
     widths = [max(len(row[column]) for row in rows) + 2 for column in range(3)]
     for row in rows:
         print("".join(f"{cell:<{width}}" for cell, width in zip(row, [*widths, 0], strict=True)).rstrip())
@@ -59,8 +59,9 @@ def result(text: str) -> str:
     return f"{found['accuracy']}, {found['n']}" if found else "not measured"
 
 
-def _images(config: Config) -> str:
+def images_of(config: Config) -> str:
     """Returns where the images of a config come from; those of a plan are its config's."""
-    while "config" in config:
-        config = parse_yaml(find_config(config["config"]).read_text(encoding="utf-8"), config["config"])
-    return _DATA[config["data"]["class_path"].rpartition(".")[2]]
+    if plan_of := shipped_config(str(config.get("config"))):
+        config = parse_yaml(plan_of.read_text(encoding="utf-8"), str(plan_of))
+    name = str((config.get("data") or {}).get("class_path", "")).rpartition(".")[2]
+    return _DATA.get(name, name)  # a clone may hold configs of one's own

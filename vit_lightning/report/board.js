@@ -236,7 +236,7 @@ function swatch({ colour, dash }) {
 function limits(all, low, high) {
   const inside = (line, values) => values.filter((_, n) => line.x[n] >= low && line.x[n] <= high);
   const main = all.flatMap((line) => inside(line, line.line));
-  const raw = all.flatMap((line) => (line.raw ? inside(line, line.y) : line.band ? inside(line, [...line.lo, ...line.hi]) : [])).sort((a, b) => a - b);
+  const raw = all.flatMap((line) => (line.raw ? inside(line, line.y) : line.band ? [...inside(line, line.lo), ...inside(line, line.hi)] : [])).sort((a, b) => a - b);
   const edges = raw.length ? [raw[Math.floor(0.02 * (raw.length - 1))], raw[Math.ceil(0.98 * (raw.length - 1))]] : [];
   return [...main, ...edges].reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
 }
@@ -372,7 +372,7 @@ function cell(run, [, value, kind]) {
 
 function accuracy(run) {
   const { "test/acc": acc, "test/acc_low": low, "test/acc_high": high } = run.results;
-  if (acc === undefined) return "\u2013";
+  if (acc === undefined || acc === null) return "\u2013";
   return low === undefined ? show(acc, "acc") : `${show(acc, "acc")} (${(100 * low).toFixed(1)} to ${(100 * high).toFixed(1)})`;
 }
 

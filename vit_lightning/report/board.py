@@ -373,4 +373,5 @@ def _clock(seconds: float) -> str:
 def _redacted(value: Any) -> Any:
     """Returns plain data without keys, names and home folders, also those of the machines on which the runs were."""
     text = json.dumps(Redaction().of(value), ensure_ascii=False, default=str)
-    return json.loads(re.sub(r"(?<![\w.~-])(/(home|Users)/[^/\s\"'\\:,]+|/root(?![\w.-]))", "~", text))
+    text = re.sub(r"(?<![\w.~-])(/(home|Users)/[^/\s\"'\\:,]+|/root(?![\w.-]))", "~", text)
+    return json.loads(text, parse_constant=lambda _: None)  # nan and infinity, which no browser reads
