@@ -30,7 +30,7 @@ class MeanLoss(Metric):
         self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
-    def update(self, loss: Tensor, images: int) -> None:
+    def update(self, loss: Tensor, images: int | Tensor) -> None:
         self.total += loss.detach().to(self.total.dtype) * images
         self.count += images
 

@@ -21,6 +21,13 @@ QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": 
 BATCHES = {"limit_train_batches": 4, "limit_val_batches": 2, "num_sanity_val_steps": 1}
 
 
+class Inverted(Digits):
+    """Digits with a hook of Lightning's, as users have them."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return batch._replace(images=255 - batch.images)
+
+
 class Seen(Callback):
     """What the validations of a run have measured."""
 
@@ -31,15 +38,16 @@ class Seen(Callback):
         if not trainer.sanity_checking:
             self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
             network = pl_module.network.eval()  # with the weights without averaging
-            batches = [trainer.datamodule.model_input(batch, 0) for batch in trainer.val_dataloaders][:2]
-            hits = [network(batch.images).argmax(dim=1) == batch.labels for batch in batches]
+            data = trainer.datamodule
+            batches = [data.model_input(data.on_before_batch_transfer(batch, 0), 0) for batch in data.val_dataloader()]
+            hits = [network(batch.images).argmax(dim=1) == batch.labels for batch in batches[:2]]
             self.raw.append(float(torch.cat(hits).float().mean()))
 
 
 def train(folder, every, epochs=3, module=None, **arguments):
     folder.mkdir(exist_ok=True)
     seed_everything(0, verbose=False)
-    data, seen = Digits(batch_size=50), Seen()
+    data, seen = Inverted(batch_size=50), Seen()
     network = nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 10))
     module = module or ViTClassifier(network, num_classes=10, ema=EMAConfig(decay=0.9))
     pictures = ValidationPictures(data, WandbMirror(folder, "a", WandbConfig(), {}), every)
@@ -124,6 +132,16 @@ def test_without_logits_or_validation_there_is_nothing(tmp_path):
     assert not (tmp_path / "validation").exists()
 
 
+def test_an_image_that_can_no_longer_be_read_is_left_out():
+    pictures = ValidationPictures(Digits(), None, 1)
+    images, labels = (pictures.data.dataset("val").images, pictures.data.dataset("val").labels.numpy())
+    table = np.column_stack([np.arange(len(labels)), labels, labels, np.ones(len(labels))])
+    chosen, _ = pictures._choose(table)
+    left, shown = pictures._choose(np.delete(table, int(chosen[3, 0]), axis=0))
+    assert left.tolist() == np.delete(chosen, 3, axis=0).tolist()
+    assert np.array_equal(shown, images[left[:, 0].astype(int)])
+
+
 def test_a_thousand_classes_take_little_room_and_any_image_is_drawn():
     drawn = np.random.default_rng(0)
     table = np.column_stack([np.arange(50_000), *drawn.integers(0, 1000, (2, 50_000)), drawn.random(50_000)])
@@ -134,8 +152,9 @@ def test_a_thousand_classes_take_little_room_and_any_image_is_drawn():
     assert len(json.dumps(facts)) < 300_000
     for classes in (2, 20, 100, 1000):
         some = cells[(cells < classes).all(axis=1)]
-        picture = confusion_picture(some, np.ones(len(some), dtype=int), labels[:classes], "title")
+        picture = confusion_picture(some, np.ones(len(some), dtype=int), labels[:classes], 40 * "title ")
         assert 100 < picture.height < 1600
+        assert picture.width > 1000, "the title is cut off"
     for shape in ((1, 8, 8), (3, 32, 32), (3, 224, 160), (5, 64, 64)):
         images = drawn.integers(0, 255, (9, *shape)).astype(np.uint8)
         picture = sheet(images, ["a name that is much too long for its place", "a\ntrue b", "c"] * 3, [False] * 9, "")

@@ -164,6 +164,14 @@ def test_cross_entropy_is_counted_where_the_loss_is_another():
     assert run.callback_metrics["train/ce"] != run.callback_metrics["train/loss"]
 
 
+def test_cross_entropy_is_of_the_images_that_have_a_class():
+    loss = torch.nn.CrossEntropyLoss(ignore_index=-1)
+    images, labels = torch.randn(12, 1, 8, 8), torch.arange(12) % 4 - 1
+    run = trainer()
+    run.fit(ViTClassifier(small(), loss=loss), DataLoader(TensorDataset(images, labels), batch_size=12))
+    assert run.callback_metrics["train/ce"] == pytest.approx(float(run.callback_metrics["train/loss"]))
+
+
 def test_the_calibration_error_is_that_of_probabilities():
     seed_everything(0, verbose=False)
     module, data = ViTClassifier(small()), Digits(batch_size=100)

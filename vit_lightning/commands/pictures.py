@@ -91,7 +91,8 @@ def confusion_picture(cells: Array, counts: Array, names: Sequence[str], title: 
     scale = next((scale for most, scale in SCALES.items() if classes <= most), max(1, MATRIX // side))
     shown = [short(name, 160) for name in names] if classes <= max(SCALES) else []
     margin = max([24, *(int(_font(12).getlength(name)) + 28 for name in shown)])
-    picture = Image.new("RGB", (margin + side * scale + 8, margin + side * scale + 26), "white")
+    width = max(margin + side * scale + 8, int(_font(14).getlength(title)) + 12)
+    picture = Image.new("RGB", (width, margin + side * scale + 26), "white")
     draw = ImageDraw.Draw(picture)
     draw.text((6, 5), title, "black", _font(14))
     picture.paste(_upright("true class"), (3, 26 + (side * scale - 60) // 2))

@@ -130,22 +130,22 @@ class ValidationPictures(Callback):
 
     def _write(self, trainer: Trainer, table: Array) -> None:
         epoch, step = trainer.current_epoch + 1, trainer.fit_loop.epoch_loop._batches_that_stepped
-        sample = self._choose(table)
+        sample, images = self._choose(table)
         cells, counts = np.unique(table[:, 1:3].astype(np.int64), axis=0, return_counts=True)
         facts = {"epoch": epoch, "step": step, **_numbers(table, sample, cells, counts, self.data.class_names)}
         title = f"epoch {epoch}: {100 * facts['accuracy']:.2f} % of {facts['images']:,} validation images are right"
         folder = Path(trainer.default_root_dir) / "validation"
         folder.mkdir(exist_ok=True)
-        if self._images is not None:
-            write_png(folder / f"epoch-{epoch:04d}.png", _sheet(self._images, facts, title))
+        if images is not None and len(images):
+            write_png(folder / f"epoch-{epoch:04d}.png", _sheet(images, facts, title))
         matrix = confusion_picture(cells, counts, self.data.class_names, title)
         write_png(folder / f"confusion-{epoch:04d}.png", matrix)
         path = folder / f"epoch-{epoch:04d}.json"
         write_whole(path, json.dumps(facts) + "\n")
         self.mirror.log_validation(path)
 
-    def _choose(self, table: Array) -> Array:
-        """Returns the rows of the fixed images, which are chosen and read once."""
+    def _choose(self, table: Array) -> tuple[Array, Array | None]:
+        """Returns rows and pixels of the fixed images, which are chosen and read once, without those now damaged."""
         if self._sample is None:
             self._sample = table[balanced(table[:, 1], SAMPLE), 0].astype(int).tolist()
             if self.data.own_loaders:
@@ -155,7 +155,9 @@ class ValidationPictures(Callback):
                 if not isinstance(batch, UserError) and batch.indices.tolist() == self._sample:
                     self._images = batch.images.cpu().numpy()
         place = {int(index): row for row, index in enumerate(table[:, 0])}
-        return table[[place[index] for index in self._sample if index in place]]
+        shown = [number for number, index in enumerate(self._sample) if index in place]
+        rows = table[[place[self._sample[number]] for number in shown]]
+        return rows, None if self._images is None else self._images[shown]
 
 
 def _spacing(trainer: Trainer) -> int:

@@ -51,7 +51,7 @@ class Redaction:
         self._home = re.compile(re.escape(home) + r"(?![\w.-])") if home.strip("/") else None
         names = {"HOST": {host, host.partition(".")[0]} - {"", "localhost"}, "USER": {user} - {"", "root"}}
         self._names = [
-            (re.compile(rf"(?<![^\W_]){re.escape(name)}(?!\w)"), instead)
+            (re.compile(rf"(?<![^\W_]){re.escape(name)}(?![^\W_])"), instead)
             for instead, all_names in names.items()
             for name in sorted(all_names, key=len, reverse=True)
         ]

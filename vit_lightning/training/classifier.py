@@ -124,10 +124,8 @@ class ViTClassifier(LightningModule):
         # torchmetrics takes logits for probabilities if all of a batch are between 0 and 1
         probabilities = output.logits.float().softmax(dim=-1)
         for name, metric in getattr(self, f"{stage}_metrics").items():
-            if (
-                f"{stage}/{name}" == CROSS_ENTROPY
-            ):  # of a mixed image against the label of its larger part, as train/acc
-                metric.update(cross_entropy(output.logits, labels), len(labels))
+            if f"{stage}/{name}" == CROSS_ENTROPY:
+                metric.update(*_plain_cross_entropy(output.logits, labels))
             else:
                 metric.update(*((output.loss, len(labels)) if name == "loss" else (probabilities, labels)))
             in_bar = name in self.metric_table and self.metric_table[name].in_bar
@@ -228,6 +226,18 @@ def classify(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, T
     if not isinstance(logits, Tensor):
         raise UserError(f"{type(module).__name__} gives {type(logits).__name__} where logits (b, classes) are expected")
     return {"probabilities": logits.float().softmax(dim=-1), "labels": batch[1], "indices": batch[2]}
+
+
+def _plain_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | int]:
+    """Returns the mean over the images with a class, and their number: a loss of the user's own may ignore others.
+
+    A mixed image counts with the label of its larger part, as in ``train/acc``.
+    """
+    if labels.is_floating_point():  # class probabilities
+        return cross_entropy(logits, labels), len(labels)
+    known = (labels >= 0) & (labels < logits.shape[1])
+    total, count = cross_entropy(logits, labels.where(known, -100), ignore_index=-100, reduction="sum"), known.sum()
+    return total / count.clamp(min=1), count
 
 
 def _reset(*stages: nn.ModuleDict) -> None:

@@ -154,6 +154,7 @@ def accuracy_without_average(trainer: Trainer, module: Any, average: WeightAvera
     average.hide(module.network)
     with isolate_rng():  # a loader draws a seed
         for batch in islice(loader, None if math.isinf(batches) else int(batches)):
+            batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
             batch = trainer.strategy.batch_to_device(batch)
             with trainer.precision_plugin.val_step_context():
                 right = module.step(batch, "val").logits.argmax(dim=-1) == batch.labels
