@@ -18,6 +18,7 @@ from vit_lightning.report.tables import markdown
 from vit_lightning.report.wandb_report import REPORT, report_tables, wandb_settings
 from vit_lightning.report.wording import claim_is_about, rule
 from vit_lightning.storage.folder import write_whole
+from vit_lightning.storage.redaction import Redaction
 from vit_lightning.storage.wandb_mirror import WandbConfig, has_key, import_wandb
 
 PATIENCE = 60.0
@@ -205,4 +206,4 @@ def _answer(report: Report) -> str:
     facts = "\n".join(f"- {name}: {markdown(text)}" for name, text in report.facts.items())
     about = markdown(f"{claim_is_about(report.analysis)} {rule(report.analysis)}")
     answer = f"**{markdown(report.headline)}**\n\n{markdown(report.recommendation)}"
-    return f"{question}{answer}\n\n{lines}\n\n{facts}\n\n{about}"
+    return Redaction()(f"{question}{answer}\n\n{lines}\n\n{facts}\n\n{about}")

@@ -12,6 +12,7 @@ from vit_lightning.report.board import differing_options, is_chance, read_config
 from vit_lightning.report.tables import Table
 from vit_lightning.storage.folder import is_run, read_json, runs_in
 from vit_lightning.storage.metrics import read_results
+from vit_lightning.storage.redaction import Redaction
 from vit_lightning.storage.wandb_mirror import WandbConfig
 
 QUALITY = ("val/acc", "val/loss", "val/raw_acc", "train/loss", "train/ce")
@@ -179,7 +180,7 @@ def _table(runs: RunSet) -> Table:
         shown = ["" if number is None else f"{number:.5g}" for number in numbers]
         seed = word(config.get("seed_everything"))
         rows.append([folder.name, state_of(folder, bool(results))[0], seed, *map(word, node), *shown])
-    return Table(runs.name, ["run", "state", "seed", *options, *RESULTS], rows)
+    return Table(runs.name, ["run", "state", "seed", *options, *RESULTS], Redaction().of(rows))
 
 
 def _value(node: Any, path: str) -> Any:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from vit_lightning.report.report import Report
 from vit_lightning.report.tables import Table
 from vit_lightning.report.write import verdicts
 from vit_lightning.storage.folder import read_json, write_whole
+from vit_lightning.storage.redaction import Redaction
 from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror
 
 REPORT = "report"
@@ -77,7 +78,9 @@ def log_report(report: Report, *, send: bool = False) -> str:
 
 def report_tables(report: Report) -> dict[str, Table]:
     """Returns the tables that go to W&B, by name."""
-    return {name: report.tables[name] for name in SENT if name in report.tables}
+    redacted = Redaction().of
+    tables = {name: report.tables[name] for name in SENT if name in report.tables}
+    return {name: replace(table, rows=redacted(table.rows)) for name, table in tables.items()}
 
 
 def summary(report: Report) -> dict[str, Any]:

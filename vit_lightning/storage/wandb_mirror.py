@@ -272,7 +272,7 @@ class WandbMirror(Logger):
     @rank_zero_only
     def log_summary(self, values: Mapping[str, Any]) -> None:
         """Sets final values of the run."""
-        self._guarded(lambda: self._run.summary.update(dict(values)))
+        self._guarded(lambda: self._run.summary.update(self._redacted.of(values)))
 
     @rank_zero_only
     def log_model(self, files: Sequence[Path]) -> None:
