@@ -41,6 +41,7 @@ def test_a_run_leaves_what_it_promises(in_folder, capsys):
         "checkpoints",
         "metrics.jsonl",
         "warnings.log",
+        "validation",
         "test_predictions.npz",
         "curves.png",
         "confusion.png",
