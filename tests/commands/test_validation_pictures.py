@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from PIL import Image
 from torch import nn
 
-from vit_lightning import Digits, EMAConfig, ViTClassifier
+from vit_lightning import Digits, EMAConfig, OptimizerConfig, ViTClassifier
 from vit_lightning.commands.pictures import confusion_picture, sheet
 from vit_lightning.commands.validation_pictures import CELLS, ValidationPictures, _numbers
 from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror
@@ -49,7 +49,8 @@ def train(folder, every, epochs=3, module=None, **arguments):
     seed_everything(0, verbose=False)
     data, seen = Inverted(batch_size=50), Seen()
     network = nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 10))
-    module = module or ViTClassifier(network, num_classes=10, ema=EMAConfig(decay=0.9))
+    rates = OptimizerConfig(lr=0.02)
+    module = module or ViTClassifier(network, num_classes=10, optimizer=rates, ema=EMAConfig(decay=0.9))
     pictures = ValidationPictures(data, WandbMirror(folder, "a", WandbConfig(), {}), every)
     callbacks = [pictures, seen] if isinstance(module, ViTClassifier) else [pictures]
     settings = {**QUIET, **BATCHES, "max_epochs": epochs, "accelerator": "cpu", **arguments}
@@ -87,6 +88,7 @@ def test_every_nth_and_the_last_epoch_have_pictures_and_training_is_the_same(tmp
         assert len(facts["sample"]["prediction"]) == len(facts["sample"]["confidence"]) == 30
     assert [(facts["epoch"], facts["step"]) for facts in told] == [(2, 7), (3, 11)]
     assert told[0]["sample"]["index"] == told[1]["sample"]["index"], "the same images, to see them change"
+    assert abs(seen.raw[1] - seen.metrics[1]["val/acc"]) > 0.05, "the average is another network"
     assert [("val/raw_acc" in metrics) for metrics in seen.metrics] == [False, True, True]
 
     without, bare = train(tmp_path / "b", 0)
