@@ -112,7 +112,8 @@ def test_runs_are_grouped_by_what_differs_but_for_the_seed_and_drawn_as_bands(tm
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     for seed, depth in ((0, 1), (1, 1), (0, 2)):
-        options = {"init_from": str(Path.home() / f"depth{depth}.pth")}
+        lora = None if depth == 1 else {"rank": 8}  # which not all have
+        options = {"init_from": str(Path.home() / f"depth{depth}.pth"), "lora": lora}
         write_run(tmp_path / "runs" / "digits" / f"depth{depth}-seed{seed}", seed=seed, depth=depth, **options)
     other = tmp_path / "runs" / "cifar" / "one"
     write_run(other, seed=0, experiment="cifar", wandb={"project": "mine", "entity": "team"})
@@ -123,7 +124,8 @@ def test_runs_are_grouped_by_what_differs_but_for_the_seed_and_drawn_as_bands(tm
     spec = json.loads((specs / "digits.json").read_text())
     [runs] = spec["spec"]["section"]["runSets"]
     assert runs["grouping"] == [
-        {"section": "config", "name": name} for name in ("init_from.value", "model.value.init_args.depth")
+        {"section": "config", "name": name}
+        for name in ("init_from.value", "lora.value.rank", "model.value.init_args.depth")
     ]
     assert runs["filters"]["filters"][0]["value"] == ["id-digits-1-0", "id-digits-1-1", "id-digits-2-0"]
     view = workspaces.Workspace._from_model(workspaces.internal.View.model_validate(spec))
@@ -137,7 +139,7 @@ def test_runs_are_grouped_by_what_differs_but_for_the_seed_and_drawn_as_bands(tm
         reports.internal.ReportViewspec.model_validate_json((specs / "report.json").read_text())
     )
     tables = [block.text for block in report.blocks if isinstance(block, reports.MarkdownBlock)]
-    assert "| depth1-seed1 | finished | 1 | ~/depth1.pth | 1 | 0.51 |" in tables[1]
+    assert "| depth1-seed1 | finished | 1 | ~/depth1.pth | null | 1 | 0.51 |" in tables[1]
     runs_dashboard(other)
     spec = json.loads((other / "dashboard" / "workspace.json").read_text())
     assert spec["displayName"] == "one"

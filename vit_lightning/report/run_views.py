@@ -83,7 +83,7 @@ def _nested(configs: Iterable[dict[str, Any]], key: str) -> str:
         path: list[str] = []
         node: Any = config
         for part in key.split("."):
-            if part not in node and isinstance(node.get("init_args"), dict):
+            if isinstance(node, dict) and part not in node and "init_args" in node:
                 path, node = [*path, "init_args"], node["init_args"]
             if not isinstance(node, dict) or part not in node:
                 break
