@@ -117,10 +117,13 @@ def test_runs_are_grouped_by_what_differs_but_for_the_seed_and_drawn_as_bands(tm
         write_run(tmp_path / "runs" / "digits" / f"depth{depth}-seed{seed}", seed=seed, depth=depth, **options)
     other = tmp_path / "runs" / "cifar" / "one"
     write_run(other, seed=0, experiment="cifar", wandb={"project": "mine", "entity": "team"})
+    write_run(tmp_path / "runs" / "cifar" / "two", seed=0, experiment="cifar")  # in another entity
     runs_dashboard(tmp_path / "runs")
     assert "the specs are in" in capsys.readouterr().out
     specs = tmp_path / "runs" / "dashboard"
-    assert {path.name for path in specs.iterdir()} == {"digits.json", "cifar.json", "report.json"}
+    assert {path.name for path in specs.iterdir()} == {
+        f"{name}.json" for name in ("digits", "cifar in mine", "cifar in team mine", "report")
+    }
     spec = json.loads((specs / "digits.json").read_text())
     [runs] = spec["spec"]["section"]["runSets"]
     assert runs["grouping"] == [
@@ -139,7 +142,7 @@ def test_runs_are_grouped_by_what_differs_but_for_the_seed_and_drawn_as_bands(tm
         reports.internal.ReportViewspec.model_validate_json((specs / "report.json").read_text())
     )
     tables = [block.text for block in report.blocks if isinstance(block, reports.MarkdownBlock)]
-    assert "| depth1-seed1 | finished | 1 | ~/depth1.pth | null | 1 | 0.51 |" in tables[1]
+    assert "| depth1-seed1 | finished | 1 | ~/depth1.pth | null | 1 | 0.51 |" in tables[2]
     runs_dashboard(other)
     spec = json.loads((other / "dashboard" / "workspace.json").read_text())
     assert spec["displayName"] == "one"

@@ -54,7 +54,9 @@ def runs_dashboard(folder: Path) -> None:
     def views(entity: str | None) -> dict[str, Any]:
         names = [runs.name if len(sets) > 1 else "workspace" for runs in sets]
         names = [
-            name if names.count(name) == 1 else f"{name} in {runs.project}"
+            name
+            if [*names, "report"].count(name) == 1
+            else " ".join(filter(None, (name, "in", runs.entity, runs.project)))
             for name, runs in zip(names, sets, strict=True)
         ]
         made = {name: set_workspace(runs, entity) for name, runs in zip(names, sets, strict=True)}
