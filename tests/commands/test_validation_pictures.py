@@ -112,7 +112,7 @@ def _full(path, content):
 
 
 class Silent(LightningModule):
-    """A module whose validation returns no logits."""
+    """A module whose validation returns a loss, or outputs that are no logits of the classes."""
 
     def __init__(self):
         super().__init__()
@@ -122,7 +122,7 @@ class Silent(LightningModule):
         return self.network(batch.images.flatten(1)).square().mean()
 
     def validation_step(self, batch, batch_idx):
-        return self.training_step(batch, batch_idx)
+        return self.network(batch.images.flatten(1))[:, :3] if batch_idx else self.training_step(batch, batch_idx)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)

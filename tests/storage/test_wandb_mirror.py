@@ -18,7 +18,7 @@ NOBODY = ["-c", "user.name=n", "-c", "user.email=e@x.y"]
 
 
 def test_without_a_key_the_run_is_offline_and_complete(tmp_path):
-    remote = "https://jane-q-user:hunter2hunter@github.com/me/mine.git"
+    remote = "https://jane-q-user:hunter2hunter@github.com/jane-q-user/mine.git"
     for words in (["init", "-q"], ["remote", "add", "origin", remote], [*NOBODY, "commit", "-qm.", "--allow-empty"]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     folder = tmp_path / "home/run"
@@ -44,7 +44,7 @@ def test_without_a_key_the_run_is_offline_and_complete(tmp_path):
     assert given["args"][:1] == ["fit"]
     assert {"--out=~/run", "--wandb.notes=why ***"} <= {*given["args"]}
     commit = environment["git"]["working folder"]["commit"]
-    assert given["git"] == told["git"] == {"commit": commit, "remote_url": "https://github.com/me/mine.git"}
+    assert given["git"] == told["git"] == {"commit": commit, "remote_url": "https://github.com/USER/mine.git"}
     assert given["python"] == environment["python"]
     assert given["cpu"]["model"] == environment["processor"]
     assert given["cpu_count"] == environment["cores"]

@@ -99,7 +99,7 @@ class ValidationPictures(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if not self._due or dataloader_idx or not fits(outputs, batch):
+        if not self._due or dataloader_idx or not fits(outputs, batch) or outputs.shape[1] != self.data.num_classes:
             return
         confidence, prediction = outputs.detach().float().softmax(dim=-1).max(dim=-1)
         indices = batch.indices

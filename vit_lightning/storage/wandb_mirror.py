@@ -46,7 +46,7 @@ class WandbConfig:
         job_type: W&B job type of the run, such as an arm of an ablation.
         tags: tags of the run.
         notes: notes on the run.
-        log_model: whether to upload the best checkpoint and the config as an artifact.
+        log_model: whether to upload the best checkpoint and the config as an artifact, with all paths in them.
     """
 
     mode: Literal["online", "offline", "disabled"] | None = None
@@ -62,7 +62,7 @@ class WandbConfig:
 class WandbMirror(Logger):
     """Lightning logger that mirrors a run. It neither raises nor hangs, and after an error of W&B it logs no more.
 
-    Config, command and console are sent without keys, home folder, names of user and machine.
+    Config, command, git remote and console are sent without keys, home folder, names of user and machine.
 
     Args:
         folder: the run folder, which names the run and contains W&B's own folder.
@@ -161,7 +161,7 @@ class WandbMirror(Logger):
         self._wandb.setup(self._wandb.Settings(silent=True, x_service_wait=5))
 
     def _settings(self, environment: Mapping[str, Any], *, later: bool) -> Any:
-        code = _code(environment)
+        code = self._redacted.of(_code(environment))
         return self._wandb.Settings(
             silent=True,
             console="off",  # leaves stdout and stderr alone
@@ -195,7 +195,7 @@ class WandbMirror(Logger):
 
         records: Any = wandb_internal_pb2
         program, *arguments = map(self._redacted, shlex.split(environment.get("command", "lightning")))
-        code, gpus = _code(environment), environment.get("gpus") or []
+        code, gpus = self._redacted.of(_code(environment)), environment.get("gpus") or []
         record = records.EnvironmentRecord(
             os=environment.get("system"),
             python=environment.get("python"),
