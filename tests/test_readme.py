@@ -28,6 +28,7 @@ def code_after(marker: str) -> str:
 
 def test_the_front_page_is_short_and_its_pictures_are_small():
     assert len(FRONT.split()) <= 900
+    assert not re.findall(r"@[A-Z]+@", README)
     pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
     assert pictures
     assert all((REPOSITORY / picture).stat().st_size < 300_000 for picture in pictures)

@@ -241,8 +241,10 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
     elif command.takes == "folder":
         from vit_lightning.errors import UserError
 
-        if len(arguments) != 1 or arguments[0].startswith("-"):
-            raise UserError(f"give one folder: lightning {name} {command.positional}")
+        flags = [word for word in arguments if word.startswith("-")]
+        if flags or len(arguments) != 1:
+            told = [f"{word}: there is no such option" for word in flags]
+            raise UserError([*told, f"give one folder: lightning {name} {command.positional}"])
         if not Path(arguments[0]).is_dir():
             raise UserError(f"{arguments[0]} is no folder: lightning {name} {command.positional}")
         call(Path(arguments[0]))

@@ -67,7 +67,7 @@ MISTAKES = {
     "fit digits.yaml --trainer.logger=CSVLoger": "CSVLoger is not there (did you mean CSVLogger?)",
     "fit digits.yaml --trainer.callbacks=[{class_path:EarlyStopping}]": "with a space",
     "fit digits.yaml --metrics=[F1]": "metrics.class_path=F1 is no metric (did you mean F1Score?)",
-    "predict --ckpt=nowhere digits.yaml": "digits.yaml is no image (a config is given as --config=digits.yaml)",
+    "predict --ckpt=nowhere digits.yaml": "digits.yaml is no image and no checkpoint (a config is given as",
     "shard digits.yaml out": "data.class_path=Digits holds decoded images, and so nothing to shard (choose ImageFolder",
     "fit digits.yaml --data.batch_size=abc": "data.batch_size=abc must be an int",
 }

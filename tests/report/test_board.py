@@ -140,7 +140,7 @@ def test_folders_without_a_run_are_named(tmp_path, capsys):
     assert main(["board", str(tmp_path / "missing"), str(tmp_path / "empty"), "--out=x.html"]) == 2
     said = capsys.readouterr().err
     assert "missing is not there" in said
-    assert "empty holds no run, but nothing" in said
+    assert "empty is empty (a run folder has" in said
     assert main(["board", str(tmp_path), "--out=x.txt"]) == 2
     assert "out=x.txt must end with .html" in capsys.readouterr().err
 

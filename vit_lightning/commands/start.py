@@ -15,6 +15,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.splits import Split
+from vit_lightning.training.classifier import ViTClassifier
 
 SPLIT_WORDS: dict[Split, str] = {"train": "training", "val": "validation", "test": "test"}
 
@@ -62,6 +63,8 @@ class Start(Callback):
             if data.own_loaders:
                 say(row("images", _splits(data, test=self.experiment.test)))
             say(row("training", _length(trainer, data)))
+            if (warmup := _whole_warmup(trainer, pl_module)) is not None:
+                say(row("note", warmup))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if len(sys.modules) != self._imported:  # to look through all takes as long as to write a small checkpoint
@@ -99,6 +102,22 @@ def _length(trainer: Trainer, data: ImageData) -> str:
         size = data.batch_size * math.prod(number for number, _ in factors)
         parts.append(f"batch size {data.batch_size}{product}{f' = {size}' * bool(product)}")
     return ", ".join(parts)
+
+
+def _whole_warmup(trainer: Trainer, module: LightningModule) -> str | None:
+    """Returns a note where the learning rate only rises, as in a short trial of a config for longer training."""
+    if not isinstance(module, ViTClassifier):
+        return None
+    config, batches = module.optimizer_config, trainer.num_training_batches
+    if math.isinf(batches):
+        return None
+    per_epoch = math.ceil(batches / trainer.accumulate_grad_batches)
+    limits = [limit for limit in (per_epoch * (trainer.max_epochs or 0), trainer.max_steps) if limit > 0]
+    total = min(limits, default=0)
+    if not total or config.count_warmup(total_steps=total, steps_per_epoch=per_epoch) < total:
+        return None
+    given = next(name for name in ("warmup_steps", "warmup_fraction", "warmup_epochs") if getattr(config, name))
+    return f"optimizer.{given}={getattr(config, given)} is all of the training: the learning rate only rises"
 
 
 def _epochs(number: float) -> str:

@@ -45,7 +45,7 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
     pairs = zip(["", *arguments], arguments, strict=False)
     bare = [word for before, word in pairs if word.endswith(CONFIG_FILES) and before != "--config" and word[:2] != "--"]
     if command == "predict" and bare:
-        raise UserError(f"{word} is no image (a config is given as --config={word})" for word in bare)
+        raise UserError(f"{word} is no image and no checkpoint (a config is given as --config={word})" for word in bare)
     options = [(key, value) for key, value in flags if key not in PERMISSIONS]
     named = {key.split(".")[0] for key, _ in flags}
     if command not in TRAINED and not named & {"config", "model", "data", "module"}:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -89,6 +91,9 @@ def publish(folder: Path, settings: Mapping[str, Any], views: Callable[[str | No
             print("\n".join(links))
             return
     _write_specs(folder, views(None), why)
+    shutil.rmtree(folder / "wandb" / "cache", ignore_errors=True)
+    with contextlib.suppress(OSError):  # W&B's own files of the runs are in it
+        (folder / "wandb").rmdir()
 
 
 def _why_offline(wandb: Any, settings: Mapping[str, Any]) -> str:

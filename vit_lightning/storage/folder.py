@@ -162,14 +162,16 @@ def runs_in(folder: Path) -> list[Path]:
         UserError: there is none.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is {'a file, no folder' if folder.exists() else 'not there'} (give a run folder)")
+        what = "a file, no folder" if folder.exists() else "not there"
+        raise UserError(f"{folder} is {what} (give a run folder, or one that holds run folders)")
     runs = [folder] if is_run(folder) else []
     within = "runs" if (folder / "ledger.json").is_file() else "*"  # the trials of its tuning are left out
     for pattern in () if runs else (within, f"{within}/*"):
         runs += [path for path in folder.glob(pattern) if is_run(path) and path.parent not in runs]
     if not runs:
-        here = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
-        raise UserError(f"{folder} holds no run, but {here} (a run folder has metrics.jsonl or environment.json)")
+        here = ", ".join(sorted(path.name for path in folder.iterdir())[:5])
+        known = "a run folder has metrics.jsonl or environment.json"
+        raise UserError(f"{folder} {f'holds no run, but {here}' if here else 'is empty'} ({known})")
     return sorted(runs)
 
 

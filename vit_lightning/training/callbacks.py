@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import random
 import sys
 import time
@@ -237,6 +238,11 @@ WIDE_BAR = "{desc} {percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt}{postfix},
 NARROW_BAR = "{desc} |{bar}|{postfix}, {remaining} left"
 
 
+def _has_screen() -> bool:
+    """Whether stderr is a terminal that tells its size: tqdm shows nothing on one of no lines."""
+    return sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines > 0
+
+
 class TrainingBar(ProgressBar):
     """One progress bar for the whole training: epoch, step, loss, accuracy, images per second, time left.
 
@@ -320,7 +326,7 @@ class TrainingBar(ProgressBar):
             total=total,
             initial=initial,
             desc=text,
-            disable=not (self._enabled and sys.stderr.isatty()),
+            disable=not (self._enabled and _has_screen()),
             dynamic_ncols=True,
             file=sys.stderr,
             bar_format=WIDE_BAR,
