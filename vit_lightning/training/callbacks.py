@@ -291,6 +291,10 @@ class TrainingBar(ProgressBar):
             self._measure_speed(trainer)
             self._show(trainer, pl_module)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._recent:  # an epoch may be shorter than the time between two redraws
+            self._measure_speed(trainer)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validated = not trainer.sanity_checking
         self._pause(trainer)
