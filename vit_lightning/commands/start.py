@@ -90,10 +90,9 @@ def _length(trainer: Trainer, data: ImageData) -> str:
     batches, epochs, done = trainer.num_training_batches, trainer.max_epochs or 0, trainer.global_step
     parts = [counted(epochs, "epoch")] if epochs > 0 else []  # of unknown length
     if not math.isinf(batches):
-        per_epoch = math.ceil(batches / trainer.accumulate_grad_batches)
-        limits = [limit for limit in (per_epoch * epochs, trainer.max_steps) if limit > 0]
-        left = min(limits, default=done) - done
-        parts = [_epochs(left / per_epoch), counted(left, "step")] if limits else []
+        per_epoch, total = _steps(trainer)
+        left = total - done
+        parts = [_epochs(left / per_epoch), counted(left, "step")] if total else []
     if done:
         parts = [f"resumes after {counted(done, 'step')}: {', '.join(parts)} to go"]
     if data.own_loaders:
@@ -104,16 +103,20 @@ def _length(trainer: Trainer, data: ImageData) -> str:
     return ", ".join(parts)
 
 
+def _steps(trainer: Trainer) -> tuple[int, int]:
+    """Returns the optimizer steps of an epoch and of the training; 0 where that is not known."""
+    if math.isinf(trainer.num_training_batches):
+        return 0, 0
+    per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+    limits = (per_epoch * (trainer.max_epochs or 0), trainer.max_steps)
+    return per_epoch, min((limit for limit in limits if limit > 0), default=0)
+
+
 def _whole_warmup(trainer: Trainer, module: LightningModule) -> str | None:
     """Returns a note where the learning rate only rises, as in a short trial of a config for longer training."""
     if not isinstance(module, ViTClassifier):
         return None
-    config, batches = module.optimizer_config, trainer.num_training_batches
-    if math.isinf(batches):
-        return None
-    per_epoch = math.ceil(batches / trainer.accumulate_grad_batches)
-    limits = [limit for limit in (per_epoch * (trainer.max_epochs or 0), trainer.max_steps) if limit > 0]
-    total = min(limits, default=0)
+    config, (per_epoch, total) = module.optimizer_config, _steps(trainer)
     if not total or config.count_warmup(total_steps=total, steps_per_epoch=per_epoch) < total:
         return None
     given = next(name for name in ("warmup_steps", "warmup_fraction", "warmup_epochs") if getattr(config, name))

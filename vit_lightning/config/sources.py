@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jsonargparse import ArgumentError
@@ -103,17 +103,15 @@ def open_source(
         raise UserError(f"num_classes={num_classes} must be a whole number, 0 for features")
     given = dict(config or {})
     facts = {name: given.pop(name) for name in PREPROCESSING if name in given}
+    known = _Known(given, facts, heads, usual)
     place = str(place)
     try:
         with allowing(imports), torch.random.fork_rng(devices=[]):
             if place.startswith(tuple(f"{library}:" for library in _LIBRARIES)):
-                found = _from_library(place, given, facts, heads, usual=usual, ours=ours)
+                found = _from_library(place, known, ours=ours)
             else:
                 file = read_weights(place, key)
-                if file.checkpoint is None:
-                    found = _from_weights(file, given, facts, heads, usual=usual)
-                else:
-                    found = _from_run(file, given, facts)
+                found = _from_weights(file, known) if file.checkpoint is None else _from_run(file, known)
             if image_size is not None or num_classes is not None:
                 found = _changed(found, image_size, num_classes)
     except UserError as error:
@@ -146,29 +144,31 @@ def _named(text: str, place: str, key: str) -> str:
     return f"{key}={text}" if text.startswith(place) else f"{key}={place}: {text}"
 
 
-def _from_run(file: WeightsFile, given: Mapping[str, Any], facts: Mapping[str, Any]) -> Source:
+class _Known(NamedTuple):
+    """Facts about a model that its place need not tell: arguments of ``open_source``."""
+
+    config: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    heads: Mapping[str, Any] | None
+    usual: bool
+
+
+def _from_run(file: WeightsFile, known: _Known) -> Source:
     assert file.checkpoint is not None
     assert file.path is not None
     config = file.checkpoint["config"]
-    refuse(f"config.{name}={value}: the config of its run tells this" for name, value in given.items())
+    refuse(f"config.{name}={value}: the config of its run tells this" for name, value in known.config.items())
     network = _network(config)
-    view = {**(file.checkpoint.get("test_view") or _view_of_data(config)), **facts}
+    view = {**(file.checkpoint.get("test_view") or _view_of_data(config)), **known.facts}
     load_network(network, file.checkpoint, file.path)
     network = merged(network)  # adapters belong to a training
     names = view.pop("class_names", None)
     return Source(place=file.place, network=network, view=view, class_names=names, config=config, path=file.path)
 
 
-def _from_weights(
-    file: WeightsFile,
-    given: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    heads: Mapping[str, Any] | None,
-    *,
-    usual: bool,
-) -> Source:
+def _from_weights(file: WeightsFile, known: _Known) -> Source:
     """Returns the source of weights that are of no run."""
-    found = identify(file, given, heads)
+    found = identify(file, known.config, known.heads)
     if found.family == OURS:
         refuse_unknown({"model": found.config})  # who trusts a config does not trust what lies beside weights
         network = _network({"model": found.config})
@@ -180,10 +180,10 @@ def _from_weights(
         network.float()
     notes = [*file.notes, *found.notes]
     view: dict[str, Any] = {"centre_share": 1.0, **(file.view or {})}
-    view |= {"class_names": _class_names(file.config or {}, getattr(network, "num_classes", None)), **facts}
+    view |= {"class_names": _class_names(file.config or {}, getattr(network, "num_classes", None)), **known.facts}
     if isinstance(network, ViT):
         view |= {"image_size": network.image_size, "in_channels": network.in_channels}
-    if usual and "mean" not in view and found.family in _USUAL and view.get("in_channels") == 3:
+    if known.usual and "mean" not in view and found.family in _USUAL and view.get("in_channels") == 3:
         is_deit = "patch_embedding.distillation_token.token" in network.state_dict()
         mean, std = _IMAGENET if is_deit else _USUAL[found.family]
         view |= {"mean": mean, "std": std}
@@ -193,15 +193,7 @@ def _from_weights(
     return Source(place=file.place, network=network, view=view, class_names=names, notes=tuple(notes), path=file.path)
 
 
-def _from_library(
-    place: str,
-    given: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    heads: Mapping[str, Any] | None,
-    *,
-    usual: bool,
-    ours: bool,
-) -> Source:
+def _from_library(place: str, known: _Known, *, ours: bool) -> Source:
     """Returns the source of a model that torchvision or timm fetches; their own network if it is no ViT of ours."""
     library, _, name = place.partition(":")
     network, stated = _LIBRARIES[library](name)
@@ -210,13 +202,13 @@ def _from_library(
     )
     file = WeightsFile(place, None, network.state_dict(), config, view=facts_of_preprocessing(stated))
     try:
-        if ours or given:  # what was given is to hold
-            return _from_weights(file, given, facts, heads, usual=usual)
+        if ours or known.config:  # what was given is to hold
+            return _from_weights(file, known)
     except UserError:
-        if given:
+        if known.config:
             raise
     names = _class_names(config, getattr(network, "num_classes", len(stated.get("class_names", ()))))
-    view = {"in_channels": 3, "centre_share": 1.0, **(file.view or {}), "class_names": names, **facts}
+    view = {"in_channels": 3, "centre_share": 1.0, **(file.view or {}), "class_names": names, **known.facts}
     return Source(place=place, network=network, class_names=view.pop("class_names"), view=view)
 
 
