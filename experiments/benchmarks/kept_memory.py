@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import random
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from vit_lightning import ViT
 from vit_lightning.training.memory import keep_freed_memory
+from vit_lightning.training.rounds import paired_rounds
 
 SIZES = {"patch_size": 4, "emb_size": 128, "depth": 6, "num_heads": 4, "class_token": False, "pool": "mean"}
 
@@ -49,27 +49,22 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    contenders: dict[bool, Connection] = {}
-    for keep in (False, True):
-        contenders[keep], end = context.Pipe()
+    contenders: dict[str, Connection] = {}
+    for name in ("as it is", "kept"):
+        contenders[name], end = context.Pipe()
         sizes = (args.batch_size, args.steps, args.threads)
-        context.Process(target=train, args=(end, keep, *sizes), daemon=True).start()
-        contenders[keep].recv()  # warmed up before the other one begins
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(args.rounds):
-        for keep in random.sample([False, True], 2):
-            contenders[keep].send(True)
-            seconds[keep].append(contenders[keep].recv())
-    for end in contenders.values():
+        context.Process(target=train, args=(end, name == "kept", *sizes), daemon=True).start()
+        contenders[name].recv()  # warmed up before the other one begins
+
+    def take_steps(end: Connection) -> None:
+        end.send(True)
+        end.recv()
+
+    result = paired_rounds({name: partial(take_steps, end) for name, end in contenders.items()}, args.rounds)
+    for name, end in contenders.items():
         end.send(False)
-    images = args.steps * args.batch_size
-    for keep, text in ((False, "as it is"), (True, "kept")):
-        rate = images / np.array(seconds[keep])
-        low, middle, high = np.quantile(rate, [0.25, 0.5, 0.75])
-        print(f"{text:10} {middle:6.0f} images/s (quartiles {low:.0f} to {high:.0f})")
-    ratio = np.array(seconds[False]) / np.array(seconds[True])
-    low, middle, high = np.quantile(ratio, [0.25, 0.5, 0.75])
-    print(f"{'ratio':10} {middle:6.3f} (quartiles {low:.3f} to {high:.3f}), {args.rounds} rounds of {args.steps} steps")
+        print(f"{name:10} {args.steps * args.batch_size / result.median(name):6.0f} images/s")
+    print(f"{'ratio':10} {result.ratio('kept', 'as it is')}, {args.rounds} rounds of {args.steps} steps")
 
 
 if __name__ == "__main__":

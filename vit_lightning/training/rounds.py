@@ -1,0 +1,114 @@
+"""Timing of alternatives in turns, for ``lightning bench`` and ``experiments/benchmarks``.
+
+The speed of a shared machine changes within seconds. So the alternatives are called one after the other, in an order
+drawn anew in each round, and only ratios of the same round are compared.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+class Interval(NamedTuple):
+    """Median with the limits of its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+class Rounds(NamedTuple):
+    """Seconds of one call of each alternative, round by round."""
+
+    seconds: dict[str, list[float]]
+
+    def median(self, name: str) -> float:
+        """Returns the seconds of the median round."""
+        return float(np.median(self.seconds[name]))
+
+    def ratio(self, first: str, second: str) -> Interval:
+        """Returns how many times as fast the first is as the second: above 1 it is the faster one."""
+        return geometric_mean(self.ratios(first, second))
+
+    def ratios(self, first: str, second: str) -> list[float]:
+        """Returns the ratio of each round: seconds of the second over those of the first."""
+        pairs = zip(self.seconds[first], self.seconds[second], strict=True)
+        return [theirs / own for own, theirs in pairs]
+
+    def fastest(self, names: Sequence[str]) -> str:
+        """Returns the name whose median round is the shortest."""
+        return min(names, key=self.median)
+
+
+def paired_rounds(
+    steps: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    warmup: int = 2,
+    calls: int = 1,
+    limit_s: float | None = None,
+    synchronize: Callable[[], object] | None = None,
+    seed: int = 0,
+) -> Rounds:
+    """Calls each of ``steps`` once in each round, in an order drawn anew from ``seed``, and returns the seconds.
+
+    Args:
+        warmup: calls of each step beforehand, which are not counted.
+        calls: calls of a step in a row, whose mean is its time in that round.
+        limit_s: seconds after which no further round begins; at least 3 rounds are run.
+        synchronize: waits for the device, as ``torch.cuda.synchronize``; it is called before and after what is timed.
+    """
+    wait = synchronize or (lambda: None)
+    draw = random.Random(seed)
+    for step in steps.values():
+        for _ in range(warmup):
+            step()
+    wait()
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    started = time.perf_counter()
+    for number in range(rounds):
+        if limit_s is not None and number >= 3 and time.perf_counter() - started > limit_s:
+            break
+        for name in draw.sample(list(steps), len(steps)):
+            step = steps[name]
+            began = time.perf_counter()
+            for _ in range(calls):
+                step()
+            wait()
+            seconds[name].append((time.perf_counter() - began) / calls)
+    return Rounds(seconds)
+
+
+def geometric_mean(*ratios: Sequence[float], draws: int = 2000) -> Interval:
+    """Returns the geometric mean of the medians of several measurements; of one, its median.
+
+    The interval is a bootstrap over the rounds of each measurement.
+    """
+    generator = np.random.default_rng(0)
+    logarithms = [np.log(np.asarray(values, dtype=float)) for values in ratios]
+    drawn = [np.median(generator.choice(values, (draws, len(values))), axis=1) for values in logarithms]
+    low, high = np.quantile(np.mean(drawn, axis=0), (0.025, 0.975))
+    middle = np.mean([np.median(values) for values in logarithms])
+    return Interval(*(float(np.exp(value)) for value in (middle, low, high)))
+
+
+def matrix_product(
+    rows: int, inner: int, columns: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Callable[[], object]:
+    """Returns a call that multiplies two random matrices into memory that is kept: 2 * rows * inner * columns FLOP.
+
+    Timed in the same rounds as a network it gives the rate that the machine's matrix units reach at that moment.
+    """
+    first = torch.randn(rows, inner, device=device, dtype=dtype)
+    second = torch.randn(inner, columns, device=device, dtype=dtype)
+    product = torch.empty(rows, columns, device=device, dtype=dtype)
+    return lambda: torch.mm(first, second, out=product)
