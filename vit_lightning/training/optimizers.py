@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim._muon import _adjust_lr
 
 Group = dict[str, Any]
 
@@ -110,6 +111,63 @@ class Lion(Optimizer):
         return loss
 
 
+class BatchedMuon(torch.optim.Muon):
+    """torch's Muon, which orthogonalizes all matrices of a shape in one batch: half the time for small matrices."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = _call(closure)
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
+            momenta, steps = [_state(self, weight, "momentum_buffer") for weight in weights], []
+            for weight, momentum in zip(weights, momenta, strict=True):
+                momentum.lerp_(weight.grad, 1.0 - group["momentum"])
+                steps.append(weight.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum)
+            decay = 1.0 - group["lr"] * group["weight_decay"]
+            for numbers in _alike(steps):
+                wide = torch.stack([_as_wide(steps[number]) for number in numbers])
+                for number, step in zip(numbers, _orthogonalized(wide, group), strict=True):
+                    weight = weights[number]
+                    rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], weight.shape)
+                    weight.mul_(decay).add_(step.T if _is_tall(weight) else step, alpha=-rate)
+        return loss
+
+
+_BATCH = 2**22
+"""Elements that are orthogonalized at a time, which bounds the memory for it to about 40 MB."""
+
+
+def _alike(matrices: list[Tensor]) -> Iterator[list[int]]:
+    """Yields the numbers of matrices of the same shape, tall ones transposed."""
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for number, matrix in enumerate(matrices):
+        alike.setdefault(tuple(sorted(matrix.shape)), []).append(number)
+    for (short, long), numbers in alike.items():
+        at_once = max(1, _BATCH // (short * long))
+        yield from (numbers[start : start + at_once] for start in range(0, len(numbers), at_once))
+
+
+def _is_tall(matrix: Tensor) -> bool:
+    return matrix.shape[0] > matrix.shape[1]
+
+
+def _as_wide(matrix: Tensor) -> Tensor:
+    """Returns a matrix in the precision of the iteration, transposed if it is tall."""
+    return (matrix.T if _is_tall(matrix) else matrix).bfloat16()
+
+
+def _orthogonalized(matrices: Tensor, group: Group) -> Tensor:
+    """Returns wide matrices (k, rows, columns) after the Newton-Schulz iteration of torch's Muon."""
+    a, b, c = group["ns_coefficients"]
+    matrices = matrices / torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True).clamp(min=group["eps"])
+    for _ in range(group["ns_steps"]):
+        gram = matrices @ matrices.mT
+        matrices = torch.baddbmm(matrices, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), matrices, beta=a)
+    return matrices
+
+
 class MuonWithAdamW(Optimizer):
     """One optimizer that uses torch's Muon for groups with ``muon`` set to true, and torch's AdamW for all others.
 
@@ -140,7 +198,7 @@ class MuonWithAdamW(Optimizer):
             halves[0 if group.get("muon") else 1].append(group)
         self._halves: list[Optimizer] = []
         if halves[0]:
-            self._halves.append(torch.optim.Muon(halves[0], lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"))
+            self._halves.append(BatchedMuon(halves[0], lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"))
         if halves[1]:
             self._halves.append(torch.optim.AdamW(halves[1], lr=lr, betas=betas, eps=eps, fused=fused))
         super().__init__([group for half in self._halves for group in half.param_groups], {"lr": lr})
@@ -150,7 +208,7 @@ class MuonWithAdamW(Optimizer):
         loss = _call(closure)
         for half in self._halves:
             # loading a checkpoint replaces groups and state of this optimizer, which both halves use
-            muon = isinstance(half, torch.optim.Muon)
+            muon = isinstance(half, BatchedMuon)
             half.param_groups = [group for group in self.param_groups if bool(group.get("muon")) == muon]
             half.state = self.state
             half.step()
