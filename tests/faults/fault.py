@@ -81,7 +81,7 @@ class Fault(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
-        pixels = [zlib.crc32(image.float().numpy().tobytes()) for image in batch.images]
+        pixels = [zlib.crc32(image.float().cpu().numpy().tobytes()) for image in batch.images]
         indices = [] if batch.indices is None else batch.indices.tolist()  # of a LightningDataModule of the user's own
         line = json.dumps({"batch": done, "indices": indices, "pixels": pixels})
         self.lines += line + "\n"
