@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +55,23 @@ class EverySecondStep(Monitor):
             super().on_train_batch_end(trainer, *arguments)
 
 
-def measure(name: str, pairs: int) -> None:
+def measure(name: str, pairs: int, accelerator: str = "cpu") -> str:
+    """Returns a line about one of the networks."""
     arguments, every, _ = NETWORKS[name]
     network = ViT(num_classes=10, **arguments)
     shape = (arguments.get("in_channels", 3), arguments["image_size"], arguments["image_size"])
     batches = 2 * pairs + 21
     images = TensorDataset(torch.randn(64 * batches, *shape), torch.randint(10, (64 * batches,)))
     with tempfile.TemporaryDirectory() as folder:
-        mirror = WandbMirror(Path(folder), "cost", WandbConfig(mode="offline"), {})
+        mirror = WandbMirror(
+            Path(folder), "cost", WandbConfig(mode="offline" if find_spec("wandb") else "disabled"), {}
+        )
         mirror.start()
         stopwatch = Stopwatch()
         monitor = EverySecondStep(stopwatch, None, shape)
         monitor.seconds = []
         trainer = Trainer(
-            accelerator="cpu",
+            accelerator=accelerator,
             max_epochs=1,
             log_every_n_steps=1,
             logger=[MetricsFile(Path(folder)), mirror],
@@ -85,7 +89,7 @@ def measure(name: str, pairs: int) -> None:
     cost, step = float(np.median(with_row - without)), float(np.median(without))
     low, high = np.quantile(medians, (0.025, 0.975))
     share = [100 * value / (every * step) for value in (cost, low, high)]
-    print(
+    return (
         f"{name}: step {step:.1f} ms, a row {cost:.2f} ms ({low:.2f} to {high:.2f}), every {every} steps "
         f"{share[0]:.2f} % ({share[1]:.2f} to {share[2]:.2f} %), {pairs} pairs"
     )
@@ -94,4 +98,4 @@ def measure(name: str, pairs: int) -> None:
 if __name__ == "__main__":
     given = [int(text) for text in sys.argv[1:]] or [pairs for _, _, pairs in NETWORKS.values()]
     for name, pairs in zip(NETWORKS, given, strict=False):
-        measure(name, pairs)
+        print(measure(name, pairs))

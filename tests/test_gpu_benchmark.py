@@ -1,0 +1,128 @@
+"""``experiments/benchmarks/gpu.py`` without a GPU: what it keeps, and that a call goes on where one stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from runs import REPOSITORY
+
+BENCHMARKS = REPOSITORY / "experiments" / "benchmarks"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import gpu
+
+    return gpu
+
+
+def test_a_call_goes_on_where_the_last_one_stopped(gpu, tmp_path, capfd):
+    def note(place, name: str):
+        with (place.runs / name).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return [{"column": name, "goal": "1.0"}]
+
+    def bad(place):
+        note(place, "bad")
+        raise ValueError("not this time" if len((place.runs / "bad").read_text().split()) < 2 else "again")
+
+    def parts(place):
+        note(place, "parts")
+        if len((place.runs / "parts").read_text().split()) < 2:
+            raise gpu.Unfinished("step 7")
+        return [{"column": "parts"}, {"other": "2"}]
+
+    def absent(place):
+        raise gpu.Missing("--imagenet FOLDER is not given")
+
+    def slow(place):
+        note(place, "slow")
+        if len((place.runs / "slow").read_text().split()) < 2:
+            time.sleep(60)
+        return [{"column": "slow"}]
+
+    items = (
+        gpu.Item("good", 0, lambda place: note(place, "good")),
+        gpu.Item("bad", 0, bad),
+        gpu.Item("parts", 0, parts),
+        gpu.Item("absent", 0, absent),
+        gpu.Item("slow", 0, slow),
+        gpu.Item("large", 100, lambda place: note(place, "large")),
+    )
+    flags = ("--device=cpu", f"--runs={tmp_path}", f"--out={tmp_path / 'out'}")
+    assert gpu.main([*flags, "--minutes=0.08"], items) == 1
+    said = capfd.readouterr().out
+    assert "bad: failed after" in said
+    assert "ValueError: not this time" in said
+    assert "large: later, wants 4 s of the" in said
+    state = json.loads((tmp_path / "out/gpu_trial.json").read_text())
+    assert state == json.loads((tmp_path / "gpu_trial.json").read_text())
+    assert {name: entry["status"] for name, entry in state.items()} == {
+        "good": "done", "bad": "failed", "parts": "open", "absent": "open", "slow": "failed"
+    }  # fmt: skip
+    assert state["good"]["versions"]["torch"] == torch.__version__.split("+")[0]
+    with pytest.raises(ProcessLookupError):  # it has ended with the minutes
+        os.kill(int((tmp_path / "slow").read_text()), 0)
+
+    assert gpu.main([*flags, "--list"], items) == 1
+    assert capfd.readouterr().out.splitlines()[:3] == [
+        "good: done",
+        "parts: open step 7",
+        "absent: open --imagenet FOLDER is not given",
+    ]
+    (tmp_path / "out/gpu_trial.json").unlink()  # as on a machine from which only some files come back
+    assert gpu.main([*flags, "--minutes=5"], items) == 1
+    assert {name: len((tmp_path / name).read_text().split()) for name in ("good", "bad", "parts", "slow", "large")} == {
+        "good": 1, "bad": 2, "parts": 2, "slow": 2, "large": 1
+    }  # fmt: skip
+    table = (tmp_path / "out/gpu_trial.md").read_text()
+    assert "## parts\n\n| column | other |\n| --- | --- |\n| parts |  |\n|  | 2 |\n" in table
+    assert "## bad\n\nOpen (failed: ValueError: again).\n" in table
+
+
+def test_every_config_that_is_open_for_want_of_a_gpu_has_an_item(gpu):
+    pages = [path for path in (REPOSITORY / "experiments").rglob("*.yaml") if "GPU" in path.read_text()]
+    wanted = {str(page.relative_to(REPOSITORY / "experiments")) for page in pages if "Not measured" in page.read_text()}
+    assert wanted <= {item.name for item in gpu.ITEMS}
+    assert len(wanted) == 10
+
+
+@pytest.mark.full
+def test_all_of_it_at_a_small_size(gpu, tmp_path):
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "gpu.py"),
+        "--device=cpu",
+        "--small",
+        "--minutes=10",
+        f"--runs={tmp_path}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    state = json.loads((tmp_path / "gpu_trial.json").read_text())
+    folders = [entry["note"] for entry in state.values() if entry["status"] != "done"]
+    assert len(folders) == 10
+    assert all(note.endswith("FOLDER is not given") for note in folders)
+
+
+@pytest.mark.full
+def test_a_training_that_is_told_to_end_is_resumed(gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "SAVING", 0.0)
+    monkeypatch.setattr(gpu, "SMALL", (*gpu.SMALL, "--trainer.max_epochs=40"))
+
+    def train(seconds: float):
+        place = gpu.Place(torch.device("cpu"), True, tmp_path, time.monotonic() + seconds, {"data": None})
+        return gpu.train(place, "cifar10_vit_tiny", "data", ("--data.batch_size=16",), "95 %")
+
+    with pytest.raises(gpu.Unfinished, match="told to end"):
+        train(25)
+    steps = [row["step"] for row in gpu.read_metrics(tmp_path / "cifar10_vit_tiny-goal")]
+    assert steps, "it never began"
+    assert train(300)[0]["goal"] == "95 %"
