@@ -37,7 +37,7 @@ class Rounds(NamedTuple):
 
     def ratio(self, first: str, second: str) -> Interval:
         """Returns how many times as fast the first is as the second: above 1 it is the faster one."""
-        return geometric_mean(self.ratios(first, second))
+        return median(self.ratios(first, second))
 
     def ratios(self, first: str, second: str) -> list[float]:
         """Returns the ratio of each round: seconds of the second over those of the first."""
@@ -88,17 +88,17 @@ def paired_rounds(
     return Rounds(seconds)
 
 
-def geometric_mean(*ratios: Sequence[float], draws: int = 2000) -> Interval:
-    """Returns the geometric mean of the medians of several measurements; of one, its median.
+def median(values: Sequence[float], *, draws: int = 2000) -> Interval:
+    """Returns the median of rounds, with an interval by bootstrap."""
+    drawn = np.median(np.random.default_rng(0).choice(values, (draws, len(values))), axis=1)
+    return Interval(float(np.median(values)), *(float(limit) for limit in np.quantile(drawn, (0.025, 0.975))))
 
-    The interval is a bootstrap over the rounds of each measurement.
-    """
-    generator = np.random.default_rng(0)
-    logarithms = [np.log(np.asarray(values, dtype=float)) for values in ratios]
-    drawn = [np.median(generator.choice(values, (draws, len(values))), axis=1) for values in logarithms]
-    low, high = np.quantile(np.mean(drawn, axis=0), (0.025, 0.975))
-    middle = np.mean([np.median(values) for values in logarithms])
-    return Interval(*(float(np.exp(value)) for value in (middle, low, high)))
+
+def combined(ratios: Sequence[Interval]) -> Interval:
+    """Returns the geometric mean of ratios that were measured apart; their logarithms are taken for normal."""
+    logarithms = np.log(ratios)
+    middle, half = logarithms[:, 0].mean(), np.hypot.reduce(logarithms[:, 2] - logarithms[:, 1]) / (2 * len(ratios))
+    return Interval(*(float(np.exp(value)) for value in (middle, middle - half, middle + half)))
 
 
 def matrix_product(
