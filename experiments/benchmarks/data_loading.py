@@ -114,7 +114,14 @@ def of_torchvision(train: Path, first: v2.Transform, batch: int) -> Source:
     return of_loader(DataLoader(dataset, batch_size=batch, shuffle=True))
 
 
-def of_timm(train: Path, size: int, scale: tuple[float, float], ratio: tuple[float, float], batch: int) -> Source:
+def of_timm(
+    train: Path,
+    size: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    batch: int,
+    interpolation: str = "bicubic",
+) -> Source:
     loader = create_loader(
         ImageDataset(str(train)),
         input_size=(3, size, size),
@@ -123,6 +130,7 @@ def of_timm(train: Path, size: int, scale: tuple[float, float], ratio: tuple[flo
         use_prefetcher=False,
         scale=scale,
         ratio=ratio,
+        interpolation=interpolation,
         color_jitter=None,
         num_workers=0,
         persistent_workers=False,

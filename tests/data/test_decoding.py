@@ -45,8 +45,8 @@ def all_of(width, height):
     return 0, 0, width, height
 
 
-def decoded(data, size=(HEIGHT, WIDTH)):
-    return decode(data, "the name.png", size=size, choose_box=all_of)
+def decoded(data, size=(HEIGHT, WIDTH), **options):
+    return decode(data, "the name.png", size=size, choose_box=all_of, **options)
 
 
 def big_endian_sixteen():
@@ -116,10 +116,11 @@ GOOD = {
 }
 
 
+@pytest.mark.parametrize("interpolation", ["bicubic", "fast_bilinear"])
 @pytest.mark.parametrize("kind", GOOD)
-def test_every_kind_comes_out_as_it_is_looked_at(kind):
+def test_every_kind_comes_out_as_it_is_looked_at(kind, interpolation):
     data, expected = GOOD[kind]()
-    shown = decoded(data).astype(float)
+    shown = decoded(data, interpolation=interpolation).astype(float)
     assert shown.shape == (HEIGHT, WIDTH, 3)
     assert np.abs(shown.mean(axis=(0, 1)) - expected.mean(axis=(0, 1))).max() / 255 < 0.01
     assert np.abs(shown - expected).mean() < 4  # of the right way round; JPEG and GIF are lossy
@@ -162,8 +163,11 @@ BAD = {
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("kind", BAD)
 def test_what_cannot_be_decoded_is_an_error_that_names_the_file(kind, tmp_path):
-    with pytest.raises(UserError, match=r"^the name\.png: "):
+    with pytest.raises(UserError, match=r"^the name\.png: ") as by_pillow:
         decoded(BAD[kind])
+    with pytest.raises(UserError) as fast:
+        decoded(BAD[kind], interpolation="fast_bicubic")
+    assert str(fast.value) == str(by_pillow.value)
     path = tmp_path / "a file.png"
     path.write_bytes(BAD[kind])
     with pytest.raises(UserError) as caught:
@@ -279,3 +283,64 @@ def test_a_progressive_jpeg_counts_whole(monkeypatch):
     assert decoded(encoded(large, "JPEG"), size=(20, 20)).shape == (20, 20, 3)
     with pytest.raises(UserError, match="200x200 pixels"):
         decoded(encoded(large, "JPEG", progressive=True), size=(20, 20))
+
+
+def photograph(width, height):
+    """Noise over gradients: a JPEG with all of its frequencies."""
+    noise = np.random.default_rng(width).normal(0, 25, (height, width, 3))
+    return Image.fromarray((picture(height, width) * 0.8 + 25 + noise).clip(0, 255).astype(np.uint8))
+
+
+def all_jpegs():
+    for width, height in ((101, 77), (64, 48), (17, 1)):
+        for chroma, options in enumerate(
+            ({}, {"progressive": True}, {"restart_marker_blocks": 3}, {"keep_rgb": True}, {"quality": 30})
+        ):
+            yield encoded(photograph(width, height), "JPEG", **{"quality": 95, "subsampling": chroma % 3, **options})
+    yield encoded(photograph(50, 40).convert("L"), "JPEG")
+    yield encoded(photograph(50, 40).convert("CMYK"), "JPEG")
+
+
+def with_and_without_simplejpeg(monkeypatch, data, **options):
+    """Returns pixels or error of both."""
+    found = []
+    for library in (decoding.simplejpeg, None):
+        with monkeypatch.context() as patch:
+            patch.setattr(decoding, "simplejpeg", library)
+            try:
+                found.append(decode(data, "x", interpolation="fast_bicubic", **options).tobytes())
+            except UserError as error:
+                found.append(str(error))
+    return found
+
+
+@pytest.mark.skipif(decoding.simplejpeg is None, reason="simplejpeg is not installed")
+def test_pixels_and_errors_are_the_same_whether_simplejpeg_is_installed(monkeypatch):
+    for data in all_jpegs():
+        for box in ((0, 0, 17, 1), (5, 0, 16, 1)):
+            first, second = with_and_without_simplejpeg(monkeypatch, data, size=(9, 8), choose_box=lambda *_, b=box: b)
+            assert first == second
+    draw, good, faults = random.Random(3), encoded(photograph(60, 40), "JPEG"), 0
+    for _ in range(150):
+        data = bytearray(good)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        first, second = with_and_without_simplejpeg(monkeypatch, bytes(data), size=(40, 60), choose_box=all_of)
+        assert first == second
+        faults += isinstance(first, str)
+    assert faults > 5
+
+
+@pytest.mark.parametrize("kernel", ["bicubic", "bilinear"])
+def test_fast_resizing_differs_from_pillow_s_in_rounding_only(kernel):
+    image = photograph(500, 375)
+    data, whole = encoded(image, "JPEG", quality=95), Image.open(io.BytesIO(encoded(image, "JPEG", quality=95)))
+    for box in ((0, 0, 500, 375), (100, 50, 400, 300), (213, 100, 261, 150), (0, 0, 30, 30)):
+        expected = np.asarray(whole.crop(box).resize((224, 200), Image.Resampling[kernel.upper()])).astype(int)
+        choose = {"choose_box": lambda *_, box=box: box, "interpolation": f"fast_{kernel}"}
+        shown = decode(data, "x", size=(200, 224), **choose)
+        assert np.abs(shown - expected).max() <= 2
+        assert (shown != expected).mean() < 0.06
+        # a JPEG at a part of its size, to whole pixels of which the crop is rounded
+        smaller = decode(data, "x", size=(12, 12), **choose).astype(float)
+        fine = decode(data, "x", size=(12, 12), choose_box=choose["choose_box"], interpolation=kernel)
+        assert np.abs(smaller - fine).mean() < 3

@@ -13,6 +13,7 @@ from tensors import write_images
 from vit_lightning import ImageFolder, UserError, ViT, ViTClassifier
 from vit_lightning.data.batches import Request
 from vit_lightning.data.decoded import centre_box, random_resized_box
+from vit_lightning.data.image_files import ImageFiles, data_of_files
 from vit_lightning.data.images import Images
 
 CLASSES = ("cat", "dog", "owl")
@@ -67,6 +68,21 @@ def test_a_key_draws_the_same_crop_again(tmp_path):
     one, again, other = (train.__getitems__(Request([0], [key])).images for key in (7, 7, 8))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
+
+
+def test_interpolation_is_that_of_all_splits_and_of_later_predictions(tmp_path):
+    make_folder(tmp_path, "train", "test")
+    fast = ImageFolder(root=tmp_path, image_size=9, interpolation="fast_bicubic")
+    usual = ImageFolder(root=tmp_path, image_size=9)
+    for split, keys in (("train", [7, 8]), ("test", None)):
+        one, other = (data.dataset(split).__getitems__(Request([0, 1], keys)).images for data in (fast, usual))
+        assert 0 < (one.int() - other.int()).abs().float().mean() < 12
+    assert "interpolation" not in usual.test_view()  # as in all earlier checkpoints
+    later = data_of_files("run", {"test_view": fast.test_view()})
+    files = ImageFiles(**{name: value for name, value in later.items() if name != "class_path"})
+    files.files = fast._splits["test"].images[:2]
+    again = files.dataset("test").__getitems__(Request([0, 1], None)).images
+    assert torch.equal(again, fast.dataset("test").__getitems__(Request([0, 1], None)).images)
 
 
 def test_an_image_of_the_right_size_keeps_its_pixels(tmp_path):

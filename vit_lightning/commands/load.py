@@ -17,6 +17,7 @@ from torch import Tensor
 from vit_lightning.config.sources import Source, open_source
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
+from vit_lightning.data.decoding import Interpolation
 from vit_lightning.data.image_files import ImageFiles, find_images
 from vit_lightning.data.sampling import evaluation_requests
 from vit_lightning.errors import UserError
@@ -89,6 +90,7 @@ class Model:
         self.mean, self.std = source.view.get("mean"), source.view.get("std")
         self.centre_share = float(source.view.get("centre_share", 1.0))
         """Fraction of the sides of an image that the centre crop shows."""
+        self.interpolation: Interpolation = source.view.get("interpolation", "bicubic")
         self.image_size = pair(source.view["image_size"]) if "image_size" in source.view else None
         self.in_channels = int(source.view.get("in_channels", 3))
         self.prefix_tokens = int(getattr(self.network, "prefix_tokens", getattr(self.network, "num_prefix_tokens", 0)))
@@ -153,6 +155,7 @@ class Model:
             std=list(self.std or ()),
             batch_size=batch_size,
             num_workers=num_workers,
+            interpolation=self.interpolation,
         )
         data.files = files
         return data

@@ -117,8 +117,9 @@ def _preprocessing(view: Mapping[str, Any]) -> str:
     mean, std = ([round(float(value), 6) for value in view[key]] for key in ("mean", "std"))
     share = view.get("centre_share", 1.0)
     cut = "the middle of the image" if share == 1.0 else f"the middle {100 * share:g} % of the image's sides"
+    kernel = view.get("interpolation", "bicubic").removeprefix("fast_")
     return (
-        f"The input is float32 (b, c, H, W), any number of images: {cut}, resized (bicubic, antialiased), as values "
+        f"The input is float32 (b, c, H, W), any number of images: {cut}, resized ({kernel}, antialiased), as values "
         f"between 0 and 1, minus the mean {mean}, divided by the standard deviation {std}."
     )
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from vit_lightning.data.bad_images import all_damaged
 from vit_lightning.data.batches import Batch, Request
-from vit_lightning.data.decoding import Box, Pixels, decode, decode_whole
+from vit_lightning.data.decoding import Box, Interpolation, Pixels, decode, decode_whole
 from vit_lightning.data.images import Images
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
@@ -74,6 +74,7 @@ class DecodedImages(Dataset[Batch]):
         min_area: smallest fraction of the area that a random crop shows.
         centre_share: fraction of the sides that the centre crop shows, used without a random key.
         skip: whether a batch leaves out images that cannot be decoded; otherwise they are an error.
+        interpolation: how crops are resized.
     """
 
     encoded: Encoded
@@ -81,6 +82,7 @@ class DecodedImages(Dataset[Batch]):
     min_area: float
     centre_share: float
     skip: bool
+    interpolation: Interpolation
 
     def __post_init__(self) -> None:
         self.labels = torch.tensor(self.encoded.labels)
@@ -137,7 +139,8 @@ class DecodedImages(Dataset[Batch]):
             else partial(random_resized_box, min_area=self.min_area, key=key)
         )
         source = self.source(index)
-        return decode(source, self._name(source, index), size=self.image_size, choose_box=part)
+        name = self._name(source, index)
+        return decode(source, name, size=self.image_size, choose_box=part, interpolation=self.interpolation)
 
 
 KEPT_BYTES = 2**30

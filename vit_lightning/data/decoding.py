@@ -7,17 +7,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+import torch
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
+from torch.nn.functional import interpolate
 
 from vit_lightning.data.bad_images import DamagedImage
 from vit_lightning.errors import UserError
 
+try:
+    import simplejpeg
+except ImportError:
+    simplejpeg = None  # Pillow decodes to the same pixels, more slowly
+
 Box = tuple[float, float, float, float]
 """Left, upper, right and lower edge of a crop, in pixels."""
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+Interpolation = Literal["bicubic", "bilinear", "fast_bicubic", "fast_bilinear"]
+"""How images are resized, antialiased: by Pillow, or by torch's vectorised kernels for 8 bits (fast)."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 """Formats that are tried, whatever the suffix; others are rare or could start other programs (EPS)."""
@@ -27,9 +36,14 @@ _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
 def decode(
-    source: Path | bytes | Image.Image, name: str, *, size: tuple[int, int], choose_box: Callable[[int, int], Box]
+    source: Path | bytes | Image.Image,
+    name: str,
+    *,
+    size: tuple[int, int],
+    choose_box: Callable[[int, int], Box],
+    interpolation: Interpolation = "bicubic",
 ) -> Pixels:
-    """Returns a crop of an image, resized (bicubic, antialiased): uint8 (height, width, 3).
+    """Returns a crop of an image, resized and antialiased: uint8 (height, width, 3).
 
     A JPEG is decoded at the smallest of 1/1, 1/2, 1/4 and 1/8 of its size that has enough pixels, and only the crop is
     converted. 16 bits are rounded to 8, transparency is put on white, an EXIF rotation is applied, and an animation
@@ -40,12 +54,13 @@ def decode(
         name: name in errors.
         size: height and width of the result.
         choose_box: returns the crop for a width and height, after EXIF rotation.
+        interpolation: the fast ones round the crop to whole pixels and see nothing outside of it, as torchvision.
 
     Raises:
         UserError: damaged, not representable in 8 bits, or needs more than ``MAX_BYTES``.
     """
     with _opened(source, name) as image:
-        return _decode(image, size, choose_box)
+        return _decode(image, size, choose_box, interpolation)
 
 
 def decode_whole(source: Path | bytes | Image.Image, name: str) -> Pixels:
@@ -66,12 +81,16 @@ def _opened(source: Path | bytes | Image.Image, name: str) -> Iterator[Image.Ima
             yield image
     except UserError as fault:
         raise UserError(f"{name}: {fault}") from fault
+    except UnidentifiedImageError as fault:  # whose text has the address of what was read, another one each time
+        raise DamagedImage(f"{name}: damaged image (cannot identify image file)") from fault
     except Exception as fault:
         text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault) or type(fault).__name__
         raise DamagedImage(f"{name}: damaged image ({' '.join(text.split())})") from fault
 
 
-def _decode(image: Image.Image, size: tuple[int, int], choose_box: Callable[[int, int], Box]) -> Pixels:
+def _decode(
+    image: Image.Image, size: tuple[int, int], choose_box: Callable[[int, int], Box], interpolation: Interpolation
+) -> Pixels:
     # a JPEG can be decoded at a part of its size, but of a progressive one the whole is kept until then
     if image.format not in ("JPEG", "MPO") or image.info.get("progressive"):
         _refuse_large(image)  # before EXIF is asked for: to find it, Pillow decodes a PNG
@@ -80,21 +99,50 @@ def _decode(image: Image.Image, size: tuple[int, int], choose_box: Callable[[int
         _refuse_large(image)
         image = ImageOps.exif_transpose(image)
     left, upper, right, lower = _inside(choose_box(*image.size), image.size)
+    before = image.size
     if not rotated:
-        before = image.size
         least = min((right - left) / size[1], (lower - upper) / size[0])
         reduce = 2 ** min(3, max(0, math.floor(math.log2(least)))) if least > 0 else 1
         image.draft(None, (max(1, before[0] // reduce), max(1, before[1] // reduce)))
         _refuse_large(image)
         x, y = image.size[0] / before[0], image.size[1] / before[1]
         left, upper, right, lower = _inside((left * x, upper * y, right * x, lower * y), image.size)
+    if interpolation in ("fast_bicubic", "fast_bilinear"):
+        # rounded, a crop keeps at least one pixel; what is decoded at a part of its size or rotated is not the file's
+        x, y = min(round(left), image.size[0] - 1), min(round(upper), image.size[1] - 1)
+        whole = (x, y, max(x + 1, round(right)), max(y + 1, round(lower)))
+        unchanged = not rotated and image.size == before
+        return _torch_resized(_cropped(image, whole, in_file=unchanged), size, interpolation.removeprefix("fast_"))
     part = (math.floor(left), math.floor(upper), math.ceil(right), math.ceil(lower))
     inside = to_rgb(image.crop(part) if image.mode != "RGB" or image.has_transparency_data else image)
     if inside.size != image.size:
         left, upper, right, lower = left - part[0], upper - part[1], right - part[0], lower - part[1]
     height, width = size  # Pillow copies where the box is the image and has its size
-    shown = inside.resize((width, height), Image.Resampling.BICUBIC, box=(left, upper, right, lower))
-    return np.asarray(shown)
+    kernel = Image.Resampling[interpolation.upper()]
+    return np.asarray(inside.resize((width, height), kernel, box=(left, upper, right, lower)))
+
+
+def _cropped(image: Image.Image, box: tuple[int, int, int, int], *, in_file: bool) -> Pixels:
+    """Returns a part of an image, from simplejpeg where that is sure to give the pixels that Pillow gives."""
+    plain = simplejpeg is not None and in_file and image.format == "JPEG" and image.mode == "RGB"
+    if plain and isinstance(image, ImageFile.ImageFile) and image.fp is not None:
+        image.fp.seek(0)
+        try:
+            pixels: Pixels = simplejpeg.decode_jpeg(image.fp.read(), "RGB")
+        except ValueError:
+            pass  # damaged, or a warning: Pillow says what is wrong, or shows what is there
+        else:
+            if pixels.shape[1::-1] == image.size:
+                left, upper, right, lower = box
+                return pixels[upper:lower, left:right]
+    return np.array(to_rgb(image.crop(box)))
+
+
+def _torch_resized(pixels: Pixels, size: tuple[int, int], mode: str) -> Pixels:
+    """Resizes (H, W, 3) with sums of whole numbers: the same bits for any number of threads and on any processor."""
+    image = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    resized: Pixels = interpolate(image, size, mode=mode, antialias=True)[0].permute(1, 2, 0).numpy()
+    return resized
 
 
 def _inside(box: Box, size: tuple[int, int]) -> Box:

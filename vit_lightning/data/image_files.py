@@ -16,6 +16,7 @@ from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch, Request
 from vit_lightning.data.decoded import DecodedImages, Encoded
+from vit_lightning.data.decoding import Interpolation
 from vit_lightning.data.image_folder import SUFFIXES, images_in
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
@@ -39,6 +40,7 @@ class ImageFiles(ImageData):
         batch_size: images in a batch.
         num_workers: processes that decode images.
         on_bad_image: whether the command fails, after all others, for images that cannot be decoded.
+        interpolation: how images are resized.
     """
 
     image_size: int | tuple[int, int]  # type: ignore[assignment]  # a pair once it is made
@@ -55,12 +57,14 @@ class ImageFiles(ImageData):
         batch_size: int = 64,
         num_workers: int = 0,
         on_bad_image: OnBadImage = "error",
+        interpolation: Interpolation = "bicubic",
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
         self.files: Sequence[Path | Image.Image] = []
         self._class_names, self.image_size, self.in_channels = class_names, pair(image_size), in_channels
         self.centre_share, self.mean, self.std = centre_share, tuple(mean), tuple(std)
         self.on_bad_image, self.max_bad_share = on_bad_image, 1.0
+        self.interpolation: Interpolation = interpolation
 
     @property
     def class_names(self) -> list[str]:
@@ -74,6 +78,7 @@ class ImageFiles(ImageData):
             min_area=1.0,
             centre_share=self.centre_share,
             skip=False,
+            interpolation=self.interpolation,
             gray=self.in_channels == 1,
         )
 
