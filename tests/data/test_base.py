@@ -70,6 +70,15 @@ def test_stratified_cut_takes_the_share_of_each_class():
     assert cut != stratified_cut(labels, 0.1, seed=4, split="val")[1]
 
 
+@pytest.mark.parametrize("share", [0.1, 0.37, 13, 36])  # of which some leave equal remainders
+def test_stratified_cut_is_that_of_scikit_learn(share):
+    from sklearn.model_selection import train_test_split
+
+    for labels in ([0, 1, 2, 3] * 12 + [7] * 2, [0] * 30 + [1] * 15 + [2] * 8):
+        theirs = train_test_split(range(len(labels)), test_size=share, random_state=3, stratify=labels)
+        assert stratified_cut(labels, share, seed=3, split="val") == tuple(map(sorted, theirs))
+
+
 def test_a_cut_without_an_image_of_each_class_names_its_share():
     with pytest.raises(UserError, match=r"test_share=0\.1 of 12 training images .* each of 3 classes"):
         stratified_cut([0, 1, 2] * 4, 0.1, seed=0, split="test")

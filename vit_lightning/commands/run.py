@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
+from tqdm import tqdm
 
 from vit_lightning.commands.console import counted, print_summary, row, say
 from vit_lightning.commands.figures import curves, save
@@ -97,8 +99,9 @@ def prepare(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, 
     facts = {"parameters": count_parameters(module), "flops": forward_flops(network_of(module), shape)}
     mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**config, **facts})
     own = [
+        Start(experiment, mirror.begin),  # before the random numbers of a step are seeded
         *(StepSeeds(experiment.seed), guard, LearningRate(), EpochMetrics(), stopwatch),
-        *(Monitor(stopwatch, facts["flops"], shape), checkpoints, StopOnSignal(checkpoints), Start(experiment)),
+        *(Monitor(stopwatch, facts["flops"], shape), checkpoints, StopOnSignal(checkpoints)),
         ValidationPictures(data, mirror, config["pictures_every_n_epochs"]),
     ]
     trainer = make_trainer(arguments, folder, own, [metrics, mirror])
@@ -117,13 +120,14 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
             say(table(network_of(run.module), (data.in_channels, *data.image_size), data.batch_size))
         except UserError as error:  # a network that looks at numbers trains all the same
             say(row("note", str(error)))
-    run.mirror.start()
-    say(run.mirror.place())
+    run.mirror.postponed = partial(_start_mirror, run)
     try:
         with full_disk_named(run.folder), own_faults(run.folder), log_warnings(run.folder):
             _train(run, newest)
             results = _test_best(run)
     except BaseException as fault:
+        if not isinstance(fault, Exception) or type(fault) is UserError:
+            run.mirror.postponed = None  # before the first step there is nothing to send
         run.mirror.finish(exit_code=1, fault=fault)
         if isinstance(fault, KeyboardInterrupt | SystemExit):
             say(f"stopped; to resume: lightning fit --resume {run.folder}{trust_flag()}")
@@ -157,7 +161,6 @@ def _train(run: Run, newest: Restored | None) -> None:
     # before a validation, the rows of the step that it follows are logged again
     measured = checkpoint.get("callbacks", {}).get("Monitor", {}).get("row")  # earlier versions lack it
     run.metrics.resume(done - checkpoint.get("before_validation", False), measured, checkpoint.get("row"))
-    run.mirror.catch_up(run.folder)
     if checkpoint.get("finished"):
         say(row("training", f"finished after {counted(done, 'step')}: only the test remains"))
         run.stopwatch.load_state_dict(checkpoint["callbacks"]["Stopwatch"])
@@ -165,6 +168,15 @@ def _train(run: Run, newest: Restored | None) -> None:
     if run.trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()
     run.trainer.fit(run.module, datamodule=run.experiment.data, ckpt_path=path, weights_only=True)
+
+
+def _start_mirror(run: Run) -> None:
+    """Starts W&B, whose import takes as long as some epochs, when training has begun; its time does not count."""
+    with run.stopwatch.paused():
+        run.mirror.start()
+        with tqdm.external_write_mode():  # beside the progress bar
+            say(run.mirror.place())
+        run.mirror.catch_up(run.folder)
 
 
 def _draw_and_mirror(run: Run, results: Results) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,16 @@ class Start(Callback):
 
     Only then the images have been counted: by the loaders, so that nothing is read for this alone. Later it keeps the
     files of the user's own that are imported only while training.
+
+    Args:
+        experiment: the experiment.
+        begin: called when the first batch has been trained, for what need not be there earlier.
     """
 
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
+    def __init__(self, experiment: Experiment, begin: Callable[[], object]) -> None:
+        self.experiment, self._begin = experiment, begin
         self._imported = 0
+        self._has_trained = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
@@ -65,6 +71,11 @@ class Start(Callback):
             say(row("training", _length(trainer, data)))
             if (warmup := _whole_warmup(trainer, pl_module)) is not None:
                 say(row("note", warmup))
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        if self._has_trained:
+            self._begin()
+        self._has_trained = True
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if len(sys.modules) != self._imported:  # to look through all takes as long as to write a small checkpoint

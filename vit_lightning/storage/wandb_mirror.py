@@ -77,6 +77,8 @@ class WandbMirror(Logger):
         self.mode = "disabled"
         self.reason = ""
         self.url = ""
+        self.postponed: Callable[[], object] | None = None
+        """Function that calls ``start`` later: before anything is sent, or with ``begin``."""
         self._wandb: Any = None
         self._run: Any = None
         self._console = ConsoleLog()
@@ -99,6 +101,13 @@ class WandbMirror(Logger):
     def listen(self) -> None:
         """Begins to copy what is printed, for W&B's logs."""
         self._console.start()
+
+    @rank_zero_only
+    def begin(self) -> None:
+        """Starts now, if that was postponed."""
+        start, self.postponed = self.postponed, None
+        if start is not None:
+            start()
 
     @rank_zero_only
     def start(self, otherwise: Sequence[str] = ("offline",)) -> None:
@@ -323,6 +332,7 @@ class WandbMirror(Logger):
         return f"W&B         off ({self.reason})" if self.reason else ""
 
     def _guarded(self, call: Callable[[], object]) -> None:
+        self.begin()
         if self._run is None:
             return
         try:

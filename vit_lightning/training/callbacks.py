@@ -9,7 +9,7 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,14 @@ class Stopwatch(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Counts nothing meanwhile."""
+        was_running = self.running
+        self._stop()
+        yield
+        self._since = time.perf_counter() if was_running else 0.0
 
     def _stop(self) -> None:
         if self._since:
