@@ -422,7 +422,8 @@ def _attempt(item: Item, place: Place, answers: Connection) -> None:
     try:
         rows, found = item.run(place), describe_environment()
         hardware = ", ".join(found["gpus"]) if place.device.type == "cuda" else found["processor"]
-        versions = {"python": found["python"], **found["packages"]}
+        commit = (found["git"]["package"] or {}).get("commit", "unknown")
+        versions = {"commit": commit[:7], "python": found["python"], **found["packages"]}
         with contextlib.suppress(PackageNotFoundError):
             versions |= {"timm": version("timm")}
         result = {"status": "done", "rows": rows, "hardware": hardware, "versions": versions}
