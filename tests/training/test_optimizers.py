@@ -13,7 +13,7 @@ from torchvision.models import convnext_tiny, resnet18, swin_t, vit_b_16
 
 from vit_lightning import OptimizerConfig, UserError, ViT
 from vit_lightning.training.optim import muon_matrices, optimizer_and_schedule, parameter_groups
-from vit_lightning.training.optimizers import MuonWithAdamW
+from vit_lightning.training.optimizers import BatchedMuon, MuonWithAdamW
 
 SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 
@@ -246,3 +246,23 @@ def test_what_does_not_fit_is_named(settings, problem):
         OptimizerConfig(**settings)
     assert len(caught.value.problems) == 1
     assert caught.value.problems[0].startswith(problem)
+
+
+def test_muon_of_many_matrices_is_torch_s_of_one_after_another(monkeypatch):
+    monkeypatch.setattr("vit_lightning.training.optimizers._BATCH", 2 * 8 * 12)  # two at a time
+    torch.manual_seed(0)
+    shapes = [(8, 12), (12, 8), (8, 8), (12, 8), (8, 12), (8, 12)]
+    mine = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = copy.deepcopy(mine)
+    optimizers = BatchedMuon(mine, lr=0.1, weight_decay=0.3), torch.optim.Muon(theirs, lr=0.1, weight_decay=0.3)
+    for _ in range(3):
+        for a, b in zip(mine, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)  # bfloat16 rounds in the order of the sums
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    assert states[0]["param_groups"] == states[1]["param_groups"]
+    torch.testing.assert_close(states[0]["state"], states[1]["state"], rtol=0, atol=0)

@@ -6,7 +6,7 @@ import json
 from typing import Literal
 
 from vit_lightning.commands.console import row, say, stage_line
-from vit_lightning.commands.session import Results, load_trained, logged, make_trainer, session
+from vit_lightning.commands.session import Results, compile_chosen, load_trained, logged, make_trainer, session
 from vit_lightning.commands.test_report import interval, report_test
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.storage.folder import is_first, write_whole
@@ -30,6 +30,7 @@ def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Resu
         module, path = load_trained(experiment)
         predictions = TestPredictions()
         trainer = make_trainer(experiment.make_trainer_arguments({"logger": False}), folder, [predictions], [])
+        compile_chosen(module, experiment)
         measure = trainer.validate if stage == "validate" else trainer.test
         measure(module, datamodule=data, verbose=False)
         results = logged(trainer, "val" if stage == "validate" else "test") | interval(predictions.table)

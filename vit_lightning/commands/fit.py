@@ -23,7 +23,16 @@ from vit_lightning.commands.resume import (
     unfinished_run,
 )
 from vit_lightning.commands.run import Run, network_of, prepare, train_and_test
-from vit_lightning.commands.session import Results, logged, make_module, make_trainer, own_faults, start_weights
+from vit_lightning.commands.session import (
+    Results,
+    chosen_matmul,
+    compile_chosen,
+    logged,
+    make_module,
+    make_trainer,
+    own_faults,
+    start_weights,
+)
 from vit_lightning.config.changes import changes_since
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import changed_files, keep_own_files
@@ -94,7 +103,7 @@ def _find_run(experiment: Experiment, held: contextlib.ExitStack) -> Path | None
 def _write_environment(run: Run) -> None:
     path = run.folder / "environment.json"
     if not path.is_file():
-        environment = {"run_id": run.mirror.run_id, **describe_environment()}
+        environment = {"run_id": run.mirror.run_id, **describe_environment(), "precision": run.trainer.precision}
         write_whole(path, json.dumps(environment, indent=2) + "\n")
 
 
@@ -169,7 +178,8 @@ def _fast_dev_run(experiment: Experiment) -> Results:
     data, module = experiment.data, make_module(experiment)
     start_weights(module, experiment)
     trainer = make_trainer(experiment.make_trainer_arguments(), Path("runs"), [StepSeeds(experiment.seed)], [])
-    with own_faults(None):
+    compile_chosen(module, experiment)
+    with own_faults(None), chosen_matmul(experiment):
         trainer.fit(module, datamodule=data)
         trainer.test(module, datamodule=data, verbose=False)
     say("fast_dev_run: training, validation and test work; nothing was written")

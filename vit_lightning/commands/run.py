@@ -24,6 +24,8 @@ from vit_lightning.commands.console import counted, print_summary, row, say
 from vit_lightning.commands.figures import curves, save
 from vit_lightning.commands.session import (
     Results,
+    chosen_matmul,
+    compile_chosen,
     load_weights,
     logged,
     make_module,
@@ -56,6 +58,7 @@ from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.flops import forward_flops
 from vit_lightning.training.memory import keep_freed_memory
 from vit_lightning.training.monitor import Monitor
+from vit_lightning.training.precision import AUTO, auto_precision
 from vit_lightning.training.probes import Probe
 from vit_lightning.training.stop_on_signal import StopOnSignal
 
@@ -113,7 +116,11 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     run.mirror.listen()
     say(row("run", f"{run.folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
     say(model_line(run.experiment, count_parameters(run.module), count_parameters(run.module, trained=True)))
-    say(device_line(run.trainer))
+    is_auto = run.experiment.trainer["precision"] == AUTO
+    say(device_line(run.trainer, is_auto=is_auto))
+    if is_auto and run.trainer.precision != auto_precision(run.experiment.trainer["accelerator"]):
+        say(row("note", f"the run began with precision {run.trainer.precision}; this machine is faster with another"))
+    compile_chosen(run.module, run.experiment)
     if run.experiment.trainer["enable_model_summary"]:
         data = run.experiment.data
         try:
@@ -121,8 +128,9 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
         except UserError as error:  # a network that looks at numbers trains all the same
             say(row("note", str(error)))
     run.mirror.postponed = partial(_start_mirror, run)
+    matmul = chosen_matmul(run.experiment)
     try:
-        with full_disk_named(run.folder), own_faults(run.folder), log_warnings(run.folder):
+        with full_disk_named(run.folder), own_faults(run.folder), log_warnings(run.folder), matmul:
             _train(run, newest)
             results = _test_best(run)
     except BaseException as fault:

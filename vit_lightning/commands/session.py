@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import traceback
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
@@ -29,7 +31,7 @@ from vit_lightning.config.own_files import OwnFault, own_traceback
 from vit_lightning.config.own_module import class_of, make_own
 from vit_lightning.config.teachers import load_teacher
 from vit_lightning.data.workers import with_our_workers
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, one_line
 from vit_lightning.signals import is_ended_by_signals, withheld
 from vit_lightning.storage.checkpoint_files import (
     AtomicCheckpointIO,
@@ -42,8 +44,10 @@ from vit_lightning.storage.folder import is_first, new_folder, write_whole
 from vit_lightning.storage.metrics import json_number
 from vit_lightning.training.callbacks import TrainingBar
 from vit_lightning.training.classifier import ViTClassifier, classify
+from vit_lightning.training.compiled import compile_module
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.freeze import head_state
+from vit_lightning.training.precision import AUTO, auto_precision
 
 Results = dict[str, Any]
 
@@ -60,8 +64,23 @@ def session(experiment: Experiment, command: str) -> Iterator[Path]:
     if isinstance(experiment.options, TrainedOptions):
         path = find_checkpoint(experiment.options.ckpt)
         parent, suffix = (run_folder_of(path) or Path("runs") / path.stem) / command, ""
-    with new_folder(experiment.out, parent, suffix) as folder, own_faults(folder):
+    with new_folder(experiment.out, parent, suffix) as folder, own_faults(folder), chosen_matmul(experiment):
         yield folder
+
+
+@contextlib.contextmanager
+def chosen_matmul(experiment: Experiment) -> Iterator[None]:
+    """Sets the precision of float32 products for a while, where the config has one."""
+    chosen = experiment.config.get("matmul_precision")  # checkpoints of earlier versions lack it
+    if chosen is None:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(chosen)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextlib.contextmanager
@@ -79,6 +98,8 @@ def own_faults(folder: Path | None) -> Iterator[None]:
     except UserError:
         raise
     except Exception as fault:
+        if type(fault).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise UserError(f"compile=true: torch cannot compile it: {one_line(fault)} (give compile=false)") from fault
         text = own_traceback(fault)
         if text is None:
             raise
@@ -174,6 +195,21 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: Path
         module.load_state_dict(own, strict=False)
 
 
+def compile_chosen(module: LightningModule, experiment: Experiment) -> None:
+    """Compiles the network of a module in place, where the config says so."""
+    if experiment.compile:
+        parts = compile_module(module, getattr(experiment.data, "batch_size", None))
+        several = f"one code for all {len(parts)} blocks, " if len(parts) > 1 else ""
+        say(row("compile", f"{several}made in the first steps and the first validation, which take a minute each"))
+
+
+def began_precision(folder: Path) -> str | None:
+    """Returns the precision with which the run of a folder began; None for a new run, or one of an earlier version."""
+    path = folder / "environment.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found.get("precision") if isinstance(found, dict) else None
+
+
 def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:
     """Returns Lightning's Trainer with the config's arguments; its callbacks and loggers are added to ours.
 
@@ -193,7 +229,9 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         own = [*own, TrainingBar()]
     if not own_loggers:
         callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
-    plugins = as_list(arguments["plugins"])
+    plugins, precision = as_list(arguments["plugins"]), arguments["precision"]
+    if precision == AUTO:
+        precision = began_precision(folder) or auto_precision(arguments["accelerator"])
     if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         raise UserError(
             "trainer.plugins: a CheckpointIO cannot be given, since our own writes checksums (leave it out)"
@@ -203,6 +241,7 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         trainer = Trainer(
             **{
                 **arguments,
+                "precision": precision,
                 "enable_model_summary": False,  # ours is printed at the start of a run
                 "plugins": plugins,
                 "enable_checkpointing": bool(own_loggers),

@@ -33,15 +33,15 @@ def model_line(experiment: Experiment, parameters: int, trained: int) -> str:
     )
 
 
-def device_line(trainer: Trainer) -> str:
-    """Returns the devices of all processes, and the precision as it is named in a config."""
+def device_line(trainer: Trainer, *, is_auto: bool = False) -> str:
+    """Returns the devices of all processes, and the precision as it is named in a config, or as auto chose it."""
     device = trainer.strategy.root_device
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
         name = f"CPU, {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else device.type.upper()
     several = f"{trainer.world_size} x " if trainer.world_size > 1 else ""
-    return row("device", f"{several}{name}, precision {trainer.precision}")
+    return row("device", f"{several}{name}, precision {trainer.precision}{' (auto)' * is_auto}")
 
 
 class Start(Callback):

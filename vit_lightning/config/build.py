@@ -19,7 +19,7 @@ from vit_lightning.config.check_network import (
     leave_out_defaults_of_others,
     network_problems,
 )
-from vit_lightning.config.check_values import average_problems, monitor_problems, trainer_problems
+from vit_lightning.config.check_values import average_problems, compiler_problems, monitor_problems, trainer_problems
 from vit_lightning.config.constructors import (
     arguments_of,
     constructor_problems,
@@ -30,7 +30,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, as_list, unflatten
 from vit_lightning.config.init_from import first_weights, with_resized_positions
 from vit_lightning.config.old_configs import with_block
-from vit_lightning.config.options import COMMAND_OPTIONS, ConfigOptions, RunOptions, Settings
+from vit_lightning.config.options import COMMAND_OPTIONS, COMPILES, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.own_metrics import choose_metrics
 from vit_lightning.config.own_module import class_of, complete_module, filled_in, make_own, unused_problems
 from vit_lightning.config.parser import DEFAULT_CLASSES, instantiate, parse, parse_part, to_plain
@@ -104,6 +104,7 @@ def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
     if chosen is not None and not problems:
         problems += _module_problems(config, chosen, module_class, {**facts, **settings, "metrics": {}})
     problems += [*trainer_problems(config.trainer), *average_problems(config)]
+    problems += compiler_problems() if config.compile and command in COMPILES else []
     own = {item.name: item.metric for item in metrics}
     table = with_own(own)
     monitored = [*metric_names("val", "train", classes=facts["num_classes"], table=table), *STEP_METRICS]

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
@@ -56,6 +62,17 @@ def trainer_problems(trainer: Namespace) -> list[str]:
     if algorithm not in (None, "norm", "value"):
         problems.append(f"trainer.gradient_clip_algorithm={algorithm} must be one of norm, value")
     return problems
+
+
+def compiler_problems() -> list[str]:
+    """Returns what ``torch.compile`` lacks on this machine."""
+    if sys.platform == "win32":  # found by torch in its own way
+        return []
+    compiler = shlex.split(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))[0]
+    missing = [] if shutil.which(compiler) else [f"a C++ compiler ({compiler}, or the one that CXX names)"]
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        missing.append("the headers of Python (python3-dev)")
+    return [f"compile=true needs {' and '.join(missing)} (install, or give compile=false)"] if missing else []
 
 
 def average_problems(config: Namespace) -> list[str]:

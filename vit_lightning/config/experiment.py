@@ -74,6 +74,11 @@ class Experiment:
         return bool(self.config["test"])
 
     @property
+    def compile(self) -> bool:
+        """Whether the network is compiled."""
+        return bool(self.config.get("compile"))  # checkpoints of earlier versions lack it
+
+    @property
     def trainer(self) -> Mapping[str, Any]:
         """Arguments of Lightning's Trainer as plain data."""
         arguments: Mapping[str, Any] = self.config["trainer"]

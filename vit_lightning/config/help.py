@@ -46,6 +46,9 @@ USED = {
 }
 """Groups of options that a command uses, where it does not use all: a trained model has its own, in its checkpoint."""
 
+AUTO_PRECISION = """auto takes bf16-mixed where the hardware multiplies bfloat16 fast (GPUs from Ampere on, CPUs with
+AVX512-BF16 or AMX), else 32-true; a resumed run keeps the precision it began with."""
+
 NOT_USED = {"resume", "init_from", "reset_head", "freeze", "test", "pictures_every_n_epochs", "experiment"}
 """General options that only commands that train use."""
 
@@ -116,6 +119,7 @@ def _general(command: str) -> list[Option]:
     for name in ("RunOptions", own.get(command), "ConfigOptions"):
         found += options_of(OPTIONS, name) if name else []
     unused = NOT_USED if command in USED else {"resume"} if command != "fit" else set()
+    unused = unused | ({"compile"} if command not in ast.literal_eval(_defined(OPTIONS, "COMPILES")[1]) else set())
     return [option for option in found if option.name not in unused]
 
 
@@ -233,6 +237,10 @@ def options_of(module: str, name: str) -> list[Option]:
     for key, text in texts.items():  # a class may describe fields of its base in its own words
         if key in found:
             found[key] = found[key]._replace(text=text)
+    if name == "Trainer":
+        given = found["precision"]
+        kinds = "auto | 32-true | bf16-mixed | bf16-true | 16-mixed | 64-true"
+        found["precision"] = given._replace(kind=kinds, text=f"{given.text} {AUTO_PRECISION}")
     return list(found.values())
 
 

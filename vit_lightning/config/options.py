@@ -23,6 +23,9 @@ from vit_lightning.training.optim import OptimizerConfig
 TRAINED = ("validate", "test", "predict")
 """Commands that use a trained model, whose config lies in its checkpoint."""
 
+COMPILES = ("fit", "validate", "test")
+"""Commands that compile the network of a config with ``compile``."""
+
 Resume = Literal["never", "auto", "must"]
 
 
@@ -52,6 +55,10 @@ class ConfigOptions:
         reset_head: whether the head is re-initialised after init_from.
         freeze: backbone trains the head alone; all else stays as it is, without dropout or new statistics.
         test: whether fit tests the best checkpoint after training.
+        compile: whether training, validation and test run code of torch.compile, made in the first steps, which takes a
+            minute; needs a C++ compiler.
+        matmul_precision: precision of products of float32 matrices: high allows TF32, medium bfloat16; by default that
+            of torch.
         pictures_every_n_epochs: epochs between two pictures of the validation in the run folder and W&B; by default so
             that a run has about 10, and 0 for none.
         metrics: classes of torchmetrics with their arguments, also by short names such as F1Score, that validation and
@@ -65,6 +72,8 @@ class ConfigOptions:
     reset_head: bool = False
     freeze: Literal["backbone"] | None = None
     test: bool = True
+    compile: bool = False
+    matmul_precision: Literal["highest", "high", "medium"] | None = None
     pictures_every_n_epochs: int | None = None
     metrics: list[Any] | None = None
 

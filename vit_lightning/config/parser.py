@@ -5,10 +5,11 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
+from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from torch import nn
@@ -29,6 +30,9 @@ OWN_TRAINER_ARGUMENTS: set[str | int] = {
     "barebones",
 }
 """Arguments of Lightning's Trainer that the user cannot set: run folder, checkpoints, sharing of images among ranks."""
+
+Precision = _PRECISION_INPUT | Literal["auto"] | None
+"""Precisions of Lightning, and the one that fits the hardware."""
 
 DEFAULT_CLASSES = {"model": "vit_lightning.ViT", "data": "vit_lightning.Digits"}
 
@@ -92,7 +96,9 @@ def _add_part(parser: ArgumentParser, key: str, own: Own) -> None:
     elif key == "data":
         parser.add_argument("--data", type=ImageData)  # no default: another class would get its values of the same name
     elif key == "trainer":
-        parser.add_class_arguments(Trainer, "trainer", instantiate=False, skip=OWN_TRAINER_ARGUMENTS)
+        skipped = {*OWN_TRAINER_ARGUMENTS, "precision"}
+        parser.add_class_arguments(Trainer, "trainer", instantiate=False, skip=skipped)
+        parser.add_argument("--trainer.precision", type=Precision, default=None)
         set_trainer_defaults(parser)
     else:
         settings = getattr(Settings(), key)

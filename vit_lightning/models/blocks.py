@@ -70,12 +70,15 @@ class DropPath(nn.Module):
         super().__init__()
         refuse(probabilities(p=p))
         self.p = p
+        self.rate: Tensor | None = None
+        """p as a tensor, with which compiled blocks of different p have the same code."""
 
     def forward(self, branch: Tensor) -> Tensor:
-        if not self.training or self.p == 0.0:
+        if not self.training or (self.rate is None and self.p == 0.0):
             return branch
-        keep = torch.rand(len(branch), *[1] * (branch.ndim - 1), device=branch.device) >= self.p
-        return branch * keep.to(branch.dtype) / (1.0 - self.p)
+        p = self.p if self.rate is None else self.rate
+        keep = torch.rand(len(branch), *[1] * (branch.ndim - 1), device=branch.device) >= p
+        return branch * keep.to(branch.dtype) / (1.0 - p)
 
     def extra_repr(self) -> str:
         return f"p={self.p:.3g}"

@@ -1,0 +1,106 @@
+"""Compiled networks, precision of products and of training: options of any config."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from runs import SMALL
+from torch._dynamo.utils import counters
+
+from vit_lightning import LossConfig, ViT, ViTClassifier
+from vit_lightning.cli import main
+from vit_lightning.commands.session import chosen_matmul
+from vit_lightning.config.resolve import resolve
+from vit_lightning.training.compiled import compile_module
+from vit_lightning.training.precision import auto_precision, has_fast_bfloat16
+
+
+def test_one_graph_for_training_and_one_for_evaluation():
+    torch.manual_seed(0)
+    settings = {"drop_path": 0.2, "layer_scale": 0.1, "patch_dropout": 0.25, "activation_checkpointing": True}
+    sizes = {"image_size": 8, "patch_size": 4, "in_channels": 1, "emb_size": 8, "depth": 3, "num_heads": 2}
+    network = ViT(**sizes, num_classes=3, **settings)
+    plain, module = copy.deepcopy(network), ViTClassifier(network, loss=LossConfig())
+    keys, images = list(module.state_dict()), torch.randn(7, 1, 8, 8)
+    assert len(compile_module(module, 7, backend="eager")) == 3
+    assert list(module.state_dict()) == keys
+    counters.clear()
+    logits = {}
+    for training in (False, True, False, True):
+        network.train(training)
+        for count in (3, 7, 1, 2, 5) if training else (7, 2, 1):
+            with torch.inference_mode(not training), torch.autocast("cpu", torch.bfloat16):
+                logits[training, count] = network(images[:count]).float()
+            if training:
+                logits[training, count].sum().backward()
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        for count in (7, 1):
+            torch.testing.assert_close(logits[False, count], plain.eval()(images[:count]).float(), rtol=0, atol=0)
+        seen = []
+        hook = network.encoder[1].attention.fn.attention.register_forward_hook(lambda *given: seen.append(given[2]))
+        network.eval()(images)
+        hook.remove()
+        assert len(seen) == 1, "hooks that are added later are called"
+        assert copy.deepcopy(network).encoder[0]._compiled_call_impl is None
+        before = counters["stats"]["unique_graphs"]
+        network(images)
+        assert counters["stats"]["unique_graphs"] == before, "and without them the code is that of before"
+
+
+def test_drop_path_of_a_compiled_block_drops_as_often():
+    torch.manual_seed(0)
+    network = ViT(image_size=8, patch_size=4, emb_size=8, depth=3, num_heads=2, num_classes=3, drop_path=0.5)
+    compile_module(ViTClassifier(network), 7, backend="eager")
+    first, *_, last = [block.attention.fn.drop_path for block in network.encoder]
+    branch = torch.ones(1000, 1, 1)
+    assert torch.equal(first(branch), branch)
+    kept = last(branch)
+    assert set(kept.unique().tolist()) == {0.0, 2.0}
+    assert 400 < int(kept.count_nonzero()) < 600
+
+
+def test_no_compiler(in_folder, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "no-such-compiler -O3")
+    assert main(["fit", *SMALL, "--compile=true", "--optimizer.lr=-1"]) == 2
+    told = capsys.readouterr().err
+    assert "compile=true needs a C++ compiler (no-such-compiler, or the one that CXX names)" in told
+    assert "optimizer.lr=-1" in told
+    assert not Path("runs").exists()
+    assert resolve([*SMALL, "--compile=true"], "lr-find").compile, "which compiles nothing"
+
+
+def test_products_are_as_precise_as_the_config_says():
+    before = torch.get_float32_matmul_precision()
+    with chosen_matmul(resolve([*SMALL, "--matmul_precision=medium"])):
+        assert torch.get_float32_matmul_precision() == "medium"
+        with chosen_matmul(resolve(SMALL)):
+            assert torch.get_float32_matmul_precision() == "medium"
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_a_run_keeps_the_precision_that_auto_chose(in_folder, capsys):
+    given = ["--trainer.precision=auto", "--out=out", "--test=false", "--trainer.limit_train_batches=2"]
+    assert main(["fit", *SMALL, *given]) == 0
+    chosen = auto_precision("cpu")
+    assert chosen == ("bf16-mixed" if has_fast_bfloat16("cpu") else "32-true")
+    assert f"precision {chosen} (auto)" in capsys.readouterr().out
+    environment = Path("out/environment.json")
+    assert json.loads(environment.read_text())["precision"] == chosen
+    other = {"bf16-mixed": "32-true", "32-true": "bf16-mixed"}[chosen]
+    environment.write_text(environment.read_text().replace(f'"precision": "{chosen}"', f'"precision": "{other}"'))
+    Path("out/results.json").unlink()
+    assert main(["fit", "--resume", "out"]) == 0
+    told = capsys.readouterr().out
+    assert f"precision {other} (auto)" in told
+    assert f"the run began with precision {other}" in told
+
+
+@pytest.mark.parametrize("accelerator", ["tpu", "mps"])
+def test_other_devices_train_in_float32(accelerator):
+    assert auto_precision(accelerator) == "32-true"

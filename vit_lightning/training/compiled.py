@@ -1,0 +1,75 @@
+"""Networks compiled by ``torch.compile``: a ViT block by block, with the same code for all blocks; any other whole."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from vit_lightning.models.blocks import Branch, DropPath
+from vit_lightning.models.vit import ViT
+from vit_lightning.training.classifier import ViTClassifier
+
+
+def compile_module(module: LightningModule, batch_size: int | None, *, backend: str = "inductor") -> list[nn.Module]:
+    """Compiles the network of a module in place; names of weights stay, and copies of the network are not compiled.
+
+    Of a ViT each encoder block is compiled, which the others follow with the same code: there are two graphs, for
+    training and for evaluation, whatever the depth and the number of images. A module of the user's own is compiled
+    where it holds a ViT, or else each of its children that has parameters.
+
+    Args:
+        module: the module.
+        batch_size: images of a whole batch, for which the code is made; None if it is not known.
+        backend: backend of ``torch.compile``.
+
+    Returns:
+        The compiled parts.
+    """
+    torch._dynamo.reset()  # what earlier runs of this process compiled counts towards a limit
+    torch._dynamo.config.skip_nnmodule_hook_guards = False  # probes and pictures add hooks
+    torch._dynamo.config.optimize_ddp = False  # parts are small enough for DDP to send gradients while others are made
+    if isinstance(module, ViTClassifier):
+        networks = [module.network]
+    else:
+        networks = [part for part in module.modules() if isinstance(part, ViT)]
+        networks = networks or [part for part in module.children() if next(part.parameters(), None) is not None]
+    parts = [part for network in networks for part in _parts(network)]
+    run = torch.compile(_call, backend=backend)
+    for part in parts:
+        part._compiled_call_impl = partial(_call_compiled, run, part, batch_size)
+    return parts
+
+
+def _parts(network: nn.Module) -> list[nn.Module]:
+    if not isinstance(network, ViT):
+        return [network]
+    paths = [module for module in network.encoder.modules() if isinstance(module, DropPath)]
+    if paths:  # blocks differ in their rates, and the first may have none
+        for branch in [module for module in network.encoder.modules() if isinstance(module, Branch)]:
+            if not hasattr(branch, "drop_path"):
+                branch.drop_path = DropPath(0.0)
+                paths.append(branch.drop_path)
+        for path in paths:
+            path.rate = torch.tensor(path.p, device="cpu")
+    return list(network.encoder)
+
+
+def _call(part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def _call_compiled(run: Any, part: nn.Module, batch_size: int | None, first: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a part with its compiled code, made once for any number of images but 1, of which torch makes a constant.
+
+    The code is that for a whole batch also if a resumed run begins with the short one at the end of an epoch, so that
+    it gives the same bits.
+    """
+    if isinstance(first, Tensor) and first.ndim > 1 and batch_size != 1:
+        if len(first) == 1:
+            return part._call_impl(first, *args, **kwargs)  # type: ignore[no-untyped-call]
+        torch._dynamo.mark_dynamic(first, 0, hint_override=batch_size)
+    return run(part, first, *args, **kwargs)
