@@ -18,6 +18,7 @@ from vit_lightning.config.options import CommandOptions, Resume, Settings
 from vit_lightning.config.parser import instantiate, parse_part
 from vit_lightning.config.trust import KNOWN_PACKAGES, Imports
 from vit_lightning.data.base import ImageData
+from vit_lightning.models import fast_paths
 from vit_lightning.models.resize import Interpolation
 from vit_lightning.training.freeze import freeze_backbone, head_state
 from vit_lightning.training.lora import LoraConfig, add_lora
@@ -85,12 +86,13 @@ class Experiment:
         return arguments
 
     def make_network(self, tell: Callable[[str], None] | None = None) -> nn.Module:
-        """Returns the network with new random weights, frozen where the config says so.
+        """Returns the network with new random weights, frozen where the config says so, and sets its fast paths.
 
         Args:
             tell: as the function ``make_network`` has it.
         """
         self.imports.allow()
+        fast_paths.use(self.config.get("fast_paths", "auto"))  # checkpoints of earlier versions lack it
         network = make_network(self.config, tell)
         if self.config["freeze"]:
             freeze_backbone(network)

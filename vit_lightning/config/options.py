@@ -63,6 +63,8 @@ class ConfigOptions:
             that a run has about 10, and 0 for none.
         metrics: classes of torchmetrics with their arguments, also by short names such as F1Score, that validation and
             test log under name.
+        fast_paths: auto computes the products of a ViT in the forms that are fastest on the device, with the same
+            numbers but for rounding; plain takes torch's own operators.
     """
 
     experiment: str | None = None
@@ -76,6 +78,7 @@ class ConfigOptions:
     matmul_precision: Literal["highest", "high", "medium"] | None = None
     pictures_every_n_epochs: int | None = None
     metrics: list[Any] | None = None
+    fast_paths: Literal["auto", "plain"] = "auto"
 
     def __post_init__(self) -> None:
         problems = []

@@ -11,6 +11,7 @@ from torch import nn
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
+from vit_lightning.models.blocks import Linear
 from vit_lightning.models.heads import find_head
 
 
@@ -58,8 +59,9 @@ def add_lora(network: nn.Module, config: LoraConfig) -> None:
         raise UserError(f"lora.rank={config.rank} needs peft: pip install 'vit-lightning[lora]'") from fault
     heads = find_head(network)
     within = tuple(f"{head}." for head in heads)
-    # the type itself: torch's attention reads the weights of its own kind of linear layer without calling it
-    layers = {name: name.rpartition(".")[2] for name, module in network.named_modules() if type(module) is nn.Linear}
+    kinds = (nn.Linear, Linear)
+    # the types themselves: torch's attention reads the weights of its own kind of linear layer without calling it
+    layers = {name: name.rpartition(".")[2] for name, module in network.named_modules() if type(module) in kinds}
     layers = {name: last for name, last in layers.items() if not f"{name}.".startswith(within)}
     refuse(
         f"lora.targets: {type(network).__name__} has no linear layer {target} before its head "

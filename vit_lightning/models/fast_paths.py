@@ -1,0 +1,156 @@
+"""Products in the form that is fastest on a device: the numbers are those of torch's operators but for rounding.
+
+``choose_linear`` and ``choose_attention`` are functions of device, type and shape alone: ``TABLE`` was measured by
+``experiments/benchmarks/fast_paths.py``, and nothing is measured at run time. A device that is not in it (a GPU), a
+network that is traced or compiled, and ``fast_paths: plain`` in a config take torch's own operators.
+
+Shape letters: b images, n tokens, h heads, d head dimension; q queries, k keys, v values.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+FastPaths = Literal["auto", "plain"]
+
+TABLE: dict[tuple[str, torch.dtype], dict[str, Any]] = {
+    ("cpu", torch.bfloat16): {"fused_bias_from": 2**18, "attention": ((32, torch.float32), (math.inf, torch.bfloat16))},
+    ("cpu", torch.float32): {"fused_bias_from": math.inf, "attention": ((32, torch.float32),)},
+}
+"""By device and type of the products: from how many outputs a linear layer adds its bias within the product, and the
+type of attention's batched products up to a number of keys (beyond the last, torch's fused attention)."""
+
+_paths: FastPaths = "auto"
+
+
+def use(paths: FastPaths) -> None:
+    """Sets the forms that this process takes from now on: those of the table, or torch's own operators."""
+    global _paths
+    _paths = paths
+
+
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """Returns the type in which torch multiplies a tensor here: autocast changes it."""
+    device = tensor.device.type
+    if tensor.dtype is torch.float64 or not torch.is_autocast_enabled(device):
+        return tensor.dtype
+    return torch.get_autocast_dtype(device)
+
+
+@lru_cache
+def has_bfloat16_products() -> bool:
+    """Returns whether torch has oneDNN, and the processor its bfloat16 products."""
+    return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def choose_linear(device: str, dtype: torch.dtype, outputs: int) -> bool:
+    """Returns whether a linear layer with so many outputs, over all tokens, adds its bias within the product."""
+    if dtype is torch.bfloat16 and not has_bfloat16_products():
+        return False
+    chosen: bool = outputs >= TABLE.get((device, dtype), {}).get("fused_bias_from", math.inf)
+    return chosen
+
+
+def choose_attention(device: str, dtype: torch.dtype, keys: int) -> torch.dtype | None:
+    """Returns the type of attention's batched products; None for torch's fused attention."""
+    for largest, products in TABLE.get((device, dtype), {}).get("attention", ()):
+        if keys <= largest:
+            return products  # type: ignore[no-any-return]
+    return None
+
+
+def choose_patches(images: Tensor, patch: tuple[int, ...]) -> bool:
+    """Returns whether a strided convolution of images is computed as one product of their patches."""
+    tiled = all(size % side == 0 for size, side in zip(images.shape[2:], patch, strict=True))
+    return tiled and _are_open(images) and (images.device.type, product_dtype(images)) in TABLE
+
+
+def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns ``F.linear`` in the chosen form."""
+    if bias is not None and _are_open(inputs):
+        dtype, outputs = product_dtype(inputs), inputs.numel() // inputs.shape[-1] * len(weight)
+        if choose_linear(inputs.device.type, dtype, outputs):
+            return _Linear.apply(inputs, weight, bias, dtype)  # type: ignore[no-any-return]
+    return F.linear(inputs, weight, bias)
+
+
+def attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor | None:
+    """Returns softmax(scale q k^T) v of (b, h, n, d) in the chosen form; None if that is torch's fused attention."""
+    if _are_open(queries):
+        products = choose_attention(queries.device.type, product_dtype(queries), keys.shape[2])
+        if products is not None:
+            return _Attention.apply(queries, keys, values, scale, products)  # type: ignore[no-any-return]
+    return None
+
+
+def _are_open(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and _paths == "auto" and not torch.compiler.is_compiling()
+
+
+class _Linear(torch.autograd.Function):
+    """``F.linear`` with the bias added within oneDNN's product; torch writes it to all rows first, in one more pass."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+        rows, matrix = inputs.reshape(-1, inputs.shape[-1]).to(dtype), weight.to(dtype)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, bias.to(dtype), "none", [], "")
+        ctx.save_for_backward(rows, matrix)
+        ctx.types = inputs.dtype, weight.dtype, bias.dtype
+        return out.view(*inputs.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
+        rows, matrix = ctx.saved_tensors
+        of_rows = of_out.reshape(-1, of_out.shape[-1])
+        needed = ctx.needs_input_grad
+        of_inputs = torch.mm(of_rows, matrix).view(*of_out.shape[:-1], -1).to(ctx.types[0]) if needed[0] else None
+        of_weight = torch.mm(of_rows.t(), rows).to(ctx.types[1]) if needed[1] else None
+        # a product with ones: faster than a sum over the rows
+        of_bias = torch.mm(of_rows.new_ones(1, len(of_rows)), of_rows)[0].to(ctx.types[2]) if needed[2] else None
+        return of_inputs, of_weight, of_bias, None
+
+
+class _Attention(torch.autograd.Function):
+    """softmax(scale q k^T) v by batched products, which keep the weights for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+        b, h, n, _ = queries.shape
+        with torch.autocast("cpu", enabled=False):
+            q, k, v = (_batch(heads, dtype) for heads in (queries, keys, values))
+            scores = q.new_empty(b * h, n, k.shape[1]).baddbmm_(q, k.mT, beta=0, alpha=scale)
+            weights = scores.softmax(dim=-1)
+            out = torch.bmm(weights, v).view(b, h, n, -1)
+        ctx.save_for_backward(q, k, v, weights)
+        ctx.scale, ctx.types = scale, (queries.dtype, keys.dtype, values.dtype)
+        # in memory as (b, n, h, d): the heads are joined without a further copy
+        joined = torch.empty(b, n, h, v.shape[2], dtype=product_dtype(values))
+        return joined.copy_(out.transpose(1, 2)).transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights = ctx.saved_tensors
+        b, h = of_out.shape[:2]
+        with torch.autocast("cpu", enabled=False):
+            of_rows = _batch(of_out, q.dtype)
+            of_v = torch.bmm(weights.mT, of_rows)
+            of_weights = torch.bmm(of_rows, v.mT)
+            of_scores = torch._softmax_backward_data(of_weights, weights, -1, q.dtype)
+            of_q = torch.empty_like(q).baddbmm_(of_scores, k, beta=0, alpha=ctx.scale)
+            of_k = torch.empty_like(k).baddbmm_(of_scores.mT, q, beta=0, alpha=ctx.scale)
+        of_heads = zip((of_q, of_k, of_v), ctx.types, strict=True)
+        return *(of.view(b, h, *of.shape[1:]).to(dtype) for of, dtype in of_heads), None, None
+
+
+def _batch(heads: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns (b, h, n, d) as (b h, n, d) without gaps in memory, of another type, in one copy."""
+    return heads.to(dtype, memory_format=torch.contiguous_format).contiguous().view(-1, *heads.shape[2:])
