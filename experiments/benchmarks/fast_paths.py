@@ -1,0 +1,75 @@
+"""Speed of the forms that ``vit_lightning/models/fast_paths.py`` chooses from, in turns: what its ``TABLE`` comes from.
+
+python experiments/benchmarks/fast_paths.py --seconds 3
+
+Each row is forward and backward of a linear layer or of attention, in the forms that the table can name, beside torch's
+own operators; the ratio is the speed over theirs. A form belongs in the table where its interval is above 1. Weights
+and tokens are warm in the caches here, so that a step gains less: ``throughput.py`` has the last word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from vit_lightning.models import fast_paths
+from vit_lightning.models.attention import attend
+from vit_lightning.storage.environment import describe_environment
+from vit_lightning.training.memory import keep_freed_memory
+from vit_lightning.training.rounds import paired_rounds
+
+TYPES = (torch.float32, torch.bfloat16)
+
+
+def compare(title: str, dtype: torch.dtype, make: Callable[[], torch.Tensor], rows: dict[str, dict], seconds: float):
+    """Prints the ratio of each form to the plain one; a form is a row of the table."""
+
+    def step(row: dict | None) -> None:
+        fast_paths.use("plain" if row is None else "auto")
+        fast_paths.TABLE["cpu", dtype] = row or {}
+        out = make()
+        out.backward(torch.ones_like(out))
+
+    forms = {"plain": None, **rows}
+    found = paired_rounds({name: lambda row=row: step(row) for name, row in forms.items()}, 1000, limit_s=seconds)
+    print(f"{title:44}", *(f"{name} {found.ratio(name, 'plain')}" for name in rows), sep="  ", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each row")
+    seconds = parser.parse_args().seconds
+    keep_freed_memory()
+    print(describe_environment())
+    for dtype in TYPES:
+        if dtype is torch.bfloat16 and not fast_paths.has_bfloat16_products():
+            continue
+        name = str(dtype).removeprefix("torch.")
+        sizes = ((544, 64), (2176, 64), (4160, 192), (1576, 384)) if dtype is torch.bfloat16 else ()
+        for tokens, emb_size in sizes:
+            layer, rows = nn.Linear(emb_size, 4 * emb_size).to(dtype), torch.randn(tokens, emb_size, dtype=dtype)
+            rows.requires_grad_()
+            compare(
+                f"{name} linear {tokens} x {emb_size} to {4 * emb_size}",
+                dtype,
+                lambda layer=layer, rows=rows: fast_paths.linear(rows, layer.weight, layer.bias),
+                {"fused bias": {"fused_bias_from": 0}},
+                seconds,
+            )
+        for b, h, n, d in ((128, 4, 17, 16), (64, 3, 32, 64), (64, 3, 65, 64), (8, 6, 197, 64)):
+            heads = [torch.randn(b, n, h, d, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3)]
+            compare(
+                f"{name} attention {b} x {h} heads, {n} tokens of {d}",
+                dtype,
+                lambda heads=heads, d=d: attend(*heads, scale=d**-0.5, mask=None, dropout=0.0),
+                {str(one).removeprefix("torch."): {"attention": ((math.inf, one),)} for one in {dtype, torch.float32}},
+                seconds,
+            )
+
+
+if __name__ == "__main__":
+    main()
