@@ -21,7 +21,10 @@ from torch.autograd.function import once_differentiable
 FastPaths = Literal["auto", "plain"]
 
 TABLE: dict[tuple[str, torch.dtype], dict[str, Any]] = {
-    ("cpu", torch.bfloat16): {"fused_bias_from": 2**18, "attention": ((32, torch.float32), (math.inf, torch.bfloat16))},
+    ("cpu", torch.bfloat16): {
+        "fused_bias_from": 600_000,
+        "attention": ((32, torch.float32), (math.inf, torch.bfloat16)),
+    },
     ("cpu", torch.float32): {"fused_bias_from": math.inf, "attention": ((32, torch.float32),)},
 }
 """By device and type of the products: from how many outputs a linear layer adds its bias within the product, and the
