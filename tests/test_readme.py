@@ -90,7 +90,7 @@ def prepared(tmp_path_factory, trained):
 def test_every_command_runs(words, prepared, monkeypatch):
     monkeypatch.chdir(prepared)
     short = SHORT if words[0] == "fit" and "--config" in words else []
-    more = ["--steps=20"] if words[0] == "lr-find" else []
+    more = {"lr-find": ["--steps=20"], "bench": ["--rounds=3", "--seconds=0", "--peers=false"]}.get(words[0], [])
     assert main([*words, *short, *more]) == (2 if words[0] == "sync" else 0)  # which needs an account
 
 

@@ -49,6 +49,10 @@ COMMANDS = {
     ),
     "lr-find": Command("suggest a learning rate for a config", "commands.tune:find_learning_rate"),
     "scale-batch": Command("find the largest batch size that fits in memory", "commands.tune:scale_batch"),
+    "bench": Command(
+        "measure the speed of a config: training step, whole Trainer, inference, beside other libraries",
+        "commands.bench:bench",
+    ),
     "check-data": Command("read all images: damage, duplicates, sizes, mean, std", "commands.check_data:check_data"),
     "show-batch": Command("draw training images as the model gets them", "commands.show_batch:show_batch"),
     "models": Command(
@@ -121,6 +125,9 @@ MEANT = {
     "compare": "ablate",
     "tune": "lr-find",
     "batch-size": "scale-batch",
+    "benchmark": "bench",
+    "speed": "bench",
+    "throughput": "bench",
     "list-models": "models",
     "presets": "models",
     "flops": "summary",

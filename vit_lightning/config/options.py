@@ -171,6 +171,24 @@ class BatchSizeSearchOptions:
 
 
 @dataclass(frozen=True)
+class BenchOptions:
+    """Options of ``lightning bench``.
+
+    Args:
+        rounds: most rounds in which all take a turn.
+        seconds: time after which no further round of training begins; inference has a third of it.
+        peers: whether timm and torchvision, where installed, take turns with a ViT of the same options.
+    """
+
+    rounds: int = 100
+    seconds: float = 30.0
+    peers: bool = True
+
+    def __post_init__(self) -> None:
+        refuse(at_least(3, rounds=self.rounds), at_least(0, seconds=self.seconds))
+
+
+@dataclass(frozen=True)
 class SummaryOptions:
     """Options of ``lightning summary``.
 
@@ -184,7 +202,7 @@ class SummaryOptions:
         refuse(at_least(0, levels=self.levels))
 
 
-CommandOptions = SummaryOptions | TrainedOptions | LearningRateSearchOptions | BatchSizeSearchOptions
+CommandOptions = SummaryOptions | TrainedOptions | LearningRateSearchOptions | BatchSizeSearchOptions | BenchOptions
 
 COMMAND_OPTIONS: dict[str, type[CommandOptions]] = {
     "validate": TrainedOptions,
@@ -193,5 +211,6 @@ COMMAND_OPTIONS: dict[str, type[CommandOptions]] = {
     "summary": SummaryOptions,
     "lr-find": LearningRateSearchOptions,
     "scale-batch": BatchSizeSearchOptions,
+    "bench": BenchOptions,
 }
 """Options that only some commands have."""

@@ -78,14 +78,26 @@ def paired_rounds(
     for number in range(rounds):
         if limit_s is not None and number >= 3 and time.perf_counter() - started > limit_s:
             break
-        for name in draw.sample(list(steps), len(steps)):
-            step = steps[name]
-            began = time.perf_counter()
-            for _ in range(calls):
-                step()
-            wait()
-            seconds[name].append((time.perf_counter() - began) / calls)
+        take_turns(steps, seconds, draw, calls=calls, wait=wait)
     return Rounds(seconds)
+
+
+def take_turns(
+    steps: Mapping[str, Callable[[], object]],
+    seconds: Mapping[str, list[float]],
+    draw: random.Random,
+    *,
+    calls: int,
+    wait: Callable[[], object],
+) -> None:
+    """Adds the seconds of one round of ``paired_rounds``."""
+    for name in draw.sample(list(steps), len(steps)):
+        step = steps[name]
+        began = time.perf_counter()
+        for _ in range(calls):
+            step()
+        wait()
+        seconds[name].append((time.perf_counter() - began) / calls)
 
 
 def median(values: Sequence[float], *, draws: int = 2000) -> Interval:
