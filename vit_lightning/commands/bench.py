@@ -20,12 +20,11 @@ from torch.optim import Optimizer
 
 from vit_lightning.commands.console import say
 from vit_lightning.commands.run import Run, prepare
-from vit_lightning.commands.session import session
+from vit_lightning.commands.session import compile_chosen, session
 from vit_lightning.commands.start import Start
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.options import BenchOptions
 from vit_lightning.errors import UserError
-from vit_lightning.models.vit import ViT
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier
@@ -67,6 +66,7 @@ def bench(experiment: Experiment) -> dict[str, Any]:
         run.trainer.callbacks = [turns, *others]  # type: ignore[attr-defined]
         if run.trainer.strategy.root_device.type == "cpu":
             keep_freed_memory()
+        compile_chosen(run.module, experiment)
         run.mirror.start()
         run.trainer.fit(run.module, datamodule=experiment.data)
         run.mirror.finish()
@@ -168,6 +168,8 @@ class Turns(Callback):
         self._steps[STEP] = step_of(lambda: module.step(batch, "train").loss, own)
         for name, peer in _peers(module.network).items() if self._options.peers else ():
             peer = trainer.precision_plugin.convert_module(peer.to(device)).train()
+            if self._run.experiment.compile:
+                peer.compile()
 
             def loss(peer: nn.Module = peer) -> Tensor:
                 return module.training_loss(peer(images).float(), labels)
@@ -246,11 +248,9 @@ class Turns(Callback):
         }
 
 
-def _peers(network: nn.Module) -> dict[str, nn.Module]:
+def _peers(network: Any) -> dict[str, nn.Module]:
     """Returns the same network of each installed library that has all of its options."""
     peers: dict[str, nn.Module] = {}
-    if not isinstance(network, ViT):
-        return peers
     for name, module in PEERS.items():
         try:
             _, config = to_reference(network, family=name)
@@ -258,7 +258,7 @@ def _peers(network: nn.Module) -> dict[str, nn.Module]:
             needed = [key for key, value in inspect.signature(make).parameters.items() if value.default is value.empty]
             defaults = FAMILIES[name].defaults
             peers[name] = make(**{key: defaults[key] for key in needed if key in defaults} | config)
-        except (UserError, ImportError, TypeError):
+        except (UserError, ImportError, TypeError, AttributeError):  # the last one of a network that is no ViT
             continue
     return peers
 
