@@ -13,6 +13,8 @@ import sys
 import pytest
 import yaml
 from runs import SMALL
+from wandb_command import assert_delivered
+from wandb_stub import read_wandb_file
 
 from vit_lightning.cli import COMMANDS, main
 from vit_lightning.commands.console import say
@@ -186,15 +188,33 @@ def test_a_mistake_is_answered_without_a_traceback(lightning, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+LOADED = """import pathlib, sys
+from lightning.pytorch import Callback
+class Loaded(Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.global_step == 1:
+            pathlib.Path("loaded.txt").write_text("\\n".join(sys.modules))
+"""
+LATE = {"wandb", "pydantic", "sklearn", "pandas", "pyarrow", "timm", "datasets", "onnx"}
+"""Packages that take seconds to import, and that the first step of a run does without."""
+
+
 def test_a_run_from_start_to_prediction(lightning, installed, tmp_path):
-    fitted = installed("fit", *SMALL, "--out=run")
+    (tmp_path / "first.py").write_text(LOADED)
+    flags = ["--trust-config", "--trainer.callbacks+=first.Loaded", "--wandb.mode=offline"]
+    fitted = installed("fit", *SMALL, "--out=run", *flags)
     assert fitted.returncode == 0, fitted.stderr
     assert fitted.stderr == ""
+    assert not LATE & {*(tmp_path / "loaded.txt").read_text().split()}
+    (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    told = read_wandb_file(file)
+    assert_delivered(told["rows"], tmp_path / "run")
+    assert "\nrun         run" in f"\n{told['console']}", "what was printed before W&B started"
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    tested = lightning("test", "--ckpt", "run")
+    tested = lightning("test", "--ckpt", "run", "--trust-config")
     assert tested.returncode == 0, tested.stderr
     assert f"accuracy {100 * results['test/acc']:.2f} %" in tested.stdout
-    assert lightning("predict", "--ckpt=run").returncode == 0
+    assert lightning("predict", "--ckpt=run", "--trust-config").returncode == 0
 
 
 def test_two_processes_train_and_count_each_image_once(lightning, tmp_path):
