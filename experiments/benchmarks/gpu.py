@@ -38,7 +38,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
-from vit_lightning.training.compiled import compile_module
 
 from vit_lightning import HorizontalFlip, ImageData, RandomCrop, ViT
 from vit_lightning.data.images import Images
@@ -46,6 +45,7 @@ from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import write_whole
 from vit_lightning.storage.metrics import read_metrics
 from vit_lightning.training.classifier import ViTClassifier
+from vit_lightning.training.compiled import compile_module
 from vit_lightning.training.rounds import paired_rounds
 
 HERE = Path(__file__).resolve().parent
