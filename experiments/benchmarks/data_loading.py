@@ -120,7 +120,7 @@ def of_timm(
     scale: tuple[float, float],
     ratio: tuple[float, float],
     batch: int,
-    interpolation: str = "bicubic",
+    interpolation: str = "bilinear",
 ) -> Source:
     loader = create_loader(
         ImageDataset(str(train)),
