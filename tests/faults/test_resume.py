@@ -195,6 +195,13 @@ PARTICULAR = {
     "double precision": ("13:batch_start:KILL", ("--trainer.precision=64-true",)),
     "half precision": ("13:batch_start:KILL", ("--trainer.precision=bf16-true",)),
     "asked to end, with an average of weights": ("10:after_backward:TERM", VARIANTS["average of weights"]),
+    "compiled": (
+        "13:batch_start:KILL",
+        (
+            *("--compile=true", "--trainer.precision=bf16-mixed", "--ema.decay=0.9", "--model.drop_path=0.2"),
+            *("--model.depth=2", "--model.patch_dropout=0.3", "--model.activation_checkpointing=true"),
+        ),
+    ),
     "killed after an early stop": (
         "8:train_end:KILL",
         ('--trainer.callbacks+=[{"class_path": "EarlyStopping", "monitor": "val/loss", "stopping_threshold": 9.0}]',),

@@ -38,7 +38,8 @@ def compile_module(module: LightningModule, batch_size: int | None, *, backend: 
         networks = [part for part in module.modules() if isinstance(part, ViT)]
         networks = networks or [part for part in module.children() if next(part.parameters(), None) is not None]
     parts = [part for network in networks for part in _parts(network)]
-    run = torch.compile(_call, backend=backend)
+    # else the length of a training with patch dropout is any or fixed, as a validation came before it or not
+    run = torch.compile(_call, backend=backend, dynamic=False)
     for part in parts:
         part._compiled_call_impl = partial(_call_compiled, run, part, batch_size)
     return parts
