@@ -50,6 +50,7 @@ from vit_lightning.training.freeze import head_state
 from vit_lightning.training.precision import AUTO, auto_precision
 
 Results = dict[str, Any]
+_NOTHING = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -253,7 +254,9 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         # with max_steps, Lightning would end an epoch twice if a run resumes from a checkpoint at its end
         trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
         profiler: Any = trainer.profiler  # type: ignore[attr-defined]
-        if not isinstance(profiler, PassThroughProfiler) and profiler.filename is None:
+        if type(profiler) is PassThroughProfiler:  # called a hundred times in a step
+            vars(profiler)["profile"] = lambda name: _NOTHING
+        elif profiler.filename is None:
             profiler.filename = "profile"  # fit-profile.txt in the run folder; else only in Lightning's log
         # Lightning's handler of SIGTERM communicates with the other ranks, which hangs
         trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]

@@ -316,11 +316,12 @@ class ImageData(LightningDataModule):
             elif split == "train" and isinstance(dataset, Images) and device.type == "cuda":
                 dataset.move_to(device)
             on_device = isinstance(dataset, Images) and dataset.is_moved
+            alone = isinstance(loaded, Images) and not loaded.needs_workers(device)
             self._loaders[split] = Loader(
                 loaded,
                 requests,
                 length,
-                num_workers=0 if on_device else self.num_workers,
+                num_workers=0 if alone else self.num_workers,
                 pin_memory=torch.cuda.is_available() and not on_device,
                 on_skipped=partial(self._on_skipped, split),
             )

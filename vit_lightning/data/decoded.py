@@ -189,6 +189,10 @@ class KeptImages(Images):
         super().__init__(images, dataset.labels, faults=faults)
         self._encoded = dataset
 
+    def needs_workers(self, device: torch.device) -> bool:
+        """Whether worker processes may make its batches: on a CPU to hand them over costs more than to make them."""
+        return super().needs_workers(device) and device.type != "cpu"
+
     def name(self, index: int) -> str:
         return self._encoded.name(index)
 

@@ -40,6 +40,10 @@ class Images(Dataset[Batch]):
     def is_moved(self) -> bool:
         return self._on_device is not None
 
+    def needs_workers(self, device: torch.device) -> bool:
+        """Whether worker processes may make its batches, for training on a device."""
+        return not self.is_moved
+
     def __len__(self) -> int:
         return len(self.labels)
 

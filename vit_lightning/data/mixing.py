@@ -7,7 +7,6 @@ import random
 from abc import ABC, abstractmethod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vit_lightning.limits import problems_of, refuse
@@ -35,7 +34,8 @@ class Mixing(ABC):
         draw = random.Random(key)
         share = draw.betavariate(self.alpha, self.alpha)
         mixed, share = self.mix_images(images, images.roll(repetitions, 0), share, draw)
-        targets = F.one_hot(labels, num_classes).to(torch.float32)
+        # one_hot would look at the labels on the CPU
+        targets = torch.zeros(len(labels), num_classes, device=labels.device).scatter_(1, labels[:, None], 1.0)
         return mixed, targets * share + targets.roll(repetitions, 0) * (1.0 - share)
 
     @abstractmethod

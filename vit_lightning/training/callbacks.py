@@ -23,6 +23,7 @@ from tqdm import tqdm
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import METRICS
 from vit_lightning.random_keys import one_key
+from vit_lightning.training.log_again import log_again
 
 
 class StepSeeds(Callback):
@@ -165,7 +166,9 @@ class LearningRate(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if trainer.optimizers:
-            pl_module.log("lr", trainer.optimizers[0].param_groups[0]["lr"], on_step=True, on_epoch=False)
+            dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+            # on the CPU, since a copy to a GPU would wait for it
+            log_again(pl_module, "lr", torch.tensor(trainer.optimizers[0].param_groups[0]["lr"], dtype=dtype))
 
 
 class TestPredictions(Callback):
@@ -240,6 +243,8 @@ FEW_EPOCHS = 100
 """Most epochs of a training that all have a line in a log."""
 SECONDS_BETWEEN_LINES = 5.0
 """Seconds between two lines in the log of a longer training."""
+SECONDS_BETWEEN_BARS = 0.25
+"""Seconds between two drawings of the bar, which takes a millisecond and waits for the device."""
 WIDE = 110
 """Columns of a terminal from which the bar also shows the steps, and both accuracies at once."""
 WIDE_BAR = "{desc} {percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt}{postfix}, {remaining} left"
@@ -295,7 +300,7 @@ class TrainingBar(ProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._bar.update():  # true when tqdm has redrawn, at most ten times a second
+        if self._bar.update():  # true when tqdm has redrawn
             self._measure_speed(trainer)
             self._show(trainer, pl_module)
 
@@ -340,6 +345,7 @@ class TrainingBar(ProgressBar):
             desc=text,
             disable=not (self._enabled and _has_screen()),
             dynamic_ncols=True,
+            mininterval=SECONDS_BETWEEN_BARS,
             file=sys.stderr,
             bar_format=WIDE_BAR,
         )
@@ -386,7 +392,9 @@ class TrainingBar(ProgressBar):
     def _show(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._bar.disable:
             return
-        metrics = self.get_metrics(trainer, pl_module)
+        logged = trainer.callback_metrics
+        loss = {"train/loss_step": float(logged["train/loss_step"])} if "train/loss_step" in logged else {}
+        metrics = self.get_metrics(trainer, pl_module) | loss
         is_wide = (self._bar.ncols or WIDE) >= WIDE
         self._bar.bar_format = WIDE_BAR if is_wide else NARROW_BAR
         shown = [name for name, facts in METRICS.items() if facts.in_bar]

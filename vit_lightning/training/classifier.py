@@ -16,8 +16,10 @@ from torchmetrics import Metric
 
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import CROSS_ENTROPY, MeanLoss, Stage, make_metrics, with_own
+from vit_lightning.training.callbacks import TrainingBar
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
+from vit_lightning.training.log_again import log_again
 from vit_lightning.training.losses import Criterion, HeadsLoss, LossConfig, OwnLoss, make_loss, mean_over_heads
 from vit_lightning.training.optim import ConfiguredGroups, OptimizerConfig, optimizer_and_schedule
 
@@ -129,12 +131,14 @@ class ViTClassifier(LightningModule):
             else:
                 metric.update(*((output.loss, len(labels)) if name == "loss" else (probabilities, labels)))
             in_bar = name in self.metric_table and self.metric_table[name].in_bar
-            self.log(f"{stage}/{name}", metric, prog_bar=in_bar, on_step=False, on_epoch=True)
+            log_again(self, f"{stage}/{name}", metric, prog_bar=in_bar)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         output = self.step(batch, "train")
         self.log_metrics(output, batch[1], "train")
-        self.log("train/loss_step", output.loss, prog_bar=True, on_step=True, on_epoch=False)
+        # our own bar reads it when it is drawn; Lightning would wait for the device in each step
+        in_bar = self._trainer is None or not isinstance(self._trainer.progress_bar_callback, TrainingBar | None)
+        log_again(self, "train/loss_step", output.loss, prog_bar=in_bar)
         return output.loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -1,0 +1,207 @@
+"""The whole Trainer of ``lightning fit`` beside the bare step: how much of the step's speed a run keeps.
+
+    python experiments/benchmarks/trainer_overhead.py [--epochs 12] [--threads 2] [--profile]
+
+A real run (our data module with augmentation, metrics, bar in a terminal, metrics.jsonl, offline W&B, step seeds,
+stopwatch, monitor, divergence guard, checkpoints) and a bare step (forward, loss, backward, optimizer on a ready batch)
+of a network of the same sizes take turns in one process: where a batch of the run begins, its first callback takes one
+bare step. A round is the time from the end of one bare step to the beginning of the next, a whole turn of the Trainer's
+loop with all rows, ends of epochs and checkpoints, beside the time of that bare step. Validations are left out of the
+rounds: after each of them comes bare inference of as many batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import fcntl
+import json
+import os
+import pstats
+import pty
+import struct
+import sys
+import tempfile
+import termios
+import threading
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from PIL import Image
+
+from vit_lightning import ViT
+from vit_lightning.commands.console import quiet
+from vit_lightning.commands.run import prepare
+from vit_lightning.config.resolve import resolve
+from vit_lightning.training.memory import keep_freed_memory
+from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule
+from vit_lightning.training.rounds import median
+
+BATCH, BATCHES_OF_EPOCH, CLASSES, SIDE = 128, 50, 10, 16
+WARM_UP = 20
+"""Rounds that do not count."""
+CONFIG = """
+model: {patch_size: 4, emb_size: 64, depth: 6, num_heads: 4}
+data:
+  class_path: vit_lightning.ImageFolder
+  init_args:
+    root: images
+    image_size: 16
+    min_area: 1.0
+    centre_share: 1.0
+    batch_size: 128
+    augment:
+      - {class_path: vit_lightning.RandomCrop, init_args: {padding: 2}}
+      - {class_path: vit_lightning.HorizontalFlip}
+wandb: {mode: offline}
+pictures_every_n_epochs: 0
+trainer: {accelerator: cpu, log_every_n_steps: 50}
+"""
+
+
+def write_images(root: Path) -> None:
+    """Writes random images: ``BATCHES_OF_EPOCH`` batches to train on, and half as many for validation."""
+    draw = np.random.default_rng(0)
+    for split, count in (
+        ("train", BATCH * BATCHES_OF_EPOCH),
+        ("val", BATCH * BATCHES_OF_EPOCH // 2),
+        ("test", CLASSES),
+    ):
+        for label in range(CLASSES):
+            (root / split / str(label)).mkdir(parents=True)
+        for number in range(count):
+            pixels = draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / split / str(number % CLASSES) / f"{number}.bmp")
+
+
+class TakesTurns(Callback):
+    """Callback that takes a bare step at the beginning of each batch, and keeps the seconds of both."""
+
+    def __init__(self, profiler: cProfile.Profile | None) -> None:
+        self.network = ViT(image_size=SIDE, patch_size=4, emb_size=64, depth=6, num_heads=4, num_classes=CLASSES)
+        self.images, self.labels = torch.randn(BATCH, 3, SIDE, SIDE), torch.randint(CLASSES, (BATCH,))
+        self.optimizer, _ = optimizer_and_schedule(
+            self.network, OptimizerConfig(), total_steps=10_000, steps_per_epoch=BATCHES_OF_EPOCH
+        )
+        self.profiler = profiler
+        self.step_of_trainer: list[float] = []
+        self.step_alone: list[float] = []
+        self.pass_of_trainer: list[float] = []
+        self.pass_alone: list[float] = []
+        self._left: float | None = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.profiler is not None:
+            self.profiler.disable()
+        began = time.perf_counter()
+        if self._left is not None:
+            self.step_of_trainer.append(began - self._left)
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.network(self.images), self.labels).backward()
+        self.optimizer.step()
+        self._left = time.perf_counter()
+        self.step_alone.append(self._left - began)
+        if self.profiler is not None and len(self.step_alone) > WARM_UP:
+            self.profiler.enable()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._began = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        self.pass_of_trainer.append(time.perf_counter() - self._began)
+        batches = torch.randn(BATCHES_OF_EPOCH // 2, BATCH, 3, SIDE, SIDE)
+        self.network.eval()
+        began = time.perf_counter()
+        with torch.inference_mode():
+            for images in batches:
+                self.network(images)
+        now = time.perf_counter()
+        self.network.train()
+        self.pass_alone.append(now - began)
+        if self._left is not None:
+            self._left += now - self._began
+
+
+def in_a_terminal() -> None:
+    """Makes stderr a terminal, of which a thread reads what is written."""
+    reading, writing = pty.openpty()
+    fcntl.ioctl(writing, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
+    sys.stderr = os.fdopen(writing, "w")
+
+    def read() -> None:
+        while os.read(reading, 4096):
+            pass
+
+    threading.Thread(target=read, daemon=True).start()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    quiet()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        write_images(Path("images"))
+        Path("c.yaml").write_text(CONFIG, encoding="utf-8")
+        os.environ.pop("WANDB_MODE", None)
+        experiment = resolve(["--config=c.yaml", f"--trainer.max_epochs={args.epochs}"])
+        in_a_terminal()
+        keep_freed_memory()
+        Path("run").mkdir()
+        run = prepare(experiment, experiment.make_trainer_arguments(), Path("run"))
+        turns = TakesTurns(cProfile.Profile() if args.profile else None)
+        run.trainer.callbacks.insert(0, turns)  # type: ignore[attr-defined]
+        run.mirror.start()
+        run.trainer.fit(run.module, datamodule=experiment.data)
+        run.mirror.finish()
+        os.chdir("/")
+    if turns.profiler is not None:
+        turns.profiler.disable()
+        print(f"{len(turns.step_of_trainer) - WARM_UP} steps")
+        pstats.Stats(turns.profiler, stream=sys.stdout).sort_stats("tottime").print_stats(70)
+        pstats.Stats(turns.profiler, stream=sys.stdout).sort_stats("cumtime").print_stats(110)
+        return
+    of_trainer, alone = turns.step_of_trainer[WARM_UP:], turns.step_alone[WARM_UP:-1]
+    steps = [bare / whole for bare, whole in zip(alone, of_trainer, strict=True)]
+    passes = [bare / whole for bare, whole in zip(turns.pass_alone, turns.pass_of_trainer, strict=True)]
+    table = {
+        "rounds": len(alone),
+        "threads": args.threads,
+        "bare step, ms": 1000 * float(np.median(alone)),
+        "step of the Trainer, ms": 1000 * float(np.median(of_trainer)),
+        "speed of the Trainer, median of the rounds": list(median(steps)),
+        "speed of the Trainer, all rounds together": sum(alone) / sum(of_trainer),
+        "validation, ms": 1000 * float(np.median(turns.pass_of_trainer)),
+        "the same batches alone, ms": 1000 * float(np.median(turns.pass_alone)),
+        "validation, median of the passes": list(median(passes)),
+        "processor": processor(),
+        "torch": torch.__version__,
+        "lightning": version("lightning"),
+    }
+    print(json.dumps(table, indent=2))
+    args.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+
+
+def processor() -> str:
+    """Returns the name of the processor and the number of its cores for this process."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(os.sched_getaffinity(0))} cores"
+
+
+if __name__ == "__main__":
+    main()
