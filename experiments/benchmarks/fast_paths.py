@@ -60,13 +60,19 @@ def main() -> None:
                 {"fused bias": {"fused_bias_from": 0}},
                 seconds,
             )
-        for b, h, n, d in ((128, 4, 17, 16), (64, 3, 32, 64), (64, 3, 65, 64), (8, 6, 197, 64)):
+        for b, h, n, d in (
+            *((128, 4, 17, 16), (128, 4, 24, 16), (128, 4, 32, 16)),
+            *((64, 3, 17, 64), (64, 3, 24, 64), (64, 3, 32, 64), (64, 3, 65, 64), (8, 6, 197, 64)),
+        ):
             heads = [torch.randn(b, n, h, d, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3)]
             compare(
                 f"{name} attention {b} x {h} heads, {n} tokens of {d}",
                 dtype,
                 lambda heads=heads, d=d: attend(*heads, scale=d**-0.5, mask=None, dropout=0.0),
-                {str(one).removeprefix("torch."): {"attention": ((math.inf, one),)} for one in {dtype, torch.float32}},
+                {
+                    str(one).removeprefix("torch."): {"attention": ((math.inf, math.inf, one),)}
+                    for one in {dtype, torch.float32}
+                },
                 seconds,
             )
 

@@ -22,6 +22,7 @@ from vit_lightning.commands.evaluate import evaluate
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.predict import predict
 from vit_lightning.config.resolve import resolve
+from vit_lightning.models import fast_paths
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.folder import new_folder
 from vit_lightning.storage.metrics import read_metrics, read_results
@@ -303,6 +304,8 @@ def test_the_folder_tells_where_a_run_took_place(results):
     environment = json.loads(Path("out/environment.json").read_text())
     assert torch.__version__.startswith(environment["packages"]["torch"])
     assert {"command", "python", "processor", "cores", "gpus", "git", "started"} <= set(environment)
+    assert environment["fast_paths"] == {"option": "auto", "forms": fast_paths.describe("cpu", torch.float32)}
+    assert "torch.float32" in environment["fast_paths"]["forms"]["attention"]
 
 
 def test_test_predictions_agree_with_the_accuracy(results):

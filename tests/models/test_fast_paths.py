@@ -65,8 +65,8 @@ def test_compiled_networks_and_other_devices_take_torch_s_own_operators():
     fast_paths.use("auto")
     assert torch.equal(torch.compile(network, backend="eager", fullgraph=True)(images), plain)
     assert not fast_paths.choose_linear("cuda", torch.bfloat16, 2**30)
-    assert fast_paths.choose_attention("cuda", torch.bfloat16, 17) is None
-    assert fast_paths.choose_attention("cpu", torch.float64, 17) is None
+    assert fast_paths.choose_attention("cuda", torch.bfloat16, 17, 16) is None
+    assert fast_paths.choose_attention("cpu", torch.float64, 17, 16) is None
 
 
 def test_frozen_weights_and_inputs_get_no_gradient():

@@ -103,7 +103,11 @@ def _find_run(experiment: Experiment, held: contextlib.ExitStack) -> Path | None
 def _write_environment(run: Run) -> None:
     path = run.folder / "environment.json"
     if not path.is_file():
-        environment = {"run_id": run.mirror.run_id, **describe_environment(), "precision": run.trainer.precision}
+        device, precision = run.trainer.strategy.root_device.type, run.trainer.precision
+        environment = {
+            **{"run_id": run.mirror.run_id, **describe_environment(), "precision": precision},
+            "fast_paths": run.experiment.describe_fast_paths(device, precision),
+        }
         write_whole(path, json.dumps(environment, indent=2) + "\n")
 
 

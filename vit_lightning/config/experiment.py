@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from jsonargparse import Namespace
 from torch import nn
@@ -78,6 +79,13 @@ class Experiment:
     def compile(self) -> bool:
         """Whether the network is compiled."""
         return bool(self.config.get("compile"))  # checkpoints of earlier versions lack it
+
+    def describe_fast_paths(self, device: str, precision: str) -> dict[str, Any]:
+        """Returns the option fast_paths and the forms that it means on a type of device, with Lightning's precision."""
+        option, kinds = self.config.get("fast_paths", "auto"), {"bf16": torch.bfloat16, "32": torch.float32}
+        kind = kinds.get(precision.split("-")[0])
+        forms = None if kind is None or self.compile or option == "plain" else fast_paths.describe(device, kind)
+        return {"option": option, "forms": forms}
 
     @property
     def trainer(self) -> Mapping[str, Any]:

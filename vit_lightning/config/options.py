@@ -64,7 +64,7 @@ class ConfigOptions:
         metrics: classes of torchmetrics with their arguments, also by short names such as F1Score, that validation and
             test log under name.
         fast_paths: auto computes the products of a ViT in the forms that are fastest on the device, with the same
-            numbers but for rounding; plain takes torch's own operators.
+            numbers but for rounding; plain takes torch's own operators, which can be differentiated twice too.
     """
 
     experiment: str | None = None

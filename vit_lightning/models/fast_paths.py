@@ -23,12 +23,14 @@ FastPaths = Literal["auto", "plain"]
 TABLE: dict[tuple[str, torch.dtype], dict[str, Any]] = {
     ("cpu", torch.bfloat16): {
         "fused_bias_from": 600_000,
-        "attention": ((32, torch.float32), (math.inf, torch.bfloat16)),
+        "attention": ((24, math.inf, torch.float32), (math.inf, math.inf, torch.bfloat16)),
+        "inference": ((24, 16, torch.float32),),
     },
-    ("cpu", torch.float32): {"fused_bias_from": math.inf, "attention": ((32, torch.float32),)},
+    ("cpu", torch.float32): {"fused_bias_from": math.inf, "attention": ((24, 16, torch.float32),), "inference": ()},
 }
 """By device and type of the products: from how many outputs a linear layer adds its bias within the product, and the
-type of attention's batched products up to a number of keys (beyond the last, torch's fused attention)."""
+type of attention's batched products up to a number of keys and a width of the heads, with gradients (attention) and
+without (inference); where no row fits, torch's fused attention."""
 
 _paths: FastPaths = "auto"
 
@@ -61,12 +63,25 @@ def choose_linear(device: str, dtype: torch.dtype, outputs: int) -> bool:
     return chosen
 
 
-def choose_attention(device: str, dtype: torch.dtype, keys: int) -> torch.dtype | None:
-    """Returns the type of attention's batched products; None for torch's fused attention."""
-    for largest, products in TABLE.get((device, dtype), {}).get("attention", ()):
-        if keys <= largest:
+def choose_attention(
+    device: str, dtype: torch.dtype, keys: int, width: int, *, inference: bool = False
+) -> torch.dtype | None:
+    """Returns the type of attention's batched products for heads of a width; None for torch's fused attention."""
+    for most_keys, most_width, products in TABLE.get((device, dtype), {}).get(
+        "inference" if inference else "attention", ()
+    ):
+        if keys <= most_keys and width <= most_width:
             return products  # type: ignore[no-any-return]
     return None
+
+
+def describe(device: str, dtype: torch.dtype) -> dict[str, Any] | None:
+    """Returns the row of the table for a device and type as plain data; None where torch's own operators are taken."""
+    row = TABLE.get((device, dtype))
+    if row is None:
+        return None
+    has = dtype is not torch.bfloat16 or has_bfloat16_products()
+    return {"products": str(dtype), "fused_bias": has} | {name: str(value) for name, value in row.items()}
 
 
 def choose_patches(images: Tensor, patch: tuple[int, ...]) -> bool:
@@ -87,7 +102,8 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor | None:
     """Returns softmax(scale q k^T) v of (b, h, n, d) in the chosen form; None if that is torch's fused attention."""
     if _are_open(queries):
-        products = choose_attention(queries.device.type, product_dtype(queries), keys.shape[2])
+        dtype, inference = product_dtype(queries), not torch.is_grad_enabled()
+        products = choose_attention(queries.device.type, dtype, *keys.shape[2:], inference=inference)
         if products is not None:
             return _Attention.apply(queries, keys, values, scale, products)  # type: ignore[no-any-return]
     return None
