@@ -330,6 +330,15 @@ def test_pixels_and_errors_are_the_same_whether_simplejpeg_is_installed(monkeypa
     assert faults > 5
 
 
+def test_what_follows_an_image_in_its_file_is_not_read(tmp_path):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(encoded(photograph(60, 40), "JPEG"))
+    expected = decoded(path, interpolation="fast_bicubic")
+    with path.open("r+b") as file:
+        file.truncate(2**40)  # takes no space
+    assert np.array_equal(decoded(path, interpolation="fast_bicubic"), expected)
+
+
 @pytest.mark.parametrize("kernel", ["bicubic", "bilinear"])
 def test_fast_resizing_differs_from_pillow_s_in_rounding_only(kernel):
     image = photograph(500, 375)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from runs import SMALL
+from torch import nn
 from torch._dynamo.utils import counters
 
 from vit_lightning import LossConfig, ViT, ViTClassifier
@@ -61,6 +63,25 @@ def test_hooks_that_are_added_later_are_called():
     assert counters["stats"]["unique_graphs"] == before, "without them the code is that of before"
 
 
+class ByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, pixels, part=0.0):
+        return self.layer(pixels) + part
+
+
+def test_a_part_of_the_user_s_own_is_called_by_names():
+    module = LightningModule()
+    module.network = ByName()
+    images = torch.randn(4, 3)
+    expected = {count: module.network(images[:count]) for count in (4, 1)}
+    assert compile_module(module, 4, backend="eager") == [module.network]
+    for count in expected:
+        assert torch.equal(module.network(pixels=images[:count], part=0.0), expected[count])
+
+
 def test_drop_path_of_a_compiled_block_drops_as_often():
     torch.manual_seed(0)
     network = ViT(image_size=8, patch_size=4, emb_size=8, depth=3, num_heads=2, num_classes=3, drop_path=0.5)
@@ -80,6 +101,8 @@ def test_no_compiler(in_folder, monkeypatch, capsys):
     assert "compile=true needs a C++ compiler (no-such-compiler, or the one that CXX names)" in told
     assert "optimizer.lr=-1" in told
     assert not Path("runs").exists()
+    assert main(["bench", *SMALL, "--compile=true"]) == 2
+    assert "compile=true needs a C++ compiler" in capsys.readouterr().err
     assert resolve([*SMALL, "--compile=true"], "lr-find").compile, "which compiles nothing"
 
 

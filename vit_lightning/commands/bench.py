@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import random
 import tempfile
 import time
@@ -54,7 +55,8 @@ def bench(experiment: Experiment) -> dict[str, Any]:
     assert isinstance(options, BenchOptions)
     if experiment.trainer["fast_dev_run"]:
         raise UserError("trainer.fast_dev_run: nothing can be measured in so few steps (leave it out)")
-    wandb = settings.wandb if settings.wandb.mode == "disabled" else replace(settings.wandb, mode="offline")
+    is_off = (settings.wandb.mode or os.environ.get("WANDB_MODE")) == "disabled"
+    wandb = replace(settings.wandb, mode="disabled" if is_off else "offline")
     experiment = replace(experiment, settings=settings._replace(wandb=wandb))
     arguments = experiment.make_trainer_arguments(_plain_training(options))
     with session(experiment, "bench") as folder, tempfile.TemporaryDirectory() as place:
@@ -67,9 +69,11 @@ def bench(experiment: Experiment) -> dict[str, Any]:
         if run.trainer.strategy.root_device.type == "cpu":
             keep_freed_memory()
         compile_chosen(run.module, experiment)
-        run.mirror.start()
-        run.trainer.fit(run.module, datamodule=experiment.data)
-        run.mirror.finish()
+        try:
+            run.mirror.start()
+            run.trainer.fit(run.module, datamodule=experiment.data)
+        finally:
+            run.mirror.finish()
         about = describe_environment()
         results = {
             **turns.results,

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import Timer
 from torch import nn
 from tqdm import tqdm
 
@@ -175,6 +176,8 @@ def _train(run: Run, newest: Restored | None) -> None:
         return
     if run.trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()
+    if any(isinstance(callback, Timer) for callback in run.trainer.callbacks):  # type: ignore[attr-defined]
+        run.mirror.begin()  # within max_time there would be less time to train
     run.trainer.fit(run.module, datamodule=run.experiment.data, ckpt_path=path, weights_only=True)
 
 

@@ -23,7 +23,7 @@ from vit_lightning.training.optim import OptimizerConfig
 TRAINED = ("validate", "test", "predict")
 """Commands that use a trained model, whose config lies in its checkpoint."""
 
-COMPILES = ("fit", "validate", "test")
+COMPILES = ("fit", "validate", "test", "bench")
 """Commands that compile the network of a config with ``compile``."""
 
 Resume = Literal["never", "auto", "must"]

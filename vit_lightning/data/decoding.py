@@ -128,7 +128,8 @@ def _cropped(image: Image.Image, box: tuple[int, int, int, int], *, in_file: boo
     if plain and isinstance(image, ImageFile.ImageFile) and image.fp is not None:
         image.fp.seek(0)
         try:
-            pixels: Pixels = simplejpeg.decode_jpeg(image.fp.read(), "RGB")
+            # a file may go on after its image; twice as many bytes as the pixels have is more than any JPEG takes
+            pixels: Pixels = simplejpeg.decode_jpeg(image.fp.read(6 * image.width * image.height + 2**20), "RGB")
         except ValueError:
             pass  # damaged, or a warning: Pillow says what is wrong, or shows what is there
         else:

@@ -59,18 +59,19 @@ def _parts(network: nn.Module) -> list[nn.Module]:
     return list(network.encoder)
 
 
-def _call(part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call(part: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
-def _call_compiled(run: Any, part: nn.Module, batch_size: int | None, first: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_compiled(run: Any, part: nn.Module, batch_size: int | None, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a part with its compiled code, made once for any number of images but 1, of which torch makes a constant.
 
     The code is that for a whole batch also if a resumed run begins with the short one at the end of an epoch, so that
     it gives the same bits.
     """
+    first = next(iter((*args, *kwargs.values())), None)
     if isinstance(first, Tensor) and first.ndim > 1 and batch_size != 1:
         if len(first) == 1:
-            return part._call_impl(first, *args, **kwargs)  # type: ignore[no-untyped-call]
+            return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         torch._dynamo.mark_dynamic(first, 0, hint_override=batch_size)
-    return run(part, first, *args, **kwargs)
+    return run(part, *args, **kwargs)
