@@ -84,6 +84,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             except OSError:
                 raise
             except Exception as fault:  # pickle raises many types
+                if isinstance(fault.__context__, OSError):  # after a failed write, torch fails to end its file
+                    raise fault.__context__ from None
                 raise UserError(f"a checkpoint of this run cannot be written: {first_line(fault)}") from fault
             seal(file)
             file.flush()
