@@ -30,7 +30,7 @@ def finished(process: Running) -> str:
     """Returns what a process printed that had to end well."""
     result = process.finish()
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stderr == ""
+    assert result.stderr == "", result.stderr
     return result.stdout
 
 

@@ -92,8 +92,9 @@ class Checkpoints(Checkpoint):
                 written = self._write(trainer, trial)
             finally:
                 trial.unlink(missing_ok=True)
-            if not written:
-                raise UserError(f"{self.last.parent} cannot hold checkpoints: nothing of this run could be kept")
+            if not written:  # a warning has said why; the cause tells fit to keep the run folder
+                text = f"{self.last.parent} cannot hold checkpoints: nothing of this run could be kept"
+                raise UserError(text) from OSError(f"{trial} was not written")
         self._saved_time = time.monotonic()
 
     def on_train_batch_end(
