@@ -115,8 +115,9 @@ def test_what_may_change_is_only_for_runs_that_go_on(in_folder, capsys):
     assert main(["fit", *SMALL, "--allow-config-change=model.depth"]) == 2
 
 
-def test_a_checkpoint_holds_the_page_that_made_it(in_folder):
-    start("--out=out", "--resume=auto")
+def test_a_run_can_be_trained_in_a_thread_and_its_checkpoint_holds_the_page(in_folder):
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(start, "--out=out", "--resume=auto").result()["steps"] == 21
     page = read_checkpoint(Path("out/checkpoints/last.ckpt"))["config"]
     assert "resume" not in page
     assert json.dumps(page), "plain data"
@@ -126,11 +127,6 @@ def test_what_writes_checkpoints_is_not_for_the_page(in_folder, capsys):
     plugin = '--trainer.plugins=[{"class_path": "lightning.pytorch.plugins.AsyncCheckpointIO"}]'
     assert main(["fit", *SMALL, plugin]) == 2
     assert "trainer.plugins: a CheckpointIO cannot be given" in capsys.readouterr().err
-
-
-def test_a_run_can_be_trained_in_a_thread(in_folder):
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(start, "--out=out").result()["steps"] == 21
 
 
 def test_the_row_of_the_test_stands_at_the_last_step_also_after_a_restart(results):

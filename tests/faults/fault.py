@@ -2,9 +2,10 @@
 
 ``VITL_FAULT="rank:step:point:kind"``, several separated by commas; the step counts completed batches, ``*`` is each.
 Points: setup, sanity, batch_start, forward, after_backward, after_opt_step, val, ckpt_write (before the file takes its
-place), ckpt_done (after it has), epoch_end, train_end, test. Kinds: a signal (KILL, TERM, INT, STOP), one to the whole
-process group (GROUP_TERM and so on), EXC, NAN, HUGE, SLEEP; FILL (fills the disk),
-FULL (no file can grow beyond 20 kB), BRIM (beyond 64 bytes) and FREE stand for the disk.
+place), ckpt_done (after it has), best_write and best_done (of best.ckpt alone), epoch_end, train_end, test. Kinds: a
+signal (KILL, TERM, INT, STOP), one to the whole process group (GROUP_TERM and so on), one in the middle of a write
+(LATE_TERM and so on: training has gone on, and the file is complete only when it is waited for), EXC, NAN, HUGE, SLEEP;
+FILL (fills the disk), FULL (no file can grow beyond 20 kB), BRIM (beyond 64 bytes) and FREE stand for the disk.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import resource
 import signal
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -33,29 +35,47 @@ class Fault(Callback):
         self.faults = {(int(rank), step, point): kind for rank, step, point, kind in faults}
         self.trainer = None
         self.lines = ""
+        self.went_on, self.is_awaited = threading.Event(), threading.Event()
 
     def setup(self, trainer, pl_module, stage):
         self.trainer, self.module = trainer, pl_module
         replace, flush = checkpoint_io.os.replace, checkpoint_io._flush_folder
-        if stage == "fit" and any(point.startswith("ckpt_") for _, _, point in self.faults):
+        if stage == "fit" and any(point.endswith(("_write", "_done")) for _, _, point in self.faults):
 
             def replace_after(source, target):
-                self.at("ckpt_write")
+                self.at("ckpt_write", self.saved)
+                if Path(target).name == "best.ckpt":
+                    self.at("best_write", self.saved)
                 replace(source, target)
+                self.replaced = Path(target).name
 
             def flush_after(folder):
                 flush(folder)
-                self.at("ckpt_done")
+                self.at("ckpt_done", self.saved)
+                if self.replaced == "best.ckpt":
+                    self.at("best_done", self.saved)
 
+            plugin = trainer.strategy.checkpoint_io
+            finish = plugin.finish
+
+            def finish_after():
+                if plugin._writing is not None:
+                    self.is_awaited.set()
+                finish()
+
+            plugin.finish = finish_after
             checkpoint_io.os = type("os", (), {**vars(os), "replace": staticmethod(replace_after)})
             checkpoint_io._flush_folder = flush_after
         self.at("setup")
 
-    def at(self, point: str) -> None:
-        done = self.trainer.fit_loop.epoch_loop.batch_progress.total.completed
+    def at(self, point: str, done: int | None = None) -> None:
+        is_writing = done is not None  # in the thread that writes checkpoints
+        done = done if is_writing else self._done()
         rank = self.trainer.global_rank
         for step in (str(done), "*"):
             if kind := self.faults.get((rank, step, point)):
+                if not is_writing and (finish := getattr(self.trainer.strategy.checkpoint_io, "finish", None)):
+                    finish()  # so that it is known which checkpoints there are
                 self.do(kind)
 
     def do(self, kind: str) -> None:
@@ -74,6 +94,10 @@ class Fault(Callback):
                     pass
         elif kind in DISKS:
             resource.setrlimit(resource.RLIMIT_FSIZE, (DISKS[kind] or hard, hard))
+        elif kind.startswith("LATE_"):
+            assert self.went_on.wait(60)
+            os.kill(os.getpid(), getattr(signal, kind.replace("LATE_", "SIG")))
+            assert self.is_awaited.wait(60)
         elif kind.startswith("GROUP_"):
             os.killpg(0, getattr(signal, kind.replace("GROUP_", "SIG")))
         else:
@@ -89,7 +113,13 @@ class Fault(Callback):
             file.write(self.lines)
             file.flush()
             self.lines = ""
+        self.went_on.set()
         self.at("batch_start")
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        self.saved = self._done()  # the file is written later
+        self.went_on.clear()
+        self.is_awaited.clear()
 
     def on_before_backward(self, trainer, pl_module, loss):
         if self.faults.get((trainer.global_rank, str(self._done()), "forward")) == "NAN":
@@ -107,6 +137,7 @@ class Fault(Callback):
         self.at("after_opt_step")
 
     def on_validation_batch_start(self, *args):
+        self.went_on.set()
         self.at("sanity" if self.trainer.sanity_checking else "val")
 
     def on_test_batch_start(self, *args):

@@ -89,11 +89,12 @@ def go_on(folder: Path, whole: dict[str, object], flags: tuple[str, ...]) -> Non
 
 
 @pytest.fixture(scope="module")
-def wholes(tmp_path_factory):
-    """What each setting leads to when nothing stops it, and its seconds."""
-    known = {}
+def wholes(tmp_path_factory, finished, whole):
+    """What each setting leads to when nothing stops it, and its seconds; workers and saves change none of it."""
+    seconds = read_results(finished / "run")["seconds"] + 1.0
+    known = {setting(workers, ranks=1): (whole, seconds) for workers in (0, 2)}
 
-    def whole(flags: tuple[str, ...]) -> tuple[dict[str, object], float]:
+    def outcome(flags: tuple[str, ...]) -> tuple[dict[str, object], float]:
         if flags not in known:
             folder, started = tmp_path_factory.mktemp("whole"), time.monotonic()
             assert ended(begin(folder, *flags), 120) == 0, harness.log(folder)
@@ -101,18 +102,19 @@ def wholes(tmp_path_factory):
             known[flags] = harness.outcome(folder), seconds
         return known[flags]
 
-    return whole
+    return outcome
 
 
 @pytest.mark.parametrize(
     ("point", "number", "workers", "ranks"),
     [
-        ("12:batch_start", signal.SIGTERM, 2, 1),
-        ("16:val", signal.SIGINT, 2, 1),
+        ("16:val", signal.SIGTERM, 2, 1),
         *(
             pytest.param(*case, marks=pytest.mark.full)
             for case in [
                 ("0:setup", signal.SIGTERM, 2, 1),
+                ("12:batch_start", signal.SIGTERM, 2, 1),
+                ("16:val", signal.SIGINT, 2, 1),
                 ("0:setup", signal.SIGINT, 2, 2),
                 ("0:sanity", signal.SIGUSR1, 2, 1),
                 ("0:sanity", signal.SIGTERM, 2, 2),

@@ -13,17 +13,10 @@ import pytest
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    assert harness.fit(folder) == 0, harness.log(folder)
-    return harness.outcome(folder)
-
-
 @pytest.mark.parametrize(
     ("fault", "code", "saved"),
     [
-        ("11:batch_start:TERM", 143, 12),
+        pytest.param("11:batch_start:TERM", 143, 12, marks=pytest.mark.full),
         pytest.param("11:forward:INT", 130, 12, marks=pytest.mark.full),
         ("9:after_backward:USR1", 138, 10),
     ],

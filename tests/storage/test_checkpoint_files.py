@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event, Lock
 
 import numpy as np
 import pytest
@@ -49,3 +50,75 @@ def test_each_file_can_be_read_again_whatever_state_callbacks_come_to_have(tmp_p
     with pytest.raises(UserError, match=r"state of a callback\?.*pathlib"):
         io.save_checkpoint(contents, last)
     assert read_checkpoint(last)["callbacks"]["Best"].keys() == {"seen", "mean"}
+
+
+class Held(AtomicCheckpointIO):
+    """Writes a file only once something waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_background, self._is_awaited = True, Event()
+
+    def finish(self):
+        if self._writing is not None:
+            self._is_awaited.set()
+        super().finish()
+
+    def _write(self, contents, target):
+        assert self._is_awaited.wait(60)
+        self._is_awaited.clear()
+        super()._write(contents, target)
+
+
+def test_a_save_in_the_background_holds_the_numbers_of_its_moment_and_waits_for_the_one_before(tmp_path):
+    io, last, counts = Held(), tmp_path / "last.ckpt", [0]
+    weights = torch.zeros(10)
+    for step in (1, 2):
+        weights += 1
+        counts[0] += 1
+        state = {"tied": weights, "as": weights.view(2, 5)}
+        io.save_checkpoint({"state_dict": state, "global_step": step, "counts": counts}, last)
+        assert last.exists() == (step == 2)
+    weights += 1
+    counts[0] += 1
+    assert read_checkpoint(last)["global_step"] == 1
+    io.finish()
+    for step, name in ((1, "previous"), (2, "last")):
+        found = read_checkpoint(tmp_path / f"{name}.ckpt")
+        assert (found["global_step"], found["counts"]) == (step, [step])
+        assert found["state_dict"]["tied"].tolist() == [step] * 10
+        assert found["state_dict"]["as"].data_ptr() == found["state_dict"]["tied"].data_ptr()
+    for wrong in (Lock(), Event):  # each error is that of the save itself
+        with pytest.raises(UserError, match=r"cannot be written|more than tensors"):
+            io.save_checkpoint({"state_dict": {}, "wrong": wrong}, last)
+    assert read_checkpoint(last)["global_step"] == 2
+
+
+def test_what_a_save_in_the_background_meets_is_told_when_it_is_waited_for(tmp_path, monkeypatch):
+    io, last, best = Held(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    monkeypatch.setattr("os.fsync", raises(OSError(28, "No space left on device")))
+    io.save_checkpoint({"state_dict": {}, "global_step": 1}, best)
+    with pytest.warns(UserWarning, match=r"best\.ckpt was not written \(No space left"):
+        io.save_checkpoint({"state_dict": {}, "global_step": 1}, last)
+    with pytest.warns(UserWarning, match=r"last\.ckpt was not written"):
+        io.finish()
+    assert (io.failures, io.lost) == (1, {last, best})
+    for step in (2, 3):
+        io.save_checkpoint({"state_dict": {}, "global_step": step}, last)
+        if step == 2:
+            with pytest.warns(UserWarning, match="training continues"):
+                io.finish()
+    with pytest.raises(UserError, match="3 saves in a row failed: training stops"):
+        io.finish()
+    monkeypatch.undo()
+    io.save_checkpoint({"state_dict": {}, "global_step": 4}, last)
+    io.teardown()
+    assert (io.failures, io.lost) == (0, {best})
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def raises(fault: Exception):
+    def call(*_):
+        raise fault
+
+    return call

@@ -13,6 +13,8 @@ import re
 import struct
 import warnings
 import zipfile
+from concurrent.futures import Future, ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, BinaryIO, NamedTuple
@@ -43,26 +45,68 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     Lightning's own plugin writes to the temporary folder of the machine, may leave a truncated file if that is on
     another disk, and does not flush it. Here a new last checkpoint also renames the one before it to ``previous.ckpt``,
     the first file of each name is read back before it is renamed, and a full disk ends training only if it stays full.
+
+    A save packs the contents of the file in memory, and a thread writes them. Each save waits for the one before it.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.in_background = False
+        """Whether a save returns before its file is written; ``finish`` then waits for it."""
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: tuple[Path, int, Future[None]] | None = None
         self.failures = 0
         """Steps in a row after which a save failed; the last and the best checkpoint of a step count as one."""
+        self.lost: set[Path] = set()
+        """Files whose newest save failed."""
         self._failed_step = -1
         self._read_back: set[str] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        self.finish()
         target = Path(path)
-        part = target.with_name(f".{target.name}.part")
         if "hyper_parameters" in checkpoint:  # of save_hyperparameters in a module of the user's own
             plain = {name: value for name, value in checkpoint["hyper_parameters"].items() if _is_plain(value)}
             checkpoint["hyper_parameters"] = plain
+        writing = self._thread.submit(self._write, _packed(checkpoint), target)
+        self._writing = target, checkpoint.get("global_step", 0), writing
+        if not self.in_background:
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits for the file that is being written; warns if the disk does not take it.
+
+        Raises:
+            UserError: several saves in a row failed, or the file cannot be loaded again.
+        """
+        if self._writing is None:
+            return
+        target, step, writing = self._writing
+        try:
+            writing.result()
+            self.failures = 0
+            self.lost.discard(target)
+        except OSError as fault:
+            self.lost.add(target)
+            self._count_failure(target, fault, step)
+        finally:
+            if writing.done():  # else a signal has ended the wait
+                self._writing = None
+
+    def teardown(self) -> None:
+        """Waits for a file that is still being written since an error ends training, and lets that error be told."""
+        with contextlib.suppress(Exception):
+            self.finish()
+
+    def _write(self, contents: BytesIO, target: Path) -> None:
+        part = target.with_name(f".{target.name}.part")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._write(_with_plain_numbers(checkpoint), part)
-            if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(part):
-                raise UserError(f"{_UNREADABLE}: {', '.join(unsafe)}")
+            with part.open("w+b") as file:
+                file.write(contents.getbuffer())
+                seal(file)
+                file.flush()
+                os.fsync(file.fileno())
             if len(self._read_back) < 2 and target.name not in self._read_back:  # the trial, and the first with moments
                 _check_readable(part)
                 self._read_back.add(target.name)
@@ -70,26 +114,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 os.replace(target, target.with_name(PREVIOUS.name))
             os.replace(part, target)
             _flush_folder(target.parent)
-            self.failures = 0
-        except OSError as fault:
-            self._count_failure(target, fault, checkpoint.get("global_step", 0))
         finally:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
-
-    def _write(self, checkpoint: dict[str, Any], part: Path) -> None:
-        with part.open("w+b") as file:
-            try:
-                torch.save(checkpoint, file)
-            except OSError:
-                raise
-            except Exception as fault:  # pickle raises many types
-                if isinstance(fault.__context__, OSError):  # after a failed write, torch fails to end its file
-                    raise fault.__context__ from None
-                raise UserError(f"a checkpoint of this run cannot be written: {first_line(fault)}") from fault
-            seal(file)
-            file.flush()
-            os.fsync(file.fileno())
 
     def _count_failure(self, target: Path, fault: OSError, step: int) -> None:
         if self.failures == 0 or step != self._failed_step:
@@ -105,6 +132,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ) -> dict[str, Any]:
         """Returns a checked checkpoint of tensors and plain data; loads no code, whatever ``weights_only`` is."""
         return read_checkpoint(Path(path), mmap=False)
+
+
+def _packed(checkpoint: dict[str, Any]) -> BytesIO:
+    """Returns the contents of a file, which no later step of training changes."""
+    contents = BytesIO()
+    try:
+        torch.save(_with_plain_numbers(checkpoint), contents)
+    except Exception as fault:  # pickle raises many types
+        raise UserError(f"a checkpoint of this run cannot be written: {first_line(fault)}") from fault
+    contents.seek(0)
+    if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(contents):
+        raise UserError(f"{_UNREADABLE}: {', '.join(unsafe)}")
+    return contents
 
 
 def _with_plain_numbers(value: Any) -> Any:

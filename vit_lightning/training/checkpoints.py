@@ -18,7 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.metric_facts import STEP_METRICS
-from vit_lightning.storage.checkpoint_files import BEST, LAST
+from vit_lightning.storage.checkpoint_files import BEST, LAST, AtomicCheckpointIO
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
 
@@ -53,6 +53,9 @@ class Checkpoints(Checkpoint):
     written again after a validation: that would double the writes of each epoch, and a kill in the next epoch costs at
     most a second validation.
 
+    Files are written while training goes on. The next file, the choice of a best one, the end of training and that of
+    the process by a signal wait for the one before.
+
     Args:
         folder: the run folder; the files go to ``checkpoints`` in it.
         settings: intervals and metric.
@@ -69,6 +72,8 @@ class Checkpoints(Checkpoint):
         self._validated_step = -1
         self._saved_time = time.monotonic()
         self._due = False
+        self._writing: Path | None = None  # not yet known to be written
+        self._best_before: tuple[float | None, int] = None, 0  # if best.ckpt is not written
         self._finished = False
         self._resumed = False
         self._before_validation = False
@@ -89,7 +94,8 @@ class Checkpoints(Checkpoint):
         if not self._resumed:  # finds now what cannot be written or loaded again
             trial = self.last.with_name(".trial.ckpt")
             try:
-                written = self._write(trainer, trial)
+                self._begin(trainer, trial)
+                written = self.finish(trainer)
             finally:
                 trial.unlink(missing_ok=True)
             if not written:  # a warning has said why; the cause tells fit to keep the run folder
@@ -112,7 +118,7 @@ class Checkpoints(Checkpoint):
     def save_if_possible(self, trainer: Trainer) -> bool:
         """Writes ``last.ckpt`` after a batch if training can resume from here; returns whether it could."""
         possible = _can_resume_here(trainer)
-        if possible and self._written_step != trainer.global_step:
+        if possible and not self._has_last(trainer):
             self._before_validation = _validates_now(trainer)
             self._save_last(trainer)
             self._before_validation = False
@@ -138,19 +144,27 @@ class Checkpoints(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._validated_step == trainer.global_step:  # else the score is that of older weights
             self._save_best(trainer)
-        if self._written_step != trainer.global_step:
+        if not self._has_last(trainer):
             self._save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finished = True
         self._save_last(trainer)
+        self.finish(trainer)
 
     def _save_last(self, trainer: Trainer) -> None:
+        self.finish(trainer)
         self._saved_step, self._saved_time, self._due = trainer.global_step, time.monotonic(), False
-        if self._write(trainer, self.last):
-            self._written_step = trainer.global_step
+        self._begin(trainer, self.last)
+
+    def _has_last(self, trainer: Trainer) -> bool:
+        """Whether ``last.ckpt`` is that of this step."""
+        if self._writing == self.last:
+            self.finish(trainer)
+        return self._written_step == trainer.global_step
 
     def _save_best(self, trainer: Trainer) -> None:
+        self.finish(trainer)
         if self.settings.monitor not in trainer.callback_metrics:
             if self.best_score is None and _epoch_ends(trainer):
                 self._refuse_unknown(trainer)
@@ -159,10 +173,9 @@ class Checkpoints(Checkpoint):
         sign = 1.0 if self.settings.mode == "max" else -1.0
         if math.isnan(score) or (self.best_score is not None and sign * score <= sign * self.best_score):
             return
-        before = self.best_score, self.best_step
+        self._best_before = self.best_score, self.best_step
         self.best_score, self.best_step = score, trainer.global_step
-        if not self._write(trainer, self.best):
-            self.best_score, self.best_step = before
+        self._begin(trainer, self.best)
 
     def _refuse_unknown(self, trainer: Trainer, more: str = "") -> None:
         """Refuses a monitored metric that a module of the user's does not log: no check of the config knows them."""
@@ -171,12 +184,36 @@ class Checkpoints(Checkpoint):
             choices = f"choose {', '.join(sorted(known))}" if known else "give validation_step a self.log of it"
             raise UserError(f"checkpoint.monitor={monitor} is not logged ({choices}{more})")
 
-    def _write(self, trainer: Trainer, path: Path) -> bool:
-        """Returns whether the file was written; AtomicCheckpointIO warns of a full disk."""
+    def _begin(self, trainer: Trainer, path: Path) -> None:
+        """Begins to write a file, after the one before."""
         self.guard.check_all(trainer)
-        trainer.save_checkpoint(path)
-        written = getattr(trainer.strategy.checkpoint_io, "failures", 0) == 0
-        return bool(trainer.strategy.broadcast(written))  # only the first rank writes
+        plugin = trainer.strategy.checkpoint_io
+        if isinstance(plugin, AtomicCheckpointIO):
+            plugin.in_background = True
+        try:
+            trainer.save_checkpoint(path)
+        finally:
+            if isinstance(plugin, AtomicCheckpointIO):
+                plugin.in_background = False  # who else saves, such as a ModelCheckpoint, then has the file
+        self._writing = path
+
+    def finish(self, trainer: Trainer) -> bool:
+        """Waits until the file that was begun is complete; returns whether it was written. All ranks call it at once.
+
+        AtomicCheckpointIO warns of a full disk.
+        """
+        path, self._writing = self._writing, None
+        if path is None:
+            return True
+        plugin, written = trainer.strategy.checkpoint_io, True
+        if isinstance(plugin, AtomicCheckpointIO):
+            plugin.finish()
+            written = bool(trainer.strategy.broadcast(path not in plugin.lost))  # only the first rank writes
+        if path == self.last and written:
+            self._written_step = self._saved_step
+        if path == self.best and not written:
+            self.best_score, self.best_step = self._best_before
+        return written
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config

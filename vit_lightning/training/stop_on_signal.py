@@ -48,20 +48,20 @@ class StopOnSignal(Checkpoint):
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         if self._agreed(trainer) and self.checkpoints.save_if_possible(trainer):
-            self._exit()
+            self._exit(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and self._agreed(trainer):
-            self._exit()  # last.ckpt was written before the validation
+            self._exit(trainer)  # last.ckpt is that of before the validation
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._agreed(trainer):
-            self._exit()
+            self._exit(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._installed.close()
         if self._agreed(trainer):
-            self._exit()
+            self._exit(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._installed.close()
@@ -77,5 +77,6 @@ class StopOnSignal(Checkpoint):
             self._received = int(trainer.strategy.reduce(flag, reduce_op="max"))
         return self._received != 0
 
-    def _exit(self) -> None:
+    def _exit(self, trainer: Trainer) -> None:
+        self.checkpoints.finish(trainer)
         end_process(self._received)
