@@ -2,9 +2,10 @@
 
 python experiments/benchmarks/fast_paths.py --seconds 3
 
-Each row is forward and backward of a linear layer or of attention, in the forms that the table can name, beside torch's
-own operators; the ratio is the speed over theirs. A form belongs in the table where its interval is above 1. Weights
-and tokens are warm in the caches here, so that a step gains less: ``throughput.py`` has the last word.
+Each row is forward and backward of a linear layer or of attention, or attention without gradients, in the forms that
+the table can name, beside torch's own operators; the ratio is the speed over theirs. A form belongs in the table where
+its interval is above 1. Weights and tokens are warm in the caches here, so that a step gains less: ``throughput.py``
+has the last word.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ def compare(title: str, dtype: torch.dtype, make: Callable[[], torch.Tensor], ro
     def step(row: dict | None) -> None:
         fast_paths.use("plain" if row is None else "auto")
         fast_paths.TABLE["cpu", dtype] = row or {}
-        out = make()
-        out.backward(torch.ones_like(out))
+        with torch.set_grad_enabled("inference" not in title):
+            out = make()
+        if out.requires_grad:
+            out.backward(torch.ones_like(out))
 
     forms = {"plain": None, **rows}
     found = paired_rounds({name: lambda row=row: step(row) for name, row in forms.items()}, 1000, limit_s=seconds)
@@ -65,16 +68,17 @@ def main() -> None:
             *((64, 3, 17, 64), (64, 3, 24, 64), (64, 3, 32, 64), (64, 3, 65, 64), (8, 6, 197, 64)),
         ):
             heads = [torch.randn(b, n, h, d, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3)]
-            compare(
-                f"{name} attention {b} x {h} heads, {n} tokens of {d}",
-                dtype,
-                lambda heads=heads, d=d: attend(*heads, scale=d**-0.5, mask=None, dropout=0.0),
-                {
-                    str(one).removeprefix("torch."): {"attention": ((math.inf, math.inf, one),)}
-                    for one in {dtype, torch.float32}
-                },
-                seconds,
-            )
+            for kind in ("attention", "inference"):
+                compare(
+                    f"{name} {kind} {b} x {h} heads, {n} tokens of {d}",
+                    dtype,
+                    lambda heads=heads, d=d: attend(*heads, scale=d**-0.5, mask=None, dropout=0.0),
+                    {
+                        str(one).removeprefix("torch."): {kind: ((math.inf, math.inf, one),)}
+                        for one in dict.fromkeys((dtype, torch.float32))
+                    },
+                    seconds,
+                )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,22 @@
 import copy
+from functools import partial
 
 import pytest
 import torch
 from tensors import randn, randomise
 
-from vit_lightning import ViT
+from vit_lightning import UserError, ViT
 from vit_lightning.models import fast_paths
+from vit_lightning.models.attention import MultiHeadAttention, RotaryAttention
+from vit_lightning.models.feed_forward import FeedForwardBlock
 
 
 @pytest.fixture(autouse=True)
 def small_sizes_too(monkeypatch):
     """Takes the fused bias at sizes of tests."""
-    table = {key: row | {"fused_bias_from": 0} for key, row in fast_paths.TABLE.items() if key[1] is torch.bfloat16}
-    monkeypatch.setattr(fast_paths, "TABLE", fast_paths.TABLE | table)
+    forms = {torch.bfloat16: {"fused_bias_from": 0}, torch.float32: {"bias_after": (0, 600_000)}}
+    table = {(device, dtype): row | forms[dtype] for (device, dtype), row in fast_paths.TABLE.items()}
+    monkeypatch.setattr(fast_paths, "TABLE", table)
     yield
     fast_paths.use("auto")
 
@@ -47,7 +51,7 @@ def test_logits_and_gradients_are_as_near_to_float64_as_those_of_the_plain_path(
     assert all(again[name].dtype == torch.float32 for name, _ in network.named_parameters())
     # the same bits when the blocks are computed again in the backward pass, and with hooks on what is inside of them
     seen = []
-    for module in network.encoder.modules():
+    for module in network.encoder[0].modules():
         module.register_forward_hook(lambda module, given, out: seen.append(module))
     network.encoder.activation_checkpointing = True
     repeated = results(network, images, bfloat16=bfloat16)
@@ -64,7 +68,7 @@ def test_compiled_networks_and_other_devices_take_torch_s_own_operators():
     plain = network(images)
     fast_paths.use("auto")
     assert torch.equal(torch.compile(network, backend="eager", fullgraph=True)(images), plain)
-    assert not fast_paths.choose_linear("cuda", torch.bfloat16, 2**30)
+    assert fast_paths.choose_linear("cuda", torch.bfloat16, 2**30) == "plain"
     assert fast_paths.choose_attention("cuda", torch.bfloat16, 17, 16) is None
     assert fast_paths.choose_attention("cpu", torch.float64, 17, 16) is None
 
@@ -75,3 +79,81 @@ def test_frozen_weights_and_inputs_get_no_gradient():
     found = results(network, randn(2, 3, 8, 8, dtype=torch.float32), bfloat16=True)
     assert found.pop("encoder.0.attention.fn.attention.qkv.weight") is None
     assert all(gradient is not None for gradient in found.values())
+
+
+def tokens_of_the_last_block(network, images):
+    """How many tokens its feed-forward part gets, whose product is replaced since a hook would ask for all of them."""
+    counts = []
+    linear = fast_paths.linear
+    with pytest.MonkeyPatch.context() as patch:
+        last = network.encoder[-1].feed_forward.fn.feed_forward.contract.weight
+        patch.setattr(
+            fast_paths, "linear", lambda x, w, b: (counts.append(x.shape[1]) if w is last else None, linear(x, w, b))[1]
+        )
+        network(images)
+    return counts[0]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_last_block_is_computed_for_the_class_token_alone(checkpointing):
+    network = randomise(
+        ViT(
+            **{"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3},
+            **{"drop_path": 0.5, "layer_scale": 0.5, "activation_checkpointing": checkpointing},
+        )
+    )
+    images = randn(8, 3, 8, 8)
+    torch.manual_seed(1)
+    exact = results(copy.deepcopy(network).double(), images, paths="plain")
+    torch.manual_seed(1)
+    found = results(network, images.float())
+    assert error(found, exact) < 1e-5
+    assert tokens_of_the_last_block(network, images.float()) == 1
+    network.eval()
+    assert tokens_of_the_last_block(network, images.float()) == 1
+    assert network.forward_features(images.float()).shape == (8, 5, 16)
+
+
+def test_all_tokens_of_the_last_block_are_computed_where_something_else_may_read_them():
+    images = randn(2, 3, 8, 8, dtype=torch.float32)
+    sizes = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+
+    class OwnAttention(MultiHeadAttention):
+        pass
+
+    attentions = (OwnAttention, RotaryAttention, partial(MultiHeadAttention, dropout=0.1))
+    networks = [ViT(**sizes, attention=attention) for attention in attentions]
+    networks += [ViT(**sizes, pool="mean"), ViT(**sizes, feed_forward=partial(FeedForwardBlock, dropout=0.1))]
+    assert [tokens_of_the_last_block(network, images) for network in networks] == [5, 5, 5, 5, 5]
+    assert [tokens_of_the_last_block(network.eval(), images) for network in networks] == [5, 5, 1, 5, 1]
+    network = networks[-1]
+    for module in (network.encoder, network.head, network.norm, network.encoder[-1].attention.fn.attention):
+        seen = []
+        handle = module.register_forward_hook(lambda module, given, out, seen=seen: seen.append(given[0].shape[1]))
+        network(images)
+        handle.remove()
+        assert seen == [5]
+    fast_paths.use("plain")
+    assert tokens_of_the_last_block(network, images) == 5
+
+
+def test_second_derivatives_are_refused_and_torch_s_transforms_take_its_own_operators():
+    network = randomise(ViT(image_size=8, patch_size=4, emb_size=16, depth=1, num_heads=2, num_classes=3))
+    images, weights = randn(2, 3, 8, 8).float(), dict(network.named_parameters())
+    loss = network(images).square().sum()
+    with pytest.raises(UserError, match="fast_paths=plain"):
+        torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+
+    def functional(weights):
+        return torch.func.functional_call(network, weights, (images,)).square().sum()
+
+    gradients = torch.func.grad(functional)(weights)
+    for name, expected in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
+        torch.testing.assert_close(gradients[name], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.jit.trace(network.eval(), images)(images), network(images))
+
+
+def test_a_batch_without_images_has_gradients():
+    network = ViT(image_size=8, patch_size=4, emb_size=16, depth=1, num_heads=2, num_classes=3)
+    for bfloat16 in (False, True):
+        assert results(network, torch.zeros(0, 3, 8, 8), bfloat16=bfloat16)["logits"].shape == (0, 3)

@@ -63,8 +63,9 @@ class ConfigOptions:
             that a run has about 10, and 0 for none.
         metrics: classes of torchmetrics with their arguments, also by short names such as F1Score, that validation and
             test log under name.
-        fast_paths: auto computes the products of a ViT in the forms that are fastest on the device, with the same
-            numbers but for rounding; plain takes torch's own operators, which can be differentiated twice too.
+        fast_paths: a fast path is another way to compute a layer's matrix products, equal but for rounding. auto takes
+            those that were measured to be fastest for the device, type and shape; plain takes torch's own operators,
+            which second derivatives need.
     """
 
     experiment: str | None = None

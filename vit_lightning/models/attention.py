@@ -112,17 +112,21 @@ class MultiHeadAttention(nn.Module):
         """Returns queries, keys and values of each head, (b, h, n, d)."""
         parts = rearrange(self.qkv(tokens), "b n (qkv h d) -> b n qkv h d", qkv=3, h=self.num_heads)
         # split along qkv, so that the gradient is put together at once in the order of the projection
-        queries, keys, values = (rearrange(part, "b n h d -> b h n d") for part in parts.unbind(dim=2))
-        return queries, keys, values
+        queries, keys, values = parts.unbind(dim=2)
+        return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Returns each head's values as its queries weigh them, (b, h, n, d)."""
         dropout = self.dropout if self.training else 0.0
         return attend(queries, keys, values, scale=self.scale, mask=mask, dropout=dropout)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attends where ``mask``, boolean and broadcast to (b, h, n, n), is True for query (row) and key (column)."""
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, *, first: int | None = None) -> Tensor:
+        """Attends where ``mask``, boolean and broadcast to (b, h, n, n), is True for query (row) and key (column).
+
+        With ``first`` only so many tokens attend, and only they are returned.
+        """
         queries, keys, values = self.heads(tokens)
+        queries = queries if first is None else queries[:, :, :first]
         queries = queries if self.query_norm is None else self.query_norm(queries)
         keys = keys if self.key_norm is None else self.key_norm(keys)
         out = rearrange(self.attend(queries, keys, values, mask), "b h n d -> b n (h d)")

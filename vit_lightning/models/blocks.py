@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -164,6 +165,14 @@ class TransformerEncoderBlock(NamedSequential):
             feed_forward=ResidualAdd(branch("feed_forward", feed_forward)),
         )
 
+    def first_token(self, tokens: Tensor) -> Tensor:
+        """Returns what ``forward`` makes of the first token, (b, n, e) -> (b, 1, e), and leaves out the others."""
+        norm, attention, *rest = cast(nn.Sequential, cast(ResidualAdd, self.attention).fn)
+        out: Tensor = attention(norm(tokens), first=1)
+        for part in rest:
+            out = part(out)
+        return cast(Tensor, cast(ResidualAdd, self.feed_forward)(tokens[:, :1] + out))
+
 
 EncoderBlock = Callable[[int, nn.Module, nn.Module, Layer, float | None, float], nn.Module]
 """Makes a block from emb_size, attention, feed-forward part, norm, layer_scale and drop_path."""
@@ -179,11 +188,13 @@ class TransformerEncoder(nn.Sequential):
 
     activation_checkpointing = False
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        if not (self.activation_checkpointing and self.training and torch.is_grad_enabled()):
-            return super().forward(tokens)  # type: ignore[no-any-return, no-untyped-call]
-        for block in self:
-            tokens = checkpoint(block, tokens, use_reentrant=False)
+    def forward(self, tokens: Tensor, *, first_token: bool = False) -> Tensor:
+        """With ``first_token`` the last block gives its first token alone, (b, 1, e)."""
+        recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
+        last = len(self) - 1
+        for number, block in enumerate(self):
+            call = cast(TransformerEncoderBlock, block).first_token if first_token and number == last else block
+            tokens = checkpoint(call, tokens, use_reentrant=False) if recompute else call(tokens)
         return tokens
 
 

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from vit_lightning.errors import UserError
 
 FastPaths = Literal["auto", "plain"]
 
@@ -26,11 +27,15 @@ TABLE: dict[tuple[str, torch.dtype], dict[str, Any]] = {
         "attention": ((24, math.inf, torch.float32), (math.inf, math.inf, torch.bfloat16)),
         "inference": ((24, 16, torch.float32),),
     },
-    ("cpu", torch.float32): {"fused_bias_from": math.inf, "attention": ((24, 16, torch.float32),), "inference": ()},
+    ("cpu", torch.float32): {
+        "bias_after": (30_000, 600_000),
+        "attention": ((24, 16, torch.float32),),
+        "inference": (),
+    },
 }
-"""By device and type of the products: from how many outputs a linear layer adds its bias within the product, and the
-type of attention's batched products up to a number of keys and a width of the heads, with gradients (attention) and
-without (inference); where no row fits, torch's fused attention."""
+"""By device and type of the products: from how many outputs a linear layer adds its bias within the product, or between
+which numbers after it; the type of attention's batched products up to a number of keys and a width of the heads, with
+gradients (attention) and without (inference). Where no row fits, torch's addmm and fused attention."""
 
 _paths: FastPaths = "auto"
 
@@ -43,8 +48,8 @@ def use(paths: FastPaths) -> None:
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
     """Returns the type in which torch multiplies a tensor here: autocast changes it."""
-    device = tensor.device.type
-    if tensor.dtype is torch.float64 or not torch.is_autocast_enabled(device):
+    device = "cpu" if tensor.is_cpu else tensor.device.type
+    if not torch.is_autocast_enabled(device) or tensor.dtype is torch.float64:
         return tensor.dtype
     return torch.get_autocast_dtype(device)
 
@@ -55,12 +60,19 @@ def has_bfloat16_products() -> bool:
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def choose_linear(device: str, dtype: torch.dtype, outputs: int) -> bool:
-    """Returns whether a linear layer with so many outputs, over all tokens, adds its bias within the product."""
-    if dtype is torch.bfloat16 and not has_bfloat16_products():
-        return False
-    chosen: bool = outputs >= TABLE.get((device, dtype), {}).get("fused_bias_from", math.inf)
-    return chosen
+def choose_linear(device: str, dtype: torch.dtype, outputs: int) -> Literal["fused", "after", "plain"]:
+    """Returns how a linear layer with so many outputs, over all tokens, adds its bias.
+
+    fused is within oneDNN's product, after is in place once the product is there; plain, torch's own, writes the bias
+    to all rows first.
+    """
+    row = TABLE.get((device, dtype))
+    if row is None or (dtype is torch.bfloat16 and not has_bfloat16_products()):
+        return "plain"
+    if outputs >= row.get("fused_bias_from", math.inf):
+        return "fused"
+    least, most = row.get("bias_after", (0, -1))
+    return "after" if least <= outputs <= most else "plain"
 
 
 def choose_attention(
@@ -84,6 +96,11 @@ def describe(device: str, dtype: torch.dtype) -> dict[str, Any] | None:
     return {"products": str(dtype), "fused_bias": has} | {name: str(value) for name, value in row.items()}
 
 
+def choose_class_token(images: Tensor) -> bool:
+    """Returns whether the last block leaves out the tokens that nothing reads: 9 of 12 of its products."""
+    return _are_open(images) and (images.device.type, product_dtype(images)) in TABLE
+
+
 def choose_patches(images: Tensor, patch: tuple[int, ...]) -> bool:
     """Returns whether a strided convolution of images is computed as one product of their patches."""
     tiled = all(size % side == 0 for size, side in zip(images.shape[2:], patch, strict=True))
@@ -93,9 +110,12 @@ def choose_patches(images: Tensor, patch: tuple[int, ...]) -> bool:
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Returns ``F.linear`` in the chosen form."""
     if bias is not None and _are_open(inputs):
-        dtype, outputs = product_dtype(inputs), inputs.numel() // inputs.shape[-1] * len(weight)
-        if choose_linear(inputs.device.type, dtype, outputs):
+        dtype, outputs = product_dtype(inputs), inputs.numel() // inputs.shape[-1] * weight.shape[0]
+        form = choose_linear("cpu", dtype, outputs)
+        if form == "fused":
             return _Linear.apply(inputs, weight, bias, dtype)  # type: ignore[no-any-return]
+        if form == "after":
+            return F.linear(inputs, weight).add_(bias)
     return F.linear(inputs, weight, bias)
 
 
@@ -110,7 +130,22 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Te
 
 
 def _are_open(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and _paths == "auto" and not torch.compiler.is_compiling()
+    return tensor.is_cpu and _paths == "auto" and not _is_transformed()
+
+
+def _is_transformed() -> bool:
+    """Returns whether torch compiles or traces what it calls, or transforms it by ``torch.func``."""
+    is_traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return is_traced or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _refuse_second_derivatives() -> None:
+    """Raises UserError within a backward pass that is to be differentiated.
+
+    ``once_differentiable`` does not: ``torch.autograd.grad`` leaves out the terms behind it without a word.
+    """
+    if torch.is_grad_enabled():
+        raise UserError("fast_paths=auto has no second derivatives (give fast_paths=plain)")
 
 
 class _Linear(torch.autograd.Function):
@@ -122,15 +157,17 @@ class _Linear(torch.autograd.Function):
         out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, bias.to(dtype), "none", [], "")
         ctx.save_for_backward(rows, matrix)
         ctx.types = inputs.dtype, weight.dtype, bias.dtype
-        return out.view(*inputs.shape[:-1], -1)
+        return out.view(*inputs.shape[:-1], len(weight))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
         rows, matrix = ctx.saved_tensors
         of_rows = of_out.reshape(-1, of_out.shape[-1])
         needed = ctx.needs_input_grad
-        of_inputs = torch.mm(of_rows, matrix).view(*of_out.shape[:-1], -1).to(ctx.types[0]) if needed[0] else None
+        of_inputs = (
+            torch.mm(of_rows, matrix).view(*of_out.shape[:-1], matrix.shape[1]).to(ctx.types[0]) if needed[0] else None
+        )
         of_weight = torch.mm(of_rows.t(), rows).to(ctx.types[1]) if needed[1] else None
         # a product with ones: faster than a sum over the rows
         of_bias = torch.mm(of_rows.new_ones(1, len(of_rows)), of_rows)[0].to(ctx.types[2]) if needed[2] else None
@@ -147,7 +184,7 @@ class _Attention(torch.autograd.Function):
             q, k, v = (_batch(heads, dtype) for heads in (queries, keys, values))
             scores = q.new_empty(b * h, n, k.shape[1]).baddbmm_(q, k.mT, beta=0, alpha=scale)
             weights = scores.softmax(dim=-1)
-            out = torch.bmm(weights, v).view(b, h, n, -1)
+            out = torch.bmm(weights, v).view(b, h, n, v.shape[2])
         ctx.save_for_backward(q, k, v, weights)
         ctx.scale, ctx.types = scale, (queries.dtype, keys.dtype, values.dtype)
         # in memory as (b, n, h, d): the heads are joined without a further copy
@@ -155,8 +192,8 @@ class _Attention(torch.autograd.Function):
         return joined.copy_(out.transpose(1, 2)).transpose(1, 2)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
         q, k, v, weights = ctx.saved_tensors
         b, h = of_out.shape[:2]
         with torch.autocast("cpu", enabled=False):
