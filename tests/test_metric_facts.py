@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from lightning.pytorch import Trainer
-from torchmetrics.classification import MulticlassF1Score
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from vit_lightning import Digits, ViT, ViTClassifier
-from vit_lightning.metric_facts import METRICS, MetricFacts, goal_of, metric_names
+from vit_lightning.metric_facts import METRICS, Accuracy, MetricFacts, goal_of, metric_names
 from vit_lightning.report.wording import unit_of
 
 
@@ -36,3 +37,19 @@ def test_direction_comes_from_the_table(name, goal):
 def test_top_5_needs_more_than_five_classes():
     assert metric_names("val", classes=5) == ["val/loss", "val/acc"]
     assert metric_names("val", classes=6) == ["val/loss", "val/acc", "val/acc5"]
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+def test_accuracy_counts_as_torchmetrics_does(classes):
+    ours, theirs = Accuracy(classes), MulticlassAccuracy(classes, average="micro", validate_args=False)
+    draw = torch.Generator().manual_seed(0)
+    for images in (7, 1, 64):
+        # of three levels, so that classes are tied; -100 is a label without a class
+        probabilities = torch.randint(3, (images, classes), generator=draw).float()
+        labels = torch.randint(classes, (images,), generator=draw).masked_fill(probabilities[:, 0] == 2, -100)
+        for metric in (ours, theirs):
+            metric.update(probabilities, labels)
+    for metric in (ours, theirs):
+        metric.persistent(True)
+    torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=0, atol=0)
+    assert ours.compute() == theirs.compute()

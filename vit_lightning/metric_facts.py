@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +31,32 @@ class MeanLoss(Metric):
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, loss: Tensor, images: int | Tensor) -> None:
-        self.total += loss.detach().to(self.total.dtype) * images
-        self.count += images
+        # in place: += would also set an attribute of the module, which takes longer than the addition
+        self.total.add_(loss.detach().to(self.total.dtype) * images)
+        self.count.add_(images)
 
     def compute(self) -> Tensor:
         return (self.total / self.count).to(torch.float32)
+
+
+class Accuracy(MulticlassAccuracy):
+    """Accuracy over all images; that of torchmetrics, whose update takes twice as many operations."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(classes, average="micro", validate_args=False)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        if preds.ndim != 2 or target.ndim != 1:
+            super().update(preds, target)
+            return
+        assert self.num_classes is not None
+        right = (preds.argmax(dim=1) == target).sum()
+        wrong = len(target) - right
+        counts: list[Any] = [self.tp, self.fp, self.fn, self.tn]
+        for count, more in zip(
+            counts, (right, wrong, wrong, right + (self.num_classes - 2) * len(target)), strict=True
+        ):
+            count.add_(more)
 
 
 @dataclass(frozen=True)
@@ -67,7 +88,7 @@ class MetricFacts:
 METRICS = {
     "loss": MetricFacts(lambda classes: MeanLoss(), "minimize", "loss"),  # the only one updated with the loss
     "acc": MetricFacts(
-        lambda classes: MulticlassAccuracy(classes, average="micro", validate_args=False),
+        Accuracy,
         "maximize",
         "accuracy",
         percent=True,

@@ -1,13 +1,15 @@
 """The whole Trainer of ``lightning fit`` beside the bare step: how much of the step's speed a run keeps.
 
-    python experiments/benchmarks/trainer_overhead.py [--epochs 12] [--threads 2] [--profile]
+    python experiments/benchmarks/trainer_overhead.py [--seconds 80] [--threads 2] [--profile]
 
-A real run (our data module with augmentation, metrics, bar in a terminal, metrics.jsonl, offline W&B, step seeds,
-stopwatch, monitor, divergence guard, checkpoints) and a bare step (forward, loss, backward, optimizer on a ready batch)
-of a network of the same sizes take turns in one process: where a batch of the run begins, its first callback takes one
-bare step. A round is the time from the end of one bare step to the beginning of the next, a whole turn of the Trainer's
-loop with all rows, ends of epochs and checkpoints, beside the time of that bare step. Validations are left out of the
-rounds: after each of them comes bare inference of as many batches.
+A real run (our data module, metrics, bar in a terminal, metrics.jsonl, offline W&B, step seeds, stopwatch, monitor,
+divergence guard, checkpoints) and a bare step (forward, loss, backward, optimizer on a ready batch) of a network of the
+same sizes take turns in one process: where a batch of the run begins, its first callback takes one bare step. A round
+is the time from the end of one bare step to the beginning of the next, a whole turn of the Trainer's loop with all
+rows, ends of epochs and checkpoints, beside the mean of the two bare steps. Every second batch comes from the data
+module: it is loaded from memory, cropped, flipped and normalised within its round. The others are ready, as the bare
+step's is, so that these rounds have the Trainer's own cost alone. Validations are left out of the rounds: after each of
+them comes bare inference of as many batches.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ import os
 import pstats
 import pty
 import struct
+import subprocess
 import sys
 import tempfile
 import termios
-import threading
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,11 +42,13 @@ from vit_lightning import ViT
 from vit_lightning.commands.console import quiet
 from vit_lightning.commands.run import prepare
 from vit_lightning.config.resolve import resolve
+from vit_lightning.data.batches import Batch
 from vit_lightning.training.memory import keep_freed_memory
 from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule
 from vit_lightning.training.rounds import median
 
-BATCH, BATCHES_OF_EPOCH, CLASSES, SIDE = 128, 50, 10, 16
+BATCH, BATCHES_OF_EPOCH, BATCHES_OF_VALIDATION, CLASSES, SIDE = 128, 50, 10, 10, 16
+READY, LOADED = "Trainer on ready batches", "Trainer with loading and augmentation"
 WARM_UP = 20
 """Rounds that do not count."""
 CONFIG = """
@@ -61,16 +66,16 @@ data:
       - {class_path: vit_lightning.HorizontalFlip}
 wandb: {mode: offline}
 pictures_every_n_epochs: 0
-trainer: {accelerator: cpu, log_every_n_steps: 50}
+trainer: {accelerator: cpu, log_every_n_steps: 50, max_epochs: 1000}
 """
 
 
 def write_images(root: Path) -> None:
-    """Writes random images: ``BATCHES_OF_EPOCH`` batches to train on, and half as many for validation."""
+    """Writes random images to train on and for validation."""
     draw = np.random.default_rng(0)
     for split, count in (
         ("train", BATCH * BATCHES_OF_EPOCH),
-        ("val", BATCH * BATCHES_OF_EPOCH // 2),
+        ("val", BATCH * BATCHES_OF_VALIDATION),
         ("test", CLASSES),
     ):
         for label in range(CLASSES):
@@ -80,10 +85,28 @@ def write_images(root: Path) -> None:
             Image.fromarray(pixels).save(root / split / str(number % CLASSES) / f"{number}.bmp")
 
 
+class EverySecondReady:
+    """Batches of a training loader, of which every second one is replaced by one that is ready."""
+
+    def __init__(self, data: Any) -> None:
+        self.loader = data.train_dataloader()
+        batch = data.model_input(next(iter(self.loader)), 0)
+        self.ready = batch.images, batch.labels  # as from a loader of the user's own: passed on as it is
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        loaded = iter(self.loader)
+        for number in range(len(self)):
+            yield self.ready if number % 2 else next(loaded)
+
+
 class TakesTurns(Callback):
     """Callback that takes a bare step at the beginning of each batch, and keeps the seconds of both."""
 
-    def __init__(self, profiler: cProfile.Profile | None) -> None:
+    def __init__(self, seconds: float, profiler: cProfile.Profile | None) -> None:
+        self.until = time.monotonic() + seconds
         self.network = ViT(image_size=SIDE, patch_size=4, emb_size=64, depth=6, num_heads=4, num_classes=CLASSES)
         self.images, self.labels = torch.randn(BATCH, 3, SIDE, SIDE), torch.randint(CLASSES, (BATCH,))
         self.optimizer, _ = optimizer_and_schedule(
@@ -91,6 +114,7 @@ class TakesTurns(Callback):
         )
         self.profiler = profiler
         self.step_of_trainer: list[float] = []
+        self.is_ready: list[bool] = []
         self.step_alone: list[float] = []
         self.pass_of_trainer: list[float] = []
         self.pass_alone: list[float] = []
@@ -99,14 +123,17 @@ class TakesTurns(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.profiler is not None:
             self.profiler.disable()
+        trainer.strategy.checkpoint_io.finish()  # in the Trainer's time
         began = time.perf_counter()
         if self._left is not None:
             self.step_of_trainer.append(began - self._left)
+            self.is_ready.append(not isinstance(batch, Batch))
         self.optimizer.zero_grad()
         F.cross_entropy(self.network(self.images), self.labels).backward()
         self.optimizer.step()
         self._left = time.perf_counter()
         self.step_alone.append(self._left - began)
+        trainer.should_stop = time.monotonic() > self.until
         if self.profiler is not None and len(self.step_alone) > WARM_UP:
             self.profiler.enable()
 
@@ -118,7 +145,7 @@ class TakesTurns(Callback):
         if trainer.sanity_checking:
             return
         self.pass_of_trainer.append(time.perf_counter() - self._began)
-        batches = torch.randn(BATCHES_OF_EPOCH // 2, BATCH, 3, SIDE, SIDE)
+        batches = torch.randn(BATCHES_OF_VALIDATION, BATCH, 3, SIDE, SIDE)
         self.network.eval()
         began = time.perf_counter()
         with torch.inference_mode():
@@ -132,21 +159,17 @@ class TakesTurns(Callback):
 
 
 def in_a_terminal() -> None:
-    """Makes stderr a terminal, of which a thread reads what is written."""
+    """Makes stderr a terminal, of which another process reads what is written."""
     reading, writing = pty.openpty()
     fcntl.ioctl(writing, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
     sys.stderr = os.fdopen(writing, "w")
-
-    def read() -> None:
-        while os.read(reading, 4096):
-            pass
-
-    threading.Thread(target=read, daemon=True).start()
+    subprocess.Popen(["cat"], stdin=reading, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    os.close(reading)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=80.0, help="how long it trains; the start comes before it")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
@@ -158,12 +181,14 @@ def main() -> None:
         write_images(Path("images"))
         Path("c.yaml").write_text(CONFIG, encoding="utf-8")
         os.environ.pop("WANDB_MODE", None)
-        experiment = resolve(["--config=c.yaml", f"--trainer.max_epochs={args.epochs}"])
-        in_a_terminal()
+        experiment = resolve(["--config=c.yaml"])
         keep_freed_memory()
         Path("run").mkdir()
         run = prepare(experiment, experiment.make_trainer_arguments(), Path("run"))
-        turns = TakesTurns(cProfile.Profile() if args.profile else None)
+        batches = EverySecondReady(experiment.data)
+        experiment.data.train_dataloader = lambda: batches  # type: ignore
+        in_a_terminal()
+        turns = TakesTurns(args.seconds, cProfile.Profile() if args.profile else None)
         run.trainer.callbacks.insert(0, turns)  # type: ignore[attr-defined]
         run.mirror.start()
         run.trainer.fit(run.module, datamodule=experiment.data)
@@ -175,16 +200,13 @@ def main() -> None:
         pstats.Stats(turns.profiler, stream=sys.stdout).sort_stats("tottime").print_stats(70)
         pstats.Stats(turns.profiler, stream=sys.stdout).sort_stats("cumtime").print_stats(110)
         return
-    of_trainer, alone = turns.step_of_trainer[WARM_UP:], turns.step_alone[WARM_UP:-1]
-    steps = [bare / whole for bare, whole in zip(alone, of_trainer, strict=True)]
+    of_trainer, bare = np.array(turns.step_of_trainer[WARM_UP:]), np.array(turns.step_alone[WARM_UP:])
+    alone, is_ready = (bare[:-1] + bare[1:]) / 2, np.array(turns.is_ready[WARM_UP:])
     passes = [bare / whole for bare, whole in zip(turns.pass_alone, turns.pass_of_trainer, strict=True)]
     table = {
-        "rounds": len(alone),
+        READY: compare(of_trainer[is_ready], alone[is_ready]),
+        LOADED: compare(of_trainer[~is_ready], alone[~is_ready]),
         "threads": args.threads,
-        "bare step, ms": 1000 * float(np.median(alone)),
-        "step of the Trainer, ms": 1000 * float(np.median(of_trainer)),
-        "speed of the Trainer, median of the rounds": list(median(steps)),
-        "speed of the Trainer, all rounds together": sum(alone) / sum(of_trainer),
         "validation, ms": 1000 * float(np.median(turns.pass_of_trainer)),
         "the same batches alone, ms": 1000 * float(np.median(turns.pass_alone)),
         "validation, median of the passes": list(median(passes)),
@@ -194,6 +216,17 @@ def main() -> None:
     }
     print(json.dumps(table, indent=2))
     args.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+
+
+def compare(of_trainer: Any, alone: Any) -> dict[str, Any]:
+    """Returns the speed of the Trainer, over that of the bare steps of the same rounds."""
+    return {
+        "rounds": len(alone),
+        "bare step, ms": 1000 * float(np.median(alone)),
+        "step of the Trainer, ms": 1000 * float(np.median(of_trainer)),
+        "speed, median of the rounds": list(median(alone / of_trainer)),
+        "speed, all rounds together": float(alone.sum() / of_trainer.sum()),
+    }
 
 
 def processor() -> str:

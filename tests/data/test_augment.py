@@ -15,7 +15,7 @@ from vit_lightning.data.augment import (
     affine,
 )
 from vit_lightning.errors import UserError
-from vit_lightning.random_keys import mix, sample_keys, uniform
+from vit_lightning.random_keys import _mix, mix, sample_keys, uniform
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -71,6 +71,10 @@ def test_mix_gives_the_published_numbers_as_streams():
 def test_mix_equals_splitmix64_for_all_kinds_of_numbers(stream):
     bits = [0, 1, -1, 2**63 - 1, -(2**63), 1234567, -987654321] + [(i * GOLDEN) % 2**63 for i in range(50)]
     assert unsigned(mix(torch.tensor(bits), stream)) == [splitmix64(value & MASK, stream) for value in bits]
+
+
+def test_mix_is_the_same_by_numpy_and_by_torch():
+    assert torch.equal(mix(keys(1000), 5), _mix(keys(1000), 5))
 
 
 def test_mix_does_not_write_into_its_input():

@@ -354,3 +354,11 @@ def test_repetitions_show_fewer_images_each_with_keys_of_its_own(repetitions):
 def test_repetitions_go_on_where_they_were():
     whole = requests_of(0, 1, repetitions=3)
     assert requests_of(0, 1, repetitions=3, completed=2) == whole[2:]
+
+
+def test_a_batch_goes_to_a_device_as_a_whole():
+    batch = images().__getitems__(Request([3, 1], [7, 8]))._replace(skipped=("a.png",), augmented=1)
+    assert batch.to(torch.device("cpu")) is batch
+    moved = batch.to(torch.device("meta"))
+    assert {part.device.type for part in moved if isinstance(part, torch.Tensor)} == {"meta"}
+    assert (moved.images.shape, moved.targets, moved[5:]) == (batch.images.shape, None, (("a.png",), 1))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -29,6 +30,14 @@ class Batch(NamedTuple):
     """Errors of images that the dataset left out; empty once the loader has reported them."""
     augmented: int = 0
     """Number of augmentations that have been applied where the images are loaded."""
+
+    def to(self, device: torch.device) -> Batch:
+        """Returns the batch on a device; Lightning calls it, or would look for tensors in all of the parts."""
+        if self.images.device == device:
+            return self
+        wait = device.type in ("cpu", "mps")
+        moved = (part.to(device, non_blocking=not wait) if isinstance(part, Tensor) else part for part in self)
+        return Batch(*moved)  # type: ignore[arg-type]
 
 
 class Request(NamedTuple):
@@ -72,6 +81,10 @@ class Loader:
         self.dataset = dataset
         self._on_skipped = on_skipped
         self._length = length
+        self._requests = requests
+        self._loader: WorkerLoader | None = None
+        if num_workers == 0 and not pin_memory:
+            return  # a DataLoader would add nothing but its time
         self._loader = WorkerLoader(
             dataset,
             batch_sampler=_Requests(requests),  # type: ignore[arg-type]  # a request, not a list of indices
@@ -85,7 +98,7 @@ class Loader:
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self._loader:
+        for batch in self._batches():
             if isinstance(batch, UserError):  # returned by a worker, where raising it would bury it in a traceback
                 try:
                     raise batch
@@ -96,6 +109,11 @@ class Loader:
                 self._on_skipped(skipped)
                 batch = batch._replace(skipped=())
             yield batch
+
+    def _batches(self) -> Iterable[Any]:
+        if self._loader is None:
+            return map(self.dataset.__getitems__, self._requests())  # type: ignore[attr-defined]
+        return self._loader
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: the position in the epoch follows from Lightning's batch counter."""

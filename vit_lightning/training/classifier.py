@@ -118,7 +118,8 @@ class ViTClassifier(LightningModule):
         heads = tuple(logits.to(torch.promote_types(logits.dtype, torch.float32)) for logits in heads)
         mixed = getattr(batch, "targets", None)  # class probabilities of mixed images (b, num_classes)
         targets = labels if mixed is None else mixed.to(heads[0].dtype)
-        return StepOutput(self.heads_losses[stage](heads, targets, images), torch.stack(heads).mean(dim=0), heads)
+        logits = heads[0] if len(heads) == 1 else torch.stack(heads).mean(dim=0)
+        return StepOutput(self.heads_losses[stage](heads, targets, images), logits, heads)
 
     @torch.no_grad()
     def log_metrics(self, output: StepOutput, labels: Tensor, stage: Stage) -> None:

@@ -117,6 +117,7 @@ def mean_over_heads(criterion: Criterion) -> HeadsLoss:
     """Returns the mean of a criterion over the heads."""
 
     def loss(heads: tuple[Tensor, ...], targets: Tensor, images: Tensor) -> Tensor:
-        return torch.stack([criterion(logits, targets) for logits in heads]).mean(dim=0)
+        losses = [criterion(logits, targets) for logits in heads]
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean(dim=0)
 
     return loss
