@@ -67,7 +67,7 @@ def test_what_a_kill_kept_from_wandb_is_sent_from_the_metrics(tmp_path, server):
 def test_a_run_that_is_killed_twice_is_one_run_there_with_each_step_once(tmp_path, server):
     online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
     metrics = tmp_path / "run" / "metrics.jsonl"
-    flags = (*SMALL, "--out=run", "--trainer.max_epochs=40", "--trainer.log_every_n_steps=1")
+    flags = (*SMALL, "--out=run", "--trainer.max_epochs=24", "--trainer.log_every_n_steps=1")
     for words in (flags, ("--resume=run",)):
         size = metrics.stat().st_size if metrics.is_file() else 0
         process = start(tmp_path, "fit", *words, **online)

@@ -7,6 +7,7 @@ with wandb 0.31 and servers that refuse, hang, answer with errors or die (``test
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 import shutil
@@ -397,6 +398,8 @@ def import_wandb(folder: Path) -> Any:
         import wandb
     finally:
         tempfile.tempdir = before
+    # wandb adds this one only where its logger has none, such as that of ``log_warnings``, taken away before the end
+    logging.getLogger("wandb").addHandler(logging.NullHandler())  # else Python prints what it logs then to stderr
     with contextlib.suppress(AttributeError):  # the folder of unsent images, which wandb makes for the first run only
         media = wandb.sdk.data_types._private.MEDIA_TMP
         media.name = str(cache / "media")
