@@ -25,6 +25,21 @@ def test_all_are_called_in_each_round_in_an_order_drawn_anew():
     assert {name: len(seconds) for name, seconds in result.seconds.items()} == dict.fromkeys("abc", 20)
     assert waited == [3, *range(5, 124, 2)], "waits after the warm-up and after each that is timed"
     assert len(paired_rounds(steps, 20, limit_s=0.0).seconds["a"]) == 3
+    assert len(paired_rounds(steps, 20, limit_s=0.0, least=12).seconds["a"]) == 12
+
+
+def test_what_is_left_out_has_the_first_rounds_alone():
+    asked: list[int] = []
+
+    def leave_out(so_far: Rounds) -> list[str]:
+        asked.append(len(so_far.seconds["a"]))
+        return ["b"] if asked[-1] >= 10 else []
+
+    result = paired_rounds({"a": int, "b": int}, 17, leave_out=leave_out)
+    assert asked == [5, 10, 15]
+    assert [len(result.seconds[name]) for name in "ab"] == [17, 10]
+    firsts = zip(result.seconds["a"], result.seconds["b"], strict=False)
+    assert result.ratios("a", "b") == [second / first for first, second in firsts]
 
 
 def test_a_time_is_of_one_call(monkeypatch):

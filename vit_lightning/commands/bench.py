@@ -120,6 +120,7 @@ class Turns(Callback):
         self._networks: dict[str, nn.Module] = {}
         self._draw = random.Random(0)
         self._batches, self._left, self._began = 0, 0.0, 0.0
+        self._left_out: dict[str, str] = {}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         device = trainer.strategy.root_device
@@ -149,7 +150,8 @@ class Turns(Callback):
         module, device = self._run.module, trainer.strategy.root_device
         assert isinstance(module, ViTClassifier)
         context = trainer.precision_plugin.forward_context
-        images, labels = batch[0], batch[1]
+        images, mixed = batch[0], getattr(batch, "targets", None)  # class probabilities of mixed images
+        labels = batch[1] if mixed is None else mixed
 
         def step_of(loss: Callable[[], Tensor], optimizer: Optimizer) -> Callable[[], None]:
             def step() -> None:
@@ -170,7 +172,8 @@ class Turns(Callback):
         own = optimizer_of(module.network)
         self._networks["ours"] = module.network
         self._steps[STEP] = step_of(lambda: module.step(batch, "train").loss, own)
-        for name, peer in _peers(module.network).items() if self._options.peers else ():
+        peers, self._left_out = _peers(module.network) if self._options.peers else ({}, {})
+        for name, peer in peers.items():
             peer = trainer.precision_plugin.convert_module(peer.to(device)).train()
             if self._run.experiment.compile:
                 peer.compile()
@@ -180,7 +183,8 @@ class Turns(Callback):
 
             try:
                 self._steps[name] = step_of(loss, optimizer_of(peer))
-            except UserError:  # as layer decay, which these networks do not have
+            except UserError as why:  # as layer decay, which these networks do not have
+                self._left_out[name] = "; ".join(str(why).splitlines())
                 continue
             self._networks[name] = peer
         with context():
@@ -201,6 +205,7 @@ class Turns(Callback):
             "experiment": self._run.experiment.name,
             "precision": trainer.precision,
             "device": str(device),
+            "left_out": self._left_out,
             "batch": len(images),
             "image": list(images.shape[1:]),
             "product": f"{self._size} x {self._size}, {str(dtype).removeprefix('torch.')}",
@@ -252,19 +257,22 @@ class Turns(Callback):
         }
 
 
-def _peers(network: Any) -> dict[str, nn.Module]:
-    """Returns the same network of each installed library that has all of its options."""
+def _peers(network: Any) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """Returns the same network of each library that is installed and has all of its options, and why others are not."""
     peers: dict[str, nn.Module] = {}
+    left_out: dict[str, str] = {}
     for name, module in PEERS.items():
         try:
+            if not hasattr(network, "prefix_tokens"):
+                raise UserError(f"{type(network).__name__} is no ViT of this package")
             _, config = to_reference(network, family=name)
             make = importlib.import_module(module).VisionTransformer
             needed = [key for key, value in inspect.signature(make).parameters.items() if value.default is value.empty]
             defaults = FAMILIES[name].defaults
             peers[name] = make(**{key: defaults[key] for key in needed if key in defaults} | config)
-        except (UserError, ImportError, TypeError, AttributeError):  # the last one of a network that is no ViT
-            continue
-    return peers
+        except (UserError, ImportError, TypeError) as why:  # the last one of an option of another class of the library
+            left_out[name] = "; ".join(str(why).splitlines())
+    return peers, left_out
 
 
 def _table(results: dict[str, Any]) -> str:
@@ -283,4 +291,5 @@ def _table(results: dict[str, Any]) -> str:
         lines.append(f"{'ceiling':<16}{share}{found['ceiling_gflops']:,.0f} GFLOP/s (product of {results['product']})")
     if results["peak_memory_mb"] is not None:
         lines += ["", f"{'peak memory':<16}{results['peak_memory_mb']:,.0f} MB of a training step"]
-    return "\n".join(lines)
+    lines += ["", *(f"{name} is left out: {why}" for name, why in results["left_out"].items())]
+    return "\n".join(lines).rstrip()

@@ -1,14 +1,14 @@
 """Timing of alternatives in turns, for ``lightning bench`` and ``experiments/benchmarks``.
 
-The speed of a shared machine changes within seconds. So the alternatives are called one after the other, in an order
-drawn anew in each round, and only ratios of the same round are compared.
+The speed of a shared machine changes within seconds. So the alternatives are called one after the other, in another
+random order in each round, and only ratios of the same round are compared.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ class Interval(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """Seconds of one call of each alternative, round by round."""
+    """Seconds of one call of each alternative, round by round; one that was left out has the first rounds alone."""
 
     seconds: dict[str, list[float]]
 
@@ -40,8 +40,8 @@ class Rounds(NamedTuple):
         return median(self.ratios(first, second))
 
     def ratios(self, first: str, second: str) -> list[float]:
-        """Returns the ratio of each round: seconds of the second over those of the first."""
-        pairs = zip(self.seconds[first], self.seconds[second], strict=True)
+        """Returns the ratio of each round of both: seconds of the second over those of the first."""
+        pairs = zip(self.seconds[first], self.seconds[second], strict=False)
         return [theirs / own for own, theirs in pairs]
 
     def fastest(self, names: Sequence[str]) -> str:
@@ -56,15 +56,19 @@ def paired_rounds(
     warmup: int = 2,
     calls: int = 1,
     limit_s: float | None = None,
+    least: int = 3,
+    leave_out: Callable[[Rounds], Collection[str]] | None = None,
     synchronize: Callable[[], object] | None = None,
     seed: int = 0,
 ) -> Rounds:
-    """Calls each of ``steps`` once in each round, in an order drawn anew from ``seed``, and returns the seconds.
+    """Calls each of ``steps`` once in each round, in random orders that follow from ``seed``, and returns the seconds.
 
     Args:
         warmup: calls of each step beforehand, which are not counted.
         calls: calls of a step in a row, whose mean is its time in that round.
-        limit_s: seconds after which no further round begins; at least 3 rounds are run.
+        limit_s: seconds after which no further round begins.
+        least: rounds that are run whatever the limit.
+        leave_out: returns the names of those that take no further turns; it is asked after every fifth round.
         synchronize: waits for the device, as ``torch.cuda.synchronize``; it is called before and after what is timed.
     """
     wait = synchronize or (lambda: None)
@@ -76,8 +80,11 @@ def paired_rounds(
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     started = time.perf_counter()
     for number in range(rounds):
-        if limit_s is not None and number >= 3 and time.perf_counter() - started > limit_s:
+        if limit_s is not None and number >= least and time.perf_counter() - started > limit_s:
             break
+        if leave_out is not None and number and number % 5 == 0:
+            gone = leave_out(Rounds(seconds))
+            steps = {name: step for name, step in steps.items() if name not in gone}
         take_turns(steps, seconds, draw, calls=calls, wait=wait)
     return Rounds(seconds)
 
