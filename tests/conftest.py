@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import shutil
 import subprocess
@@ -15,6 +17,15 @@ from wandb_stub import StubServer
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: the models are small
 os.environ["WANDB_MODE"] = "disabled"  # but where W&B is what is tested
+gc.disable()  # else imports are a tenth slower
+
+
+def pytest_collection_finish() -> None:
+    """Leaves all that was imported out of each garbage collection, and so out of what forked workers copy."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # libraries in C++ complain at the end of what is left
 
 
 @pytest.fixture

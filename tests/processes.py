@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 PRELOADED = (
+    "uncollected",
     "docstring_parser",
     "matplotlib.backends.backend_agg",
     "matplotlib.pyplot",
@@ -70,6 +71,7 @@ def _enter(
     missing = [name for name in PRELOADED if name not in sys.modules]
     assert not missing, f"the server could not import {missing}"
     gc.freeze()  # else each collection walks, and so copies, all that was imported
+    gc.enable()
     multiprocessing.set_start_method("fork", force=True)  # which the command's own workers start by, as for a user
     os.chdir(folder)
     os.environ.clear()

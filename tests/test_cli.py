@@ -79,7 +79,7 @@ def test_a_pipe_that_breaks_is_told_from_a_reader_that_has_gone(monkeypatch, tmp
     monkeypatch.setattr("vit_lightning.ablation.publish.sync", fail)
     with pytest.raises(BrokenPipeError):
         main(["sync", str(tmp_path)])
-    command = [sys.executable, "-m", "vit_lightning", "fit", *SMALL, "--print_config"]
+    command = [sys.executable, "-m", "vit_lightning", "fit", "--help"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
@@ -205,6 +205,7 @@ def test_a_run_from_start_to_prediction(lightning, installed, tmp_path):
     fitted = installed("fit", *SMALL, "--out=run", *flags)
     assert fitted.returncode == 0, fitted.stderr
     assert fitted.stderr == ""
+    assert fitted.stdout.startswith("loading torch and Lightning ...\n")
     assert not LATE & {*(tmp_path / "loaded.txt").read_text().split()}
     (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     told = read_wandb_file(file)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from runs import REPOSITORY
 
+from vit_lightning.training.rounds import Rounds
+
 OTHER = "nn.TransformerEncoder"
 
 
@@ -19,25 +21,74 @@ def throughput(monkeypatch):
     return throughput
 
 
-def test_rows_are_merged_and_drawn(throughput, tmp_path):
+def test_a_call_that_was_killed_is_resumed_and_rows_are_merged_and_drawn(throughput, tmp_path, monkeypatch, capsys):
     path = tmp_path / "throughput.json"
-    for precision, mode in (("bf16", "training"), ("fp32", "inference")):
-        rows = throughput.measure("tiny", precision=precision, mode=mode, rounds=3, names=[OTHER])
-        ours, other, square, own = rows
-        assert [ours["name"], other["name"], square["kind"], own["kind"]] == ["ours", OTHER, *["matrix product"] * 2]
-        assert ours["ours_over_this"] == {"median": 1.0, "low": 1.0, "high": 1.0}
-        assert own["name"] == "20 x 16 x 64", "4 images of 4 patches and a class token"
-        throughput.merge(rows, path)
+    rows = throughput.measure("tiny", precision="bf16", mode="inference", rounds=3, names=[OTHER])
+    ours, other, square, own = rows
+    assert [ours["name"], other["name"], square["kind"], own["kind"]] == ["ours", OTHER, *["matrix product"] * 2]
+    assert ours["ours_over_this"] == {"median": 1.0, "low": 1.0, "high": 1.0}
+    assert own["name"] == "20 x 16 x 64", "4 images of 4 patches and a class token"
+    rows = [{**row, **throughput.describe("cpu")} for row in rows]
     throughput.merge(rows, path)
+    throughput.merge(rows, path)
+    assert len(json.loads(path.read_text())) == 4, "a measurement replaces an earlier one of the same setting"
+
+    call = [*("throughput.py", "--shapes=tiny", "--precision=bf16", "--minutes=0"), f"--peers={OTHER}", f"--out={path}"]
+    monkeypatch.setattr("sys.argv", [*call, "--resume"])
+    throughput.main()
+    text = capsys.readouterr().out
     rows = json.loads(path.read_text())
-    assert len(rows) == 8, "a measurement replaces an earlier one of the same setting"
-    assert ours["peak_mb"] < rows[0]["peak_mb"], "inference keeps nothing for a backward pass"
-    other = next(row for row in rows if row["name"] == OTHER)
-    assert throughput.fastest_peer(rows[:4], "tiny") == other
-    text = throughput.tables(rows)
+    assert [row["rounds"] for row in rows] == [3] * 4 + [throughput.LEAST] * 4
+    assert ours["peak_mb"] < rows[4]["peak_mb"], "inference keeps nothing for a backward pass"
+    other = rows[5]
+    assert throughput.fastest_peer(rows[4:], "tiny") == other
     assert f"**{throughput.interval(other)}**, {OTHER} |" in text
-    throughput.draw(rows, tmp_path / "throughput.png")
-    assert (tmp_path / "throughput.png").read_bytes().startswith(b"\x89PNG")
+    assert text.index("**training, bf16**") < text.index("**inference, bf16**")
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_misspelt_mode_is_refused(throughput, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["throughput.py", "--mode=train"])
+    with pytest.raises(SystemExit):
+        throughput.main()
+    assert "train (choose from training,inference)" in capsys.readouterr().err
+
+
+def test_those_clearly_slower_than_ours_are_left_out_but_for_the_fastest_equal_one(throughput):
+    own = throughput.OWN_DEFAULTS
+    seconds = {"ours": 1.0, "timm": 1.2, "torchvision": 1.3, own: 1.4, "2048 x 2048 x 2048": 9.0}
+    rounds = Rounds({name: [value] * 5 for name, value in seconds.items()})
+    assert throughput.clearly_slower(rounds) == ["torchvision", own]
+    rounds.seconds["timm"][:] = [2.0] * 5
+    assert throughput.clearly_slower(rounds) == ["timm", own]
+    rounds.seconds["timm"][0] = 1.2
+    assert throughput.clearly_slower(rounds) == [own], "its interval begins at 1.2"
+
+
+def test_the_table_has_geometric_means_and_fewer_rounds(throughput):
+    def row(shape: str, name: str, ratio: float, rounds: int) -> dict:
+        interval = {"median": ratio, "low": ratio * 0.9, "high": ratio * 1.1}
+        return {
+            **{"shape": shape, "name": name, "kind": "network", "mode": "training", "precision": "fp32"},
+            **{"compiled": False, "rounds": rounds, "device_name": "a processor", "threads": 2, "date": "2026-01-01"},
+            **{"commit": "0123456789", "versions": {"torch": "2"}, "images_per_s_best": 5.0, "peak_mb": None},
+            **{"ours_over_this": interval, "share_of_ceiling": interval},
+        }
+
+    names = {"ours": (1.0, 1.0, 12), "timm": (1.0, 1.21, 12), "torchvision": (4.0, 1.0, 5)}
+    rows = [
+        row(shape, name, found[at], found[2])
+        for at, shape in enumerate(("s16", "ti4"))
+        for name, found in names.items()
+    ]
+    table = throughput.tables(rows).splitlines()
+    timm = next(line for line in table if line.startswith("| timm |"))
+    assert timm.endswith("| 1.100 (1.025 to 1.181) |"), timm
+    assert "| 1.000 (0.900 to 1.100); 5 images/s (5 rounds) | 2.000 (" in next(
+        line for line in table if "torchvision" in line
+    )
+    bold = next(line for line in table if "fastest equal" in line)
+    assert "1.000 (0.900 to 1.100)**, timm | **1.000 (0.900 to 1.100)**, torchvision | **1.000 (" in bold
 
 
 def test_a_step_has_the_operations_that_torch_counts(throughput):

@@ -93,9 +93,18 @@ def test_a_run_leaves_what_it_promises(in_folder, capsys):
         assert part in said
 
 
-def test_metrics_hold_steps_epochs_and_test(in_folder):
-    results = run("--trainer.log_every_n_steps=5", "--trainer.max_epochs=2")
-    rows = read_metrics(Path("out"))
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    """A folder with a run of two epochs and an average of its weights in ``out``, and its results."""
+    folder = tmp_path_factory.mktemp("averaged")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return folder, run("--ema.decay=0.9", "--trainer.log_every_n_steps=5", "--trainer.max_epochs=2")
+
+
+def test_metrics_hold_steps_epochs_and_test(averaged):
+    folder, results = averaged
+    rows = read_metrics(folder / "out")
     assert [row["step"] for row in rows if "train/loss_step" in row] == list(range(4, 42, 5))
     assert all("lr" in row for row in rows if "train/loss_step" in row)
     assert [row["epoch"] for row in rows if "val/acc" in row] == [0, 1]
@@ -138,8 +147,9 @@ def test_a_checkpoint_file_alone_is_enough(results):
     assert again["test/acc"] == results["test/acc"]
 
 
-def test_what_is_kept_tested_and_taken_up_is_the_average(in_folder):
-    results = run("--ema.decay=0.9", "--trainer.max_epochs=2")
+def test_what_is_kept_tested_and_taken_up_is_the_average(averaged, monkeypatch):
+    folder, results = averaged
+    monkeypatch.chdir(folder)
     checkpoint = read_checkpoint(Path("out/checkpoints/best.ckpt"))
     average = {name: value for name, value in checkpoint["state_dict"].items() if name.startswith("network.")}
     trained = checkpoint["ema"]["trained"]
@@ -153,10 +163,14 @@ def test_what_is_kept_tested_and_taken_up_is_the_average(in_folder):
     assert all(torch.equal(value, after[name]) for name, value in average.items())
 
 
-def test_first_weights_come_from_another_run(results):
-    run("--init_from=out", "--optimizer.lr=0", out="second")
+def test_first_weights_come_from_another_run_and_outlive_it(results):
+    second = run("--init_from=out", "--optimizer.lr=0", out="second")
     before, after = (read_checkpoint(Path(name, "checkpoints/best.ckpt"))["state_dict"] for name in ("out", "second"))
     assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("network."))
+    shutil.rmtree("out")
+    assert evaluate(resolve(["--ckpt=second"], "test"), "test")["test/acc"] == second["test/acc"]
+    Path("second/results.json").unlink()
+    assert numbers(fit(read_run(Path("second")))) == numbers(second)
 
 
 def test_the_test_can_be_left_out(in_folder):
@@ -341,14 +355,6 @@ def test_a_page_s_own_checkpoints_do_not_stand_in_the_way_of_testing(in_folder):
     results = run("--config=page.yaml")
     assert len(list(Path("out/checkpoints").iterdir())) == 4
     assert evaluate(resolve(["--ckpt=out"], "test"), "test")["test/acc"] == results["test/acc"]
-
-
-def test_a_run_from_first_weights_outlives_them(results):
-    second = run("--init_from=out", out="second")
-    shutil.rmtree("out")
-    assert evaluate(resolve(["--ckpt=second"], "test"), "test")["test/acc"] == second["test/acc"]
-    Path("second/results.json").unlink()
-    assert numbers(fit(read_run(Path("second")))) == numbers(second)
 
 
 def test_a_checkpoint_is_found_from_within_its_folder(results, in_folder, monkeypatch):
