@@ -118,14 +118,16 @@ def throughput(place: Place, shape: str, compile: bool, goal: str = "") -> Rows:
     from throughput import NETWORKS, SHAPES, measure
 
     names = ("timm",) if place.small else ("timm", "torchvision") if compile else tuple(NETWORKS)
+    shape = "tiny" if place.small else shape
     measured = measure(
-        "tiny" if place.small else shape,
+        shape,
         precision="bf16",
         mode="training",
         device=place.device.type,
         compiled=compile,
         rounds=3 if place.small else 50,
         seconds=30.0,
+        least=3,
         calls=1 if place.small else 10,
         names=names,
     )
@@ -137,7 +139,8 @@ def throughput(place: Place, shape: str, compile: bool, goal: str = "") -> Rows:
             line["ours is times as fast"] = "{median:.3f} ({low:.3f} to {high:.3f})".format(**row["ours_over_this"])
             if row["share_of_ceiling"]:
                 line["share of the matrix rate"] = f"{100 * row['share_of_ceiling']['median']:.1f} %"
-            line["peak memory"] = f"{(row['peak_mb'] or 0) / 1000:.2f} GB"
+            line["rounds"] = str(row["rounds"])
+            line["peak memory"] = f"{row['peak_mb'] / 1000:.2f} GB" if row["peak_mb"] else ""
             line["goal"] = goal if row["name"] == "ours" else "1.15" if goal and row["name"] == "timm" else ""
         else:
             line["images/s"] = f"{row['gflops_median'] / 1000:,.3f} TFLOP/s"
@@ -331,7 +334,8 @@ RECIPE = (
     *("--trainer.max_epochs=300", "--trainer.gradient_clip_val=null", "--trainer.check_val_every_n_epoch=5"),
 )
 """Augmentation of cifar10_vit_small.yaml and optimizer of cifar10_cpu.yaml for cifar10_vit_tiny.yaml."""
-SMALL = ("--model.emb_size=16", "--model.depth=2", "--model.num_heads=2", "--trainer.max_epochs=5", "--compile=false")
+SMALL = ("--trainer.max_epochs=5", "--compile=false")
+SMALL_VIT = ("--model.emb_size=16", "--model.depth=2", "--model.num_heads=2")
 
 
 def data_of(config: str, folder: Path | None) -> dict[str, Any]:
@@ -361,6 +365,8 @@ def train(place: Place, config: str, images: str, flags: Sequence[str] = FAST, g
     folder = place.folders[images]
     if folder is None and not (place.small and goal):
         raise Missing(f"--{images} FOLDER is not given")
+    if place.small:
+        flags = (*flags, *SMALL, *(() if "resnet" in config else SMALL_VIT))
     place.runs.mkdir(parents=True, exist_ok=True)
     run = place.runs / (config.replace("/", "-") + ("-goal" if goal else ""))
     data, log = run.with_suffix(".yaml"), run.with_suffix(".log")
@@ -368,7 +374,7 @@ def train(place: Place, config: str, images: str, flags: Sequence[str] = FAST, g
     configs = (f"--config={EXPERIMENTS / config}.yaml", f"--config={data}")
     command = [sys.executable, "-m", "vit_lightning", "fit", *configs, f"--out={run}"]
     accelerator = f"--trainer.accelerator={'gpu' if place.device.type == 'cuda' else 'cpu'}"
-    command += [*flags, *(SMALL if place.small else ()), accelerator, "--wandb.mode=disabled", "--resume=auto"]
+    command += [*flags, accelerator, "--wandb.mode=disabled", "--resume=auto"]
     path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
     if not (run / "results.json").is_file():
         with log.open("a") as out:

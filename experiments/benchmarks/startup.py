@@ -10,7 +10,7 @@ Fresh processes in turns, with a warm file cache and compiled modules; seconds o
 
     python experiments/benchmarks/startup.py [ROUNDS]
 
-Its rounds are added to those of ``startup.json`` beside this file, if they are of the same versions and processor.
+Its rounds are added to those of ``startup.json`` beside this file, if they are of this commit, versions and processor.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
 def main(rounds: int = 12) -> None:
     facts = describe_environment()
     same = {name: facts[name] for name in ("processor", "cores", "python", "packages")}
+    same["commit"] = (facts["git"]["package"] or {}).get("commit")
     known: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {}
     measured = measure(rounds)
     if all(known.get(name) == fact for name, fact in same.items()):

@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shapes", nargs="+", choices=SHAPES)
     parser.add_argument("--options", nargs="+", default=list(OPTIONS), choices=OPTIONS)
-    parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=20.0)
     given = parser.parse_args()
@@ -87,7 +87,8 @@ def main() -> None:
                 firsts[option] = time.perf_counter() - began
             rounds = paired_rounds(steps, given.rounds, limit_s=given.seconds)
             for option, step in steps.items():
-                times = f"{rounds.ratio(option, 'plain')} times as fast as plain" if option != "plain" else ""
+                is_compared = option != "plain" and "plain" in steps
+                times = f"{rounds.ratio(option, 'plain')} times as fast as plain" if is_compared else ""
                 kept = "" if option == "compile" else f", keeps {step.saved_bytes() / 1e6:,.0f} MB"
                 text = f"{1e3 * rounds.median(option):,.1f} ms, first step {firsts[option]:.1f} s{kept}"
                 print(

@@ -1,8 +1,9 @@
 """Speed of a training step and of inference: ours and other libraries' ViTs of the same sizes, in turns in one process.
 
-python experiments/benchmarks/throughput.py --shapes s16,ti4,tokens17 --precision fp32,bf16 --mode training,inference
+python experiments/benchmarks/throughput.py --minutes 16                (S/16, Ti/4 and 17 tokens on a CPU)
+python experiments/benchmarks/throughput.py --minutes 16 --resume       (what is left of it after it was killed)
+python experiments/benchmarks/throughput.py --table                     (Markdown and figure of what has been measured)
 python experiments/benchmarks/throughput.py --shapes b16,l16 --precision bf16 --device cuda --compiled
-python experiments/benchmarks/throughput.py --shapes=                        (draws what has been measured once more)
 
 All have a class token, learned positions, a GELU MLP of four times the width, and no dropout; parameters are float32,
 bf16 is ``torch.autocast``. A training step is forward, cross entropy, backward, and AdamW (fused, no weight decay on
@@ -10,9 +11,13 @@ vectors); the batch stays the same. Freed memory is kept by all (``keep_freed_me
 are timm, torchvision, transformers and nn.TransformerEncoder; vit-pytorch embeds patches by norm, matrix, norm, and is
 measured with its own defaults (heads of width 64, no biases of queries, keys and values) and with those of ours.
 
+Each measurement (a shape, precision and mode) has at least 12 rounds, and begins with its share of the minutes that are
+left. A network that is clearly slower than ours, by a quarter at the lower end of the interval, takes no further turns
+after 5, 10, ... rounds, unless it is the fastest equal one; the table then says how many rounds it had.
+
 Matrix products take turns too: a share of the ceiling is the rate of floating-point operations of a step over that of
-a product of two matrices of 2048 x 2048 in the same round. Rows are merged into ``throughput.json`` beside this file,
-from which come the table that is printed and ``throughput.png``.
+a product of two matrices of 2048 x 2048 in the same round. The rows of each measurement are written to
+``throughput.json`` beside this file when it ends, from which come the table that is printed and ``throughput.png``.
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,13 +40,16 @@ from torch.nn.functional import cross_entropy
 
 from vit_lightning import ViT
 from vit_lightning.storage.environment import describe_environment
+from vit_lightning.storage.folder import write_whole
 from vit_lightning.training.flops import forward_flops
 from vit_lightning.training.memory import keep_freed_memory, peak_memory
 from vit_lightning.training.optim import parameter_groups
-from vit_lightning.training.rounds import Interval, combined, matrix_product, median, paired_rounds
+from vit_lightning.training.rounds import Interval, Rounds, combined, matrix_product, median, paired_rounds
 
 HERE = Path(__file__).parent
-RESULTS, FIGURE = HERE / "throughput.json", HERE / "throughput.png"
+RESULTS = HERE / "throughput.json"
+LEAST = 12
+"""Rounds of each measurement, however long they take."""
 
 
 class Shape(NamedTuple):
@@ -59,6 +68,11 @@ class Shape(NamedTuple):
     def tokens(self) -> int:
         return (self.image // self.patch) ** 2 + 1
 
+    def named(self, names: str) -> dict[str, int]:
+        """Returns image, patch, width, depth, heads and classes by the names that a library has for them."""
+        sizes = (self.image, self.patch, self.width, self.depth, self.heads, self.classes)
+        return dict(zip(names.split(), sizes, strict=True))
+
 
 SHAPES = {
     "s16": Shape("S/16 at 224, batch 8", 224, 16, 384, 12, 6, 8),
@@ -69,6 +83,7 @@ SHAPES = {
     "tiny": Shape("a tiny network", 8, 4, 16, 2, 2, 4),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+MODES = ("training", "inference")
 
 
 class TorchEncoder(nn.Module):
@@ -101,53 +116,26 @@ class TorchEncoder(nn.Module):
 
 
 def ours(shape: Shape) -> nn.Module:
-    return ViT(
-        image_size=shape.image,
-        patch_size=shape.patch,
-        emb_size=shape.width,
-        depth=shape.depth,
-        num_heads=shape.heads,
-        num_classes=shape.classes,
-    )
+    return ViT(**shape.named("image_size patch_size emb_size depth num_heads num_classes"))
 
 
 def timm(shape: Shape, *, fused: bool) -> nn.Module:
-    model = importlib.import_module("timm").models.VisionTransformer(
-        img_size=shape.image,
-        patch_size=shape.patch,
-        embed_dim=shape.width,
-        depth=shape.depth,
-        num_heads=shape.heads,
-        num_classes=shape.classes,
-    )
+    sizes = shape.named("img_size patch_size embed_dim depth num_heads num_classes")
+    model = importlib.import_module("timm").models.VisionTransformer(**sizes)
     for block in model.blocks:
         block.attn.fused_attn = fused
     return model
 
 
 def torchvision(shape: Shape) -> nn.Module:
-    return importlib.import_module("torchvision").models.VisionTransformer(
-        image_size=shape.image,
-        patch_size=shape.patch,
-        num_layers=shape.depth,
-        num_heads=shape.heads,
-        hidden_dim=shape.width,
-        mlp_dim=4 * shape.width,
-        num_classes=shape.classes,
-    )
+    sizes = shape.named("image_size patch_size hidden_dim num_layers num_heads num_classes")
+    return importlib.import_module("torchvision").models.VisionTransformer(**sizes, mlp_dim=4 * shape.width)
 
 
 def vit_pytorch(shape: Shape, *, equal: bool) -> nn.Module:
-    model = importlib.import_module("vit_pytorch").ViT(
-        image_size=shape.image,
-        patch_size=shape.patch,
-        num_classes=shape.classes,
-        dim=shape.width,
-        depth=shape.depth,
-        heads=shape.heads,
-        mlp_dim=4 * shape.width,
-        dim_head=shape.width // shape.heads if equal else 64,
-    )
+    sizes = shape.named("image_size patch_size dim depth heads num_classes")
+    dim_head = shape.width // shape.heads if equal else 64
+    model = importlib.import_module("vit_pytorch").ViT(**sizes, mlp_dim=4 * shape.width, dim_head=dim_head)
     for attention, _ in model.transformer.layers if equal else ():
         attention.to_qkv = nn.Linear(shape.width, 3 * shape.width)
     return model
@@ -155,10 +143,8 @@ def vit_pytorch(shape: Shape, *, equal: bool) -> nn.Module:
 
 def hugging_face(shape: Shape) -> nn.Module:
     library = importlib.import_module("transformers")
-    sizes = {"hidden_size": shape.width, "num_hidden_layers": shape.depth, "num_attention_heads": shape.heads}
-    images = {"image_size": shape.image, "patch_size": shape.patch, "num_labels": shape.classes}
-    config = library.ViTConfig(**sizes, **images, intermediate_size=4 * shape.width)
-    return library.ViTForImageClassification(config)
+    names = "image_size patch_size hidden_size num_hidden_layers num_attention_heads num_labels"
+    return library.ViTForImageClassification(library.ViTConfig(**shape.named(names), intermediate_size=4 * shape.width))
 
 
 OURS, OWN_DEFAULTS = "ours", "vit-pytorch, its defaults"
@@ -183,8 +169,8 @@ def measure(
     compiled: bool = False,
     rounds: int = 200,
     seconds: float | None = None,
+    least: int = LEAST,
     calls: int = 1,
-    batch: int | None = None,
     names: Sequence[str] = tuple(NETWORKS),
 ) -> list[dict[str, Any]]:
     """Returns a row for each network of ``names``, with ours first, and for each matrix product.
@@ -197,12 +183,11 @@ def measure(
         compiled: whether ``torch.compile`` compiles all networks.
         rounds: rounds in which all take turns once.
         seconds: no round begins after this time, the warm-up not counted.
+        least: rounds that are run whatever the time.
         calls: steps in a row of each in a round; on CUDA enough to fill the queue, as 10.
-        batch: images in a batch, by default the shape's.
         names: networks to measure; those whose library is missing are left out with a line.
     """
-    sizes = SHAPES[shape] if batch is None else SHAPES[shape]._replace(batch=batch)
-    place, dtype = torch.device(device), DTYPES[precision]
+    sizes, place, dtype = SHAPES[shape], torch.device(device), DTYPES[precision]
     torch.manual_seed(0)
     images = torch.randn(sizes.batch, 3, sizes.image, sizes.image, device=place)
     labels = torch.randint(sizes.classes, (sizes.batch,), device=place)
@@ -229,16 +214,18 @@ def measure(
         flops[name] = repeats * 2 * n * k * m
         steps[name] = repeated(matrix_product(n, k, m, dtype, place), repeats)
     wait = torch.cuda.synchronize if place.type == "cuda" else None
-    result = paired_rounds(steps, rounds, warmup=1, calls=calls, limit_s=seconds, synchronize=wait)
+    turns = {"warmup": 1, "calls": calls, "limit_s": seconds, "least": least}
+    result = paired_rounds(steps, rounds, **turns, leave_out=clearly_slower, synchronize=wait)
     square = next(iter(products))
     network_flops = step_flops(sizes, mode)
     common = {
         **{"shape": shape, "batch": sizes.batch, "precision": precision, "mode": mode, "device": device},
-        **{"compiled": compiled, "rounds": len(result.seconds[OURS]), "calls": calls},
+        **{"compiled": compiled, "calls": calls},
     }
     table = []
     for name in steps:
         spent = result.seconds[name]
+        common["rounds"] = len(spent)
         if name in products:
             rates = {
                 "gflops_median": flops[name] / result.median(name) / 1e9,
@@ -261,6 +248,13 @@ def measure(
             }
         )
     return table
+
+
+def clearly_slower(rounds: Rounds) -> list[str]:
+    """Returns the networks than which ours is faster by a quarter and more, but for the fastest equal one."""
+    ratios = {name: rounds.ratio(OURS, name) for name in rounds.seconds if name in NETWORKS and name != OURS}
+    fastest = min(ratios.keys() - {OWN_DEFAULTS}, key=lambda name: ratios[name].median, default=None)
+    return [name for name, ratio in ratios.items() if ratio.low > 1.25 and name != fastest]
 
 
 def make_step(
@@ -320,75 +314,95 @@ def group(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[key] for key in ("device_name", "shape", "precision", "mode", "compiled"))
 
 
-def merge(rows: list[dict[str, Any]], path: Path = RESULTS) -> list[dict[str, Any]]:
-    """Puts rows in place of earlier ones of the same device, shape, precision and mode, with hardware and versions."""
-    known = json.loads(path.read_text()) if path.is_file() else []
+def describe(device: str) -> dict[str, Any]:
+    """Returns hardware, versions, commit and command."""
     about = describe_environment()
     installed = {distribution.name: distribution.version for distribution in distributions()}
-    libraries = {name: installed.get(name) for name in ("torch", "timm", "torchvision", "vit-pytorch", "transformers")}
-    facts = {
-        "device_name": about["processor"] if rows[0]["device"] == "cpu" else about["gpus"][0],
-        **{
-            "cores": about["cores"],
-            "threads": about["threads"],
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-        },
-        **{"versions": libraries, "date": about["started"][:10]},
+    libraries = ("torch", "timm", "torchvision", "vit-pytorch", "transformers")
+    return {
+        "device_name": about["processor"] if device == "cpu" else about["gpus"][0],
+        "cores": about["cores"],
+        "threads": about["threads"],
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "versions": {name: installed.get(name) for name in libraries},
+        "date": about["started"][:10],
         "commit": (about["git"]["package"] or {}).get("commit"),
         "command": shlex.join(["python", "experiments/benchmarks/throughput.py", *sys.argv[1:]]),
     }
-    rows = [{**row, **facts} for row in rows]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text()) if path.is_file() else []
+
+
+def merge(rows: list[dict[str, Any]], path: Path = RESULTS) -> None:
+    """Puts rows in place of earlier ones of the same device, shape, precision and mode."""
     new = {group(row) for row in rows}
-    rows = [row for row in known if group(row) not in new] + rows
-    path.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
-    return rows
+    rows = [row for row in read(path) if group(row) not in new] + rows
+    write_whole(path, "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 
 
 def interval(row: dict[str, Any], key: str = "ours_over_this") -> Interval:
     return Interval(**row[key])
 
 
+def by_setting(rows: list[dict[str, Any]]) -> dict[tuple[str, str, bool, str], list[dict[str, Any]]]:
+    """Returns the rows of each mode, precision, compiled or not, and device, in the order in which they are shown."""
+    found: dict[tuple[str, str, bool, str], list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: (MODES.index(row["mode"]), [*DTYPES].index(row["precision"]))):
+        found.setdefault((row["mode"], row["precision"], row["compiled"], row["device_name"]), []).append(row)
+    return found
+
+
+def mean(rows: Collection[dict[str, Any] | None]) -> Interval | str:
+    """Returns the geometric mean of the ratios of a row for each shape; nothing if one is missing."""
+    return combined([interval(row) for row in rows if row]) if len(rows) > 1 and all(rows) else ""
+
+
 def tables(rows: list[dict[str, Any]]) -> str:
     """Returns Markdown: per device, precision and mode the networks, then ours over the fastest equal peer."""
-    lines: list[str] = []
-    settings = dict.fromkeys((row["device_name"], row["compiled"], row["mode"], row["precision"]) for row in rows)
-    for setting in settings:
-        device, compiled, mode, precision = setting
-        chosen = [
-            row for row in rows if (row["device_name"], row["compiled"], row["mode"], row["precision"]) == setting
-        ]
+    lines = [
+        "Speed of ours over that of the other: median of the rounds (95 % interval); images/s of the best round; peak"
+    ]
+    lines.append("memory. The last column is the geometric mean of the ratios.")
+    for (mode, precision, compiled, device), chosen in by_setting(rows).items():
         shapes = [name for name in SHAPES if any(row["shape"] == name for row in chosen)]
-        lines += ["", f"**{mode}, {precision}{', compiled' * compiled}** ({device})", ""]
-        lines += ["| | " + " | ".join(SHAPES[name].title for name in shapes) + " |", "|---" * (len(shapes) + 1) + "|"]
         cells = {(row["name"], row["shape"]): row for row in chosen}
-        for name in NETWORKS:
-            texts = [network_cell(cells[name, shape]) if (name, shape) in cells else "" for shape in shapes]
-            if any(texts):
-                lines.append(f"| {name} | {' | '.join(texts)} |")
-        fastest = {shape: fastest_peer(chosen, shape) for shape in shapes}
-        lines.append(
-            "| **ours over the fastest equal one** | "
-            + " | ".join(f"**{interval(row)}**, {row['name']}" if row else "" for row in fastest.values())
-            + " |"
-        )
-        shares = [interval(cells[OURS, shape], "share_of_ceiling") for shape in shapes]
-        lines.append(
-            f"| ours, share of the ceiling | {' | '.join(f'{100 * share.median:.0f} %' for share in shares)} |"
-        )
+        fastest = [fastest_peer(chosen, shape) for shape in shapes]
+        ours_rows = [cells[OURS, shape] for shape in shapes]
         ceilings = [[row for row in chosen if row["shape"] == shape and row["kind"] != "network"] for shape in shapes]
+        grid = [["", *(SHAPES[shape].title for shape in shapes), "mean"], ["---"] * (len(shapes) + 2)]
+        for name in NETWORKS:
+            found = [cells.get((name, shape)) for shape in shapes]
+            texts = [network_cell(row, own["rounds"]) if row else "" for row, own in zip(found, ours_rows, strict=True)]
+            if any(found):
+                grid.append([name, *texts, str(mean(found)) if name != OURS else ""])
+        bold = [f"**{interval(row)}**, {row['name']}" if row else "" for row in fastest]
+        grid.append(["**ours over the fastest equal one**", *bold, f"**{mean(fastest)}**" if mean(fastest) else ""])
+        shares = [f"{100 * row['share_of_ceiling']['median']:.0f} %" for row in ours_rows]
+        grid.append(["ours, share of the ceiling", *shares, ""])
         texts = [", ".join(f"{row['name']}: {row['gflops_median']:,.0f}" for row in ceiling) for ceiling in ceilings]
-        lines.append(f"| matrix products, GFLOP/s | {' | '.join(texts)} |")
-        lines.append(f"| rounds | {' | '.join(str(cells[OURS, shape]['rounds']) for shape in shapes)} |")
-        if len(shapes) > 1 and all(fastest.values()):
-            mean = combined([interval(row) for row in fastest.values() if row])
-            lines += ["", f"Geometric mean of ours over the fastest equal one: **{mean}**"]
-    return "\n".join(lines[1:])
+        grid.append(["matrix products, GFLOP/s", *texts, ""])
+        grid.append(["rounds", *(str(row["rounds"]) for row in ours_rows), ""])
+        lines += [
+            "",
+            f"**{mode}, {precision}{', compiled' * compiled}** ({device}, {chosen[0]['threads']} threads)",
+            "",
+        ]
+        lines += [f"| {' | '.join(line)} |" for line in grid]
+    states = dict.fromkeys((row["date"], str(row["commit"])[:7], json.dumps(row["versions"])) for row in rows)
+    versions = [
+        f"{date}, commit {commit}, " + text.translate({ord(c): None for c in '{}"'}) for date, commit, text in states
+    ]
+    return "\n".join([*lines, "", *versions])
 
 
-def network_cell(row: dict[str, Any]) -> str:
+def network_cell(row: dict[str, Any], rounds: int) -> str:
+    """Returns ratio, rate and memory of a network, and the number of its rounds if that is not the others'."""
     memory = f", {row['peak_mb']:,.0f} MB" if row["peak_mb"] is not None else ""
     rate = f"{row['images_per_s_best']:,.0f} images/s{memory}"
-    return rate if row["name"] == OURS else f"{interval(row)}; {rate}"
+    fewer = f" ({row['rounds']} rounds)" if row["rounds"] != rounds else ""
+    return rate if row["name"] == OURS else f"{interval(row)}; {rate}{fewer}"
 
 
 def fastest_peer(rows: list[dict[str, Any]], shape: str) -> dict[str, Any] | None:
@@ -398,45 +412,43 @@ def fastest_peer(rows: list[dict[str, Any]], shape: str) -> dict[str, Any] | Non
     return min(others, key=lambda row: row["ours_over_this"]["median"], default=None)
 
 
-def draw(rows: list[dict[str, Any]], path: Path = FIGURE) -> None:
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draws ratios of ours to each peer with their intervals, a panel for each mode and precision."""
     import matplotlib.pyplot as plt
 
     networks = [row for row in rows if row["kind"] == "network" and row["name"] != OURS]
-    settings = list(
-        dict.fromkeys((row["mode"], row["precision"], row["compiled"], row["device_name"]) for row in networks)
-    )
+    settings = by_setting(networks)
     shapes = [name for name in SHAPES if any(row["shape"] == name for row in networks)]
     names = [name for name in NETWORKS if any(row["name"] == name for row in networks)][::-1]
     columns = min(2, len(settings))
-    size = (5.2 * columns + 1.2, 0.4 + 3.0 * math.ceil(len(settings) / columns))
-    figure, axes = plt.subplots(
-        math.ceil(len(settings) / columns), columns, figsize=size, sharey=True, squeeze=False, layout="constrained"
-    )
-    for axis, setting in zip(axes.flat, settings, strict=False):
+    lines = math.ceil(len(settings) / columns)
+    size = (5.2 * columns + 1.2, 0.4 + 3.4 * lines)
+    figure, axes = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for axis, ((mode, precision, compiled, _), chosen) in zip(axes.flat, settings.items(), strict=False):
         for index, shape in enumerate(shapes):
-            chosen = [
-                row
-                for row in networks
-                if (row["mode"], row["precision"], row["compiled"], row["device_name"]) == setting
-                and row["shape"] == shape
-            ]
-            values = [interval(row) for row in chosen]
-            heights = [names.index(row["name"]) + 0.22 * (len(shapes) / 2 - index - 0.5) for row in chosen]
+            of_shape = [row for row in chosen if row["shape"] == shape]
+            values = [interval(row) for row in of_shape]
+            heights = [names.index(row["name"]) + 0.22 * (len(shapes) / 2 - index - 0.5) for row in of_shape]
             errors = [[v.median - v.low for v in values], [v.high - v.median for v in values]]
             axis.errorbar(
                 [v.median for v in values], heights, xerr=errors, fmt="o", ms=4.5, capsize=2, label=SHAPES[shape].title
             )
         axis.axvline(1.0, color="0.5", linewidth=1)
         axis.set_xscale("log")
-        low, high = axis.get_xlim()
-        ticks = [t for t in (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 4, 6, 8, 12, 16) if low <= t <= high]
+        ticks = apart(axis.get_xlim())
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
         axis.set_yticks(range(len(names)), names)
         axis.grid(axis="x", color="0.9")
         axis.set_axisbelow(True)
-        axis.set_title(f"{setting[0]}, {setting[1]}{', compiled' * setting[2]}", fontsize=10)
+        title = f"{mode}, {precision}{', compiled' * compiled}"
+        here = [shape for shape in shapes if any(row["shape"] == shape for row in chosen)]
+        fastest = mean([fastest_peer(chosen, shape) for shape in here])
+        axis.set_title(
+            f"{title}\ngeometric mean over the fastest equal one: {fastest}" if fastest else title, fontsize=10
+        )
+    for axis in axes.flat[len(settings) :]:
+        axis.set_visible(False)
     for axis in axes[-1]:
         axis.set_xlabel("speed of ours over that of the other (95 % interval)")
     devices = ", ".join(dict.fromkeys(row["device_name"] for row in networks))
@@ -445,30 +457,72 @@ def draw(rows: list[dict[str, Any]], path: Path = FIGURE) -> None:
     figure.savefig(path, dpi=110)
 
 
+def apart(limits: tuple[float, float]) -> list[float]:
+    """Returns ticks within limits whose labels do not meet on a logarithmic axis: 1 first, then rounder ones."""
+    space = 0.07 * math.log(limits[1] / limits[0])
+    ticks: list[float] = []
+    for tick in (1, 2, 4, 8, 16, 1.5, 0.5, 3, 6, 12, 1.2, 0.8, 0.9, 1.1, 0.7, 0.6, 0.95, 1.05):
+        if limits[0] <= tick <= limits[1] and all(abs(math.log(tick / other)) >= space for other in ticks):
+            ticks.append(tick)
+    return sorted(ticks)
+
+
+def some_of(choices: Collection[str], separator: str = ",") -> Callable[[str], list[str]]:
+    """Returns the type of an argument that lists some of ``choices``."""
+
+    def parse(text: str) -> list[str]:
+        chosen = [name.strip() for name in text.split(separator) if name.strip()]
+        if not chosen or not set(chosen) <= set(choices):
+            raise argparse.ArgumentTypeError(f"{text} (choose from {separator.join(choices)})")
+        return chosen
+
+    return parse
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default="s16,ti4,tokens17", help=f"some of {','.join(SHAPES)}")
-    parser.add_argument("--precision", default="fp32,bf16")
-    parser.add_argument("--mode", default="training,inference")
+    parser.add_argument("--shapes", type=some_of(SHAPES), default="s16,ti4,tokens17", help=",".join(SHAPES))
+    parser.add_argument("--precision", type=some_of(DTYPES), default="fp32,bf16")
+    parser.add_argument("--mode", type=some_of(MODES), default="training,inference")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--compiled", action="store_true", help="torch.compile of all networks")
+    parser.add_argument("--minutes", type=float, default=16.0, help=f"of all; each has {LEAST} rounds nevertheless")
     parser.add_argument("--rounds", type=int, default=200, help="most rounds of each measurement")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time of the rounds of each measurement")
     parser.add_argument("--calls", type=int, help="steps in a row in a round; by default 1, on CUDA 10")
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--peers", help=f"some of {'; '.join(NETWORKS)}, separated by semicolons; by default all")
+    parser.add_argument(
+        "--peers", type=some_of(NETWORKS, ";"), default=";".join(NETWORKS), help=f"by default all: {';'.join(NETWORKS)}"
+    )
+    parser.add_argument("--resume", action="store_true", help="leave out what this commit has measured here")
+    parser.add_argument("--table", action="store_true", help="measure nothing: print and draw all that --out has")
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file to which rows are added")
     args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no GPU")
+    if args.table and not args.out.is_file():
+        parser.error(f"--table: {args.out} is not there")
+    shown = read(args.out)
+    if not args.table:
+        combinations = [
+            (shape, precision, mode) for shape in args.shapes for mode in args.mode for precision in args.precision
+        ]
+        run(combinations, args)
+        shown = [row for row in read(args.out) if (row["shape"], row["precision"], row["mode"]) in combinations]
+    print(tables(shown))
+    draw(read(args.out), args.out.with_suffix(".png"))
+
+
+def run(combinations: Sequence[tuple[str, str, str]], args: argparse.Namespace) -> None:
+    """Measures shapes in precisions and modes; the rows of each are written when it ends."""
     keep_freed_memory()
-    names = tuple(NETWORKS) if args.peers is None else tuple(filter(None, args.peers.split(";")))
-    combinations = [
-        (shape, precision, mode)
-        for mode in args.mode.split(",")
-        for precision in args.precision.split(",")
-        for shape in filter(None, args.shapes.split(","))
-    ]
-    for shape, precision, mode in combinations:
-        print(f"{SHAPES[shape].title}, {precision}, {mode} ...", file=sys.stderr, flush=True)
+    facts, end = describe(args.device), time.perf_counter() + 60 * args.minutes
+    same = ("device_name", "versions", "commit", "threads", "compiled")
+    now = {**facts, "compiled": args.compiled}
+    here = [row for row in read(args.out) if all(row[key] == now[key] for key in same)] if args.resume else []
+    done = {(row["shape"], row["precision"], row["mode"]) for row in here}
+    left = [combination for combination in combinations if combination not in done]
+    for number, (shape, precision, mode) in enumerate(left):
+        seconds = max(0.0, end - time.perf_counter()) / (len(left) - number)
+        print(f"{SHAPES[shape].title}, {precision}, {mode}: {seconds:.0f} s ...", file=sys.stderr, flush=True)
         rows = measure(
             shape,
             precision=precision,
@@ -476,16 +530,11 @@ def main() -> None:
             device=args.device,
             compiled=args.compiled,
             rounds=args.rounds,
-            seconds=args.seconds,
+            seconds=seconds,
             calls=args.calls or (10 if args.device == "cuda" else 1),
-            batch=args.batch,
-            names=names,
+            names=args.peers,
         )
-        merge(rows, args.out)
-    rows = json.loads(args.out.read_text())
-    measured = set(combinations)
-    print(tables([row for row in rows if not measured or (row["shape"], row["precision"], row["mode"]) in measured]))
-    draw(rows, args.out.with_suffix(".png"))
+        merge([{**row, **facts} for row in rows], args.out)
 
 
 if __name__ == "__main__":
