@@ -6,31 +6,26 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import Dropout, Identity
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, probabilities, refuse
-from vit_lightning.models import checks, fast_paths
-from vit_lightning.models.attention import Attention, MultiHeadAttention, RotaryAttention, SeparateAttention
+from vit_lightning.models import checks
+from vit_lightning.models.attention import Attention, MultiHeadAttention, RotaryAttention
 from vit_lightning.models.blocks import (
-    Branch,
-    DropPath,
     EncoderBlock,
     Layer,
     LayerNorm,
-    LayerScale,
-    Linear,
     NamedSequential,
-    ResidualAdd,
-    RMSNorm,
     TransformerEncoder,
     TransformerEncoderBlock,
     drop_path_rates,
 )
+from vit_lightning.models.class_token import reads_class_token_alone
 from vit_lightning.models.crate import CrateBlock
-from vit_lightning.models.feed_forward import FeedForwardBlock, PackedSwiGLU, SwiGLU
-from vit_lightning.models.heads import POOLS, ClassificationHead, ClassTokenPool, DistilledHead, Pool
+from vit_lightning.models.feed_forward import FeedForwardBlock
+from vit_lightning.models.heads import POOLS, ClassificationHead, DistilledHead, Pool
 from vit_lightning.models.initialisation import initialise
 from vit_lightning.models.patches import (
     PROJECTIONS,
@@ -45,21 +40,6 @@ from vit_lightning.models.positions import POSITIONS, Positions
 from vit_lightning.models.presets import find_preset
 from vit_lightning.models.resize import Interpolation
 from vit_lightning.sizes import Size, pair
-
-_TOKEN_WISE = {
-    *(TransformerEncoderBlock, ResidualAdd, Branch, LayerScale, DropPath, LayerNorm, RMSNorm, nn.LayerNorm, nn.RMSNorm),
-    *(MultiHeadAttention, SeparateAttention, FeedForwardBlock, SwiGLU, PackedSwiGLU, Linear, nn.GELU, nn.ReLU, nn.SiLU),
-    *(Dropout, Identity, ClassTokenPool),
-}
-"""Types of modules that make each token from the same token, but for attention, whose queries are independent too."""
-
-
-def _is_only_called(module: nn.Module) -> bool:
-    """Returns whether nothing but the next module reads what a module gives, and its random numbers, if any, stay."""
-    kept = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    is_random = module.training and isinstance(module, Dropout) and module.p > 0.0
-    is_random |= module.training and isinstance(module, MultiHeadAttention) and module.dropout > 0.0
-    return not (kept or is_random or module._compiled_call_impl is not None or "forward" in vars(module))
 
 
 class ViT(NamedSequential):
@@ -252,32 +232,12 @@ class ViT(NamedSequential):
         self.image_size = size
 
     def forward(self, images: Tensor) -> Tensor:
-        if not self._reads_class_token_alone(images):
+        if not reads_class_token_alone(self, images):
             return cast(Tensor, super().forward(images))  # type: ignore[no-untyped-call]
         tokens = self.encoder(self.patch_embedding(images), first_token=True)
         for module in list(self)[2:]:
             tokens = module(tokens)
         return cast(Tensor, tokens)
-
-    def _reads_class_token_alone(self, images: Tensor) -> bool:
-        """Returns whether no other token of the last block is read: not by the head, nor by a hook or a user's part."""
-        names = list(self._modules)
-        if not fast_paths.choose_class_token(images) or (names[:2], names[-1]) != (
-            ["patch_embedding", "encoder"],
-            "head",
-        ):
-            return False
-        _, encoder, *after = self
-        pool: Any = getattr(self.head, "pool", None)
-        if type(encoder) is not TransformerEncoder or type(encoder[-1]) is not TransformerEncoderBlock:
-            return False
-        modules = (*encoder[-1].modules(), *after[:-1], pool)
-        return (
-            type(pool) is ClassTokenPool
-            and all(type(module) in _TOKEN_WISE for module in modules)
-            and all(map(_is_only_called, (encoder, self.head, *modules)))
-            and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
-        )
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Returns the tokens before pooling, (b, p + n, e) with p tokens before the patches, of images (b, c, H, W)."""

@@ -1,0 +1,61 @@
+"""Whether the last block is computed for the class token alone: nothing reads what it makes of the other tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import Dropout, Identity
+
+from vit_lightning.models import fast_paths
+from vit_lightning.models.attention import MultiHeadAttention, SeparateAttention
+from vit_lightning.models.blocks import (
+    Branch,
+    DropPath,
+    LayerNorm,
+    LayerScale,
+    Linear,
+    ResidualAdd,
+    RMSNorm,
+    TransformerEncoder,
+    TransformerEncoderBlock,
+)
+from vit_lightning.models.feed_forward import FeedForwardBlock, PackedSwiGLU, SwiGLU
+from vit_lightning.models.heads import ClassTokenPool
+
+_TOKEN_WISE = {
+    *(TransformerEncoderBlock, ResidualAdd, Branch, LayerScale, DropPath, LayerNorm, RMSNorm, nn.LayerNorm, nn.RMSNorm),
+    *(MultiHeadAttention, SeparateAttention, FeedForwardBlock, SwiGLU, PackedSwiGLU, Linear, nn.GELU, nn.ReLU, nn.SiLU),
+    *(Dropout, Identity, ClassTokenPool),
+}
+"""Types of modules that make each token from the same token, but for attention, whose queries are independent too."""
+
+
+def reads_class_token_alone(network: nn.Sequential, images: Tensor) -> bool:
+    """Returns whether the head of a ViT reads the class token alone, and no hook or part of a user the others."""
+    if not fast_paths.choose_class_token(images):
+        return False
+    names = [name for name, _ in network.named_children()]
+    if names[:2] != ["patch_embedding", "encoder"] or names[-1] != "head":
+        return False  # a user has put another child in
+    _, encoder, *rest, head = network
+    pool: Any = getattr(head, "pool", None)
+    if type(encoder) is not TransformerEncoder or type(pool) is not ClassTokenPool:
+        return False
+    last = encoder[-1]
+    if type(last) is not TransformerEncoderBlock:
+        return False
+    modules = (*last.modules(), *rest, pool)
+    return (
+        all(type(module) in _TOKEN_WISE for module in modules)
+        and all(map(_is_only_called, (encoder, head, *modules)))
+        and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+    )
+
+
+def _is_only_called(module: nn.Module) -> bool:
+    """Returns whether nothing but the next module reads what a module gives, and its random numbers, if any, stay."""
+    kept = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    is_random = module.training and isinstance(module, Dropout) and module.p > 0.0
+    is_random |= module.training and isinstance(module, MultiHeadAttention) and module.dropout > 0.0
+    return not (kept or is_random or module._compiled_call_impl is not None or "forward" in vars(module))
