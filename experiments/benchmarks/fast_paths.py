@@ -1,11 +1,11 @@
-"""Speed of the forms that ``vit_lightning/models/fast_paths.py`` chooses from, in turns: what its ``TABLE`` comes from.
+"""Speed of the forms that ``vit_lightning/models/fast_paths.py`` chooses from, interleaved: source of its ``TABLE``.
 
 python experiments/benchmarks/fast_paths.py --seconds 3
 
-Each row is forward and backward of a linear layer or of attention, or attention without gradients, in the forms that
-the table can name, beside torch's own operators; the ratio is the speed over theirs. A form belongs in the table where
-its interval is above 1. Weights and tokens are warm in the caches here, so that a step gains less: ``throughput.py``
-has the last word.
+Each row is a linear layer, an embedding of patches or attention, forward and backward or without gradients, in the
+forms that the table can name, beside torch's own operators; the ratio is the speed over theirs. A form belongs in the
+table where its interval is above 1. Weights and tokens are warm in the caches here, so that a step gains less:
+``throughput.py`` has the last word.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import math
 from collections.abc import Callable
 
 import torch
+from einops import rearrange
 from torch import nn
 
 from vit_lightning.models import fast_paths
 from vit_lightning.models.attention import attend
+from vit_lightning.models.fast_paths import Forms
+from vit_lightning.models.patches import ConvProjection
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.training.memory import keep_freed_memory
 from vit_lightning.training.rounds import paired_rounds
@@ -26,12 +29,12 @@ from vit_lightning.training.rounds import paired_rounds
 TYPES = (torch.float32, torch.bfloat16)
 
 
-def compare(title: str, dtype: torch.dtype, make: Callable[[], torch.Tensor], rows: dict[str, dict], seconds: float):
+def compare(title: str, dtype: torch.dtype, make: Callable[[], torch.Tensor], rows: dict[str, Forms], seconds: float):
     """Prints the ratio of each form to the plain one; a form is a row of the table."""
 
-    def step(row: dict | None) -> None:
+    def step(row: Forms | None) -> None:
         fast_paths.use("plain" if row is None else "auto")
-        fast_paths.TABLE["cpu", dtype] = row or {}
+        fast_paths.TABLE[fast_paths.processor("cpu"), dtype] = row or Forms()
         with torch.set_grad_enabled("inference" not in title):
             out = make()
         if out.requires_grad:
@@ -40,6 +43,12 @@ def compare(title: str, dtype: torch.dtype, make: Callable[[], torch.Tensor], ro
     forms = {"plain": None, **rows}
     found = paired_rounds({name: lambda row=row: step(row) for name, row in forms.items()}, 1000, limit_s=seconds)
     print(f"{title:44}", *(f"{name} {found.ratio(name, 'plain')}" for name in rows), sep="  ", flush=True)
+
+
+def attend_and_join(heads: torch.Tensor) -> torch.Tensor:
+    queries, keys, values = (part.transpose(1, 2) for part in heads.unbind(dim=2))
+    out = attend(queries, keys, values, scale=heads.shape[-1] ** -0.5, mask=None, dropout=0.0)
+    return rearrange(out, "b h n d -> b n (h d)")
 
 
 def main() -> None:
@@ -52,29 +61,41 @@ def main() -> None:
         if dtype is torch.bfloat16 and not fast_paths.has_bfloat16_products():
             continue
         name = str(dtype).removeprefix("torch.")
-        sizes = ((544, 64), (2176, 64), (4160, 192), (1576, 384)) if dtype is torch.bfloat16 else ()
-        for tokens, emb_size in sizes:
+        biases = {"fused bias": Forms(fused_bias_from=0), "bias after": Forms(bias_after=(0, 2**62))}
+        for tokens, emb_size in ((544, 64), (2176, 64), (4160, 192), (1576, 384)):
             layer, rows = nn.Linear(emb_size, 4 * emb_size).to(dtype), torch.randn(tokens, emb_size, dtype=dtype)
             rows.requires_grad_()
-            compare(
-                f"{name} linear {tokens} x {emb_size} to {4 * emb_size}",
-                dtype,
-                lambda layer=layer, rows=rows: fast_paths.linear(rows, layer.weight, layer.bias),
-                {"fused bias": {"fused_bias_from": 0}},
-                seconds,
-            )
+            for kind in ("training", "inference"):
+                compare(
+                    f"{name} linear, {kind}, {tokens} x {emb_size} to {4 * emb_size}",
+                    dtype,
+                    lambda layer=layer, rows=rows: fast_paths.linear(rows, layer.weight, layer.bias),
+                    biases if dtype is torch.bfloat16 else {"bias after": biases["bias after"]},
+                    seconds,
+                )
+        for batch, image, patch, emb_size in ((128, 16, 4, 64), (64, 32, 4, 192), (8, 224, 16, 384)):
+            projection = ConvProjection(3, (patch, patch), emb_size).to(dtype)
+            images = torch.randn(batch, 3, image, image, dtype=dtype)
+            for kind in ("training", "inference"):
+                compare(
+                    f"{name} patches, {kind}, {batch} of {image}, patch {patch}, to {emb_size}",
+                    dtype,
+                    lambda projection=projection, images=images: projection(images),
+                    {"one product": Forms(patches_from=0, patches_inference_from=0)},
+                    seconds,
+                )
         for b, h, n, d in (
             *((128, 4, 17, 16), (128, 4, 24, 16), (128, 4, 32, 16)),
             *((64, 3, 17, 64), (64, 3, 24, 64), (64, 3, 32, 64), (64, 3, 65, 64), (8, 6, 197, 64)),
         ):
-            heads = [torch.randn(b, n, h, d, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3)]
-            for kind in ("attention", "inference"):
+            heads = torch.randn(b, n, 3, h, d, dtype=dtype).requires_grad_()  # as a projection gives them
+            for kind in ("attention", "attention_inference"):
                 compare(
                     f"{name} {kind} {b} x {h} heads, {n} tokens of {d}",
                     dtype,
-                    lambda heads=heads, d=d: attend(*heads, scale=d**-0.5, mask=None, dropout=0.0),
+                    lambda heads=heads: attend_and_join(heads),
                     {
-                        str(one).removeprefix("torch."): {kind: ((math.inf, math.inf, one),)}
+                        str(one).removeprefix("torch."): Forms(**{kind: ((math.inf, math.inf, one),)})
                         for one in dict.fromkeys((dtype, torch.float32))
                     },
                     seconds,

@@ -1,6 +1,6 @@
-"""Products in the form that is fastest on a device: the numbers are those of torch's operators but for rounding.
+"""Products in the form that is fastest on a processor: the numbers are those of torch's operators but for rounding.
 
-``choose_linear`` and ``choose_attention`` are functions of device, type and shape alone: ``TABLE`` was measured by
+The ``choose_`` functions are functions of device, type and shape alone: ``TABLE`` was measured by
 ``experiments/benchmarks/fast_paths.py``, and nothing is measured at run time. A device that is not in it (a GPU), a
 network that is traced or compiled, and ``fast_paths: plain`` in a config take torch's own operators.
 
@@ -10,6 +10,7 @@ Shape letters: b images, n tokens, h heads, d head dimension; q queries, k keys,
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -21,21 +22,52 @@ from vit_lightning.errors import UserError
 
 FastPaths = Literal["auto", "plain"]
 
-TABLE: dict[tuple[str, torch.dtype], dict[str, Any]] = {
-    ("cpu", torch.bfloat16): {
-        "fused_bias_from": 600_000,
-        "attention": ((24, math.inf, torch.float32), (math.inf, math.inf, torch.bfloat16)),
-        "inference": ((24, 16, torch.float32),),
-    },
-    ("cpu", torch.float32): {
-        "bias_after": (30_000, 600_000),
-        "attention": ((24, 16, torch.float32),),
-        "inference": (),
-    },
+Products = tuple[tuple[float, float, torch.dtype], ...]
+"""Types of attention's batched products, each up to a number of keys and a width of the heads."""
+
+
+@dataclass(frozen=True)
+class Forms:
+    """A row of the table.
+
+    Args:
+        fused_bias_from: from how many outputs a linear layer adds its bias within the product.
+        bias_after: between which numbers of outputs it adds its bias after the product.
+        attention: attention as batched products, with gradients; where none fits, torch's fused attention.
+        attention_inference: the same without gradients.
+        patches_from: from how many values of a patch its embedding is one product, with gradients.
+        patches_inference_from: the same without gradients.
+    """
+
+    fused_bias_from: float = math.inf
+    bias_after: tuple[int, int] = (0, -1)
+    attention: Products = ()
+    attention_inference: Products = ()
+    patches_from: float = math.inf
+    patches_inference_from: float = math.inf
+
+
+TABLE: dict[tuple[str, torch.dtype], Forms] = {
+    ("cpu with amx", torch.bfloat16): Forms(
+        fused_bias_from=600_000,
+        attention=((24, math.inf, torch.float32), (math.inf, math.inf, torch.bfloat16)),
+        attention_inference=((24, 16, torch.float32),),
+        patches_from=0,
+        patches_inference_from=0,
+    ),
+    ("cpu with amx", torch.float32): Forms(
+        bias_after=(30_000, 600_000), attention=((24, 16, torch.float32),), patches_from=0
+    ),
+    ("cpu", torch.bfloat16): Forms(
+        fused_bias_from=600_000,
+        attention=((24, 16, torch.float32), (math.inf, math.inf, torch.bfloat16)),
+        attention_inference=((24, 16, torch.float32), (math.inf, math.inf, torch.bfloat16)),
+        patches_from=0,
+        patches_inference_from=0,
+    ),
+    ("cpu", torch.float32): Forms(attention=((24, 16, torch.float32),), attention_inference=((24, 16, torch.float32),)),
 }
-"""By device and type of the products: from how many outputs a linear layer adds its bias within the product, or between
-which numbers after it; the type of attention's batched products up to a number of keys and a width of the heads, with
-gradients (attention) and without (inference). Where no row fits, torch's addmm and fused attention."""
+"""By processor and type of the products: measured on an Intel Xeon with AMX and an AMD EPYC with AVX512-BF16."""
 
 _paths: FastPaths = "auto"
 
@@ -60,51 +92,65 @@ def has_bfloat16_products() -> bool:
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+@lru_cache
+def processor(device: str) -> str:
+    """Returns a type of device as ``TABLE`` names it: a CPU with or without AMX, the matrix instructions of Intel."""
+    return "cpu with amx" if device == "cpu" and torch.cpu._is_amx_tile_supported() else device
+
+
 def choose_linear(device: str, dtype: torch.dtype, outputs: int) -> Literal["fused", "after", "plain"]:
     """Returns how a linear layer with so many outputs, over all tokens, adds its bias.
 
     fused is within oneDNN's product, after is in place once the product is there; plain, torch's own, writes the bias
     to all rows first.
     """
-    row = TABLE.get((device, dtype))
-    if row is None or (dtype is torch.bfloat16 and not has_bfloat16_products()):
-        return "plain"
-    if outputs >= row.get("fused_bias_from", math.inf):
+    forms = _find(device, dtype)
+    if outputs >= forms.fused_bias_from and (dtype is not torch.bfloat16 or has_bfloat16_products()):
         return "fused"
-    least, most = row.get("bias_after", (0, -1))
-    return "after" if least <= outputs <= most else "plain"
+    return "after" if forms.bias_after[0] <= outputs <= forms.bias_after[1] else "plain"
 
 
 def choose_attention(
     device: str, dtype: torch.dtype, keys: int, width: int, *, inference: bool = False
 ) -> torch.dtype | None:
     """Returns the type of attention's batched products for heads of a width; None for torch's fused attention."""
-    for most_keys, most_width, products in TABLE.get((device, dtype), {}).get(
-        "inference" if inference else "attention", ()
-    ):
+    forms = _find(device, dtype)
+    for most_keys, most_width, products in forms.attention_inference if inference else forms.attention:
         if keys <= most_keys and width <= most_width:
-            return products  # type: ignore[no-any-return]
+            return products
     return None
 
 
-def describe(device: str, dtype: torch.dtype) -> dict[str, Any] | None:
-    """Returns the row of the table for a device and type as plain data; None where torch's own operators are taken."""
-    row = TABLE.get((device, dtype))
-    if row is None:
-        return None
-    has = dtype is not torch.bfloat16 or has_bfloat16_products()
-    return {"products": str(dtype), "fused_bias": has} | {name: str(value) for name, value in row.items()}
+def choose_patches(device: str, dtype: torch.dtype, values: int, *, inference: bool = False) -> bool:
+    """Returns whether patches of so many values are embedded by one product, not by a strided convolution."""
+    forms = _find(device, dtype)
+    return values >= (forms.patches_inference_from if inference else forms.patches_from)
 
 
 def choose_class_token(images: Tensor) -> bool:
     """Returns whether the last block leaves out the tokens that nothing reads: 9 of 12 of its products."""
-    return _are_open(images) and (images.device.type, product_dtype(images)) in TABLE
+    return _are_open(images) and (processor("cpu"), product_dtype(images)) in TABLE
 
 
-def choose_patches(images: Tensor, patch: tuple[int, ...]) -> bool:
-    """Returns whether a strided convolution of images is computed as one product of their patches."""
-    tiled = all(size % side == 0 for size, side in zip(images.shape[2:], patch, strict=True))
-    return tiled and _are_open(images) and (images.device.type, product_dtype(images)) in TABLE
+def describe(device: str, dtype: torch.dtype) -> dict[str, Any] | None:
+    """Returns the row of the table for a device and type as plain data; None where torch's own operators are taken."""
+    forms = TABLE.get((processor(device), dtype))
+    if forms is None:
+        return None
+    row = {name: str(value) for name, value in asdict(forms).items()}
+    return {"processor": processor(device), "products": str(dtype), "fused_bias": has_bfloat16_products()} | row
+
+
+def _find(device: str, dtype: torch.dtype) -> Forms:
+    return TABLE.get((processor(device), dtype), Forms())
+
+
+def is_one_product(images: Tensor, patch: tuple[int, ...]) -> bool:
+    """Returns whether a strided convolution of images (b, c, H, W) is computed as one product of their patches."""
+    if not _are_open(images) or any(size % side for size, side in zip(images.shape[2:], patch, strict=True)):
+        return False
+    values = images.shape[1] * math.prod(patch)
+    return choose_patches("cpu", product_dtype(images), values, inference=not torch.is_grad_enabled())
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
