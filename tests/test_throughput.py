@@ -103,6 +103,11 @@ def test_a_step_has_the_operations_that_torch_counts(throughput):
     with FlopCounterMode(display=False) as counter:
         step()
     assert counter.get_total_flops() == throughput.step_flops(shape, "training")
+    fewer = throughput.step_flops(shape, "inference", class_token_alone=True)
+    network = throughput.ours(shape).double()  # in which attention is one operator, which is counted
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():  # its hooks would have all tokens computed
+        network.head(network.norm(network.encoder(network.patch_embedding(images.double()), first_token=True)))
+    assert counter.get_total_flops() == fewer
 
 
 def explicit(attention: torch.nn.MultiheadAttention, tokens: torch.Tensor) -> torch.Tensor:

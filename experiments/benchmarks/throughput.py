@@ -1,4 +1,4 @@
-"""Speed of a training step and of inference: ours and other libraries' ViTs of the same sizes, in turns in one process.
+"""Speed of training steps and of inference: ours and other libraries' ViTs of the same sizes, interleaved.
 
 python experiments/benchmarks/throughput.py --minutes 16                (S/16, Ti/4 and 17 tokens on a CPU)
 python experiments/benchmarks/throughput.py --minutes 16 --resume       (what is left of it after it was killed)
@@ -217,7 +217,9 @@ def measure(
     turns = {"warmup": 1, "calls": calls, "limit_s": seconds, "least": least}
     result = paired_rounds(steps, rounds, **turns, leave_out=clearly_slower, synchronize=wait)
     square = next(iter(products))
-    network_flops = step_flops(sizes, mode)
+    network_flops = dict.fromkeys(steps, step_flops(sizes, mode))
+    if place.type == "cpu" and not compiled:
+        network_flops[OURS] = step_flops(sizes, mode, class_token_alone=True)
     common = {
         **{"shape": shape, "batch": sizes.batch, "precision": precision, "mode": mode, "device": device},
         **{"compiled": compiled, "calls": calls},
@@ -233,7 +235,10 @@ def measure(
             }
             table.append({**common, "name": name, "kind": "matrix product", **rounded(rates)})
             continue
-        shares = [network_flops / flops[square] * ratio for ratio in result.ratios(name, square)]
+        shares = [
+            network_flops.get(name, step_flops(sizes, mode)) / flops[square] * ratio
+            for ratio in result.ratios(name, square)
+        ]
         rates = {
             "images_per_s_median": sizes.batch / result.median(name),
             "images_per_s_best": sizes.batch / min(spent),
@@ -297,10 +302,18 @@ def repeated(call: Callable[[], object], times: int) -> Callable[[], object]:
     return run
 
 
-def step_flops(shape: Shape, mode: str) -> float:
-    """Returns the floating-point operations of the matrix products of a step; images need no gradient."""
+def step_flops(shape: Shape, mode: str, *, class_token_alone: bool = False) -> float:
+    """Returns the floating-point operations of the matrix products of a step; images need no gradient.
+
+    With ``class_token_alone`` the last block leaves out scores, sums of values, projection and MLP of other tokens.
+    """
     forward = forward_flops(ours(shape), (3, shape.image, shape.image))
     assert forward is not None
+    if (
+        class_token_alone
+    ):  # of the last block, the other tokens' scores, sums of values, projection and MLP are left out
+        others = shape.tokens - 1
+        forward -= others * 2 * (2 * shape.tokens * shape.width + shape.width**2 + 8 * shape.width**2)
     no_gradient = 2 * 3 * shape.image**2 * shape.width
     return shape.batch * (3.0 * forward - no_gradient if mode == "training" else float(forward))
 
