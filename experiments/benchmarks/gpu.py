@@ -1,4 +1,4 @@
-"""All that is open for want of a GPU, in order of worth, as far as the minutes go; the next call goes on there.
+"""All that is open for want of a GPU, in order of worth, as far as the minutes go; the next call continues there.
 
     python experiments/benchmarks/gpu.py --minutes 8 --data FOLDER    CIFAR-10 as Parquet files or train/CLASS/*.jpg
     python experiments/benchmarks/gpu.py --list                       what is done and what is open
@@ -114,7 +114,7 @@ def training_step(
 
 
 def throughput(place: Place, shape: str, compile: bool, goal: str = "") -> Rows:
-    """Training steps in bf16, ours and other libraries' in turns, and their share of the matrix rate."""
+    """Training steps in bf16, ours and other libraries' interleaved, and their share of the matrix rate."""
     from throughput import NETWORKS, SHAPES, measure
 
     names = ("timm",) if place.small else ("timm", "torchvision") if compile else tuple(NETWORKS)

@@ -1,6 +1,6 @@
 """Time from ``lightning fit --config digits`` to the first trained batch, and to a config error, beside bare imports.
 
-Fresh processes in turns, with a warm file cache and compiled modules; seconds of the clock and of the processor.
+Fresh processes, interleaved, with a warm file cache and compiled modules; seconds of the clock and of the processor.
 
 - ``imports``: ``python -c "import torch, torchvision, lightning.pytorch"``, to the end of Python; ``imports alone``
   ends by ``os._exit`` when they are done.

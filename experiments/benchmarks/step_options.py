@@ -1,4 +1,4 @@
-"""Gain of ``compile`` and cost of ``model.activation_checkpointing``: training steps in turns, and bytes kept for them.
+"""Gain of ``compile`` and cost of ``model.activation_checkpointing``: interleaved training steps, and bytes they keep.
 
 python experiments/benchmarks/step_options.py "17 tokens" "Ti/4 at 32 px" --options plain compile
 """

@@ -265,7 +265,7 @@ def test_hours_start_no_run_that_would_end_later(in_arms, capsys):
     said = capsys.readouterr().out
     assert "for 1 h: no run starts that is expected to end later" in said
     left_over = "2 runs left (1 of cls, 1 of mean), about 2.0 h to the next analysis"
-    assert f"no further run would end within 1 h: {left_over}; the same command goes on" in said
+    assert f"no further run would end within 1 h: {left_over}; the same command continues" in said
     assert ledgers.find_ledger(Path("out")).pending() == left
 
 

@@ -1,4 +1,4 @@
-"""Timing in turns: what is called how often, and which way round a ratio is."""
+"""Interleaved timing: what is called how often, and which way round a ratio is."""
 
 from __future__ import annotations
 

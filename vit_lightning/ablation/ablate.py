@@ -49,7 +49,7 @@ class AblateConfig:
         dry_run: show the plan and exit.
         wandb_sweep: write this file, a sweep of W&B with the runs of the plan, and exit.
         only: run this arm alone now.
-        hours: run for this time only: no run starts that is expected to end later. The same command goes on.
+        hours: run for this time only: no run starts that is expected to end later. The same command continues.
         workers: runs at a time; auto is one for each GPU, or for each CPU core and its threads.
         threads: threads of each run; 1 by default on a CPU. Fixed when the ablation begins.
         retry: try failed runs again.
@@ -196,7 +196,7 @@ def _after_hours(hours: float, ledger: Ledger, pending: list[Planned], workers: 
     seconds = sum(ledger.expected_seconds(run) or 0.0 for run in pending) / workers
     until = f"about {show_time(seconds)} to the next analysis" if seconds else "no run has ended yet"
     ends = f"no further run would end within {hours:g} h"
-    return f"{ends}: {counted(len(pending), 'run')} left ({needs}), {until}; the same command goes on"
+    return f"{ends}: {counted(len(pending), 'run')} left ({needs}), {until}; the same command continues"
 
 
 def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, workers: int) -> str:

@@ -43,7 +43,7 @@ PEERS = {"timm": "timm.models", "torchvision": "torchvision.models"}
 
 
 def bench(experiment: Experiment) -> dict[str, Any]:
-    """Measures in turns: the bare training step, a step of the whole Trainer, other libraries' ViTs of these sizes.
+    """Measures interleaved: the bare training step, a step of the whole Trainer, other libraries' ViTs of these sizes.
 
     The Trainer loads its images, logs metrics and writes checkpoints to a folder that is deleted; it neither validates
     nor accumulates gradients, and uses one device. The bare steps repeat its first batch.

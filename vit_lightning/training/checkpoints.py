@@ -53,7 +53,7 @@ class Checkpoints(Checkpoint):
     written again after a validation: that would double the writes of each epoch, and a kill in the next epoch costs at
     most a second validation.
 
-    Files are written while training goes on. The next file, the choice of a best one, the end of training and that of
+    Files are written while training continues. The next file, the choice of a best one, the end of training and that of
     the process by a signal wait for the one before.
 
     Args:
