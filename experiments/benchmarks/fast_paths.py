@@ -61,7 +61,11 @@ def main() -> None:
         if dtype is torch.bfloat16 and not fast_paths.has_bfloat16_products():
             continue
         name = str(dtype).removeprefix("torch.")
-        biases = {"fused bias": Forms(fused_bias_from=0), "bias after": Forms(bias_after=(0, 2**62))}
+        biases = {
+            "fused bias, ones": Forms(fused_bias_from=0),
+            "fused bias": Forms(fused_bias_from=0, fused_bias_inference_from=0, summed_bias_gradient=True),
+            "bias after": Forms(bias_after=(0, 2**62)),
+        }
         for tokens, emb_size in ((544, 64), (2176, 64), (4160, 192), (1576, 384)):
             layer, rows = nn.Linear(emb_size, 4 * emb_size).to(dtype), torch.randn(tokens, emb_size, dtype=dtype)
             rows.requires_grad_()

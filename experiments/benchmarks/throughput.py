@@ -12,10 +12,10 @@ are timm, torchvision, transformers and nn.TransformerEncoder; vit-pytorch embed
 measured with its own defaults (heads of width 64, no biases of queries, keys and values) and with those of ours.
 
 Each measurement (a shape, precision and mode) has at least 12 rounds, and begins with its share of the minutes that are
-left. A network that is clearly slower than ours, by a quarter at the lower end of the interval, takes no further turns
-after 5, 10, ... rounds, unless it is the fastest equal one; the table then says how many rounds it had.
+left. After 5, 10, ... rounds a network is dropped once the interval of our speed over its lies above 1.25, unless it is
+the fastest equal one; the table then says how many rounds it had.
 
-Matrix products take turns too: a share of the ceiling is the rate of floating-point operations of a step over that of
+Matrix products are interleaved too: a share of the ceiling is the rate of floating-point operations of a step over that of
 a product of two matrices of 2048 x 2048 in the same round. The rows of each measurement are written to
 ``throughput.json`` beside this file when it ends, from which come the table that is printed and ``throughput.png``.
 """
@@ -181,7 +181,7 @@ def measure(
         mode: training or inference.
         device: cpu or cuda.
         compiled: whether ``torch.compile`` compiles all networks.
-        rounds: rounds in which all take turns once.
+        rounds: rounds, in which each is called once.
         seconds: no round begins after this time, the warm-up not counted.
         least: rounds that are run whatever the time.
         calls: steps in a row of each in a round; on CUDA enough to fill the queue, as 10.
@@ -403,9 +403,11 @@ def tables(rows: list[dict[str, Any]]) -> str:
             "",
         ]
         lines += [f"| {' | '.join(line)} |" for line in grid]
-    states = dict.fromkeys((row["date"], str(row["commit"])[:7], json.dumps(row["versions"])) for row in rows)
+    names = ("device_name", "date", "commit")
+    states = dict.fromkeys((*(str(row[name]) for name in names), json.dumps(row["versions"])) for row in rows)
     versions = [
-        f"{date}, commit {commit}, " + text.translate({ord(c): None for c in '{}"'}) for date, commit, text in states
+        f"{device}: {date}, commit {commit[:7]}, " + text.translate({ord(c): None for c in '{}"'})
+        for device, date, commit, text in states
     ]
     return "\n".join([*lines, "", *versions])
 
@@ -437,7 +439,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     lines = math.ceil(len(settings) / columns)
     size = (5.2 * columns + 1.2, 0.4 + 3.4 * lines)
     figure, axes = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
-    for axis, ((mode, precision, compiled, _), chosen) in zip(axes.flat, settings.items(), strict=False):
+    for axis, ((mode, precision, compiled, device), chosen) in zip(axes.flat, settings.items(), strict=False):
         for index, shape in enumerate(shapes):
             of_shape = [row for row in chosen if row["shape"] == shape]
             values = [interval(row) for row in of_shape]
@@ -454,7 +456,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set_yticks(range(len(names)), names)
         axis.grid(axis="x", color="0.9")
         axis.set_axisbelow(True)
-        title = f"{mode}, {precision}{', compiled' * compiled}"
+        title = f"{mode}, {precision}{', compiled' * compiled} ({device})"
         here = [shape for shape in shapes if any(row["shape"] == shape for row in chosen)]
         fastest = mean([fastest_peer(chosen, shape) for shape in here])
         axis.set_title(
@@ -464,8 +466,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axis.set_visible(False)
     for axis in axes[-1]:
         axis.set_xlabel("speed of ours over that of the other (95 % interval)")
-    devices = ", ".join(dict.fromkeys(row["device_name"] for row in networks))
-    figure.suptitle(f"Right of the line ours is faster   ({devices})", fontsize=10)
+    figure.suptitle("Right of the line ours is faster", fontsize=10)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(shapes), fontsize=9)
     figure.savefig(path, dpi=110)
 
@@ -494,7 +495,7 @@ def some_of(choices: Collection[str], separator: str = ",") -> Callable[[str], l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=some_of(SHAPES), default="s16,ti4,tokens17", help=",".join(SHAPES))
+    parser.add_argument("--shapes", type=some_of(SHAPES), default="tokens17,ti4,s16", help=",".join(SHAPES))
     parser.add_argument("--precision", type=some_of(DTYPES), default="fp32,bf16")
     parser.add_argument("--mode", type=some_of(MODES), default="training,inference")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])

@@ -15,7 +15,10 @@ from vit_lightning.models.feed_forward import FeedForwardBlock
 @pytest.fixture(autouse=True)
 def small_sizes_too(monkeypatch):
     """Takes all forms at sizes of tests, on any processor."""
-    smaller = {torch.bfloat16: {"fused_bias_from": 0}, torch.float32: {"bias_after": (0, 600_000)}}
+    smaller = {
+        torch.bfloat16: {"fused_bias_from": 0, "fused_bias_inference_from": 0},
+        torch.float32: {"bias_after": (0, 600_000)},
+    }
     table = {key: replace(forms, patches_from=0, **smaller[key[1]]) for key, forms in fast_paths.TABLE.items()}
     monkeypatch.setattr(fast_paths, "TABLE", table)
     yield

@@ -18,7 +18,7 @@ from vit_lightning.cli import main
 from vit_lightning.commands.session import chosen_matmul
 from vit_lightning.config.resolve import resolve
 from vit_lightning.training.compiled import compile_module
-from vit_lightning.training.precision import auto_precision, has_fast_bfloat16
+from vit_lightning.training.precision import auto_precision, has_fast_bfloat16, is_fast_in_bfloat16
 
 
 def test_one_graph_for_training_and_one_for_evaluation():
@@ -113,6 +113,21 @@ def test_products_are_as_precise_as_the_config_says():
         with chosen_matmul(resolve(SMALL)):
             assert torch.get_float32_matmul_precision() == "medium"
     assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "is_fast"),
+    [
+        ("processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512f avx512_bf16\n", True),
+        ("processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2\n", False),
+        ("processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: avx512_bf16 amx_bf16 amx_tile\n", True),
+        ("processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: avx512f avx512_bf16\n", False),
+        ("processor\t: 0\nFeatures\t: fp asimd bf16\n", True),
+        ("", False),
+    ],
+)
+def test_which_processors_are_fast_in_bfloat16(cpuinfo, is_fast):
+    assert is_fast_in_bfloat16(cpuinfo) == is_fast
 
 
 def test_a_run_keeps_the_precision_that_auto_chose(in_folder, capsys):

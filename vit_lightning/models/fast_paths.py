@@ -31,7 +31,10 @@ class Forms:
     """A row of the table.
 
     Args:
-        fused_bias_from: from how many outputs a linear layer adds its bias within the product.
+        fused_bias_from: from how many outputs a linear layer adds its bias within the product, with gradients.
+        fused_bias_inference_from: the same without gradients.
+        summed_bias_gradient: whether such a layer sums the gradient of its bias over rows; if not, it is a product with
+            ones.
         bias_after: between which numbers of outputs it adds its bias after the product.
         attention: attention as batched products, with gradients; where none fits, torch's fused attention.
         attention_inference: the same without gradients.
@@ -40,6 +43,8 @@ class Forms:
     """
 
     fused_bias_from: float = math.inf
+    fused_bias_inference_from: float = math.inf
+    summed_bias_gradient: bool = False
     bias_after: tuple[int, int] = (0, -1)
     attention: Products = ()
     attention_inference: Products = ()
@@ -50,16 +55,22 @@ class Forms:
 TABLE: dict[tuple[str, torch.dtype], Forms] = {
     ("cpu with amx", torch.bfloat16): Forms(
         fused_bias_from=600_000,
+        fused_bias_inference_from=600_000,
         attention=((24, math.inf, torch.float32), (math.inf, math.inf, torch.bfloat16)),
         attention_inference=((24, 16, torch.float32),),
         patches_from=0,
         patches_inference_from=0,
     ),
     ("cpu with amx", torch.float32): Forms(
-        bias_after=(30_000, 600_000), attention=((24, 16, torch.float32),), patches_from=0
+        bias_after=(30_000, 600_000),
+        attention=((24, 16, torch.float32),),
+        patches_from=0,
+        patches_inference_from=0,
     ),
     ("cpu", torch.bfloat16): Forms(
         fused_bias_from=600_000,
+        fused_bias_inference_from=0,
+        summed_bias_gradient=True,
         attention=((24, 16, torch.float32), (math.inf, math.inf, torch.bfloat16)),
         attention_inference=((24, 16, torch.float32), (math.inf, math.inf, torch.bfloat16)),
         patches_from=0,
@@ -98,14 +109,17 @@ def processor(device: str) -> str:
     return "cpu with amx" if device == "cpu" and torch.cpu._is_amx_tile_supported() else device
 
 
-def choose_linear(device: str, dtype: torch.dtype, outputs: int) -> Literal["fused", "after", "plain"]:
+def choose_linear(
+    device: str, dtype: torch.dtype, outputs: int, *, inference: bool = False
+) -> Literal["fused", "after", "plain"]:
     """Returns how a linear layer with so many outputs, over all tokens, adds its bias.
 
     fused is within oneDNN's product, after is in place once the product is there; plain, torch's own, writes the bias
     to all rows first.
     """
     forms = _find(device, dtype)
-    if outputs >= forms.fused_bias_from and (dtype is not torch.bfloat16 or has_bfloat16_products()):
+    fused_from = forms.fused_bias_inference_from if inference else forms.fused_bias_from
+    if outputs >= fused_from and (dtype is not torch.bfloat16 or has_bfloat16_products()):
         return "fused"
     return "after" if forms.bias_after[0] <= outputs <= forms.bias_after[1] else "plain"
 
@@ -157,7 +171,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Returns ``F.linear`` in the chosen form."""
     if bias is not None and _are_open(inputs):
         dtype, outputs = product_dtype(inputs), inputs.numel() // inputs.shape[-1] * weight.shape[0]
-        form = choose_linear("cpu", dtype, outputs)
+        form = choose_linear("cpu", dtype, outputs, inference=not torch.is_grad_enabled())
         if form == "fused":
             return _Linear.apply(inputs, weight, bias, dtype)  # type: ignore[no-any-return]
         if form == "after":
@@ -215,9 +229,14 @@ class _Linear(torch.autograd.Function):
             torch.mm(of_rows, matrix).view(*of_out.shape[:-1], matrix.shape[1]).to(ctx.types[0]) if needed[0] else None
         )
         of_weight = torch.mm(of_rows.t(), rows).to(ctx.types[1]) if needed[1] else None
-        # a product with ones: faster than a sum over the rows
-        of_bias = torch.mm(of_rows.new_ones(1, len(of_rows)), of_rows)[0].to(ctx.types[2]) if needed[2] else None
+        of_bias = _sum_rows(of_rows).to(ctx.types[2]) if needed[2] else None
         return of_inputs, of_weight, of_bias, None
+
+
+def _sum_rows(rows: Tensor) -> Tensor:
+    if _find("cpu", rows.dtype).summed_bias_gradient:
+        return rows.sum(dim=0)
+    return torch.mm(rows.new_ones(1, len(rows)), rows)[0]
 
 
 class _Attention(torch.autograd.Function):
