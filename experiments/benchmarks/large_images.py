@@ -4,8 +4,8 @@ python experiments/benchmarks/large_images.py [--rounds 40] [--seconds 200] [--o
 
 60 JPEGs of 500 x 375 pixels (quality 90 to 95, 4:2:0), different parts of the two photographs of scikit-learn; from
 each a random part of 8 to 100 % at 224 pixels, flipped, normalised, in batches of 30. One process, one thread, no
-workers; the contenders of a filter take turns, one epoch each in every round. The parts of the work are measured in
-turns too, on crops that are the same for all.
+workers; the contenders of a filter are interleaved, one epoch each in every round, and so are the parts of the work, on
+crops that are the same for all.
 """
 
 from __future__ import annotations

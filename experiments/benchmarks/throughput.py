@@ -15,8 +15,8 @@ Each measurement (a shape, precision and mode) has at least 12 rounds, and begin
 left. After 5, 10, ... rounds a network is dropped once the interval of our speed over its lies above 1.25, unless it is
 the fastest equal one; the table then says how many rounds it had.
 
-Matrix products are interleaved too: a share of the ceiling is the rate of floating-point operations of a step over that of
-a product of two matrices of 2048 x 2048 in the same round. The rows of each measurement are written to
+Matrix products are interleaved too: a share of the ceiling is the rate of floating-point operations of a step over
+that of a product of two matrices of 2048 x 2048 in the same round. The rows of each measurement are written to
 ``throughput.json`` beside this file when it ends, from which come the table that is printed and ``throughput.png``.
 """
 
@@ -41,7 +41,7 @@ from torch.nn.functional import cross_entropy
 from vit_lightning import ViT
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import write_whole
-from vit_lightning.training.flops import forward_flops
+from vit_lightning.training.flops import forward_flops, left_out_flops
 from vit_lightning.training.memory import keep_freed_memory, peak_memory
 from vit_lightning.training.optim import parameter_groups
 from vit_lightning.training.rounds import Interval, Rounds, combined, matrix_product, median, paired_rounds
@@ -218,8 +218,9 @@ def measure(
     result = paired_rounds(steps, rounds, **turns, leave_out=clearly_slower, synchronize=wait)
     square = next(iter(products))
     network_flops = dict.fromkeys(steps, step_flops(sizes, mode))
-    if place.type == "cpu" and not compiled:
-        network_flops[OURS] = step_flops(sizes, mode, class_token_alone=True)
+    if not compiled:
+        left_out = left_out_flops(ours(sizes), images)
+        network_flops[OURS] -= sizes.batch * (3 if mode == "training" else 1) * left_out
     common = {
         **{"shape": shape, "batch": sizes.batch, "precision": precision, "mode": mode, "device": device},
         **{"compiled": compiled, "calls": calls},
@@ -258,7 +259,9 @@ def measure(
 def clearly_slower(rounds: Rounds) -> list[str]:
     """Returns the networks than which ours is faster by a quarter and more, but for the fastest equal one."""
     ratios = {name: rounds.ratio(OURS, name) for name in rounds.seconds if name in NETWORKS and name != OURS}
-    fastest = min(ratios.keys() - {OWN_DEFAULTS}, key=lambda name: ratios[name].median, default=None)
+    most = max(map(len, rounds.seconds.values()))
+    there = [name for name in ratios if name != OWN_DEFAULTS and len(rounds.seconds[name]) == most]
+    fastest = min(there, key=lambda name: ratios[name].median, default=None)
     return [name for name, ratio in ratios.items() if ratio.low > 1.25 and name != fastest]
 
 
@@ -302,18 +305,10 @@ def repeated(call: Callable[[], object], times: int) -> Callable[[], object]:
     return run
 
 
-def step_flops(shape: Shape, mode: str, *, class_token_alone: bool = False) -> float:
-    """Returns the floating-point operations of the matrix products of a step; images need no gradient.
-
-    With ``class_token_alone`` the last block leaves out scores, sums of values, projection and MLP of other tokens.
-    """
+def step_flops(shape: Shape, mode: str) -> float:
+    """Returns the floating-point operations of the matrix products of a step; images need no gradient."""
     forward = forward_flops(ours(shape), (3, shape.image, shape.image))
     assert forward is not None
-    if (
-        class_token_alone
-    ):  # of the last block, the other tokens' scores, sums of values, projection and MLP are left out
-        others = shape.tokens - 1
-        forward -= others * 2 * (2 * shape.tokens * shape.width + shape.width**2 + 8 * shape.width**2)
     no_gradient = 2 * 3 * shape.image**2 * shape.width
     return shape.batch * (3.0 * forward - no_gradient if mode == "training" else float(forward))
 

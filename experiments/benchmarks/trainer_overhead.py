@@ -4,12 +4,12 @@
 
 A real run (our data module, metrics, bar in a terminal, metrics.jsonl, offline W&B, step seeds, stopwatch, monitor,
 divergence guard, checkpoints) and a bare step (forward, loss, backward, optimizer on a ready batch) of a network of the
-same sizes take turns in one process: where a batch of the run begins, its first callback takes one bare step. A round
-is the time from the end of one bare step to the beginning of the next, a whole turn of the Trainer's loop with all
-rows, ends of epochs and checkpoints, beside the mean of the two bare steps. Every second batch comes from the data
-module: it is loaded from memory, cropped, flipped and normalised within its round. The others are ready, as the bare
-step's is, so that these rounds have the Trainer's own cost alone. Validations are left out of the rounds: after each of
-them comes bare inference of as many batches.
+same sizes are interleaved in one process: where a batch of the run begins, its first callback takes one bare step. A
+round is the time from the end of one bare step to the beginning of the next, all of the Trainer's loop with all rows,
+ends of epochs and checkpoints, beside the mean of the two bare steps. Every second batch comes from the data module: it
+is loaded from memory, cropped, flipped and normalised within its round. The others are ready, as the bare step's is, so
+that these rounds have the Trainer's own cost alone. Validations, beside which last.ckpt is written, are left out of the
+rounds: after each of them comes bare inference of as many batches.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ from vit_lightning.training.memory import keep_freed_memory
 from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule
 from vit_lightning.training.rounds import median
 
-BATCH, BATCHES_OF_EPOCH, BATCHES_OF_VALIDATION, CLASSES, SIDE = 128, 50, 10, 10, 16
+BATCH, BATCHES_OF_VALIDATION, CLASSES, SIDE = 128, 10, 10, 16
+BATCHES_OF_EPOCH = 51
+"""Odd, so that ends of epochs, rows and checkpoints fall to rounds of both kinds."""
 READY, LOADED = "Trainer on ready batches", "Trainer with loading and augmentation"
 WARM_UP = 20
 """Rounds that do not count."""
@@ -66,7 +68,7 @@ data:
       - {class_path: vit_lightning.HorizontalFlip}
 wandb: {mode: offline}
 pictures_every_n_epochs: 0
-trainer: {accelerator: cpu, log_every_n_steps: 50, max_epochs: 1000}
+trainer: {accelerator: cpu, log_every_n_steps: 51, max_epochs: 1000}
 """
 
 
@@ -91,6 +93,7 @@ class EverySecondReady:
     def __init__(self, data: Any) -> None:
         self.loader = data.train_dataloader()
         batch = data.model_input(next(iter(self.loader)), 0)
+        self.count = 0
         self.ready = batch.images, batch.labels  # as from a loader of the user's own: passed on as it is
 
     def __len__(self) -> int:
@@ -98,8 +101,9 @@ class EverySecondReady:
 
     def __iter__(self) -> Iterator[Any]:
         loaded = iter(self.loader)
-        for number in range(len(self)):
-            yield self.ready if number % 2 else next(loaded)
+        for _ in range(len(self)):
+            self.count += 1
+            yield self.ready if self.count % 2 else next(loaded)
 
 
 class TakesTurns(Callback):

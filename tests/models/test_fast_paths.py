@@ -1,15 +1,18 @@
 import copy
+import re
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from tensors import randn, randomise
+from torch import nn
 
 from vit_lightning import UserError, ViT
 from vit_lightning.models import fast_paths
 from vit_lightning.models.attention import MultiHeadAttention, RotaryAttention
 from vit_lightning.models.feed_forward import FeedForwardBlock
+from vit_lightning.models.heads import ClassificationHead
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +142,41 @@ def test_all_tokens_of_the_last_block_are_computed_where_something_else_may_read
         assert seen == [5]
     fast_paths.use("plain")
     assert tokens_of_the_last_block(network, images) == 5
+
+
+def test_a_network_whose_parts_stand_elsewhere_computes_all_tokens():
+    sizes = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+
+    class OwnHead(ClassificationHead):
+        def forward(self, tokens):
+            return super().forward(tokens) + self.linear(tokens.mean(dim=1))
+
+    attends_twice = randomise(ViT(**sizes, feed_forward=partial(MultiHeadAttention, num_heads=2)))
+    a_block_more, own_head, no_attention = (randomise(ViT(**sizes)) for _ in range(3))
+    a_block_more.norm = nn.Sequential(a_block_more.encoder[0])
+    own_head.head.__class__ = OwnHead
+    no_attention.encoder[-1].attention.fn.attention = nn.Identity()
+    no_block = randomise(ViT(**sizes))
+    no_block.encoder = no_block.encoder[:0]
+    images = randn(4, 3, 8, 8).float()
+    for network in (attends_twice, a_block_more, own_head, no_attention, no_block):
+        fast_paths.use("plain")
+        plain = network.eval()(images)
+        fast_paths.use("auto")
+        torch.testing.assert_close(network(images), plain, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_linear_layer_refuses_is_refused_whatever_its_size():
+    rows, weight, bias = torch.randn(400, 16), torch.randn(64, 16), torch.randn(64)
+    sliced = torch.randn(128)[::2].to(torch.bfloat16)
+    fast_paths.use("auto")
+    found = fast_paths.linear(rows.bfloat16(), weight.bfloat16(), sliced)
+    torch.testing.assert_close(found, nn.functional.linear(rows.bfloat16(), weight.bfloat16(), sliced.contiguous()))
+    for given in ((rows.bfloat16(), weight, bias), (rows[:, :8].bfloat16(), weight.bfloat16(), bias.bfloat16())):
+        with pytest.raises(RuntimeError) as plain:
+            nn.functional.linear(*given)
+        with pytest.raises(RuntimeError, match=re.escape(str(plain.value))):
+            fast_paths.linear(*given)
 
 
 def test_second_derivatives_are_refused_and_torch_s_transforms_take_its_own_operators():

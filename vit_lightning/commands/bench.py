@@ -29,7 +29,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier
-from vit_lightning.training.flops import forward_flops
+from vit_lightning.training.flops import forward_flops, left_out_flops
 from vit_lightning.training.memory import keep_freed_memory, peak_memory
 from vit_lightning.training.optim import optimizer_and_schedule
 from vit_lightning.training.rounds import Rounds, matrix_product, median, paired_rounds, take_turns
@@ -132,6 +132,7 @@ class Turns(Callback):
         self._batches += 1
         if self._batches % self._calls:
             return
+        trainer.strategy.checkpoint_io.finish()  # type: ignore[attr-defined]  # in the Trainer's time
         self._wait()
         if self._left:
             self._rounds.seconds[TRAINER].append((time.perf_counter() - self._left) / self._calls)
@@ -214,8 +215,11 @@ class Turns(Callback):
             else None,
         }
         self._inputs = images, context
+        with context():
+            self._left_out_flops = 0 if self._run.experiment.compile else left_out_flops(module.network, images)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.strategy.checkpoint_io.finish()  # type: ignore[attr-defined]
         images, context = self._inputs
         seconds = {name: values[WARMUP:] for name, values in self._rounds.seconds.items()}
         self.results["training"] = self._rows(Rounds(seconds), STEP, images, 3)
@@ -247,7 +251,10 @@ class Turns(Callback):
         networks = sorted(networks, key=lambda name: (name != reference, name != TRAINER))
         flops = forward_flops(self._networks["ours"], (images.shape[1], images.shape[2], images.shape[3]))
         ratios = rounds.ratios(reference, PRODUCT)
-        share = None if flops is None else median([passes * len(images) * flops / product * ratio for ratio in ratios])
+        share = None
+        if flops is not None:
+            done = passes * len(images) * (flops - self._left_out_flops)
+            share = median([done / product * ratio for ratio in ratios])
         return {
             "rounds": len(rounds.seconds[reference]),
             "images_per_second": {name: round(len(images) / rounds.median(name), 1) for name in networks},

@@ -178,7 +178,7 @@ class BenchOptions:
     Args:
         rounds: most rounds in which all take a turn.
         seconds: time after which no further round of training begins; inference has a third of it.
-        peers: whether timm and torchvision, where installed, take turns with a ViT of the same options.
+        peers: whether timm and torchvision, where installed, are interleaved with a ViT of the same options.
     """
 
     rounds: int = 100

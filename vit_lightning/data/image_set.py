@@ -44,7 +44,7 @@ class ImageSet(ImageData):
         centre_share: fraction of the sides of a validation or test image that the centre crop shows.
         mean: mean of each channel, of pixels between 0 and 1; ImageNet's by default.
         std: standard deviation of each channel.
-        interpolation: how crops are resized. The fast ones take half the time (with ``pip install simplejpeg`` less);
+        interpolation: how crops are resized. The fast ones take less time (with ``pip install simplejpeg`` less still);
             their pixels differ from the others' by 1 of 255 here and there, more at the edges of a crop.
     """
 

@@ -126,7 +126,9 @@ class MultiHeadAttention(nn.Module):
         With ``first`` only so many tokens attend, and only they are returned.
         """
         queries, keys, values = self.heads(tokens)
-        queries = queries if first is None else queries[:, :, :first]
+        if first is not None:
+            queries = queries[:, :, :first]
+            mask = mask if mask is None or mask.shape[-2] == 1 else mask[..., :first, :]
         queries = queries if self.query_norm is None else self.query_norm(queries)
         keys = keys if self.key_norm is None else self.key_norm(keys)
         out = rearrange(self.attend(queries, keys, values, mask), "b h n d -> b n (h d)")

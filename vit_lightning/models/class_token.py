@@ -21,34 +21,38 @@ from vit_lightning.models.blocks import (
     TransformerEncoderBlock,
 )
 from vit_lightning.models.feed_forward import FeedForwardBlock, PackedSwiGLU, SwiGLU
-from vit_lightning.models.heads import ClassTokenPool
+from vit_lightning.models.heads import ClassificationHead, ClassTokenPool
 
 _TOKEN_WISE = {
-    *(TransformerEncoderBlock, ResidualAdd, Branch, LayerScale, DropPath, LayerNorm, RMSNorm, nn.LayerNorm, nn.RMSNorm),
-    *(MultiHeadAttention, SeparateAttention, FeedForwardBlock, SwiGLU, PackedSwiGLU, Linear, nn.GELU, nn.ReLU, nn.SiLU),
-    *(Dropout, Identity, ClassTokenPool),
+    *(ResidualAdd, Branch, LayerScale, DropPath, LayerNorm, RMSNorm, nn.LayerNorm, nn.RMSNorm, Dropout, Identity),
+    *(FeedForwardBlock, SwiGLU, PackedSwiGLU, Linear, nn.GELU, nn.ReLU, nn.SiLU),
 }
-"""Types of modules that make each token from the same token, but for attention, whose queries are independent too."""
+"""Types of modules that make each token from the same token."""
 
 
-def reads_class_token_alone(network: nn.Sequential, images: Tensor) -> bool:
+def reads_class_token_alone(network: nn.Module, images: Tensor) -> bool:
     """Returns whether the head of a ViT reads the class token alone, and no hook or part of a user the others."""
     if not fast_paths.choose_class_token(images):
         return False
     names = [name for name, _ in network.named_children()]
     if names[:2] != ["patch_embedding", "encoder"] or names[-1] != "head":
-        return False  # a user has put another child in
-    _, encoder, *rest, head = network
-    pool: Any = getattr(head, "pool", None)
-    if type(encoder) is not TransformerEncoder or type(pool) is not ClassTokenPool:
+        return False  # another network, or a user has put another child in
+    _, encoder, *after, head = network.children()
+    if type(encoder) is not TransformerEncoder or type(head) is not ClassificationHead or not len(encoder):
         return False
-    last = encoder[-1]
-    if type(last) is not TransformerEncoderBlock:
+    last, pool = encoder[-1], head[0]
+    if type(last) is not TransformerEncoderBlock or type(pool) is not ClassTokenPool:
         return False
-    modules = (*last.modules(), *rest, pool)
+    branch: Any = getattr(last._modules["attention"], "fn", None)
+    if type(branch) is not Branch or [name for name, _ in branch.named_children()][:2] != ["norm", "attention"]:
+        return False
+    if type(branch.attention) not in (MultiHeadAttention, SeparateAttention):  # whose queries are independent
+        return False
+    known: tuple[Any, ...] = (last, branch.attention)
+    others = [module for part in (last, *after) for module in part.modules() if module not in known]
     return (
-        all(type(module) in _TOKEN_WISE for module in modules)
-        and all(map(_is_only_called, (encoder, head, *modules)))
+        all(type(module) in _TOKEN_WISE for module in others)
+        and all(map(_is_only_called, (encoder, head, pool, *known, *others)))
         and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
     )
 

@@ -169,7 +169,7 @@ def is_one_product(images: Tensor, patch: tuple[int, ...]) -> bool:
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Returns ``F.linear`` in the chosen form."""
-    if bias is not None and _are_open(inputs):
+    if bias is not None and _are_open(inputs) and _fit(inputs, weight, bias):
         dtype, outputs = product_dtype(inputs), inputs.numel() // inputs.shape[-1] * weight.shape[0]
         form = choose_linear("cpu", dtype, outputs, inference=not torch.is_grad_enabled())
         if form == "fused":
@@ -177,6 +177,12 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if form == "after":
             return F.linear(inputs, weight).add_(bias)
     return F.linear(inputs, weight, bias)
+
+
+def _fit(inputs: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """Returns whether shapes and types are those of a linear layer; if not, torch's own operator says so."""
+    equal = inputs.dtype == weight.dtype == bias.dtype or torch.is_autocast_enabled("cpu")
+    return equal and inputs.shape[-1:] == weight.shape[1:] and bias.shape == weight.shape[:1]
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor | None:
@@ -214,7 +220,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
         rows, matrix = inputs.reshape(-1, inputs.shape[-1]).to(dtype), weight.to(dtype)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, bias.to(dtype), "none", [], "")
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, bias.to(dtype).contiguous(), "none", [], "")
         ctx.save_for_backward(rows, matrix)
         ctx.types = inputs.dtype, weight.dtype, bias.dtype
         return out.view(*inputs.shape[:-1], len(weight))

@@ -97,6 +97,7 @@ class Checkpoints(Checkpoint):
                 self._begin(trainer, trial)
                 written = self.finish(trainer)
             finally:
+                trainer.strategy.checkpoint_io.teardown()  # a signal may have ended the wait, but not the writing
                 trial.unlink(missing_ok=True)
             if not written:  # a warning has said why; the cause tells fit to keep the run folder
                 text = f"{self.last.parent} cannot hold checkpoints: nothing of this run could be kept"
