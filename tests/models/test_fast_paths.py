@@ -11,6 +11,7 @@ from torch import nn
 from vit_lightning import UserError, ViT
 from vit_lightning.models import fast_paths
 from vit_lightning.models.attention import MultiHeadAttention, RotaryAttention
+from vit_lightning.models.blocks import ResidualAdd
 from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.heads import ClassificationHead
 
@@ -152,14 +153,15 @@ def test_a_network_whose_parts_stand_elsewhere_computes_all_tokens():
             return super().forward(tokens) + self.linear(tokens.mean(dim=1))
 
     attends_twice = randomise(ViT(**sizes, feed_forward=partial(MultiHeadAttention, num_heads=2)))
-    a_block_more, own_head, no_attention = (randomise(ViT(**sizes)) for _ in range(3))
+    a_block_more, a_part_more, own_head, no_attention = (randomise(ViT(**sizes)) for _ in range(4))
+    a_part_more.encoder[-1].add_module("more", ResidualAdd(nn.Linear(16, 16)))
     a_block_more.norm = nn.Sequential(a_block_more.encoder[0])
     own_head.head.__class__ = OwnHead
     no_attention.encoder[-1].attention.fn.attention = nn.Identity()
     no_block = randomise(ViT(**sizes))
     no_block.encoder = no_block.encoder[:0]
     images = randn(4, 3, 8, 8).float()
-    for network in (attends_twice, a_block_more, own_head, no_attention, no_block):
+    for network in (attends_twice, a_block_more, a_part_more, own_head, no_attention, no_block):
         fast_paths.use("plain")
         plain = network.eval()(images)
         fast_paths.use("auto")

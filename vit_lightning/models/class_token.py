@@ -43,7 +43,9 @@ def reads_class_token_alone(network: nn.Module, images: Tensor) -> bool:
     last, pool = encoder[-1], head[0]
     if type(last) is not TransformerEncoderBlock or type(pool) is not ClassTokenPool:
         return False
-    branch: Any = getattr(last._modules["attention"], "fn", None)
+    if list(last._modules) != ["attention", "feed_forward"] or type(last.attention) is not ResidualAdd:
+        return False
+    branch: Any = last.attention.fn
     if type(branch) is not Branch or [name for name, _ in branch.named_children()][:2] != ["norm", "attention"]:
         return False
     if type(branch.attention) not in (MultiHeadAttention, SeparateAttention):  # whose queries are independent
