@@ -21,6 +21,7 @@ import json
 import os
 import pstats
 import pty
+import shlex
 import struct
 import subprocess
 import sys
@@ -28,6 +29,7 @@ import tempfile
 import termios
 import time
 from collections.abc import Iterator
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ from vit_lightning.commands.console import quiet
 from vit_lightning.commands.run import prepare
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.batches import Batch
+from vit_lightning.storage.environment import describe_environment
 from vit_lightning.training.memory import keep_freed_memory
 from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule
 from vit_lightning.training.rounds import median
@@ -178,6 +181,8 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     args = parser.parse_args()
+    args.out = args.out.resolve()
+    commit = (describe_environment()["git"]["package"] or {}).get("commit")
     torch.set_num_threads(args.threads)
     quiet()
     with tempfile.TemporaryDirectory() as folder:
@@ -213,13 +218,17 @@ def main() -> None:
         "threads": args.threads,
         "validation, ms": 1000 * float(np.median(turns.pass_of_trainer)),
         "the same batches alone, ms": 1000 * float(np.median(turns.pass_alone)),
+        "validation, passes": len(passes),
         "validation, median of the passes": list(median(passes)),
-        "processor": processor(),
         "torch": torch.__version__,
         "lightning": version("lightning"),
+        "commit": commit,
+        "date": date.today().isoformat(),
+        "command": shlex.join(["python", "experiments/benchmarks/trainer_overhead.py", *sys.argv[1:]]),
     }
     print(json.dumps(table, indent=2))
-    args.out.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    known = json.loads(args.out.read_text(encoding="utf-8")) if args.out.is_file() else {}
+    args.out.write_text(json.dumps(known | {processor(): table}, indent=2) + "\n", encoding="utf-8")
 
 
 def compare(of_trainer: Any, alone: Any) -> dict[str, Any]:
