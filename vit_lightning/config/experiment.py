@@ -81,10 +81,13 @@ class Experiment:
         return bool(self.config.get("compile"))  # checkpoints of earlier versions lack it
 
     def describe_fast_paths(self, device: str, precision: str) -> dict[str, Any]:
-        """Returns the option fast_paths and the forms that it means on a type of device, with Lightning's precision."""
+        """Returns the option fast_paths and the forms that it means on a type of device, with Lightning's precision.
+
+        Parts that are compiled have none of them.
+        """
         option, kinds = self.config.get("fast_paths", "auto"), {"bf16": torch.bfloat16, "32": torch.float32}
         kind = kinds.get(precision.split("-")[0])
-        forms = None if kind is None or self.compile or option == "plain" else fast_paths.describe(device, kind)
+        forms = None if kind is None or option == "plain" else fast_paths.describe(device, kind)
         return {"option": option, "forms": forms}
 
     @property

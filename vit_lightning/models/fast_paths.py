@@ -1,8 +1,8 @@
 """Products in the form that is fastest on a processor: the numbers are those of torch's operators but for rounding.
 
-The ``choose_`` functions are functions of device, type and shape alone: ``TABLE`` was measured by
-``experiments/benchmarks/fast_paths.py``, and nothing is measured at run time. A device that is not in it (a GPU), a
-network that is traced or compiled, and ``fast_paths: plain`` in a config take torch's own operators.
+The ``choose_`` functions are functions of processor, type and shape alone: ``TABLE`` was measured by
+``experiments/benchmarks/fast_paths.py``, and nothing is measured at run time. A device that is not in it (a GPU), what
+is traced or compiled, and ``fast_paths: plain`` in a config take torch's own operators.
 
 Shape letters: b images, n tokens, h heads, d head dimension; q queries, k keys, v values.
 """
@@ -171,9 +171,12 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Returns ``F.linear`` in the chosen form."""
     if bias is not None and _are_open(inputs) and _fit(inputs, weight, bias):
         dtype, outputs = product_dtype(inputs), inputs.numel() // inputs.shape[-1] * weight.shape[0]
-        form = choose_linear("cpu", dtype, outputs, inference=not torch.is_grad_enabled())
-        if form == "fused":
-            return _Linear.apply(inputs, weight, bias, dtype)  # type: ignore[no-any-return]
+        inference = not torch.is_grad_enabled()
+        form = choose_linear("cpu", dtype, outputs, inference=inference)
+        if form == "fused":  # a call of a Function takes some time itself
+            return (
+                _multiply(inputs, weight, bias, dtype)[0] if inference else _Linear.apply(inputs, weight, bias, dtype)
+            )
         if form == "after":
             return F.linear(inputs, weight).add_(bias)
     return F.linear(inputs, weight, bias)
@@ -190,6 +193,8 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Te
     if _are_open(queries):
         dtype, inference = product_dtype(queries), not torch.is_grad_enabled()
         products = choose_attention(queries.device.type, dtype, *keys.shape[2:], inference=inference)
+        if products is not None and inference:
+            return _attend(queries, keys, values, scale, products)[0]
         if products is not None:
             return _Attention.apply(queries, keys, values, scale, products)  # type: ignore[no-any-return]
     return None
@@ -214,16 +219,22 @@ def _refuse_second_derivatives() -> None:
         raise UserError("fast_paths=auto has no second derivatives (give fast_paths=plain)")
 
 
+def _multiply(inputs: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the outputs of a linear layer, and its inputs, as rows, and weight as they were multiplied."""
+    rows, matrix = inputs.reshape(-1, inputs.shape[-1]).to(dtype), weight.to(dtype)
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, bias.to(dtype).contiguous(), "none", [], "")
+    return out.view(*inputs.shape[:-1], len(weight)), rows, matrix
+
+
 class _Linear(torch.autograd.Function):
     """``F.linear`` with the bias added within oneDNN's product; torch writes it to all rows first, in one more pass."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-        rows, matrix = inputs.reshape(-1, inputs.shape[-1]).to(dtype), weight.to(dtype)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, bias.to(dtype).contiguous(), "none", [], "")
+        out, rows, matrix = _multiply(inputs, weight, bias, dtype)
         ctx.save_for_backward(rows, matrix)
         ctx.types = inputs.dtype, weight.dtype, bias.dtype
-        return out.view(*inputs.shape[:-1], len(weight))
+        return out
 
     @staticmethod
     def backward(ctx: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
@@ -245,22 +256,28 @@ def _sum_rows(rows: Tensor) -> Tensor:
     return torch.mm(rows.new_ones(1, len(rows)), rows)[0]
 
 
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Returns the outputs of attention, and queries, keys, values and weights, (b h, n, d) and (b h, n, n)."""
+    b, h, n, _ = queries.shape
+    with torch.autocast("cpu", enabled=False):
+        q, k, v = (_batch(heads, dtype) for heads in (queries, keys, values))
+        scores = q.new_empty(b * h, n, k.shape[1]).baddbmm_(q, k.mT, beta=0, alpha=scale)
+        weights = scores.softmax(dim=-1)
+        out = torch.bmm(weights, v).view(b, h, n, v.shape[2])
+    # in memory as (b, n, h, d): the heads are joined without a further copy
+    joined = torch.empty(b, n, h, v.shape[2], dtype=product_dtype(values))
+    return joined.copy_(out.transpose(1, 2)).transpose(1, 2), q, k, v, weights
+
+
 class _Attention(torch.autograd.Function):
     """softmax(scale q k^T) v by batched products, which keep the weights for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-        b, h, n, _ = queries.shape
-        with torch.autocast("cpu", enabled=False):
-            q, k, v = (_batch(heads, dtype) for heads in (queries, keys, values))
-            scores = q.new_empty(b * h, n, k.shape[1]).baddbmm_(q, k.mT, beta=0, alpha=scale)
-            weights = scores.softmax(dim=-1)
-            out = torch.bmm(weights, v).view(b, h, n, v.shape[2])
-        ctx.save_for_backward(q, k, v, weights)
+        out, *kept = _attend(queries, keys, values, scale, dtype)
+        ctx.save_for_backward(*kept)
         ctx.scale, ctx.types = scale, (queries.dtype, keys.dtype, values.dtype)
-        # in memory as (b, n, h, d): the heads are joined without a further copy
-        joined = torch.empty(b, n, h, v.shape[2], dtype=product_dtype(values))
-        return joined.copy_(out.transpose(1, 2)).transpose(1, 2)
+        return out
 
     @staticmethod
     def backward(ctx: Any, of_out: Tensor) -> tuple[Tensor | None, ...]:
