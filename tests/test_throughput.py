@@ -24,7 +24,7 @@ def throughput(monkeypatch):
 
 def test_a_call_that_was_killed_is_resumed_and_rows_are_merged_and_drawn(throughput, tmp_path, monkeypatch, capsys):
     path = tmp_path / "throughput.json"
-    rows = throughput.measure("tiny", precision="bf16", mode="inference", rounds=3, names=[OTHER])
+    rows = throughput.measure("tiny", precision="bf16", mode="inference", rounds=3, calls=2, names=[OTHER])
     ours, other, square, own = rows
     assert [ours["name"], other["name"], square["kind"], own["kind"]] == ["ours", OTHER, *["matrix product"] * 2]
     assert ours["ours_over_this"] == {"median": 1.0, "low": 1.0, "high": 1.0}
@@ -34,7 +34,11 @@ def test_a_call_that_was_killed_is_resumed_and_rows_are_merged_and_drawn(through
     throughput.merge(rows, path)
     assert len(json.loads(path.read_text())) == 4, "a measurement replaces an earlier one of the same setting"
 
-    call = [*("throughput.py", "--shapes=tiny", "--precision=bf16", "--minutes=0"), f"--peers={OTHER}", f"--out={path}"]
+    call = [
+        *("throughput.py", "--shapes=tiny", "--precision=bf16", "--minutes=0", "--calls=1"),
+        f"--peers={OTHER}",
+        f"--out={path}",
+    ]
     monkeypatch.setattr("sys.argv", [*call, "--resume"])
     throughput.main()
     text = capsys.readouterr().out

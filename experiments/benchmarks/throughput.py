@@ -15,6 +15,9 @@ Each measurement (a shape, precision and mode) has at least 12 rounds, and begin
 left. After 5, 10, ... rounds a network is dropped once the interval of our speed over its lies above 1.25, unless it is
 the fastest equal one; the table then says how many rounds it had.
 
+In a round each network makes some steps in a row, on a CPU as many as ours makes in a tenth of a second: a real loop
+finds in the caches what the same network left there, not what another one did.
+
 Matrix products are interleaved too: a share of the ceiling is the rate of floating-point operations of a step over
 that of a product of two matrices of 2048 x 2048 in the same round. The rows of each measurement are written to
 ``throughput.json`` beside this file when it ends, from which come the table that is printed and ``throughput.png``.
@@ -170,7 +173,7 @@ def measure(
     rounds: int = 200,
     seconds: float | None = None,
     least: int = LEAST,
-    calls: int = 1,
+    calls: int | None = None,
     names: Sequence[str] = tuple(NETWORKS),
 ) -> list[dict[str, Any]]:
     """Returns a row for each network of ``names``, with ours first, and for each matrix product.
@@ -184,7 +187,8 @@ def measure(
         rounds: rounds, in which each is called once.
         seconds: no round begins after this time, the warm-up not counted.
         least: rounds that are run whatever the time.
-        calls: steps in a row of each in a round; on CUDA enough to fill the queue, as 10.
+        calls: steps in a row of each in a round; by default 10 on CUDA, to fill the queue, and on a CPU as many as ours
+            makes in a tenth of a second.
         names: networks to measure; those whose library is missing are left out with a line.
     """
     sizes, place, dtype = SHAPES[shape], torch.device(device), DTYPES[precision]
@@ -213,6 +217,10 @@ def measure(
         repeats = math.ceil(5e8 / (2 * n * k * m))  # at least some milliseconds
         flops[name] = repeats * 2 * n * k * m
         steps[name] = repeated(matrix_product(n, k, m, dtype, place), repeats)
+    if calls is None:
+        began = time.perf_counter()
+        steps[OURS]()
+        calls = 10 if place.type == "cuda" else max(1, round(0.1 / (time.perf_counter() - began)))
     wait = torch.cuda.synchronize if place.type == "cuda" else None
     turns = {"warmup": 1, "calls": calls, "limit_s": seconds, "least": least}
     result = paired_rounds(steps, rounds, **turns, leave_out=clearly_slower, synchronize=wait)
@@ -497,7 +505,9 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="torch.compile of all networks")
     parser.add_argument("--minutes", type=float, default=16.0, help=f"of all; each has {LEAST} rounds nevertheless")
     parser.add_argument("--rounds", type=int, default=200, help="most rounds of each measurement")
-    parser.add_argument("--calls", type=int, help="steps in a row in a round; by default 1, on CUDA 10")
+    parser.add_argument(
+        "--calls", type=int, help="steps in a row in a round; by default 10 on CUDA, else 0.1 s of ours"
+    )
     parser.add_argument(
         "--peers", type=some_of(NETWORKS, ";"), default=";".join(NETWORKS), help=f"by default all: {';'.join(NETWORKS)}"
     )
@@ -540,7 +550,7 @@ def run(combinations: Sequence[tuple[str, str, str]], args: argparse.Namespace) 
             compiled=args.compiled,
             rounds=args.rounds,
             seconds=seconds,
-            calls=args.calls or (10 if args.device == "cuda" else 1),
+            calls=args.calls,
             names=args.peers,
         )
         merge([{**row, **facts} for row in rows], args.out)
