@@ -218,7 +218,8 @@ def main() -> None:
         result["ms"] = {name: round(1000 * rounds.median(name) / len(files), 3) for name in rounds.seconds}
         for name, value in result["ms"].items():
             print(f"  {name:<56}{value:.3f}")
-    asked.out.write_text(json.dumps(result, indent=1) + "\n")
+    known = json.loads(asked.out.read_text()) if asked.out.is_file() else {}
+    asked.out.write_text(json.dumps(known | {result["cpu"]: result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
