@@ -85,7 +85,7 @@ def main() -> None:
                     f"{name} patches, {kind}, {batch} of {image}, patch {patch}, to {emb_size}",
                     dtype,
                     lambda projection=projection, images=images: projection(images),
-                    {"one product": Forms(patches_from=0, patches_inference_from=0)},
+                    {"one product": Forms(patches=True)},
                     seconds,
                 )
         for b, h, n, d in (

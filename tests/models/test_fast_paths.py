@@ -23,7 +23,7 @@ def small_sizes_too(monkeypatch):
         torch.bfloat16: {"fused_bias_from": 0, "fused_bias_inference_from": 0},
         torch.float32: {"bias_after": (0, 600_000)},
     }
-    table = {key: replace(forms, patches_from=0, **smaller[key[1]]) for key, forms in fast_paths.TABLE.items()}
+    table = {key: replace(forms, patches=True, **smaller[key[1]]) for key, forms in fast_paths.TABLE.items()}
     monkeypatch.setattr(fast_paths, "TABLE", table)
     yield
     fast_paths.use("auto")

@@ -38,8 +38,7 @@ class Forms:
         bias_after: between which numbers of outputs it adds its bias after the product.
         attention: attention as batched products, with gradients; where none fits, torch's fused attention.
         attention_inference: the same without gradients.
-        patches_from: from how many values of a patch its embedding is one product, with gradients.
-        patches_inference_from: the same without gradients.
+        patches: whether patches are embedded by one product, not by a strided convolution.
     """
 
     fused_bias_from: float = math.inf
@@ -48,8 +47,7 @@ class Forms:
     bias_after: tuple[int, int] = (0, -1)
     attention: Products = ()
     attention_inference: Products = ()
-    patches_from: float = math.inf
-    patches_inference_from: float = math.inf
+    patches: bool = False
 
 
 TABLE: dict[tuple[str, torch.dtype], Forms] = {
@@ -58,23 +56,20 @@ TABLE: dict[tuple[str, torch.dtype], Forms] = {
         fused_bias_inference_from=600_000,
         attention=((24, math.inf, torch.float32), (math.inf, math.inf, torch.bfloat16)),
         attention_inference=((24, 16, torch.float32),),
-        patches_from=0,
-        patches_inference_from=0,
+        patches=True,
     ),
     ("cpu with amx", torch.float32): Forms(
         bias_after=(30_000, 600_000),
         attention=((24, 16, torch.float32),),
-        patches_from=0,
-        patches_inference_from=0,
+        patches=True,
     ),
     ("cpu", torch.bfloat16): Forms(
         fused_bias_from=600_000,
         fused_bias_inference_from=0,
         summed_bias_gradient=True,
         attention=((24, 16, torch.float32), (math.inf, math.inf, torch.bfloat16)),
-        attention_inference=((24, 16, torch.float32), (math.inf, math.inf, torch.bfloat16)),
-        patches_from=0,
-        patches_inference_from=0,
+        attention_inference=((24, 16, torch.float32), (256, math.inf, torch.bfloat16)),  # they keep all weights at once
+        patches=True,
     ),
     ("cpu", torch.float32): Forms(attention=((24, 16, torch.float32),), attention_inference=((24, 16, torch.float32),)),
 }
@@ -135,10 +130,10 @@ def choose_attention(
     return None
 
 
-def choose_patches(device: str, dtype: torch.dtype, values: int, *, inference: bool = False) -> bool:
-    """Returns whether patches of so many values are embedded by one product, not by a strided convolution."""
-    forms = _find(device, dtype)
-    return values >= (forms.patches_inference_from if inference else forms.patches_from)
+def choose_patches(images: Tensor, patch: tuple[int, ...]) -> bool:
+    """Returns whether a strided convolution of images (b, c, H, W) is computed as one product of their patches."""
+    tiled = all(size % side == 0 for size, side in zip(images.shape[2:], patch, strict=True))
+    return tiled and _are_open(images) and _find("cpu", product_dtype(images)).patches
 
 
 def choose_class_token(images: Tensor) -> bool:
@@ -157,14 +152,6 @@ def describe(device: str, dtype: torch.dtype) -> dict[str, Any] | None:
 
 def _find(device: str, dtype: torch.dtype) -> Forms:
     return TABLE.get((processor(device), dtype), Forms())
-
-
-def is_one_product(images: Tensor, patch: tuple[int, ...]) -> bool:
-    """Returns whether a strided convolution of images (b, c, H, W) is computed as one product of their patches."""
-    if not _are_open(images) or any(size % side for size, side in zip(images.shape[2:], patch, strict=True)):
-        return False
-    values = images.shape[1] * math.prod(patch)
-    return choose_patches("cpu", product_dtype(images), values, inference=not torch.is_grad_enabled())
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

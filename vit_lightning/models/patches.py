@@ -22,7 +22,7 @@ class PatchConv(nn.Conv2d):
     """Convolution whose stride is its kernel, as a product of patches and kernels: (b, c, H, W) -> (b, e, h, w)."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not fast_paths.is_one_product(input, self.kernel_size):
+        if not fast_paths.choose_patches(input, self.kernel_size):
             return super().forward(input)
         p1, p2 = self.kernel_size
         patches = rearrange(input, "b c (h p1) (w p2) -> b h w (c p1 p2)", p1=p1, p2=p2)
