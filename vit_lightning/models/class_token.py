@@ -1,4 +1,4 @@
-"""Whether the last block is computed for the class token alone: nothing reads what it makes of the other tokens."""
+"""The class token alone: when the last block leaves out what it makes of the other tokens, which nothing reads."""
 
 from __future__ import annotations
 
