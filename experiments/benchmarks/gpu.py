@@ -431,7 +431,7 @@ def _attempt(item: Item, place: Place, answers: Connection) -> None:
     try:
         rows, found = item.run(place), describe_environment()
         hardware = ", ".join(found["gpus"]) if place.device.type == "cuda" else found["processor"]
-        commit = (found["git"]["package"] or {}).get("commit", "unknown")
+        commit = (found["git"]["package"] or found["git"]["working folder"] or {}).get("commit", "unknown")
         versions = {"commit": commit[:7], "python": found["python"], **found["packages"]}
         with contextlib.suppress(PackageNotFoundError):
             versions |= {"timm": version("timm")}

@@ -72,7 +72,7 @@ def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
 def main(rounds: int = 12) -> None:
     facts = describe_environment()
     same = {name: facts[name] for name in ("processor", "cores", "python", "packages")}
-    same["commit"] = (facts["git"]["package"] or {}).get("commit")
+    same["commit"] = (facts["git"]["package"] or facts["git"]["working folder"] or {}).get("commit")
     known: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.is_file() else {}
     measured = measure(rounds)
     if all(known.get(name) == fact for name, fact in same.items()):

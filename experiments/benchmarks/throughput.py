@@ -342,7 +342,7 @@ def describe(device: str) -> dict[str, Any]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "versions": {name: installed.get(name) for name in libraries},
         "date": about["started"][:10],
-        "commit": (about["git"]["package"] or {}).get("commit"),
+        "commit": (about["git"]["package"] or about["git"]["working folder"] or {}).get("commit"),
         "command": shlex.join(["python", "experiments/benchmarks/throughput.py", *sys.argv[1:]]),
     }
 

@@ -182,7 +182,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     args = parser.parse_args()
     args.out = args.out.resolve()
-    commit = (describe_environment()["git"]["package"] or {}).get("commit")
+    git = describe_environment()["git"]
+    commit = (git["package"] or git["working folder"] or {}).get("commit")
     torch.set_num_threads(args.threads)
     quiet()
     with tempfile.TemporaryDirectory() as folder:

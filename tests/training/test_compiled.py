@@ -98,7 +98,7 @@ def test_no_compiler(in_folder, monkeypatch, capsys):
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
     assert main(["fit", *SMALL, "--compile=true", "--optimizer.lr=-1"]) == 2
     told = capsys.readouterr().err
-    assert "compile=true needs a C++ compiler (no-such-compiler, or the one that CXX names)" in told
+    assert "compile=true needs a C++ compiler (no-such-compiler is not there; CXX can name another)" in told
     assert "optimizer.lr=-1" in told
     assert not Path("runs").exists()
     assert main(["bench", *SMALL, "--compile=true"]) == 2

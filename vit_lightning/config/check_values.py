@@ -69,10 +69,14 @@ def compiler_problems() -> list[str]:
     if sys.platform == "win32":  # found by torch in its own way
         return []
     compiler = shlex.split(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))[0]
-    missing = [] if shutil.which(compiler) else [f"a C++ compiler ({compiler}, or the one that CXX names)"]
+    missing = [] if shutil.which(compiler) else [f"a C++ compiler ({compiler} is not there; CXX can name another)"]
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         missing.append("the headers of Python (python3-dev)")
-    return [f"compile=true needs {' and '.join(missing)} (install, or give compile=false)"] if missing else []
+    return (
+        [f"compile=true needs {' and '.join(missing)} (install what is missing, or give compile=false)"]
+        if missing
+        else []
+    )
 
 
 def average_problems(config: Namespace) -> list[str]:
