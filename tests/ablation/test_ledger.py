@@ -19,7 +19,7 @@ from vit_lightning.storage.metrics import read_results, write_results
 FACTS = {
     **{"name": "p", "question": "", "file": "plan.yaml", "config": "c.yaml", "metric": "val/loss", "mode": "min"},
     **{"baseline": "a", "arms": {"a": {}, "b": {}}, "seeds": [*range(10)], "split_varies": False, "factors": {}},
-    **{"tune": None, "pages": {}, "threads": 1},
+    **{"tune": None, "configs": {}, "threads": 1},
     "compare": {"metric": "test/acc", "smallest_effect": 0.1, "max_seeds": 10},
 }
 

@@ -52,7 +52,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "dropout of one": ([DIGITS, "--model.emb_dropout=1.0"], ["model.emb_dropout=1.0", "below 1"]),
     "negative drop path": ([DIGITS, "--model.drop_path=-0.1"], ["model.drop_path=-0.1", "at least 0"]),
     "infinite decay": ([DIGITS, "--optimizer.weight_decay=inf"], ["optimizer.weight_decay=inf", "finite"]),
-    "test of a missing run": (["VERB test", "--ckpt=nowhere"], ["ckpt=nowhere", "neither"]),
+    "test of a missing run": (["COMMAND test", "--ckpt=nowhere"], ["ckpt=nowhere", "neither"]),
     "several values of one class": (
         [DIGITS, "--model.depth=0", "--model.emb_dropout=1", "--model.attention.dropout=2", "--model.num_heads=5"],
         ["model.depth=0", "model.emb_dropout=1.0", "model.attention.dropout=2.0", "model.num_heads=5"],
@@ -91,8 +91,8 @@ def test_a_mistake_is_named_with_its_key_and_value(in_folder, capsys, name):
     for page, content in PAGES.items():
         (in_folder / page).write_bytes(content)
     arguments, parts = CASES[name]
-    verb, rest = ("test", arguments[1:]) if arguments[0] == "VERB test" else ("fit", arguments)
-    assert main([verb, *rest]) == 2
+    command, rest = ("test", arguments[1:]) if arguments[0] == "COMMAND test" else ("fit", arguments)
+    assert main([command, *rest]) == 2
     said = capsys.readouterr().err
     assert 1 <= len(said.splitlines()) <= 15
     for part in parts:

@@ -81,10 +81,10 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         ],
         ["model.dept=3", "optimizer.lr=fast", "data.batch_size=0", "model.patch_size=3", "seed_everything=-1"],
     ),
-    "test without a model": (["VERB test"], ["ckpt is missing"]),
-    "test of a damaged checkpoint": (["VERB test", "--ckpt=damaged.ckpt"], ["damaged.ckpt", "cannot be read"]),
-    "test with another model": (["VERB test", "--ckpt=other.ckpt", DIGITS], ["other.ckpt", "another architecture"]),
-    "unknown verb": (["VERB trian"], ["trian", "fit"]),
+    "test without a model": (["COMMAND test"], ["ckpt is missing"]),
+    "test of a damaged checkpoint": (["COMMAND test", "--ckpt=damaged.ckpt"], ["damaged.ckpt", "cannot be read"]),
+    "test with another model": (["COMMAND test", "--ckpt=other.ckpt", DIGITS], ["other.ckpt", "another architecture"]),
+    "unknown command": (["COMMAND trian"], ["trian", "fit"]),
 }
 
 PAGES = {
@@ -122,7 +122,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-INSTALLED = ("unknown verb",)
+INSTALLED = ("unknown command",)
 """Cases that are given to the installed command, the others to the same command in this process."""
 
 
@@ -130,9 +130,11 @@ INSTALLED = ("unknown verb",)
 def test_a_mistake_is_answered_in_a_few_lines(place, name, monkeypatch, capfd):
     monkeypatch.chdir(place)
     arguments = CASES[name][0]
-    verb, rest = (arguments[0].split()[1], arguments[1:]) if arguments[0].startswith("VERB") else ("fit", arguments)
-    out = [] if any(word.startswith("--out") for word in rest) or verb == "trian" else [f"--out=out {name}"]
-    words = [verb, *rest, *out]
+    command, rest = (
+        (arguments[0].split()[1], arguments[1:]) if arguments[0].startswith("COMMAND") else ("fit", arguments)
+    )
+    out = [] if any(word.startswith("--out") for word in rest) or command == "trian" else [f"--out=out {name}"]
+    words = [command, *rest, *out]
     code = subprocess.run([installed_program(), *words], timeout=240).returncode if name in INSTALLED else main(words)
     out, err = capfd.readouterr()
     assert code == 2, err

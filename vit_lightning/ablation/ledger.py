@@ -205,7 +205,7 @@ class Ledger:
         return Study(
             **{key: facts[key] for key in ("name", "question", "config", "metric", "baseline", "arms", "seeds")},
             folder=self.folder,
-            goal=recorded_goal(metric, [*facts["pages"].values()]) or goal_of(metric),
+            goal=recorded_goal(metric, [*facts["configs"].values()]) or goal_of(metric),
             compare=Compare(**facts["compare"]),
             split_varies=facts["split_varies"],
             runs=runs,
@@ -412,7 +412,7 @@ _PER_RUN = ("seed_everything", "wandb")
 
 def _facts(plan: Plan, threads: int) -> dict[str, Any]:
     """Returns the facts of a plan that the ledger keeps, as plain data."""
-    pages = {arm: experiment.config for arm, experiment in plan.experiments.items()}
+    configs = {arm: experiment.config for arm, experiment in plan.experiments.items()}
     facts = {
         **{key: getattr(plan, key) for key in ("name", "question", "file", "flags", "metric", "baseline", "arms")},
         **{key: getattr(plan, key) for key in ("factors", "seeds", "split_varies")},
@@ -421,7 +421,7 @@ def _facts(plan: Plan, threads: int) -> dict[str, Any]:
         "compare": dataclasses.asdict(plan.compare),
         "tune": None if plan.tune is None else {"options": plan.tune.options, "seeds": plan.tune.seeds},
         "threads": threads,
-        "pages": {arm: {k: v for k, v in page.items() if k not in _PER_RUN} for arm, page in pages.items()},
+        "configs": {arm: {k: v for k, v in config.items() if k not in _PER_RUN} for arm, config in configs.items()},
         "code": _code(),
     }
     plain: dict[str, Any] = json.loads(json.dumps(facts))
@@ -463,9 +463,9 @@ def _changes(
     plan = [f"{key} was {first.get(key)}, is {second.get(key)}" for key in changed]
     plan += [f"arm {arm} is new" for arm in now["arms"] if arm not in began["arms"]]
     plan += [f"arm {arm} is gone" for arm in began["arms"] if arm not in now["arms"]]
-    for arm, page in now["pages"].items():
+    for arm, config in now["configs"].items():
         experiments[arm].imports.allow()
-        for key, (before, after) in changes_since(began["pages"].get(arm, page), page).items():
+        for key, (before, after) in changes_since(began["configs"].get(arm, config), config).items():
             plan.append(f"arm {arm}: {key} was {before}, is {after}")
     before, after = began["code"], now["code"]
     return plan, [

@@ -215,8 +215,6 @@ class Turns(Callback):
             else None,
         }
         self._inputs = images, context
-        with context():
-            self._left_out_flops = 0 if self._run.experiment.compile else left_out_flops(module.network, images)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         trainer.strategy.checkpoint_io.finish()  # type: ignore[attr-defined]
@@ -249,11 +247,14 @@ class Turns(Callback):
         product = 2.0 * self._size**3
         networks = [name for name in rounds.seconds if name != PRODUCT]
         networks = sorted(networks, key=lambda name: (name != reference, name != TRAINER))
-        flops = forward_flops(self._networks["ours"], (images.shape[1], images.shape[2], images.shape[3]))
+        network = self._networks["ours"].train(passes == 3)  # dropout has all tokens computed
+        flops = forward_flops(network, (images.shape[1], images.shape[2], images.shape[3]))
         ratios = rounds.ratios(reference, PRODUCT)
         share = None
         if flops is not None:
-            done = passes * len(images) * (flops - self._left_out_flops)
+            with self._inputs[1]():
+                left_out = 0 if self._run.experiment.compile else left_out_flops(network, images)
+            done = passes * len(images) * (flops - left_out)
             share = median([done / product * ratio for ratio in ratios])
         return {
             "rounds": len(rounds.seconds[reference]),
