@@ -8,12 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from vit_lightning.ablation import claims
 from vit_lightning.ablation import ledger as ledgers
 from vit_lightning.ablation.ledger import Ledger, Planned
-from vit_lightning.errors import UserError
 from vit_lightning.storage.metrics import read_results, write_results
 
 FACTS = {
@@ -301,12 +298,6 @@ def test_containers_that_share_the_names_of_host_and_process_make_a_file_once(tm
     won.append(claims.create_once(path, "first"))
     assert won == [True, False]
     assert path.read_text() == "second"
-
-
-def test_an_ablation_of_an_earlier_version_is_refused(tmp_path):
-    (tmp_path / "ledger.json").write_text(json.dumps({"arms": {"a": {}}, "seeds": [0], "report": "test/acc"}))
-    with pytest.raises(UserError, match="is an ablation of an earlier version"):
-        ledgers.read_study(tmp_path)
 
 
 def test_a_claim_whose_file_was_made_though_the_answer_was_lost(tmp_path, monkeypatch):

@@ -303,45 +303,6 @@ def test_what_selects_what_is_reported_and_what_is_tried(in_folder):
     assert "tune.options: optimizer.lr=fast must be a finite float" in said
 
 
-OLD = {
-    "program": "vit_lightning",
-    "command": ["lightning", "fit", "--config", "config.yaml", "--trainer.max_epochs=2", "${args}"],
-    "method": "grid",
-    "metric": {"name": "val/acc", "goal": "maximize"},
-    "parameters": {
-        "optimizer.lr": {"value": 0.003},
-        "arm": {"values": [{"name": name, **options} for name, options in NAMED["arms"].items()]},
-        "seed_everything": {"values": [3, 4, 5, 6, 7, 8, 9, 10]},
-        "ablation": {
-            "value": {"name": "p", "baseline": "cls", "report": "test/acc", "smallest_effect": 0.01, "alpha": 0.1}
-        },
-    },
-}
-
-
-def test_a_plan_of_an_earlier_version_is_printed_as_it_is_written_now(in_folder):
-    grid = copy.deepcopy(OLD)
-    del grid["parameters"]["arm"]
-    grid["parameters"] |= {key: {"values": values} for key, values in GRID["grid"].items()}
-    grid["parameters"]["ablation"]["value"]["baseline"] = GRID["baseline"]
-    for old, new in ((OLD, NAMED), (grid, GRID)):
-        with pytest.raises(UserError, match=r"plan\.yaml is a sweep file, as plans were") as caught:
-            read_plan(write(old))
-        told = yaml.safe_load(str(caught.value).partition("\n\n")[2])
-        assert told == {
-            "name": "p",
-            "config": "config.yaml",
-            "fixed": {"trainer.max_epochs": 2, "optimizer.lr": 0.003},
-            **{key: new[key] for key in ("arms", "grid", "baseline") if key in new},
-            "seeds": {"first": 3},
-            "compare": {"metric": "test/acc", "smallest_effect": 0.01, "alpha": 0.1, "max_seeds": 8},
-        }
-    assert read_plan(write(told)).baseline == "cls, patch_size=4"
-    for part in ({"program": "x"}, {"method": "grid", "parameters": 3}, {"command": "lightning fit", "parameters": {}}):
-        with pytest.raises(UserError, match="is a sweep file"):
-            read_plan(write(part))
-
-
 def test_a_run_of_w_and_b_s_agent_is_the_same_run(in_folder, wandb_sweeps):
     """Options, group, arm and seed too, as the agent's own code puts them in the place of ``${args}``."""
     callbacks = [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss", "stopping_threshold": None}}]

@@ -18,7 +18,7 @@ from fake_study import ARMS, make_study
 from scipy import stats
 
 from vit_lightning.report.analysis import analyse
-from vit_lightning.report.checks import config_differences, read_configs
+from vit_lightning.report.configs import config_differences, read_configs
 from vit_lightning.report.figures import coloured, differences_figure, front, seeds_figure
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Compare, Trial, Tuning

@@ -371,14 +371,8 @@ def refuse_changes(ledger: Ledger, new: Ledger, plan: Plan) -> list[str]:
 
 
 def find_ledger(folder: Path) -> Ledger | None:
-    """Returns the ledger in a folder; None if there is none.
-
-    Raises:
-        UserError: an earlier version of this package wrote it.
-    """
+    """Returns the ledger in a folder; None if there is none."""
     facts = read_json(folder / "ledger.json")
-    if "arms" in facts and "compare" not in facts:
-        raise UserError(f"{folder} is an ablation of an earlier version: its runs can be read, but no more be added")
     return Ledger(folder, facts) if "arms" in facts else None
 
 

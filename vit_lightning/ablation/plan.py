@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeVar
 
 from jsonargparse import ArgumentParser
 
-from vit_lightning.ablation.old_plans import is_old, refuse_old
 from vit_lightning.config.check_options import find_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, parse_yaml, read_config, word
@@ -219,8 +218,6 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
     """
     path = find_config(path)
     given = read_config(path, "plan")
-    if is_old(given):
-        refuse_old(path, given)
     if not given.keys() & {"arms", "grid", "compare"} and given.keys() & {"model", "data", "trainer"}:
         raise UserError(
             f"{path} is a config, not a plan: a plan has a config, arms and compare, such as "

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from PIL import Image
 
 from vit_lightning.config.changes import PER_RUN, changes, options_of
@@ -28,6 +27,7 @@ from vit_lightning.config.files import word
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.report.board_page import board_page
+from vit_lightning.report.configs import read_config
 from vit_lightning.storage.folder import in_use, read_json, runs_in, write_whole
 from vit_lightning.storage.metrics import read_metrics, read_results
 from vit_lightning.storage.redaction import Redaction
@@ -38,7 +38,6 @@ PICTURES = 1_500_000
 """Bytes of all pictures of a page; the less important ones are left out."""
 CELLS = 60_000
 """Cells of all confusion matrices of a page; the less important ones are left out."""
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 FIGURES = {"test_images": "Test images", "worst_errors": "Worst errors of the test", "calibration": "Calibration"}
 Rows = Sequence[dict[str, Any]]
 
@@ -146,15 +145,6 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
         return read_metrics(folder)
     except OSError:  # no row yet
         return []
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Returns a run's config as the file has it; an empty one if it cannot be read."""
-    try:
-        found = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), LOADER)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _at(node: Any, *keys: str) -> Any:

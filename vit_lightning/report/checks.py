@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import yaml
-
-from vit_lightning.config.changes import PER_RUN, changes
 from vit_lightning.report.analysis import Analysis
+from vit_lightning.report.configs import ConfigDifference, Configs
 from vit_lightning.report.study import Study
 from vit_lightning.storage.folder import read_json
 
 HARDWARE = ("processor", "cores", "gpus", "threads", "python", "packages")
 """Keys of ``environment.json`` that must agree for costs to be comparable."""
 
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Reads ten times as fast where PyYAML has libyaml."""
-
-Configs = dict[tuple[str, int], dict[str, Any]]
-"""Config of each run, by arm and seed."""
 Result = tuple[bool | None, str]
 """Whether a check holds, and what was found."""
 
@@ -36,60 +28,6 @@ class Check:
 
     def __str__(self) -> str:
         return f"Check failed: {self.name}. {self.text}"
-
-
-@dataclass(frozen=True)
-class ConfigDifference:
-    """Key that is not the same in all runs."""
-
-    key: str
-    values: dict[str, list[Any]]
-    """Values in the runs of each arm, each value once."""
-    planned: bool
-    """Whether runs of an arm agree, and so do all arms that do not change the key."""
-
-
-def read_configs(study: Study) -> Configs:
-    """Reads ``config.yaml`` of each run folder that has one."""
-    found: Configs = {}
-    for run in study.runs:
-        try:
-            config = yaml.load((study.folder / run.folder / "config.yaml").read_text(encoding="utf-8"), LOADER)
-        except (OSError, UnicodeDecodeError, yaml.YAMLError):
-            continue
-        if isinstance(config, dict):
-            found[run.arm, run.seed] = config
-    return found
-
-
-def config_differences(study: Study, configs: Configs) -> list[ConfigDifference]:
-    """Returns the keys in which runs differ, apart from those that identify a run."""
-    if not configs:
-        return []
-    of_a_run = (*PER_RUN, *(["data.split_seed"] if study.split_varies else []))
-    chosen = {} if study.tuning is None else study.tuning.chosen
-    named = {arm: overrides | chosen.get(arm, {}) for arm, overrides in study.arms.items()}
-    first = next(iter(configs.values()))
-    by_run = {run: changes(first, config) for run, config in configs.items()}
-    keys = sorted({key for changed in by_run.values() for key in changed if not _changes(of_a_run, key)})
-    found = []
-    for key in keys:
-        original = next(changed[key][0] for changed in by_run.values() if key in changed)
-        values: dict[str, list[Any]] = {}
-        for (arm, _), changed in by_run.items():
-            value = changed[key][1] if key in changed else original
-            if value not in values.setdefault(arm, []):
-                values[arm].append(value)
-        others = [own for arm, own in values.items() if not _changes(named[arm], key)]
-        planned = all(len(own) == 1 for own in values.values()) and all(own == others[0] for own in others)
-        found.append(ConfigDifference(key, values, planned))
-    return found
-
-
-def _changes(overrides: Iterable[str], key: str) -> bool:
-    """Whether some overrides change a key or a group that it belongs to."""
-    names = (".".join(part for part in name.split(".") if part != "init_args") for name in overrides)
-    return any(f"{key}.".startswith(f"{name.removesuffix('+')}.") for name in names)
 
 
 def run_checks(analysis: Analysis, configs: Configs, differences: Sequence[ConfigDifference]) -> list[Check]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vit_lightning.config.files import word
-from vit_lightning.report.board import differing_options, is_chance, read_config, read_rows, state_of
+from vit_lightning.report.board import differing_options, is_chance, read_rows, state_of
+from vit_lightning.report.configs import read_config
 from vit_lightning.report.tables import Table
 from vit_lightning.storage.folder import is_run, read_json, runs_in
 from vit_lightning.storage.metrics import read_results

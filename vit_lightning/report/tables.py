@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from vit_lightning.config.files import word
 from vit_lightning.report.analysis import Analysis, Arm
-from vit_lightning.report.checks import Check, ConfigDifference
+from vit_lightning.report.checks import Check
+from vit_lightning.report.configs import ConfigDifference
 from vit_lightning.report.study import Study
 from vit_lightning.report.variance import Effect
 from vit_lightning.report.wording import (

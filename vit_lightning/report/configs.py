@@ -1,0 +1,74 @@
+"""Configs of runs, as their folders have them, and how those of an ablation differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vit_lightning.config.changes import PER_RUN, changes
+from vit_lightning.report.study import Study
+
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Reads ten times as fast where PyYAML has libyaml."""
+Configs = dict[tuple[str, int], dict[str, Any]]
+"""Config of each run, by arm and seed."""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Returns a run's config as the file has it; an empty one if it cannot be read."""
+    try:
+        found = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), LOADER)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True)
+class ConfigDifference:
+    """Key that is not the same in all runs."""
+
+    key: str
+    values: dict[str, list[Any]]
+    """Values in the runs of each arm, each value once."""
+    planned: bool
+    """Whether runs of an arm agree, and so do all arms that do not change the key."""
+
+
+def read_configs(study: Study) -> Configs:
+    """Returns the configs of an ablation's runs that have one."""
+    read = {(run.arm, run.seed): read_config(study.folder / run.folder) for run in study.runs}
+    return {run: config for run, config in read.items() if config}
+
+
+def config_differences(study: Study, configs: Configs) -> list[ConfigDifference]:
+    """Returns the keys in which runs differ, apart from those that identify a run."""
+    if not configs:
+        return []
+    of_a_run = (*PER_RUN, *(["data.split_seed"] if study.split_varies else []))
+    chosen = {} if study.tuning is None else study.tuning.chosen
+    named = {arm: overrides | chosen.get(arm, {}) for arm, overrides in study.arms.items()}
+    first = next(iter(configs.values()))
+    by_run = {run: changes(first, config) for run, config in configs.items()}
+    keys = sorted({key for changed in by_run.values() for key in changed if not _changes(of_a_run, key)})
+    found = []
+    for key in keys:
+        original = next(changed[key][0] for changed in by_run.values() if key in changed)
+        values: dict[str, list[Any]] = {}
+        for (arm, _), changed in by_run.items():
+            value = changed[key][1] if key in changed else original
+            if value not in values.setdefault(arm, []):
+                values[arm].append(value)
+        others = [own for arm, own in values.items() if not _changes(named[arm], key)]
+        planned = all(len(own) == 1 for own in values.values()) and all(own == others[0] for own in others)
+        found.append(ConfigDifference(key, values, planned))
+    return found
+
+
+def _changes(overrides: Iterable[str], key: str) -> bool:
+    """Whether some overrides change a key or a group that it belongs to."""
+    names = (".".join(part for part in name.split(".") if part != "init_args") for name in overrides)
+    return any(f"{key}.".startswith(f"{name.removesuffix('+')}.") for name in names)
