@@ -26,8 +26,6 @@ PRELOADED = (
     "docstring_parser",
     "matplotlib.backends.backend_agg",
     "matplotlib.pyplot",
-    "sklearn.datasets",
-    "sklearn.model_selection",
     "vit_lightning.ablation.ablate",
     "vit_lightning.cli",
     "vit_lightning.commands.evaluate",

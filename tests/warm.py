@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import PIL.Image
-import sklearn.datasets
 import torch.utils.serialization.config  # noqa: F401
 from runs import SMALL
 
@@ -11,6 +10,5 @@ from vit_lightning.commands.arguments import read_experiment
 from vit_lightning.commands.figures import curves
 
 read_experiment("fit", SMALL)
-sklearn.datasets.load_digits()
 PIL.Image.preinit()
 curves([], "").savefig("/dev/null", format="png")

@@ -15,7 +15,6 @@ from vit_lightning.data.augment import RandomErasing as RandomErasing
 from vit_lightning.data.augment import RandomResizedCrop as RandomResizedCrop
 from vit_lightning.data.base import ImageData as ImageData
 from vit_lightning.data.colour import ColorJitter as ColorJitter
-from vit_lightning.data.digits import Digits as Digits
 from vit_lightning.data.hugging_face import HuggingFaceSet as HuggingFaceSet
 from vit_lightning.data.image_files import ImageFiles as ImageFiles
 from vit_lightning.data.image_folder import ImageFolder as ImageFolder
@@ -25,9 +24,10 @@ from vit_lightning.data.per_image import PerImage as PerImage
 from vit_lightning.data.policies import RandAugment as RandAugment
 from vit_lightning.data.policies import ThreeAugment as ThreeAugment
 from vit_lightning.data.policies import TrivialAugment as TrivialAugment
-from vit_lightning.data.torchvision_sets import CIFAR10 as CIFAR10
-from vit_lightning.data.torchvision_sets import CIFAR100 as CIFAR100
-from vit_lightning.data.torchvision_sets import TorchvisionSet as TorchvisionSet
+from vit_lightning.data.small_sets import CIFAR10 as CIFAR10
+from vit_lightning.data.small_sets import CIFAR100 as CIFAR100
+from vit_lightning.data.small_sets import Digits as Digits
+from vit_lightning.data.small_sets import TorchvisionSet as TorchvisionSet
 from vit_lightning.data.wrapped_dataset import WrappedDataset as WrappedDataset
 from vit_lightning.data.wrapped_module import WrappedDataModule as WrappedDataModule
 from vit_lightning.errors import UserError as UserError

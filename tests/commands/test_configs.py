@@ -30,7 +30,7 @@ def test_the_first_lines_of_a_config_say_what_it_is_how_it_is_run_and_what_was_m
 def test_images_of_a_config_of_ones_own_or_of_a_plan():
     assert images_of({"data": {"class_path": "mine.Data"}}) == "Data"
     assert images_of({}) == ""
-    assert images_of({"config": "experiments/digits_short.yaml"}) == "with scikit-learn"
+    assert images_of({"config": "experiments/digits_short.yaml"}) == "with the package"
 
 
 def test_the_command_lists_all_and_prints_one(capsys, in_folder):

@@ -25,7 +25,7 @@ class Inverted(Digits):
     """Digits with a hook of Lightning's, as users have them."""
 
     def on_before_batch_transfer(self, batch, dataloader_idx):
-        return batch._replace(images=255 - batch.images)
+        return batch.replace(images=255 - batch.images)
 
 
 class Seen(Callback):

@@ -356,9 +356,12 @@ def test_repetitions_go_on_where_they_were():
     assert requests_of(0, 1, repetitions=3, completed=2) == whole[2:]
 
 
-def test_a_batch_goes_to_a_device_as_a_whole():
-    batch = images().__getitems__(Request([3, 1], [7, 8]))._replace(skipped=("a.png",), augmented=1)
+def test_a_batch_is_images_and_labels_and_goes_to_a_device_with_the_rest():
+    batch = images().__getitems__(Request([3, 1], [7, 8])).replace(skipped=("a.png",), augmented=1)
+    pixels, labels = batch
+    assert (pixels, labels) == (batch[0], batch[1]) == batch[:2] == (batch.images, batch.labels)
+    assert len(batch) == 2
     assert batch.to(torch.device("cpu")) is batch
     moved = batch.to(torch.device("meta"))
-    assert {part.device.type for part in moved if isinstance(part, torch.Tensor)} == {"meta"}
-    assert (moved.images.shape, moved.targets, moved[5:]) == (batch.images.shape, None, (("a.png",), 1))
+    assert {part.device.type for part in vars(moved).values() if isinstance(part, torch.Tensor)} == {"meta"}
+    assert (moved.images.shape, moved.targets, moved.skipped, moved.augmented) == (pixels.shape, None, ("a.png",), 1)

@@ -9,7 +9,7 @@ import pytest
 from processes import Running
 from torch.utils.data import DataLoader, Dataset
 
-from vit_lightning.data.workers import PATIENCE, with_our_workers
+from vit_lightning.data.batches import PATIENCE, with_our_workers
 
 
 class OwnIterator(DataLoader):

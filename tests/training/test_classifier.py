@@ -125,6 +125,18 @@ def test_predictions_are_probabilities_in_the_order_of_the_split():
     assert torch.cat([batch["probabilities"] for batch in batches]).sum(1) == pytest.approx(torch.ones(360))
 
 
+@pytest.mark.parametrize("kind", ["images and labels", "images in tuples", "images"])
+def test_predictions_of_loaders_of_the_user_s_own(kind):
+    images, labels = torch.randn(5, 1, 8, 8), torch.arange(5)
+    known = {"images and labels": [images, labels], "images in tuples": [images]}
+    dataset = TensorDataset(*known[kind]) if kind in known else list(images)
+    module = ViTClassifier(small())
+    batches = trainer().predict(module, DataLoader(dataset, batch_size=3))
+    found = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    torch.testing.assert_close(found.pop("probabilities"), module.eval()(images).softmax(dim=-1))
+    assert [values.tolist() for values in found.values()] == ([[0, 1, 2, 3, 4]] if "labels" in kind else [])
+
+
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
 def test_other_precisions_train_with_clipping(precision):
     seed_everything(0, verbose=False)

@@ -19,7 +19,7 @@ Those of ablations:  lightning ablate pooling"""
 _MEASURED = re.compile(r"^# Measured: (?P<accuracy>\d+\.\d+ %) test \((?P<n>n = \d+)", re.MULTILINE)
 
 _DATA = {
-    "Digits": "with scikit-learn",
+    "Digits": "with the package",
     "CIFAR10": "download",
     "CIFAR100": "download",
     "HuggingFaceSet": "download, or Parquet",

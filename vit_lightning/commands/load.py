@@ -163,7 +163,7 @@ class Model:
     def to_input(self, batch: Batch, data: ImageData) -> Tensor:
         """Returns the images of a batch, normalised, on the device of the network and in its type."""
         weight = next(self.network.parameters())
-        return data.model_input(batch._replace(images=batch.images.to(weight.device)), 0).images.to(weight.dtype)
+        return data.model_input(batch.replace(images=batch.images.to(weight.device)), 0).images.to(weight.dtype)
 
     def _run(self, batch: Tensor, function: Callable[[Tensor], Any]) -> Any:
         try:

@@ -30,7 +30,7 @@ from vit_lightning.config.options import TrainedOptions
 from vit_lightning.config.own_files import OwnFault, own_traceback
 from vit_lightning.config.own_module import class_of, make_own
 from vit_lightning.config.teachers import load_teacher
-from vit_lightning.data.workers import with_our_workers
+from vit_lightning.data.batches import with_our_workers
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.signals import is_ended_by_signals, withheld
 from vit_lightning.storage.checkpoint_files import (

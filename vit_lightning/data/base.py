@@ -253,7 +253,7 @@ class ImageData(LightningDataModule):
         assert self.trainer is not None
         batch = self.model_input(batch, self.trainer.fit_loop.epoch_loop.batch_progress.total.completed)
         # Lightning converted uint8; precision bf16-true or 64-true needs the model's own type
-        return batch._replace(images=batch.images.to(self.trainer.lightning_module.dtype))
+        return batch.replace(images=batch.images.to(self.trainer.lightning_module.dtype))
 
     def model_input(self, batch: Batch, completed: int) -> Batch:
         """Returns the batch normalised, float32; a training batch also augmented and mixed, after ``completed``."""

@@ -47,14 +47,14 @@ class BatchTransform:
                 for number, augment in enumerate(self.augment[batch.augmented :], batch.augmented):
                     pixels = augment(pixels, mix(batch.keys[part], number))
             self.normalise(pixels, images[part])
-        batch = batch._replace(images=images)
+        batch = batch.replace(images=images)
         if batch.keys is None or not self.mixing:
             return batch
         mixing = self.mixing[(mix_one(key) & 0xFFFFFFFF) % len(self.mixing)]
         images, targets = mixing(
             batch.images, batch.labels, num_classes=num_classes, key=key, repetitions=self.repetitions
         )
-        return batch._replace(images=images, targets=targets, labels=targets.argmax(dim=1))
+        return batch.replace(images=images, targets=targets, labels=targets.argmax(dim=1))
 
     def normalise(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         """Returns uint8 images (b, c, H, W) as float32, with mean 0 and standard deviation 1 over training images."""

@@ -88,4 +88,4 @@ class PerImageFirst(Dataset[Batch]):
                 images = change(images, mix(batch.keys, number))
         except UserError as error:
             return UserError([f"data.{problem}" for problem in error.problems])
-        return batch._replace(images=images, augmented=len(self.changes))
+        return batch.replace(images=images, augmented=len(self.changes))

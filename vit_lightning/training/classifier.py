@@ -226,11 +226,20 @@ class ViTClassifier(LightningModule):
 
 
 def classify(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-    """Returns class probabilities (b, num_classes), labels (b,) and the index of each image in its split (b,)."""
-    logits = module(batch[0])
+    """Returns class probabilities (b, num_classes), and labels and indices of the images (b,) if the batch has them.
+
+    A batch of a loader of the user's own is images, (images,) or (images, labels), and has no indices.
+    """
+    images, *labels = (batch,) if isinstance(batch, Tensor) else batch
+    logits = module(images)
     if not isinstance(logits, Tensor):
         raise UserError(f"{type(module).__name__} gives {type(logits).__name__} where logits (b, classes) are expected")
-    return {"probabilities": logits.float().softmax(dim=-1), "labels": batch[1], "indices": batch[2]}
+    found = {"probabilities": logits.float().softmax(dim=-1)}
+    if labels:
+        found["labels"] = labels[0]
+    if not isinstance(batch, Tensor) and hasattr(batch, "indices"):
+        found["indices"] = batch.indices
+    return found
 
 
 def _plain_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | int]:
