@@ -12,8 +12,9 @@ from references import CONFIGS, fresh
 from safetensors.torch import load_file
 
 from vit_lightning.cli import main
-from vit_lightning.config.sources import open_source
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.weights import from_reference
+from vit_lightning.weights.sources import open_source
 from vit_lightning.weights.write import WRITERS
 
 SUFFIXES = list(WRITERS)
@@ -66,7 +67,9 @@ def test_a_run_becomes_a_folder_of_transformers(results, in_folder):
     assert main(["convert", "out", "theirs", "--to=hf"]) == 0
     network = transformers.AutoModelForImageClassification.from_pretrained("theirs")
     images = torch.randn(3, 1, 8, 8)
-    torch.testing.assert_close(network(images).logits, open_source("out").network(images), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        network(images).logits, open_source("out", make_network=network_in_file).network(images), rtol=0, atol=1e-5
+    )
     assert from_reference(load_file("theirs/model.safetensors"), family="hf", config=network.config.to_diff_dict())
 
 

@@ -14,10 +14,11 @@ from torch import nn
 from vit_lightning import UserError, ViT
 from vit_lightning.cli import main
 from vit_lightning.commands import export
-from vit_lightning.config.sources import Source, open_source
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.models.attention import RotaryAttention
 from vit_lightning.models.heads import AttentionPool
 from vit_lightning.weights import logits
+from vit_lightning.weights.sources import Source, open_source
 
 VIEW = {"image_size": (8, 8), "in_channels": 3, "centre_share": 1.0, "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.25]}
 
@@ -111,7 +112,7 @@ def test_a_run_is_exported_with_its_results(to, results, in_folder, monkeypatch,
     else:
         assert config["class_names"] == list("0123456789")
         assert config["preprocessing"]["mean"] == [pytest.approx(0.3053, abs=1e-3)]
-    network = open_source("out").network
+    network = open_source("out", make_network=network_in_file).network
     monkeypatch.chdir("model")
     if to in GRAPHS:
         assert b".py" not in Path(GRAPHS[to][0]).read_bytes()

@@ -14,13 +14,19 @@ from tensors import write_images
 from vit_lightning.cli import main
 from vit_lightning.commands.arguments import read_run
 from vit_lightning.commands.fit import fit
-from vit_lightning.config.init_from import first_weights
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
 from vit_lightning.models.patches import PatchEmbedding
 from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.weights import as_config
+from vit_lightning.weights.init_from import open_initial_weights
+
+
+def first_weights(place, network, interpolation, **facts):
+    return open_initial_weights(place, network_in_file).fitted(network, interpolation, **facts)
+
 
 DATA = ("--data=ImageFolder", "--data.num_workers=0", "--data.batch_size=8", "--trainer.accelerator=cpu")
 MODEL = ("--model.patch_size=4", "--model.emb_size=16", "--model.depth=1", "--model.num_heads=2", "--model.pool=mean")
@@ -107,7 +113,7 @@ def test_a_head_is_new_for_other_classes_and_facts_that_differ_are_told(named, t
     preprocessing = {"mean": [0.5] * 3, "std": [0.25] * 3}
     Path("config.json").write_text(json.dumps({**config, **facts, "preprocessing": preprocessing}))
     data = resolve(start(place, "--data.image_size=16", *MODEL, root="two")).data
-    first = first_weights(".", network, "bicubic", data=data)
+    first = first_weights(".", network, "bicubic", mean=data.mean, std=data.std, class_names=data.class_names)
     assert first.sentence().endswith(f"tensors taken{', ' * bool(text)}{text}")
     theirs = "those of the source mean 0.5, 0.5, 0.5 and std 0.25, 0.25, 0.25"
     assert first.notes[-1].endswith(f"and std 0.229, 0.224, 0.225, {theirs}")

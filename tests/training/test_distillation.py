@@ -18,8 +18,8 @@ from torchvision import models
 from vit_lightning import Digits, Distillation, DistillationConfig, LossConfig, Teacher, UserError, ViT, ViTClassifier
 from vit_lightning.commands.evaluate import evaluate
 from vit_lightning.commands.fit import fit
+from vit_lightning.commands.session import load_teacher
 from vit_lightning.config.resolve import resolve
-from vit_lightning.config.teachers import load_teacher
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}

@@ -12,12 +12,13 @@ from runs import SMALL
 from vit_lightning import UserError, ViT
 from vit_lightning.commands.evaluate import validate
 from vit_lightning.commands.fit import fit
-from vit_lightning.config.experiment import make_network
+from vit_lightning.config.experiment import make_network, network_in_file
 from vit_lightning.config.resolve import resolve
-from vit_lightning.config.sources import open_source
 from vit_lightning.storage.checkpoint_files import load_network, read_checkpoint
 from vit_lightning.training.divergence import FiniteGuard
-from vit_lightning.training.lora import LoraConfig, add_lora, merged
+from vit_lightning.training.lora import LoraConfig, add_lora
+from vit_lightning.weights.adapt import merged
+from vit_lightning.weights.sources import open_source
 
 LORA = ["--lora.rank=2", "--lora.alpha=8", "--lora.targets=[qkv,expand]"]
 
@@ -56,7 +57,7 @@ def test_a_run_with_adapters_is_tested_from_its_checkpoint_alone_and_merges(in_f
     torch.testing.assert_close(plain(images), network(images), rtol=0, atol=1e-5)
     assert all(value.abs().max() > 1e-3 for name, value in network.state_dict().items() if "lora_B" in name)
     assert merged(plain) is plain
-    assert torch.equal(open_source("out").network(images), plain(images))
+    assert torch.equal(open_source("out", make_network=network_in_file).network(images), plain(images))
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UserError, match=r"lora.rank=2 needs peft: pip install 'vit-lightning\[lora\]'"):
         resolve(["--ckpt=out"], "test")

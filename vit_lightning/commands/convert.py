@@ -12,12 +12,13 @@ from typing import Any
 from vit_lightning.commands.console import quiet, row, say
 from vit_lightning.commands.export import image_shape, without_home, write_hf
 from vit_lightning.commands.open_model import open_model
-from vit_lightning.config.sources import Source, open_source
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.errors import UserError
 from vit_lightning.storage.folder import whole_folder, write_whole
 from vit_lightning.weights.convert import FAMILIES, to_reference
 from vit_lightning.weights.identify import OURS
 from vit_lightning.weights.logits import TOLERANCE, largest_difference
+from vit_lightning.weights.sources import Source, open_source
 from vit_lightning.weights.write import WRITERS
 
 
@@ -88,7 +89,7 @@ def _write(source: Source, options: ConvertOptions) -> float:
     if not options.dst.suffix:
         with whole_folder(options.dst, "DST") as folder:
             write_hf(source, folder)
-            return largest_difference(vit, open_source(folder, key="DST").network, shape)
+            return largest_difference(vit, open_source(folder, make_network=network_in_file, key="DST").network, shape)
     tensors, config = to_reference(vit, family=options.to, dropouts=False)
     try:
         options.dst.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +101,8 @@ def _write(source: Source, options: ConvertOptions) -> float:
         known = {"preprocessing": source.view, "class_names": source.class_names}
         description = {"family": options.to, "config": config, **known}
         write_whole(parts[1], without_home(json.dumps(description, indent=2, ensure_ascii=False) + "\n"))
-        difference = largest_difference(vit, open_source(parts[0], key="DST").network, shape)
+        again = open_source(parts[0], make_network=network_in_file, key="DST").network
+        difference = largest_difference(vit, again, shape)
         for part, path in zip(reversed(parts), reversed(options.files), strict=True):  # the weights come last
             os.replace(part, path)
     return difference

@@ -19,7 +19,6 @@ from vit_lightning.commands.console import counted, quiet, say
 from vit_lightning.commands.load import Model
 from vit_lightning.commands.open_model import open_model
 from vit_lightning.config.experiment import make_data
-from vit_lightning.config.sources import Source
 from vit_lightning.config.trust import restrict_imports
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
@@ -27,6 +26,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import new_folder, to_csv, write_whole
+from vit_lightning.weights.sources import Source
 
 Columns = dict[str, np.ndarray[Any, Any]]
 

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from vit_lightning.commands.console import quiet, row, say
 from vit_lightning.commands.model_card import model_card, name_of
 from vit_lightning.commands.open_model import open_model
-from vit_lightning.config.sources import Source, open_source
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.storage.folder import whole_folder, write_whole
 from vit_lightning.weights.as_config import model_config
 from vit_lightning.weights.convert import to_reference
 from vit_lightning.weights.logits import TOLERANCE, TRACED, largest_difference, random_images
+from vit_lightning.weights.sources import Source, open_source
 from vit_lightning.weights.write import WRITERS
 
 Form = Literal["safetensors", "onnx", "torch-export", "hf"]
@@ -151,12 +152,12 @@ def _safetensors(source: Source, folder: Path, images: Tensor) -> nn.Module:
     if _model(source) is None:
         raise UserError(f"{type(source.network).__name__} is no model of a config (choose onnx or torch-export)")
     WRITERS[".safetensors"](source.network.state_dict(), folder / "model.safetensors")
-    return open_source(folder, key="out").network
+    return open_source(folder, make_network=network_in_file, key="out").network
 
 
 def _hf(source: Source, folder: Path, images: Tensor) -> nn.Module:
     write_hf(source, folder)
-    return open_source(folder, key="out").network
+    return open_source(folder, make_network=network_in_file, key="out").network
 
 
 def write_hf(source: Source, folder: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vit_lightning.config.sources import Source, open_source
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoding import Interpolation
@@ -24,6 +24,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.sizes import pair
 from vit_lightning.training.features import features
+from vit_lightning.weights.sources import Source, open_source
 
 AnImage = str | PathLike[str] | Image.Image | np.ndarray[Any, Any]
 Images = AnImage | Sequence[AnImage] | Tensor
@@ -66,7 +67,9 @@ def load(
     Raises:
         UserError: it is not there, damaged, needs code that may not be imported, or its architecture cannot be told.
     """
-    found = open_source(str(source), image_size=image_size, num_classes=num_classes, config=config)
+    found = open_source(
+        str(source), make_network=network_in_file, image_size=image_size, num_classes=num_classes, config=config
+    )
     for note in found.notes:
         warnings.warn(f"{found.place}: {note}", stacklevel=2)
     return Model(found)

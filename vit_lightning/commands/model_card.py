@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from vit_lightning.commands.console import counted, stage_line
-from vit_lightning.config.sources import Source
 from vit_lightning.storage.metrics import read_results
 from vit_lightning.weights.logits import TOLERANCE
+from vit_lightning.weights.sources import Source
 
 LOAD = {
     "safetensors": """import vit_lightning

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_lightning.commands.console import row, say
-from vit_lightning.config.sources import Source, open_source
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.errors import UserError
+from vit_lightning.weights.sources import Source, open_source
 
 
 def open_model(
@@ -20,7 +21,7 @@ def open_model(
         UserError: it cannot be had, or needs facts, which are named as they are given on the command line.
     """
     try:
-        source = open_source(place, image_size=image_size, config=config, key=key)
+        source = open_source(place, make_network=network_in_file, image_size=image_size, config=config, key=key)
     except UserError as error:
         raise UserError([as_flag(problem) for problem in error.problems]) from error
     for note in source.notes:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,13 +24,13 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vit_lightning.commands.console import counted, quiet, row, say
 from vit_lightning.config.build import data_facts
-from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.experiment import Experiment, network_in_file
 from vit_lightning.config.files import as_list
-from vit_lightning.config.init_from import first_weights, with_resized_positions
 from vit_lightning.config.options import TrainedOptions
 from vit_lightning.config.own_files import OwnFault, own_traceback
 from vit_lightning.config.own_module import class_of, make_own
-from vit_lightning.config.teachers import load_teacher
+from vit_lightning.config.trust import KNOWN_PACKAGES, Imports
+from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import with_our_workers
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.signals import is_ended_by_signals, withheld
@@ -45,9 +46,11 @@ from vit_lightning.storage.metrics import json_number
 from vit_lightning.training.callbacks import TrainingBar
 from vit_lightning.training.classifier import ViTClassifier, classify
 from vit_lightning.training.compiled import compile_module
-from vit_lightning.training.distillation import Distillation
+from vit_lightning.training.distillation import Distillation, Teacher
 from vit_lightning.training.freeze import head_state
 from vit_lightning.training.precision import AUTO, auto_precision
+from vit_lightning.weights.init_from import open_initial_weights, with_resized_positions
+from vit_lightning.weights.sources import open_teacher
 
 Results = dict[str, Any]
 _NOTHING = contextlib.nullcontext()
@@ -137,12 +140,24 @@ def make_module(
         "loss": settings.loss,
         "ema": settings.ema,
         "metrics": experiment.metrics,
-        "distillation": Distillation(chosen, load_teacher(chosen.teacher, data)) if chosen.teacher else None,
+        "distillation": None,
     }
+    if chosen.teacher:
+        available["distillation"] = Distillation(chosen, load_teacher(chosen.teacher, data, experiment.imports))
     module = make_own(experiment.config, available, kind)
     if not is_overridden("predict_step", module):
         module.predict_step = partial(classify, module)  # type: ignore[method-assign]
     return module
+
+
+def load_teacher(place: str, data: ImageData, imports: Imports = KNOWN_PACKAGES) -> Teacher:
+    """Returns the teacher for the student's data, and warns of what was assumed about it."""
+    make, key = partial(network_in_file, imports=imports), "distillation.teacher"
+    shape = (data.in_channels, *data.image_size)
+    source = open_teacher(place, shape, data.num_classes, make_network=make, trust=imports.trust, key=key)
+    for note in source.notes:
+        warnings.warn(f"{key}={place}: {note}", stacklevel=2)
+    return Teacher(source.network, normalised=(source.view["mean"], source.view["std"]), images=(data.mean, data.std))
 
 
 def load_trained(experiment: Experiment) -> tuple[LightningModule, Path]:
@@ -151,7 +166,7 @@ def load_trained(experiment: Experiment) -> tuple[LightningModule, Path]:
     path = find_checkpoint(experiment.options.ckpt)
     module, checkpoint = make_module(experiment), read_checkpoint(path)
     if isinstance(module, ViTClassifier):
-        given = experiment.data, experiment.resize_positions
+        given = experiment.data.image_size, experiment.resize_positions
         checkpoint, changed = with_resized_positions(checkpoint, module.network, *given)
         if changed:
             say(row("image size", changed))
@@ -170,7 +185,10 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
         module.load_state_dict(head, strict=False)
         return
     method = experiment.resize_positions
-    first = first_weights(experiment.init_from, module.network, method, experiment.imports, experiment.data)
+    make, trust = partial(network_in_file, imports=experiment.imports), experiment.imports.trust
+    initial, data = open_initial_weights(experiment.init_from, make, trust=trust), experiment.data
+    facts = {name: getattr(data, name, None) for name in ("mean", "std", "class_names")}
+    first = initial.fitted(module.network, method, **facts)
     if experiment.config["reset_head"]:
         first = first.with_new_head(module.network, "new head (reset_head)")
     experiment.imports.allow()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,8 @@ from vit_lightning.config.constructors import (
     facts_for,
     without_weights,
 )
-from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.experiment import Experiment, network_in_file
 from vit_lightning.config.files import Config, as_list, unflatten
-from vit_lightning.config.init_from import first_weights, with_resized_positions
 from vit_lightning.config.old_configs import with_block
 from vit_lightning.config.options import COMMAND_OPTIONS, COMPILES, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.own_metrics import choose_metrics
@@ -45,6 +45,7 @@ from vit_lightning.training.lora import LoraConfig, add_lora, idle_adapters
 from vit_lightning.training.losses import OwnLoss
 from vit_lightning.training.optim import OptimizerConfig, group_problems
 from vit_lightning.training.probes import Probe
+from vit_lightning.weights.init_from import open_initial_weights, with_resized_positions
 
 
 def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
@@ -217,10 +218,13 @@ def _model_problems(config: Namespace, data: ImageData, settings: Mapping[str, A
     try:
         if config.get("ckpt") is not None:
             path = find_checkpoint(config.ckpt)
-            checkpoint, _ = with_resized_positions(read_checkpoint(path), network, data, config.resize_positions)
+            given = read_checkpoint(path), network, data.image_size, config.resize_positions
+            checkpoint, _ = with_resized_positions(*given)
             network_weights(network, checkpoint, path)
         elif config.init_from is not None:
-            first_weights(config.init_from, network, config.resize_positions, imports)
+            make = partial(network_in_file, imports=imports)
+            initial = open_initial_weights(config.init_from, make, trust=imports.trust)
+            initial.fitted(network, config.resize_positions)
         teacher = config.distillation.teacher
         if teacher and not teacher.startswith(("torchvision:", "timm:", "hf-hub:")) and not Path(teacher).exists():
             find_checkpoint(teacher, "distillation.teacher")

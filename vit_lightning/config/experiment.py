@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import ArgumentError, Namespace
 from torch import nn
 from torchmetrics import Metric
 
@@ -17,8 +17,9 @@ from vit_lightning.config.check_network import leave_out_defaults_of_others
 from vit_lightning.config.constructors import load_named_weights, without_weights
 from vit_lightning.config.options import CommandOptions, Resume, Settings
 from vit_lightning.config.parser import instantiate, parse_part
-from vit_lightning.config.trust import KNOWN_PACKAGES, Imports
+from vit_lightning.config.trust import KNOWN_PACKAGES, Imports, allowing, find_class
 from vit_lightning.data.base import ImageData
+from vit_lightning.errors import UserError
 from vit_lightning.models import fast_paths
 from vit_lightning.models.resize import Interpolation
 from vit_lightning.training.freeze import freeze_backbone, head_state
@@ -155,6 +156,21 @@ def make_network(config: Mapping[str, Any], tell: Callable[[str], None] | None =
         network.load_state_dict(head, strict=False)
     add_lora(network, LoraConfig(**config.get("lora", {})))  # checkpoints of earlier versions lack it
     return network
+
+
+def network_in_file(config: Mapping[str, Any], imports: Imports = KNOWN_PACKAGES) -> nn.Module:
+    """Returns the network of a config that a file of weights carries, with new random weights; as ``make_network``.
+
+    Raises:
+        UserError: its class is not there, or does not take its arguments.
+    """
+    with allowing(imports):
+        if find_class(path := config["model"]["class_path"]) is None:
+            raise UserError(f"its model {path} is not there")
+        try:
+            return make_network(config)
+        except ArgumentError as fault:
+            raise UserError(" ".join(str(fault).split())) from fault
 
 
 def _instantiated(model: Namespace) -> nn.Module:

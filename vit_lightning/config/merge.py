@@ -7,16 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.config.files import Config, as_list, flatten, full_name, parse_yaml, read_config, value_at, word
-from vit_lightning.config.init_from import FROM_DATA, inherited_model
 from vit_lightning.config.options import TRAINED, Settings
 from vit_lightning.config.own_parts import OWN_GROUPS, Dropped, with_full_part_names, without_replaced
 from vit_lightning.config.parser import DEFAULT_CLASSES
 from vit_lightning.config.shipped import find_config
+from vit_lightning.config.trust import find_class
 from vit_lightning.data.image_files import data_of_files
 from vit_lightning.errors import UserError
 from vit_lightning.models.presets import Preset
+from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint
+from vit_lightning.weights.init_from import FROM_DATA, open_initial_weights
 
 GROUPS = ("model", "data", "trainer", *Settings._fields)
 """Options that hold options; ``model:`` with nothing under it changes nothing."""
@@ -126,7 +129,8 @@ def _config_of_source(flags: Sequence[tuple[str, str]], configs: Sequence[tuple[
     attention = told.get("attention")
     heads = {"num_heads": told.get("num_heads")}
     heads["dim_head"] = attention.get("dim_head") if isinstance(attention, dict) else None
-    return {"model": inherited_model(str(given[-1]), named[-1] if named else None, heads)}
+    initial = open_initial_weights(str(given[-1]), network_in_file)
+    return {"model": flatten(initial.model(for_vit=not named or find_class(named[-1]) is ViT, heads=heads))}
 
 
 def _check_split(trained: Config, given: Config) -> None:

@@ -97,18 +97,3 @@ def idle_adapters(network: nn.Module, shape: tuple[int, ...]) -> list[str]:
         copied(torch.empty(2, *shape))
         return [name for module, name in layers.items() if module not in called]
     return []  # it looks at numbers: only training shows
-
-
-def merged(network: nn.Module) -> nn.Module:
-    """Returns a copy whose weights include the adapters: a plain network, with the same logits but for rounding.
-
-    A network without adapters is returned itself.
-    """
-    if not any(hasattr(module, "get_base_layer") for module in network.modules()):
-        return network
-    plain = deepcopy(network)
-    for name, module in list(plain.named_modules()):
-        if hasattr(module, "get_base_layer"):
-            module.merge()
-            plain.set_submodule(name, module.get_base_layer())
-    return plain.requires_grad_(True)

@@ -1,8 +1,9 @@
-"""Weights of one network fitted to another: new heads, resized positions, other channels and patch sizes."""
+"""Weights of one network fitted to another: new heads, resized positions, other channels and patches, no adapters."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,6 +129,21 @@ def adapt(
             problems.append(f"it has {name}, which the model lacks")
     refuse(sorted(problems, key=lambda text: ", the model as " in text))
     return adapted
+
+
+def merged(network: nn.Module) -> nn.Module:
+    """Returns a copy whose weights include the adapters: a plain network, with the same logits but for rounding.
+
+    A network without adapters is returned itself.
+    """
+    if not any(hasattr(module, "get_base_layer") for module in network.modules()):
+        return network
+    plain = copy.deepcopy(network)
+    for name, module in list(plain.named_modules()):
+        if hasattr(module, "get_base_layer"):
+            module.merge()
+            plain.set_submodule(name, module.get_base_layer())
+    return plain.requires_grad_(True)
 
 
 class _Rules:

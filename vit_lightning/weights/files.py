@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.storage.checkpoint_files import BEST, LAST, check_checkpoint, find_checkpoint, read_archive
-from vit_lightning.weights.hubs import facts_of_preprocessing, hub_folder, timm_model, torchvision_model
+from vit_lightning.weights.hubs import LIBRARIES, facts_of_preprocessing, hub_folder
 
 IN_FOLDER = (
     "model.safetensors",
@@ -50,6 +50,7 @@ class WeightsFile:
         checkpoint: whole contents of a checkpoint of ours.
         view: preprocessing of images as far as it is known: image_size, in_channels, centre_share, mean, std.
         notes: sentences on what was chosen and left out.
+        network: network of a library of others, which fetched the weights.
     """
 
     place: str
@@ -59,6 +60,7 @@ class WeightsFile:
     checkpoint: dict[str, Any] | None = None
     view: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    network: nn.Module | None = None
 
 
 def read_weights(place: str | Path, key: str = "source") -> WeightsFile:
@@ -82,17 +84,13 @@ def read_weights(place: str | Path, key: str = "source") -> WeightsFile:
 
 def _read(place: str, key: str) -> WeightsFile:
     library, _, name = place.partition(":")
-    config: dict[str, Any] | None
-    if library == "timm":
-        network, facts = timm_model(name)
-        config = {"architecture": facts.get("architecture", name), "pretrained_cfg": facts}
+    if library in LIBRARIES:
+        network, facts = LIBRARIES[library](name)
+        described: dict[str, Any] = {"architecture": facts.get("architecture", name), "pretrained_cfg": facts}
         tensors, notes = _tidy(network.state_dict())
-        return WeightsFile(place, None, tensors, config, view=facts_of_preprocessing(facts), notes=notes)
-    if library == "torchvision":
-        network, facts = torchvision_model(name)
-        tensors, notes = _tidy(network.state_dict())
-        config = {"class_names": facts["class_names"]}
-        return WeightsFile(place, None, tensors, config, view=facts_of_preprocessing(facts), notes=notes)
+        view = facts_of_preprocessing(facts)
+        described = described if library == "timm" else facts
+        return WeightsFile(place, None, tensors, described, view=view, notes=notes, network=network)
     path = hub_folder(name) if library == "hf-hub" else Path(place)
     if not path.is_dir() or any((path / name).is_file() for name in (BEST, LAST)):
         path = find_checkpoint(place, key)

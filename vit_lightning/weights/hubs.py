@@ -47,6 +47,13 @@ def torchvision_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
     return network, {**facts, "class_names": list(weights.meta["categories"])}
 
 
+LIBRARIES: dict[str, Callable[[str], tuple[nn.Module, dict[str, Any]]]] = {
+    "timm": timm_model,
+    "torchvision": torchvision_model,
+}
+"""Libraries that fetch a network by name, each with what it says about the network."""
+
+
 def hub_folder(name: str) -> Path:
     """Returns the folder of the weights and the JSON files of a repository: owner/name, or owner/name@revision."""
     place = f"hf-hub:{name}"

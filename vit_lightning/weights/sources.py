@@ -12,27 +12,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jsonargparse import ArgumentError
 from torch import nn
 
-from vit_lightning.config.experiment import make_data, make_network
-from vit_lightning.config.files import flatten, unflatten
-from vit_lightning.config.old_configs import with_block
-from vit_lightning.config.trust import KNOWN_PACKAGES, Imports, allowing, find_class, refuse_unknown, trusts
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.limits import refuse
 from vit_lightning.models.heads import find_head
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair
 from vit_lightning.storage.checkpoint_files import load_network
-from vit_lightning.training.lora import merged
-from vit_lightning.weights.adapt import adapt
+from vit_lightning.weights.adapt import adapt, merged
 from vit_lightning.weights.as_config import model_config
 from vit_lightning.weights.convert import from_reference
 from vit_lightning.weights.files import WeightsFile, read_weights
-from vit_lightning.weights.hubs import facts_of_preprocessing, timm_model, torchvision_model
 from vit_lightning.weights.identify import OURS, identify
+from vit_lightning.weights.trust import refuse_untrusted
 
+MakeNetwork = Callable[[Mapping[str, Any]], nn.Module]
+"""Makes the network of a config in plain data, with random weights."""
 PREPROCESSING = ("mean", "std", "centre_share", "class_names")
 """Facts of a source that ``config`` may give whatever its family."""
 _HALF, _IMAGENET = ([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -51,6 +47,8 @@ class Source:
     """In evaluation mode; a ViT wherever the weights are those of one."""
     view: dict[str, Any]
     """Preprocessing of images: image_size, in_channels, centre_share, mean, std; each only where it is known."""
+    family: str = ""
+    """Family of the weights, ``run`` for a checkpoint of ours; empty for a network of another kind."""
     class_names: list[str] | None = None
     notes: tuple[str, ...] = ()
     """Sentences on what the weights do not tell, and what was taken in its place."""
@@ -65,16 +63,36 @@ class Source:
         return self.network if isinstance(self.network, ViT) else None
 
 
+class _Known(NamedTuple):
+    """Facts about a model that its place need not tell: arguments of ``open_source``."""
+
+    make_network: MakeNetwork
+    config: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    heads: Mapping[str, Any] | None
+    usual: bool
+    trust: bool
+
+    def network(self, config: Mapping[str, Any]) -> nn.Module:
+        """Returns the network of a config from a file."""
+        if config["model"] is None:
+            raise UserError("its module takes no model, so that there is no network to load")
+        if not self.trust:
+            refuse_untrusted({"model": config["model"]})
+        return self.make_network(config)
+
+
 def open_source(
-    place: str | Path,
+    place: str | Path | WeightsFile,
     *,
+    make_network: MakeNetwork,
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
     config: Mapping[str, Any] | None = None,
     heads: Mapping[str, Any] | None = None,
     usual: bool = True,
     ours: bool = True,
-    imports: Imports | None = KNOWN_PACKAGES,
+    trust: bool = False,
     key: str = "source",
 ) -> Source:
     """Returns a trained network with what is known about it; leaves the global random numbers as they were.
@@ -82,7 +100,8 @@ def open_source(
     Args:
         place: run folder (its best checkpoint), checkpoint, .safetensors, .pth, .pt, .bin, .pth.tar, .npz, folder of
             ``save_pretrained`` or of an export, hf-hub:owner/name, timm:NAME, torchvision:NAME, or
-            https://...#sha256=CHECKSUM.
+            https://...#sha256=CHECKSUM; or weights that were read from there.
+        make_network: makes the network of the config in a file.
         image_size: height and width in pixels of its images, if not those of its training: positions are resized.
         num_classes: classes of a new head; 0 for features.
         config: what is not known or is to be replaced: ``PREPROCESSING`` and, for weights of others, arguments in the
@@ -90,7 +109,7 @@ def open_source(
         heads: ``num_heads`` of the network of a config, which holds where the weights do not tell it.
         usual: whether a mean and std that are not known are those of most weights of the family.
         ours: whether a ViT of timm or torchvision is to be one of ours; else it is left as it is.
-        imports: packages from which the config of a run may name classes; None for those that are allowed now.
+        trust: whether the config in the file may name any class, and so run it.
         key: option that errors name.
 
     Raises:
@@ -103,22 +122,53 @@ def open_source(
         raise UserError(f"num_classes={num_classes} must be a whole number, 0 for features")
     given = dict(config or {})
     facts = {name: given.pop(name) for name in PREPROCESSING if name in given}
-    known = _Known(given, facts, heads, usual)
-    place = str(place)
-    try:
-        with allowing(imports), torch.random.fork_rng(devices=[]):
-            if place.startswith(tuple(f"{library}:" for library in _LIBRARIES)):
-                found = _from_library(place, known, ours=ours)
+    known = _Known(make_network, given, facts, heads, usual, trust)
+    with torch.random.fork_rng(devices=[]):
+        file = place if isinstance(place, WeightsFile) else read_weights(place, key)
+        try:
+            if file.checkpoint is not None:
+                found = _from_run(file, known)
+            elif file.network is not None:
+                found = _from_library(file, file.network, known, ours=ours)
             else:
-                file = read_weights(place, key)
-                found = _from_weights(file, known) if file.checkpoint is None else _from_run(file, known)
+                found = _from_weights(file, known)
             if image_size is not None or num_classes is not None:
-                found = _changed(found, image_size, num_classes)
-    except UserError as error:
-        raise UserError([_named(text, place, key) for text in error.problems]) from None
+                found = _changed(found, known, image_size, num_classes)
+        except UserError as error:
+            raise UserError([_named(text, file.place, key) for text in error.problems]) from None
     found.network.eval()
-    refuse(f"{key}={place}: config.{text}" for text in _wrong_facts(found, facts))
+    refuse(f"{key}={file.place}: config.{text}" for text in _wrong_facts(found, facts))
     return found
+
+
+def open_teacher(
+    place: str, shape: tuple[int, int, int], num_classes: int, *, make_network: MakeNetwork, trust: bool, key: str
+) -> Source:
+    """Returns a trained network that gives logits for a student's images; arguments as those of ``open_source``.
+
+    Args:
+        place: the teacher.
+        shape: channels, height and width of the student's images.
+        num_classes: number of the student's classes.
+        make_network: makes the network of the config of a run.
+        trust: whether the config in the file may name any class.
+        key: option that errors name.
+
+    Raises:
+        UserError: it is not there, takes other images, or has other classes.
+    """
+    source = open_source(place, make_network=make_network, ours=False, trust=trust, key=key)
+    if not {"mean", "std"} <= source.view.keys():
+        raise UserError(f"{key}={place}: mean and std of its images are not known")
+    try:
+        with torch.no_grad():
+            logits = copy.deepcopy(source.network).to("meta").eval()(torch.empty(2, *shape, device="meta"))
+    except Exception as fault:  # whatever the layers of others raise
+        text, reason = "x".join(map(str, shape)), " ".join(str(fault).split())[:200]
+        raise UserError(f"{key}={place} does not take the images of the data, {text}: {reason}") from fault
+    if tuple(logits.shape) != (2, num_classes):
+        raise UserError(f"{key}={place} knows {logits.shape[-1]} classes, the data has {num_classes}")
+    return source
 
 
 def _wrong_facts(source: Source, facts: Mapping[str, Any]) -> Iterator[str]:
@@ -144,34 +194,37 @@ def _named(text: str, place: str, key: str) -> str:
     return f"{key}={text}" if text.startswith(place) else f"{key}={place}: {text}"
 
 
-class _Known(NamedTuple):
-    """Facts about a model that its place need not tell: arguments of ``open_source``."""
-
-    config: Mapping[str, Any]
-    facts: Mapping[str, Any]
-    heads: Mapping[str, Any] | None
-    usual: bool
-
-
 def _from_run(file: WeightsFile, known: _Known) -> Source:
     assert file.checkpoint is not None
     assert file.path is not None
     config = file.checkpoint["config"]
     refuse(f"config.{name}={value}: the config of its run tells this" for name, value in known.config.items())
-    network = _network(config)
-    view = {**(file.checkpoint.get("test_view") or _view_of_data(config)), **known.facts}
+    network = known.network(config)
     load_network(network, file.checkpoint, file.path)
     network = merged(network)  # adapters belong to a training
+    view = {**_view_of(network), **(file.view or {}), **known.facts}
     names = view.pop("class_names", None)
-    return Source(place=file.place, network=network, view=view, class_names=names, config=config, path=file.path)
+    return Source(
+        place=file.place,
+        network=network,
+        family="run",
+        view=view,
+        class_names=names,
+        config=config,
+        path=file.path,
+    )
+
+
+def _view_of(network: nn.Module) -> dict[str, Any]:
+    is_vit = isinstance(network, ViT)
+    return {"image_size": network.image_size, "in_channels": network.in_channels} if is_vit else {}
 
 
 def _from_weights(file: WeightsFile, known: _Known) -> Source:
     """Returns the source of weights that are of no run."""
     found = identify(file, known.config, known.heads)
     if found.family == OURS:
-        refuse_unknown({"model": found.config})  # who trusts a config does not trust what lies beside weights
-        network = _network({"model": found.config})
+        network = known.network({"model": found.config})
         whole = {name: value for name, value in network.state_dict().items() if not value.is_floating_point()}
         load_network(network, {"state_dict": {**whole, **file.tensors}}, Path(file.place), prefix="")
     else:
@@ -181,41 +234,37 @@ def _from_weights(file: WeightsFile, known: _Known) -> Source:
     notes = [*file.notes, *found.notes]
     view: dict[str, Any] = {"centre_share": 1.0, **(file.view or {})}
     view |= {"class_names": _class_names(file.config or {}, getattr(network, "num_classes", None)), **known.facts}
-    if isinstance(network, ViT):
-        view |= {"image_size": network.image_size, "in_channels": network.in_channels}
+    view |= _view_of(network)
     if known.usual and "mean" not in view and found.family in _USUAL and view.get("in_channels") == 3:
         is_deit = "patch_embedding.distillation_token.token" in network.state_dict()
         mean, std = _IMAGENET if is_deit else _USUAL[found.family]
         view |= {"mean": mean, "std": std}
         text = f"mean {mean} and std {std} of its images are those of most weights of {found.family}"
         notes.append(f"{text}; nothing beside the file tells (config={{'mean': ..., 'std': ...}} gives others)")
-    names = view.pop("class_names")
-    return Source(place=file.place, network=network, view=view, class_names=names, notes=tuple(notes), path=file.path)
-
-
-def _from_library(place: str, known: _Known, *, ours: bool) -> Source:
-    """Returns the source of a model that torchvision or timm fetches; their own network if it is no ViT of ours."""
-    library, _, name = place.partition(":")
-    network, stated = _LIBRARIES[library](name)
-    config = (
-        {"architecture": stated.get("architecture", name), "pretrained_cfg": stated} if library == "timm" else stated
+    return Source(
+        place=file.place,
+        network=network,
+        family=found.family,
+        class_names=view.pop("class_names"),
+        view=view,
+        notes=tuple(notes),
+        path=file.path,
     )
-    file = WeightsFile(place, None, network.state_dict(), config, view=facts_of_preprocessing(stated))
+
+
+def _from_library(file: WeightsFile, network: nn.Module, known: _Known, *, ours: bool) -> Source:
+    """Returns the source of a model that torchvision or timm fetched; their own network if it is no ViT of ours."""
     try:
         if ours or known.config:  # what was given is to hold
             return _from_weights(file, known)
     except UserError:
         if known.config:
             raise
-    names = _class_names(config, getattr(network, "num_classes", len(stated.get("class_names", ()))))
+    described = file.config or {}
+    classes = getattr(network, "num_classes", len(described.get("class_names", ())))
+    names = _class_names(described, classes)
     view = {"in_channels": 3, "centre_share": 1.0, **(file.view or {}), "class_names": names, **known.facts}
-    return Source(place=place, network=network, class_names=view.pop("class_names"), view=view)
-
-
-_LIBRARIES: dict[str, Callable[[str], tuple[nn.Module, dict[str, Any]]]] = {
-    "torchvision": torchvision_model,
-    "timm": timm_model,
-}
+    return Source(place=file.place, network=network, class_names=view.pop("class_names"), view=view)
 
 
 def _class_names(config: Mapping[str, Any], classes: int | None) -> list[str] | None:
@@ -233,14 +282,14 @@ def _class_names(config: Mapping[str, Any], classes: int | None) -> list[str] | 
     return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else list(names)
 
 
-def _changed(source: Source, size: int | tuple[int, int] | None, classes: int | None) -> Source:
+def _changed(source: Source, known: _Known, size: int | tuple[int, int] | None, classes: int | None) -> Source:
     """Returns a source with a new head, or for images of another size."""
     sides = None if size is None else pair(size)
     view = source.view if sides is None else {**source.view, "image_size": sides}
     names = source.class_names if classes is None else None
     if isinstance(source.network, ViT):
         changes = {"image_size": None if sides is None else list(sides), "num_classes": classes}
-        return replace(source, network=_rebuilt(source, changes), class_names=names, view=view)
+        return replace(source, network=_rebuilt(source, known, changes), class_names=names, view=view)
     network = source.network
     for name, head in find_head(network).items() if classes is not None else ():
         if not isinstance(head, nn.Linear):
@@ -257,37 +306,13 @@ def _changed(source: Source, size: int | tuple[int, int] | None, classes: int | 
     return replace(source, class_names=names, view=view)
 
 
-def _rebuilt(source: Source, changes: Mapping[str, Any]) -> ViT:
+def _rebuilt(source: Source, known: _Known, changes: Mapping[str, Any]) -> ViT:
     """Returns a ViT with the weights of another and some other arguments; positions are resized, a head is new."""
     assert isinstance(source.network, ViT)
     model: Any = model_config(source.network) if source.config is None else source.config["model"]
     given = {name: value for name, value in changes.items() if value is not None}
-    network = _network({"model": {**model, "init_args": {**model.get("init_args", {}), **given}}})
+    network = known.network({"model": {**model, "init_args": {**model.get("init_args", {}), **given}}})
     assert isinstance(network, ViT)
     network.to(next(source.network.parameters()).dtype)
     adapt(network, source.network).load(network)
     return network
-
-
-def _network(config: Mapping[str, Any]) -> nn.Module:
-    """Returns the network of a config, with random weights."""
-    if config["model"] is None:
-        raise UserError("its module takes no model, so that there is no network to load")
-    path = str(config["model"]["class_path"])
-    if find_class(path) is None:
-        raise UserError(
-            f"its model {path} is not there any more, or is code of your own, which only commands with "
-            "--trust-config run (validate, test, predict)"
-        )
-    if not trusts():
-        refuse_unknown({"model": config["model"]})
-    try:
-        return make_network(unflatten(with_block(flatten(config))))
-    except ArgumentError as fault:
-        raise UserError(" ".join(str(fault).split())) from fault
-
-
-def _view_of_data(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the preprocessing of a config's data: earlier checkpoints have no description of it."""
-    data = make_data(config)
-    return {name: getattr(data, name) for name in ("image_size", "in_channels", "centre_share", "mean", "std")}

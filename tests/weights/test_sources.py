@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,15 @@ from tensors import randomise
 from torchvision import models
 
 from vit_lightning import CIFAR10, UserError, ViT, load
-from vit_lightning.config.init_from import inherited_model
-from vit_lightning.config.sources import open_source
-from vit_lightning.config.teachers import load_teacher
+from vit_lightning.commands.session import load_teacher
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.config.trust import KNOWN_PACKAGES, PACKAGES, Imports, may_import, trusts
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint
 from vit_lightning.training.features import features
+from vit_lightning.weights import sources
+from vit_lightning.weights.init_from import open_initial_weights
 
+open_source = partial(sources.open_source, make_network=network_in_file)
 TINY = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 1, "num_classes": 3}
 
 
@@ -174,7 +177,7 @@ def test_nothing_is_run_and_all_is_named(in_folder, trained):
         AtomicCheckpointIO().save_checkpoint(
             {**checkpoint, "config": {**checkpoint["config"], "model": model}}, "a.ckpt"
         )
-        with pytest.raises(UserError, match=f"source=a.ckpt: its model {class_path} is not there any more, or is code"):
+        with pytest.raises(UserError, match=f"source=a.ckpt: model.class_path={class_path} is of none of the packages"):
             load("a.ckpt")
     inside = {**checkpoint["config"]["model"]["init_args"], "feed_forward": {"class_path": "os.mkdir"}}
     config = {**checkpoint["config"], "model": {"class_path": "vit_lightning.ViT", "init_args": inside}}
@@ -199,9 +202,9 @@ def test_nothing_is_run_and_all_is_named(in_folder, trained):
             load(place)
     torch.save({"x": torch.zeros(1)}, "e.pth")
     Path("e.json").write_text(json.dumps({"model": {"class_path": "os.mkdir", "init_args": {"path": "harmed"}}}))
-    for trusting in (lambda: open_source("e.pth", imports=Imports(trust=True)), lambda: inherited_model("e.pth", None)):
+    for read in (lambda: open_source("e.pth"), lambda: open_initial_weights("e.pth", network_in_file).model()):
         with pytest.raises(UserError, match=r"e.pth: model.class_path=os.mkdir is of none of the packages"):
-            trusting()
+            read()
     assert not Path("harmed").exists()
     wrong = {"mean": [1, 2], "std": [0.0], "centre_share": -1, "class_names": 3}
     with pytest.raises(UserError) as caught:

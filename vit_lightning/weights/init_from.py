@@ -1,0 +1,272 @@
+"""``init_from``: the weights that a run starts from, and the architecture that its model takes from them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vit_lightning.errors import UserError
+from vit_lightning.models.heads import find_head
+from vit_lightning.models.resize import Interpolation
+from vit_lightning.models.vit import ViT
+from vit_lightning.sizes import Size, pair
+from vit_lightning.weights.adapt import TOKENS, Adapted, adapt
+from vit_lightning.weights.as_config import model_config
+from vit_lightning.weights.convert import from_reference
+from vit_lightning.weights.describe import describe
+from vit_lightning.weights.files import WeightsFile, read_weights
+from vit_lightning.weights.identify import OURS, identify
+from vit_lightning.weights.sources import MakeNetwork, open_source
+from vit_lightning.weights.trust import refuse_untrusted
+
+KEY = "init_from"
+FROM_DATA = ("image_size", "img_size", "in_channels", "in_chans", "num_classes")
+NOT_TAKEN = (*FROM_DATA, "drop_path_schedule", "activation_checkpointing")
+"""Options of a model that never come from a source: those of the data, and those of training alone."""
+
+WITHOUT_FUNCTION = (*FROM_DATA, "patch_size", "layer_scale", "final_norm", *TOKENS)
+"""Options that change no function, or of whose change ``adapt`` tells."""
+
+
+class FirstWeights(NamedTuple):
+    """Weights of a source, fitted to the network of a run."""
+
+    place: str
+    family: str
+    adapted: Adapted
+    notes: tuple[str, ...]
+    head_kept: bool = False
+    """Whether the head is the source's, though it is not known whether its classes are those of the data."""
+
+    def sentence(self) -> str:
+        return f"from {self.place} ({self.family}): {self.adapted.sentence()}{', head kept' * self.head_kept}"
+
+    def with_new_head(self, network: nn.Module, why: str) -> FirstWeights:
+        """Returns the same with the head that the network has."""
+        return self._replace(adapted=self.adapted.with_new_head(_names_of_head(network), why), head_kept=False)
+
+    def to_json(self, interpolation: Interpolation) -> str:
+        facts = {"source": self.place, "family": self.family, "resize_positions": interpolation}
+        return json.dumps({**facts, "notes": self.notes, **self.adapted.facts()}, indent=2) + "\n"
+
+
+def _names_of_head(network: nn.Module) -> list[str]:
+    heads = tuple(f"{name}." for name in find_head(network))
+    return [name for name in network.state_dict() if name.startswith(heads)]
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """A source of initial weights, read once: the architecture for a config, and later the weights for its network.
+
+    Args:
+        file: the weights that were read.
+        make_network: makes the network of the config of a run.
+        trust: whether the config in the file may name any class, and so run it.
+    """
+
+    file: WeightsFile
+    make_network: MakeNetwork
+    trust: bool = False
+
+    def model(self, *, for_vit: bool = True, heads: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Returns the architecture as the ``model`` of a config, under which lie the options of the user's own.
+
+        Empty for a network of another class, which takes weights by name. Dropouts, stochastic depth and sizes that
+        follow from the data are left out.
+
+        Args:
+            for_vit: whether the user's config has a ViT of ours, or names no class.
+            heads: the config's ``num_heads`` and ``dim_head``, which hold where the weights do not tell them.
+
+        Raises:
+            UserError: the architecture is unknown.
+        """
+        file = self.file
+        if file.checkpoint is not None:
+            return _architecture(file.checkpoint["config"]["model"] or {})
+        if not for_vit:
+            return {}
+        try:
+            found = identify(file, model=heads or {})
+            model = found.config
+            if found.family != OURS:
+                with torch.device("meta"), torch.random.fork_rng(devices=[]):
+                    tensors = {name: tensor.to("meta") for name, tensor in file.tensors.items()}
+                    model = model_config(from_reference(tensors, family=found.family, config=found.config))
+            elif not self.trust:
+                refuse_untrusted({"model": model})
+        except UserError as error:
+            if _has_our_names(file):  # a part of a ViT, or one without its config
+                return {}
+            raise UserError(f"{KEY}={file.place}: {problem}" for problem in error.problems) from error
+        return _architecture(model)
+
+    def fitted(
+        self,
+        network: nn.Module,
+        interpolation: Interpolation,
+        *,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> FirstWeights:
+        """Returns the weights, fitted to a network; leaves the global random numbers as they were.
+
+        Args:
+            network: the network that is to start with them; a ViT takes those of any family, others their own names.
+            interpolation: of learned positions.
+            mean: of the run's images, where they are to be compared with those of the source.
+            std: likewise.
+            class_names: of the run's data, where they are to be compared with those of the source.
+
+        Raises:
+            UserError: names all weights that do not fit.
+        """
+        place = self.file.place
+        given, family, notes, view = self._weights_for(network)
+        differences = list(_differences(network, given))
+        if differences:
+            told = ", ".join(f"{name} is {ours} and not {theirs}" for name, ours, theirs in differences)
+            notes += (f"the weights compute something else than in the source: {told}",)
+        try:
+            first = FirstWeights(place, family, adapt(network, given, interpolation=interpolation), notes)
+        except UserError as error:
+            options = [f"{name} {theirs}, not {ours}" for name, ours, theirs in differences if name != "scale"]
+            problems = [*options, *error.problems]
+            more = f" (and {len(problems) - 8} more differences)" if len(problems) > 8 else ""
+            text = f"{KEY}={place} is of another architecture than the model: {'; '.join(problems[:8])}{more}"
+            raise UserError(text) from error
+        ours, theirs = _normalisation(mean, std), _normalisation(view.get("mean"), view.get("std"))
+        if ours and theirs and ours != theirs:
+            text = f"images are normalised with {ours}, those of the source {theirs}"
+            first = first._replace(notes=(*first.notes, text))
+        return first if class_names is None else _compared(first, network, view.get("class_names"), list(class_names))
+
+    def _weights_for(
+        self, network: nn.Module
+    ) -> tuple[nn.Module | Mapping[str, Tensor], str, tuple[str, ...], Mapping[str, Any]]:
+        """Returns weights for a ViT, or under their own names for others, their family, notes, and facts of images."""
+        file = self.file
+        if isinstance(network, ViT):
+            try:
+                source = open_source(
+                    file,
+                    make_network=self.make_network,
+                    heads={"num_heads": network.num_heads},
+                    usual=False,
+                    trust=self.trust,
+                    key=KEY,
+                )
+                facts = {**source.view, "class_names": source.class_names}
+                return source.network, source.family, source.notes, facts
+            except UserError:
+                if file.checkpoint is not None or not _has_our_names(file):
+                    raise
+        state = {} if file.checkpoint is None else file.checkpoint["state_dict"]
+        named = {name.removeprefix("network."): state[name] for name in state if name.startswith("network.")}
+        return named or file.tensors, "run" if named else "by name", file.notes, file.view or {}
+
+
+def open_initial_weights(place: str, make_network: MakeNetwork, *, trust: bool = False) -> InitialWeights:
+    """Reads the source of initial weights.
+
+    Raises:
+        UserError: it is not there, or cannot be read.
+    """
+    return InitialWeights(read_weights(place, KEY), make_network, trust)
+
+
+def _has_our_names(file: WeightsFile) -> bool:
+    return any(name.startswith(("patch_embedding.projection.", "head.linear.")) for name in file.tensors)
+
+
+def _architecture(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a model without regularisation and sizes of the data."""
+    arguments = {name: value for name, value in model.get("init_args", {}).items() if name not in NOT_TAKEN}
+    return _without_dropouts({**model, "init_args": arguments}) if model else {}
+
+
+def _without_dropouts(node: Mapping[str, Any]) -> dict[str, Any]:
+    stay = {name: value for name, value in node.items() if _stays(name)}
+    return {name: _without_dropouts(value) if isinstance(value, dict) else value for name, value in stay.items()}
+
+
+def _stays(name: str) -> bool:
+    return "dropout" not in name and not name.startswith("drop_path")
+
+
+def _compared(
+    first: FirstWeights, network: nn.Module, theirs: Sequence[str] | None, ours: Sequence[str]
+) -> FirstWeights:
+    """Returns weights with a new head where the classes are known to be others."""
+    with contextlib.suppress(UserError):  # a network without a head
+        if theirs == ours or set(_names_of_head(network)).isdisjoint(first.adapted.taken):
+            return first
+        if _are_names(theirs) and _are_names(ours):
+            return first.with_new_head(network, "new head: other classes")
+        return first._replace(head_kept=True)
+    return first
+
+
+def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None) -> str:
+    """Returns mean and std in words; empty where they are not known."""
+    if not mean or not std:
+        return ""
+    mean_text, std_text = (", ".join(f"{value:.3g}" for value in values) for values in (mean, std))
+    return f"mean {mean_text} and std {std_text}"
+
+
+def _are_names(classes: Sequence[str] | None) -> bool:
+    """Whether classes have names, and not only their numbers."""
+    return bool(classes) and classes != [str(number) for number in range(len(classes or ()))]
+
+
+def _differences(network: nn.Module, source: nn.Module | Mapping[str, Tensor]) -> Iterator[tuple[str, Any, Any]]:
+    """Yields options that are others in the network than in the source, with both values."""
+    if not isinstance(network, ViT) or not isinstance(source, ViT):
+        return
+    with contextlib.suppress(UserError):  # blocks of the user's own
+        ours, theirs = describe(network), describe(source)
+        for name, value in ours.items():
+            if name not in WITHOUT_FUNCTION and _stays(name) and value != theirs[name]:
+                yield name, value, theirs[name]
+
+
+def with_resized_positions(
+    checkpoint: Mapping[str, Any], network: nn.Module, image_size: int | Size, interpolation: Interpolation
+) -> tuple[dict[str, Any], str]:
+    """Returns a checkpoint of a network for images of another size than it was trained on, and what was changed.
+
+    Only positions are resized: where anything else differs, the checkpoint stays as it is.
+    """
+    size, trained = pair(image_size), _trained_size(checkpoint)
+    unchanged = dict(checkpoint)
+    if trained is None or trained == size:
+        return unchanged, ""
+    state = checkpoint["state_dict"]
+    weights = {name.removeprefix("network."): state[name] for name in state if name.startswith("network.")}
+    patch = getattr(network, "patch_size", None) or getattr(getattr(network, "patch_embed", None), "patch_size", None)
+    grid = None if patch is None else (trained[0] // pair(patch)[0], trained[1] // pair(patch)[1])
+    try:
+        adapted = adapt(network, weights, interpolation=interpolation, new_head=False, grid=grid)
+    except UserError:
+        return unchanged, ""
+    changed = [*adapted.resized.values(), *adapted.new.values(), *adapted.left_out.values()]
+    if any(not text.startswith("positions") for text in changed):
+        return unchanged, ""
+    resized = {f"network.{name}": adapted.state[name] for name in adapted.resized}
+    text = f"{size[0]}x{size[1]} pixels, trained at {trained[0]}x{trained[1]}"
+    return {**unchanged, "state_dict": {**state, **resized}}, f"{text} ({', '.join(changed) or 'no weight changes'})"
+
+
+def _trained_size(checkpoint: Mapping[str, Any]) -> Size | None:
+    view = checkpoint.get("test_view") or ((checkpoint.get("config") or {}).get("data") or {}).get("init_args") or {}
+    size = view.get("image_size")
+    return None if size is None else pair(tuple(size) if isinstance(size, list) else size)
