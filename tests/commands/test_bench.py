@@ -7,8 +7,6 @@ from pathlib import Path
 
 from runs import REPOSITORY, SMALL
 
-from vit_lightning.cli import main
-
 DIGITS = f"--config={REPOSITORY / 'experiments' / 'digits.yaml'}"
 
 
@@ -31,10 +29,3 @@ def test_a_config_beside_its_trainer_and_timm(lightning, in_folder):
         assert 0.0 < part["share_of_ceiling"][0] < 1.0
     assert "whole Trainer" in done.stdout
     assert "timm" in done.stdout
-
-
-def test_it_needs_a_step(in_folder, capsys):
-    assert main(["bench", DIGITS, *SMALL, "--trainer.fast_dev_run=true"]) == 2
-    assert "trainer.fast_dev_run" in capsys.readouterr().err
-    assert main(["bench", DIGITS, *SMALL, "--rounds=2"]) == 2
-    assert "rounds=2 must be at least 3" in capsys.readouterr().err

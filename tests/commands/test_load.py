@@ -149,14 +149,3 @@ def test_features_of_the_test_images_of_a_run(photos, in_folder, capsys):
     assert error[0] == "lightning embed: 1 of 4 images have no features; those of the others are written"
     assert "bad.jpg: damaged image" in error[1]
     assert len(np.load("c.npz")["image"]) == 3
-    for wrong, problem in {
-        "--out=c.npz": "out=c.npz is there already",
-        "--out=c.txt": "out=c.txt must end in .npz, .parquet, .csv",
-        "--blocks=[1]": "blocks=[1]: ViT has 1 blocks",
-        "--device=gpu": "device=gpu: ",
-        "--format=zip": "format=zip must be one of npz, parquet, csv",
-    }.items():
-        assert main([*flags, wrong]) == 2
-        assert problem in capsys.readouterr().err
-    assert main([*flags[:3], "none.jpg"]) == 2
-    assert "none.jpg: there is no such file" in capsys.readouterr().err

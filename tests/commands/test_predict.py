@@ -92,26 +92,6 @@ def test_damage_may_be_all_there_is(digits_run, in_folder, capsys):
     assert len(read("skipped/predictions.csv")) == 1
 
 
-def test_what_cannot_be_is_answered_at_once(digits_run, in_folder, capsys):
-    ckpt = f"--ckpt={digits_run / 'run'}"
-    Path("empty").mkdir()
-    asked = {
-        ("predict", ckpt, "no.jpg", "empty", "nor.png"): ["no.jpg: there", "empty: the folder holds", "nor.png: there"],
-        ("predict", ckpt, "no.jpg", "--top_k=0"): ["top_k=0 must be at least 1"],
-        ("predict", ckpt, "no.jpg", "--format=xml"): ["format=xml must be one of csv, json"],
-        ("predict", ckpt, "no.jpg", "--topk=2"): ["did you mean top_k?"],
-        ("predict", "no.jpg"): ["ckpt is missing"],
-        ("test", ckpt, "no.jpg"): ["no.jpg: unexpected argument"],
-        ("test", ckpt, "--top_k=2"): ["top_k=2: there is no such option"],
-    }
-    for words, problems in asked.items():
-        assert main(words) == 2
-        lines = capsys.readouterr().err.splitlines()
-        assert len(lines) == len(problems), words
-        assert all(problem in line for problem, line in zip(problems, lines, strict=True)), lines
-    assert not list(Path().glob("runs"))
-
-
 def test_what_a_checkpoint_says_of_its_images_names_no_class():
     checkpoint = {"test_view": {**Digits().test_view(), "class_path": "torch.nn.Linear"}}
     assert data_of_files("run", checkpoint)["class_path"] == "vit_lightning.ImageFiles"

@@ -307,13 +307,6 @@ def test_resuming_what_is_done_does_nothing(results):
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
 
 
-def test_resume_takes_a_run_folder_and_no_page(in_folder, capsys):
-    assert main(["fit", "--resume=nowhere"]) == 2
-    assert "resume=nowhere is not a run folder" in capsys.readouterr().err
-    assert main(["fit", "--resume=out", "--config=page.yaml"]) == 2
-    assert "config=page.yaml beside --resume" in capsys.readouterr().err
-
-
 def test_the_folder_tells_where_a_run_took_place(results):
     environment = json.loads(Path("out/environment.json").read_text())
     assert torch.__version__.startswith(environment["packages"]["torch"])
@@ -382,11 +375,6 @@ def test_a_network_of_torchvision_trains_and_is_tested(in_folder, name):
     assert evaluate(resolve(["--ckpt=out"], "test"), "test")["test/loss"] == pytest.approx(results["test/loss"])
     page = yaml.safe_load(Path("out/config.yaml").read_text())
     assert page["model"]["init_args"]["num_classes"] == 3
-
-
-def test_a_model_is_not_tested_on_images_that_it_learned_from(results):
-    with pytest.raises(UserError, match="learned from split 0"):
-        resolve(["--ckpt=out", "--data.split_seed=1"], "test")
 
 
 def test_a_run_that_was_stopped_before_its_first_checkpoint_starts_again(in_folder):

@@ -84,12 +84,6 @@ def test_ista_without_a_block_is_crate_s_as_it_was_before_there_was_a_choice(tmp
     assert "encoder.0.feed_forward.feed_forward.dictionary" in weights(then)
 
 
-def test_ista_in_a_block_with_residuals_is_an_error():
-    with pytest.raises(UserError) as caught:
-        resolve(["--config", str(CRATE), "--model.block=TransformerEncoderBlock"])
-    assert caught.value.problems == ["model.feed_forward=ISTA needs block=CrateBlock"]
-
-
 @pytest.mark.parametrize("path", [CRATE, DIGITS], ids=lambda path: path.stem)
 def test_a_run_from_before_the_choice_resumes_without_a_changed_config(tmp_path, path):
     now = copy.deepcopy(dict(resolve(["--config", str(path)]).config))

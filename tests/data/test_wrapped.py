@@ -148,11 +148,6 @@ def test_a_lightning_data_module_trains_tests_and_resumes(own, monkeypatch, caps
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--data.augment=[HorizonalFlip]"], "data.augment.0=HorizonalFlip: .*did you mean HorizontalFlip"),
-        (["--data.augment=[{class_path: RandomInvert, pp: 1}]"], r"data.augment.0.pp=1: .*did you mean p\?"),
-        (["--data.augment=[{class_path: RandomInvert, p: x}]"], "data.augment.0.p=x must be of type float"),
-        (["--data.augment=[{class_path: Resize, size: 4}]"], "Resize gives 1x4x4 .* must keep the size"),
-        (["--data.augment=[{class_path: ConvertImageDtype}]"], "gives float32 .* data.mean and data.std"),
         (["--data.class_path=my_scans.Scans", "--data.cuont=3"], "data.cuont=3: .*did you mean data.count"),
         (["--data.class_path=my_scans.Scans", "--data.count=x"], "data.count=x must be of type int"),
         (["--data.class_path=my_scans.Scans", "--data.zz=1"], "my_scans.Scans: count; ours: batch_size, .*val_share"),

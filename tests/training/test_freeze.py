@@ -97,18 +97,3 @@ def test_a_run_says_what_it_trains_and_begins_with_a_new_head_if_it_is_told_so(r
     assert all(torch.equal(before[name], after[name]) for name in kept)
     norms = [float(state["network.head.linear.weight"].norm()) for state in (before, after)]
     assert norms[1] < norms[0] / 2  # a new classifier is zero; two steps move it a little
-
-
-@pytest.mark.parametrize(
-    ("flags", "problem"),
-    [
-        (["--optimizer.name=muon"], "optimizer.name=muon: ViT has no trained matrices before its classifier (choose"),
-        (["--optimizer.layer_decay=0.7"], "optimizer.layer_decay=0.7 does nothing: all parameters but those of one"),
-        (["--lora.rank=2"], "freeze=backbone beside lora.rank=2: adapters freeze the backbone already (leave freeze"),
-        (["--freeze=head"], "freeze=head"),
-    ],
-)
-def test_options_that_do_not_fit_a_frozen_backbone(flags, problem):
-    with pytest.raises(UserError) as told:
-        resolve([*SMALL, "--freeze=backbone", *flags])
-    assert any(text.startswith(problem) for text in told.value.problems), told.value.problems
