@@ -30,7 +30,7 @@ PRELOADED = (
     "vit_lightning.cli",
     "vit_lightning.commands.evaluate",
     "vit_lightning.commands.fit",
-    "vit_lightning.commands.test_report",
+    "vit_lightning.figures.test_report",
     "vit_lightning.report.write",
     "warm",
 )

@@ -8,8 +8,8 @@ import pytest
 import torch
 from runs import REPOSITORY
 
+from vit_lightning.commands.measuring import Rounds
 from vit_lightning.training.flops import left_out_flops
-from vit_lightning.training.rounds import Rounds
 
 OTHER = "nn.TransformerEncoder"
 

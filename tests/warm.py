@@ -7,7 +7,7 @@ import torch.utils.serialization.config  # noqa: F401
 from runs import SMALL
 
 from vit_lightning.commands.arguments import read_experiment
-from vit_lightning.commands.figures import curves
+from vit_lightning.figures.curves import curves
 
 read_experiment("fit", SMALL)
 PIL.Image.preinit()

@@ -18,13 +18,13 @@ import torch
 from einops import rearrange
 from torch import nn
 
+from vit_lightning.commands.measuring import paired_rounds
 from vit_lightning.models import fast_paths
 from vit_lightning.models.attention import attend
 from vit_lightning.models.fast_paths import Forms
 from vit_lightning.models.patches import ConvProjection
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.training.memory import keep_freed_memory
-from vit_lightning.training.rounds import paired_rounds
 
 TYPES = (torch.float32, torch.bfloat16)
 

@@ -40,13 +40,13 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from vit_lightning import HorizontalFlip, ImageData, RandomCrop, ViT
+from vit_lightning.commands.measuring import paired_rounds
 from vit_lightning.data.images import Images
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import write_whole
 from vit_lightning.storage.metrics import read_metrics
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.compiled import compile_module
-from vit_lightning.training.rounds import paired_rounds
 
 HERE = Path(__file__).resolve().parent
 EXPERIMENTS, REPOSITORY = HERE.parent, HERE.parents[1]

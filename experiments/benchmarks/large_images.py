@@ -36,13 +36,13 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 from vit_lightning import HorizontalFlip, ImageFolder
+from vit_lightning.commands.measuring import Rounds, paired_rounds
 from vit_lightning.data import decoding
 from vit_lightning.data.batch_transform import BatchTransform
 from vit_lightning.data.decoded import random_resized_box
 from vit_lightning.data.decoding import decode
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD
 from vit_lightning.random_keys import one_key
-from vit_lightning.training.rounds import Rounds, paired_rounds
 
 BATCH, SIDE = 30, 224
 

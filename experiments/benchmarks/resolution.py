@@ -21,7 +21,7 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from vit_lightning import LearnedPositions, ViT, ViTClassifier, load, resolve
-from vit_lightning.commands.test_report import wilson
+from vit_lightning.figures.test_report import wilson
 
 Curves = dict[str, list[tuple[float, float, float]]]
 """Accuracies with their limits at each size, by what became of the positions."""

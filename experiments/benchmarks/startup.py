@@ -25,8 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vit_lightning.commands.measuring import Rounds, paired_rounds
 from vit_lightning.storage.environment import describe_environment
-from vit_lightning.training.rounds import Rounds, paired_rounds
 
 FIRST_STEP = """import os
 from lightning.pytorch import Callback

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from vit_lightning import OptimizerConfig, ViT, ViTClassifier
+from vit_lightning.commands.measuring import paired_rounds
 from vit_lightning.training.compiled import compile_module
 from vit_lightning.training.optim import optimizer_and_schedule
-from vit_lightning.training.rounds import paired_rounds
 
 SHAPES: dict[str, tuple[int, dict[str, Any]]] = {
     "17 tokens": (128, {"image_size": 32, "patch_size": 8, "emb_size": 64, "depth": 6, "num_heads": 4}),

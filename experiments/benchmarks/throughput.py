@@ -42,12 +42,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from vit_lightning import ViT
+from vit_lightning.commands.measuring import Interval, Rounds, combined, matrix_product, median, paired_rounds
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import write_whole
 from vit_lightning.training.flops import forward_flops, left_out_flops
 from vit_lightning.training.memory import keep_freed_memory, peak_memory
 from vit_lightning.training.optim import parameter_groups
-from vit_lightning.training.rounds import Interval, Rounds, combined, matrix_product, median, paired_rounds
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "throughput.json"

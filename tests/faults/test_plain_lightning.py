@@ -9,6 +9,7 @@ import contextlib
 import csv
 import functools
 import http.server
+import itertools
 import math
 import os
 import pickle
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.tuner import Tuner
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -388,3 +392,131 @@ def test_the_steps_of_a_log_are_right_after_the_end_of_an_epoch(tmp_path):
     assert [(row["epoch"], row["step"]) for row in parts] == [
         (row["epoch"], row["step"]) for row in rows(tmp_path / "whole")
     ]
+
+
+class Counting(PassThroughProfiler):
+    """A profiler that does nothing, as Lightning's own, and counts its calls."""
+
+    calls = 0
+
+    @contextlib.contextmanager
+    def profile(self, action_name):
+        self.calls += 1
+        yield
+
+
+@wanted("a new context of the profiler that does nothing is entered dozens of times in a step")
+def test_no_profiler_is_called_where_none_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning.pytorch.trainer.setup.PassThroughProfiler", Counting)
+    trainer, _ = train(tmp_path, alike(), max_epochs=1)
+    assert trainer.profiler.calls < BATCHES
+
+
+class SignalToGroup(Callback):
+    """Ends all processes of the group in the third step, as a terminal, ``timeout`` and Slurm do."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 3:
+            code = f"import os; os.killpg({os.getpgrp()}, {signal.SIGTERM:d})"  # torch's workers note who sent it
+            subprocess.run([sys.executable, "-c", code], start_new_session=True, check=True)
+            time.sleep(2.0)
+
+
+def be_terminated_with_the_workers(folder: Path) -> None:
+    os.setpgid(0, 0)
+    assert os.getpgrp() == os.getpid()
+    data = loader(alike=True, num_workers=1, persistent_workers=True)
+    try:
+        train(folder, data, callbacks=(SignalToGroup(),))
+    except RuntimeError as fault:
+        (folder / "killed").write_text(str(fault))
+    except BaseException:
+        (folder / "terminated").touch()
+        raise
+
+
+@wanted("torch's workers die of a signal to the group, and with them the step that was to be finished")
+def test_a_signal_to_the_group_leaves_the_workers_to_the_main_process(tmp_path):
+    in_a_process(tmp_path, "be_terminated_with_the_workers")
+    if not any((tmp_path / name).exists() for name in ("killed", "terminated")):
+        pytest.fail("it was not terminated")
+    assert not (tmp_path / "killed").exists()
+
+
+def start_a_rank(folder: Path) -> None:
+    """Starts a further rank, which gets a signal at once, while it would still import."""
+    sys.argv = [str(folder / "rank.py")]
+    (folder / "rank.py").write_text("import time; time.sleep(0.5)")
+    launcher: Any = Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False).strategy
+    launcher._configure_launcher()
+    launcher.launcher._call_children_scripts()
+    (rank,) = launcher.launcher.procs
+    rank.send_signal(signal.SIGTERM)
+    (folder / "code").write_text(str(rank.wait()))
+
+
+@wanted("a signal during the imports of a further rank ends it")
+def test_a_further_rank_outlives_a_signal_while_it_imports(tmp_path):
+    if in_a_process(tmp_path, "start_a_rank"):
+        pytest.fail("it was not started")
+    assert (tmp_path / "code").read_text() != str(-signal.SIGTERM)
+
+
+@wanted("predict_step passes (images, labels) to forward", raises=TypeError)
+def test_labels_are_no_input_of_a_prediction(tmp_path):
+    class Network(Module):
+        def forward(self, images):
+            return self.network(images)
+
+    images = DataLoader([(image, label) for _, image, label in samples()], batch_size=4)
+    predictions = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).predict(Network(), images)
+    assert predictions[0].shape == (4, 3)
+
+
+@wanted("a test after the training of another process is logged at step 0")
+def test_a_test_is_logged_at_the_step_of_its_checkpoint(tmp_path):
+    class Tested(Module):
+        def test_step(self, batch, batch_idx):
+            self.log("tested", 1.0)
+
+    train(tmp_path, alike(), module=Tested())
+    trainer = Trainer(accelerator="cpu", logger=log_into(tmp_path), enable_progress_bar=False)
+    trainer.test(Tested(), alike(), ckpt_path=tmp_path / "last.ckpt", verbose=False)
+    assert rows(tmp_path)[-1]["step"] == str(EPOCHS * BATCHES)
+
+
+class Recorded(Callback):
+    """The names of all hooks, in the order of their calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattribute__(self, name):
+        if name.startswith("on_"):
+            self.calls.append(name)
+        return super().__getattribute__(name)
+
+
+@wanted("there is no hook before a batch of training is fetched")
+def test_a_hook_is_called_before_a_batch_is_fetched(tmp_path):
+    hooks = Recorded()
+
+    class Samples(torch.utils.data.Dataset):
+        def __len__(self):
+            return SAMPLES
+
+        def __getitem__(self, index):
+            hooks.calls.append("fetched")
+            return samples()[index]
+
+    train(tmp_path, DataLoader(Samples(), batch_size=1), callbacks=(hooks,), max_epochs=1)
+    calls = [name for name in hooks.calls if name != "on_save_checkpoint"]  # of train's own callback
+    last = [before for before, name in itertools.pairwise(calls) if name == "fetched"]
+    assert last[3] != "on_train_batch_end"
+
+
+@wanted("a search of learning rates draws its bar wherever stderr goes")
+def test_the_bar_of_a_search_is_not_written_to_a_file(tmp_path, capfd):
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
+    Tuner(trainer).lr_find(Module(), alike(), num_training=20, update_attr=False)
+    assert "Finding best" not in capfd.readouterr().err

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vit_lightning.commands.console import say
+from vit_lightning.commands.measuring import Rounds, matrix_product, median, paired_rounds, take_turns
 from vit_lightning.commands.run import Run, prepare
 from vit_lightning.commands.session import compile_chosen, session
 from vit_lightning.commands.start import Start
@@ -32,7 +33,6 @@ from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.flops import forward_flops, left_out_flops
 from vit_lightning.training.memory import keep_freed_memory, peak_memory
 from vit_lightning.training.optim import optimizer_and_schedule
-from vit_lightning.training.rounds import Rounds, matrix_product, median, paired_rounds, take_turns
 from vit_lightning.weights import FAMILIES, to_reference
 
 STEP, TRAINER, INFERENCE, PRODUCT = "training step", "whole Trainer", "inference", "matrix product"

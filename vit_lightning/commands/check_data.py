@@ -17,13 +17,13 @@ import numpy as np
 from tqdm import tqdm
 
 from vit_lightning.commands.console import say
-from vit_lightning.commands.pictures import LARGE, balanced, sheet, write_png
 from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError
+from vit_lightning.figures.pictures import LARGE, balanced, sheet, write_png
 from vit_lightning.storage.folder import write_whole
 
 Report = dict[str, Any]

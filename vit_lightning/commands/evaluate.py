@@ -7,8 +7,8 @@ from typing import Literal
 
 from vit_lightning.commands.console import row, say, stage_line
 from vit_lightning.commands.session import Results, compile_chosen, load_trained, logged, make_trainer, session
-from vit_lightning.commands.test_report import interval, report_test
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.figures.test_report import interval, report_test
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.callbacks import TestPredictions
 

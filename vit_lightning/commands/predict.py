@@ -13,15 +13,15 @@ from lightning.pytorch import Trainer
 
 from vit_lightning.commands.console import counted, say
 from vit_lightning.commands.load import Prediction, top_classes
-from vit_lightning.commands.pictures import LARGE, sheet, write_png
 from vit_lightning.commands.session import load_trained, make_trainer, session
-from vit_lightning.commands.test_report import write_rows
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.options import PredictOptions
 from vit_lightning.data.bad_images import BAD_IMAGES
 from vit_lightning.data.batches import Request
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
 from vit_lightning.errors import UserError
+from vit_lightning.figures.pictures import LARGE, sheet, write_png
+from vit_lightning.figures.test_report import write_rows
 from vit_lightning.storage.folder import write_whole
 from vit_lightning.training.callbacks import gather
 

@@ -22,7 +22,6 @@ from torch import nn
 from tqdm import tqdm
 
 from vit_lightning.commands.console import counted, print_summary, row, say
-from vit_lightning.commands.figures import curves, save
 from vit_lightning.commands.session import (
     Results,
     chosen_matmul,
@@ -36,12 +35,13 @@ from vit_lightning.commands.session import (
 )
 from vit_lightning.commands.start import Start, device_line, model_line
 from vit_lightning.commands.summary import table
-from vit_lightning.commands.test_report import FIGURES, interval, report_test
-from vit_lightning.commands.validation_pictures import ValidationPictures
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import trust_flag
 from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
 from vit_lightning.errors import UserError
+from vit_lightning.figures.curves import curves, save
+from vit_lightning.figures.test_report import FIGURES, interval, report_test
+from vit_lightning.figures.validation_pictures import ValidationPictures
 from vit_lightning.metric_facts import CROSS_ENTROPY, STEP_METRICS, metric_names, with_own
 from vit_lightning.storage.checkpoint_files import (
     Restored,
@@ -57,6 +57,7 @@ from vit_lightning.training.checkpoints import Checkpoints, space_problem
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.flops import forward_flops
+from vit_lightning.training.lightning_detours import count_as_trained
 from vit_lightning.training.memory import keep_freed_memory
 from vit_lightning.training.monitor import Monitor
 from vit_lightning.training.precision import AUTO, auto_precision
@@ -268,8 +269,7 @@ def _test_best(run: Run) -> Results:
         load_weights(run.module, checkpoint, best)
         run.trainer.callbacks.append(run.predictions)  # type: ignore[attr-defined]
         # metrics.jsonl has the test at the last step, also if a resumed run had nothing left to train
-        run.trainer.fit_loop.epoch_progress.current.completed = results["epochs"]
-        run.trainer.fit_loop.epoch_loop._batches_that_stepped = results["steps"]
+        count_as_trained(run.trainer, epochs=results["epochs"], steps=results["steps"])
         run.trainer.test(run.module, datamodule=run.experiment.data, verbose=False)
         results |= logged(run.trainer, "test") | interval(run.predictions.table)
         if own and not run.predictions.table:

@@ -8,19 +8,16 @@ import os
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vit_lightning.commands.console import counted, quiet, row, say
 from vit_lightning.config.build import data_facts
@@ -33,7 +30,6 @@ from vit_lightning.config.trust import KNOWN_PACKAGES, Imports
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import with_our_workers
 from vit_lightning.errors import UserError, one_line
-from vit_lightning.signals import is_ended_by_signals, withheld
 from vit_lightning.storage.checkpoint_files import (
     AtomicCheckpointIO,
     find_checkpoint,
@@ -48,12 +44,19 @@ from vit_lightning.training.classifier import ViTClassifier, classify
 from vit_lightning.training.compiled import compile_module
 from vit_lightning.training.distillation import Distillation, Teacher
 from vit_lightning.training.freeze import head_state
+from vit_lightning.training.lightning_detours import (
+    change_loaders,
+    end_each_epoch_once,
+    leave_signals_to_us,
+    predict_with,
+    profile_nothing,
+    start_ranks_without_signals,
+)
 from vit_lightning.training.precision import AUTO, auto_precision
 from vit_lightning.weights.init_from import open_initial_weights, with_resized_positions
 from vit_lightning.weights.sources import open_teacher
 
 Results = dict[str, Any]
-_NOTHING = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -145,8 +148,7 @@ def make_module(
     if chosen.teacher:
         available["distillation"] = Distillation(chosen, load_teacher(chosen.teacher, data, experiment.imports))
     module = make_own(experiment.config, available, kind)
-    if not is_overridden("predict_step", module):
-        module.predict_step = partial(classify, module)  # type: ignore[method-assign]
+    predict_with(module, classify)
     return module
 
 
@@ -255,41 +257,37 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         raise UserError(
             "trainer.plugins: a CheckpointIO cannot be given, since our own writes checksums (leave it out)"
         )
-    plugins = [*plugins, AtomicCheckpointIO()]
+    trainer = _made_trainer(
+        {
+            **arguments,
+            "precision": precision,
+            "enable_model_summary": False,  # ours is printed at the start of a run
+            "plugins": [*plugins, AtomicCheckpointIO()],
+            "enable_checkpointing": bool(own_loggers),
+            "callbacks": [*own, *callbacks],
+            "logger": [*own_loggers, *loggers] or False,
+            "default_root_dir": folder,
+        }
+    )
+    end_each_epoch_once(trainer)
+    leave_signals_to_us(trainer)
+    start_ranks_without_signals(trainer)
+    change_loaders(trainer, with_our_workers)
+    profile_nothing(trainer)
+    profiler: Any = trainer.profiler  # type: ignore[attr-defined]
+    if getattr(profiler, "filename", "") is None:
+        profiler.filename = "profile"  # fit-profile.txt in the run folder; else only in Lightning's log
+    cores = len(os.sched_getaffinity(0))
+    if trainer.strategy.root_device.type == "cpu" and trainer.num_devices > cores:
+        given = f"trainer.devices={trainer.num_devices}"
+        say(f"{given}: more processes than the {counted(cores, 'core')} of this machine")
+    return trainer
+
+
+def _made_trainer(arguments: Mapping[str, Any]) -> Trainer:
     try:
-        trainer = Trainer(
-            **{
-                **arguments,
-                "precision": precision,
-                "enable_model_summary": False,  # ours is printed at the start of a run
-                "plugins": plugins,
-                "enable_checkpointing": bool(own_loggers),
-                "callbacks": [*own, *callbacks],
-                "logger": [*own_loggers, *loggers] or False,
-                "default_root_dir": folder,
-            }
-        )
-        # with max_steps, Lightning would end an epoch twice if a run resumes from a checkpoint at its end
-        trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
-        profiler: Any = trainer.profiler  # type: ignore[attr-defined]
-        if type(profiler) is PassThroughProfiler:  # called a hundred times in a step
-            vars(profiler)["profile"] = lambda name: _NOTHING
-        elif profiler.filename is None:
-            profiler.filename = "profile"  # fit-profile.txt in the run folder; else only in Lightning's log
-        # Lightning's handler of SIGTERM communicates with the other ranks, which hangs
-        trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-        launcher = trainer.strategy.launcher
-        if isinstance(launcher, _SubprocessScriptLauncher) and is_ended_by_signals():
-            # a signal before a further rank has its handlers would end it, and Lightning then kills the first
-            launcher._call_children_scripts = withheld()(launcher._call_children_scripts)  # type: ignore[method-assign]
-        process = trainer.strategy.process_dataloader
-        trainer.strategy.process_dataloader = lambda dataloader: process(with_our_workers(dataloader))  # type: ignore
-        cores = len(os.sched_getaffinity(0))
-        if trainer.strategy.root_device.type == "cpu" and trainer.num_devices > cores:
-            given = f"trainer.devices={trainer.num_devices}"
-            say(f"{given}: more processes than the {counted(cores, 'core')} of this machine")
-        return trainer
-    except Exception as fault:  # Lightning raises a dozen types
+        return Trainer(**arguments)
+    except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as fault:
         named = ("accelerator", "devices", "strategy", "precision")
         given = ", ".join(f"{name}={arguments[name]}" for name in named if arguments[name] is not None)
         raise UserError(f"trainer: {' '.join(str(fault).split())[:400]} (given: {given})") from fault

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from vit_lightning.commands.console import counted, say
-from vit_lightning.commands.pictures import LARGE, sheet, write_png
 from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
+from vit_lightning.figures.pictures import LARGE, sheet, write_png
 
 SHOWN = 32
 

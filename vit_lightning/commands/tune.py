@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -14,22 +13,21 @@ from typing import Any
 import numpy as np
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.tuner import lr_finder
 from lightning.pytorch.tuner.tuning import Tuner
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import Optimizer
-from tqdm import tqdm
 
 from vit_lightning.commands.console import say
-from vit_lightning.commands.figures import rate_search, save
 from vit_lightning.commands.session import make_module, make_trainer, session, start_weights
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.options import BatchSizeSearchOptions, LearningRateSearchOptions
 from vit_lightning.errors import UserError
+from vit_lightning.figures.curves import rate_search, save
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.ema import EMAConfig
+from vit_lightning.training.lightning_detours import draw_search_in_terminals_alone
 
 SMOOTHING = 1 / 40
 """Standard deviation of the Gaussian that smooths the losses, as a fraction of the number of steps."""
@@ -108,7 +106,7 @@ def find_learning_rate(experiment: Experiment) -> dict[str, Any]:
     if lr <= 0.0:
         raise UserError(f"optimizer.lr={lr} must be above 0, since the rates of parameter groups are relative to it")
     with session(experiment, "lr-find") as folder:
-        lr_finder.tqdm = functools.partial(tqdm, disable=None, leave=False)  # type: ignore[attr-defined,assignment]
+        draw_search_in_terminals_alone()
         module, trainer = _prepare(experiment, RateSearch, folder, options.steps)
         with _tuner_errors():
             Tuner(trainer).lr_find(

@@ -21,6 +21,7 @@ from vit_lightning.metric_facts import STEP_METRICS
 from vit_lightning.storage.checkpoint_files import BEST, LAST, AtomicCheckpointIO
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
+from vit_lightning.training.lightning_detours import accumulates, epoch_ends, validates_now
 
 
 @dataclass
@@ -86,7 +87,7 @@ class Checkpoints(Checkpoint):
             self._max_steps, loop.max_steps = loop.max_steps, -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._begins_with_validation and not _validates_now(trainer):
+        if self._begins_with_validation and not validates_now(trainer):
             raise UserError(
                 "trainer: the run resumes before a validation, which the changed options leave out "
                 "(resume it with its own val_check_interval, check_val_every_n_epoch and limit_val_batches)"
@@ -113,14 +114,14 @@ class Checkpoints(Checkpoint):
             self._due |= trainer.strategy.broadcast(minutes >= every_minutes)
         if every_n_steps is not None and trainer.global_step - max(0, self._saved_step) >= every_n_steps:
             self._due = True
-        if self._due or _validates_now(trainer):
+        if self._due or validates_now(trainer):
             self.save_if_possible(trainer)
 
     def save_if_possible(self, trainer: Trainer) -> bool:
         """Writes ``last.ckpt`` after a batch if training can resume from here; returns whether it could."""
         possible = _can_resume_here(trainer)
         if possible and not self._has_last(trainer):
-            self._before_validation = _validates_now(trainer)
+            self._before_validation = validates_now(trainer)
             self._save_last(trainer)
             self._before_validation = False
         return possible
@@ -167,7 +168,7 @@ class Checkpoints(Checkpoint):
     def _save_best(self, trainer: Trainer) -> None:
         self.finish(trainer)
         if self.settings.monitor not in trainer.callback_metrics:
-            if self.best_score is None and _epoch_ends(trainer):
+            if self.best_score is None and epoch_ends(trainer):
                 self._refuse_unknown(trainer)
             return
         score = float(trainer.callback_metrics[self.settings.monitor])
@@ -220,9 +221,9 @@ class Checkpoints(Checkpoint):
         checkpoint["config"] = self.config
         # callbacks that stop early do not stop a resumed run again
         checkpoint["finished"] = self._finished or (trainer.should_stop and trainer.fit_loop._can_stop_early)
-        checkpoint["between_steps"] = not trainer.fit_loop._should_accumulate()
+        checkpoint["between_steps"] = not accumulates(trainer)
         # inside an epoch, Lightning still has the training metrics of the previous one
-        stages = ("val", "train") if _epoch_ends(trainer) else ("val",)
+        stages = ("val", "train") if epoch_ends(trainer) else ("val",)
         metrics = {name: float(number) for name, number in trainer.callback_metrics.items()}
         checkpoint["metrics"] = {name: number for name, number in metrics.items() if name.startswith(stages)}
         checkpoint["row"] = _row_to_come(trainer)
@@ -265,14 +266,10 @@ def _row_to_come(trainer: Trainer) -> dict[str, Any]:
     connector = trainer._logger_connector
     if trainer.state.fn != TrainerFn.FITTING or trainer.validating or trainer.global_step == 0:
         return {}
-    if not (_epoch_ends(trainer) or connector.should_update_logs):
+    if not (epoch_ends(trainer) or connector.should_update_logs):
         return {}
     numbers = {name: float(number) for name, number in connector.metrics["log"].items()}
     return {"step": trainer.global_step - 1, "epoch": trainer.current_epoch, **numbers} if numbers else {}
-
-
-def _epoch_ends(trainer: Trainer) -> bool:
-    return trainer._logger_connector._first_loop_iter is None and not trainer.validating
 
 
 def _fingerprint(trainer: Trainer) -> str:
@@ -285,17 +282,11 @@ def _can_resume_here(trainer: Trainer) -> bool:
 
     That is a batch or a validation, but none that depends on the time or on a callback that stops training.
     """
-    if trainer.fit_loop._should_accumulate():
+    if accumulates(trainer):
         return False
-    if _validates_now(trainer):
+    if validates_now(trainer):
         return not trainer.should_stop and trainer._val_check_time_interval is None  # type: ignore[attr-defined]
     return not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-
-
-def _validates_now(trainer: Trainer) -> bool:
-    """Whether validation follows this batch."""
-    fetcher = trainer.fit_loop._data_fetcher
-    return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
 def _count_as_in_validation(loops: dict[str, Any]) -> None:

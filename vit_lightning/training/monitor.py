@@ -17,6 +17,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from vit_lightning.training.callbacks import Stopwatch
+from vit_lightning.training.lightning_detours import accumulates, call_around_fetches, logged_steps
 
 
 class Monitor(Callback):
@@ -45,22 +46,17 @@ class Monitor(Callback):
         self._before: tuple[list[Tensor], list[Tensor]] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        loop = trainer.fit_loop.epoch_loop
-        before, after = loop._on_before_fetch, loop._on_after_fetch
-
         def begin() -> None:
-            before()
             self._fetching = time.perf_counter()
 
         def end() -> None:
-            after()
             if self.stopwatch.running:  # else the first batch of an epoch, or the first after a validation
                 self._data_seconds += time.perf_counter() - self._fetching
 
-        loop._on_before_fetch, loop._on_after_fetch = begin, end  # type: ignore[method-assign]
+        call_around_fetches(trainer, begin, end)
         if self.flops is not None and all(weight.requires_grad for weight in pl_module.parameters()):
             self._peak = _peak_flops(trainer)
-        self._begin(trainer.fit_loop.epoch_loop._batches_that_stepped)
+        self._begin(logged_steps(trainer))
 
     @torch.no_grad()
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
@@ -76,9 +72,9 @@ class Monitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not _logs_now(trainer) or trainer.fit_loop._should_accumulate():
+        if not _logs_now(trainer) or accumulates(trainer):
             return
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped
+        step = logged_steps(trainer)
         numbers = self._norms()  # these wait for the GPU, so that the times are those of whole steps
         numbers |= self._speed(trainer, step + 1, batch) | self._system()
         self.row = {"step": step, "epoch": trainer.current_epoch, **numbers}
@@ -126,7 +122,7 @@ class Monitor(Callback):
 
 
 def _logs_now(trainer: Trainer) -> bool:
-    every, step = trainer.log_every_n_steps, trainer.fit_loop.epoch_loop._batches_that_stepped  # type: ignore[attr-defined]
+    every, step = trainer.log_every_n_steps, logged_steps(trainer)  # type: ignore[attr-defined]
     return trainer.is_global_zero and every > 0 and (step + 1) % every == 0
 
 

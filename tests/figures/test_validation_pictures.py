@@ -13,8 +13,8 @@ from PIL import Image
 from torch import nn
 
 from vit_lightning import Digits, EMAConfig, OptimizerConfig, ViTClassifier
-from vit_lightning.commands.pictures import confusion_picture, sheet
-from vit_lightning.commands.validation_pictures import CELLS, ValidationPictures, _numbers
+from vit_lightning.figures.pictures import confusion_picture, sheet
+from vit_lightning.figures.validation_pictures import CELLS, ValidationPictures, _numbers
 from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror
 
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
@@ -102,7 +102,7 @@ def test_several_validations_an_epoch_have_one_picture_and_a_full_disk_ends_noth
     train(tmp_path, None, 11, val_check_interval=0.5, limit_train_batches=2, num_sanity_val_steps=0)
     assert [*map(int, (name[6:10] for name in names(tmp_path) if name.endswith("json")))] == [2, 4, 6, 8, 10, 11]
     shutil.rmtree(tmp_path / "validation")
-    monkeypatch.setattr("vit_lightning.commands.validation_pictures.write_whole", _full)
+    monkeypatch.setattr("vit_lightning.figures.validation_pictures.write_whole", _full)
     with pytest.warns(UserWarning, match="no pictures of the validation: No space"):
         train(tmp_path, 1, 1)
 

@@ -1,4 +1,4 @@
-"""Interleaved timing of alternatives, for ``lightning bench`` and ``experiments/benchmarks``.
+"""Interleaved timing of alternatives: the core of ``lightning bench`` and of ``experiments/benchmarks``.
 
 The speed of a shared machine changes within seconds. So the alternatives are called one after the other, in another
 random order in each round, and only ratios of the same round are compared.

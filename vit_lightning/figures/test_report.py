@@ -11,10 +11,10 @@ import numpy as np
 from PIL.Image import Image
 from scipy.stats import binomtest
 
-from vit_lightning.commands.figures import reliability, save
-from vit_lightning.commands.pictures import LARGE, balanced, confusion_picture, sheet, write_png
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
+from vit_lightning.figures.curves import reliability, save
+from vit_lightning.figures.pictures import LARGE, balanced, confusion_picture, sheet, write_png
 from vit_lightning.storage.folder import to_csv, write_whole
 
 Array = np.ndarray[Any, Any]

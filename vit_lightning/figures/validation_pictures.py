@@ -17,15 +17,16 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from PIL import Image
 from torch import Tensor
 
-from vit_lightning.commands.pictures import balanced, confusion_picture, sheet, short, write_png
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.errors import UserError
+from vit_lightning.figures.pictures import balanced, confusion_picture, sheet, short, write_png
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.wandb_mirror import WandbMirror
 from vit_lightning.training.callbacks import fits, gather, is_due
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.ema import accuracy_without_average
+from vit_lightning.training.lightning_detours import logged_steps
 
 Array = np.ndarray[Any, Any]
 
@@ -129,7 +130,7 @@ class ValidationPictures(Callback):
                 warnings.warn(f"no pictures of the validation: {fault.strerror}", stacklevel=2)
 
     def _write(self, trainer: Trainer, table: Array) -> None:
-        epoch, step = trainer.current_epoch + 1, trainer.fit_loop.epoch_loop._batches_that_stepped
+        epoch, step = trainer.current_epoch + 1, logged_steps(trainer)
         sample, images = self._choose(table)
         cells, counts = np.unique(table[:, 1:3].astype(np.int64), axis=0, return_counts=True)
         facts = {"epoch": epoch, "step": step, **_numbers(table, sample, cells, counts, self.data.class_names)}

@@ -16,9 +16,9 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from vit_lightning import Digits
 from vit_lightning.cli import main
 from vit_lightning.commands.console import stage_line
-from vit_lightning.commands.figures import curves
-from vit_lightning.commands.pictures import balanced, confusion_picture, sheet, short
-from vit_lightning.commands.test_report import (
+from vit_lightning.figures.curves import curves
+from vit_lightning.figures.pictures import balanced, confusion_picture, sheet, short
+from vit_lightning.figures.test_report import (
     calibration_bins,
     calibration_error,
     class_rows,

@@ -9,8 +9,8 @@ import math
 import pytest
 import torch
 
-from vit_lightning.training import rounds
-from vit_lightning.training.rounds import Rounds, combined, matrix_product, median, paired_rounds
+from vit_lightning.commands import measuring
+from vit_lightning.commands.measuring import Rounds, combined, matrix_product, median, paired_rounds
 
 
 def test_all_are_called_in_each_round_in_an_order_drawn_anew():
@@ -44,7 +44,7 @@ def test_what_is_left_out_has_the_first_rounds_alone():
 
 def test_a_time_is_of_one_call(monkeypatch):
     clock = itertools.count()
-    monkeypatch.setattr(rounds.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: float(next(clock)))
     assert paired_rounds({"a": lambda: next(clock), "b": int}, 3, calls=4).seconds == {"a": [1.25] * 3, "b": [0.25] * 3}
 
 

@@ -1,0 +1,136 @@
+"""All that replaces methods of Lightning or sets and reads its private names, a function for each.
+
+Each replacement names the behaviour that it answers and, behind "Proof", the test in
+``tests/faults/test_plain_lightning.py`` that fails as long as Lightning behaves so: a test that passes after an upgrade
+tells that its function can go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.tuner import lr_finder
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from tqdm import tqdm
+
+from vit_lightning.signals import is_ended_by_signals, withheld
+
+_NOTHING = contextlib.nullcontext()
+
+
+def end_each_epoch_once(trainer: Trainer) -> None:
+    """Lets a run with ``max_steps`` resume behind the end of an epoch: Lightning ends that epoch once more.
+
+    Proof: test_the_steps_of_a_log_are_right_after_the_end_of_an_epoch.
+    """
+    trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
+
+
+def profile_nothing(trainer: Trainer) -> None:
+    """Makes the profiler that does nothing free: Lightning enters a new context of it a hundred times in a step.
+
+    Proof: test_no_profiler_is_called_where_none_is_asked_for.
+    """
+    profiler: Any = trainer.profiler  # type: ignore[attr-defined]
+    if type(profiler) is PassThroughProfiler:
+        vars(profiler)["profile"] = lambda name: _NOTHING
+
+
+def leave_signals_to_us(trainer: Trainer) -> None:
+    """Keeps Lightning from handling SIGTERM: it asks the other ranks in each step, which hangs, and exits with 0.
+
+    Proof: test_a_run_that_is_terminated_does_not_look_finished (issue 19916).
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+
+
+def start_ranks_without_signals(trainer: Trainer) -> None:
+    """Starts further ranks of a command with signals blocked: one that comes during their imports would end them.
+
+    Lightning then kills the first rank, before its checkpoint. The ranks unblock signals once they have handlers.
+
+    Proof: test_a_further_rank_outlives_a_signal_while_it_imports.
+    """
+    launcher = trainer.strategy.launcher
+    if isinstance(launcher, _SubprocessScriptLauncher) and is_ended_by_signals():
+        launcher._call_children_scripts = withheld()(launcher._call_children_scripts)  # type: ignore[method-assign]
+
+
+def change_loaders(trainer: Trainer, change: Callable[[Any], Any]) -> None:
+    """Passes each DataLoader through ``change``, also those that Lightning makes anew: torch's workers die of signals.
+
+    Proof: test_a_signal_to_the_group_leaves_the_workers_to_the_main_process.
+    """
+    process = trainer.strategy.process_dataloader
+    trainer.strategy.process_dataloader = lambda dataloader: process(change(dataloader))  # type: ignore[method-assign]
+
+
+def predict_with(module: LightningModule, predict_step: Callable[..., Any]) -> None:
+    """Gives a module without a ``predict_step`` one: Lightning's passes (images, labels) to ``forward``.
+
+    Proof: test_labels_are_no_input_of_a_prediction.
+    """
+    if not is_overridden("predict_step", module):
+        module.predict_step = functools.partial(predict_step, module)  # type: ignore[method-assign]
+
+
+def count_as_trained(trainer: Trainer, *, epochs: int, steps: int) -> None:
+    """Sets the counters by which a test is logged: Lightning logs it at step 0 where the process has not trained.
+
+    Proof: test_a_test_is_logged_at_the_step_of_its_checkpoint.
+    """
+    trainer.fit_loop.epoch_progress.current.completed = epochs
+    trainer.fit_loop.epoch_loop._batches_that_stepped = steps
+
+
+def call_around_fetches(trainer: Trainer, begin: Callable[[], object], end: Callable[[], object]) -> None:
+    """Calls functions before and after each batch of training is fetched, where Lightning has no hook.
+
+    Proof: test_a_hook_is_called_before_a_batch_is_fetched.
+    """
+    loop = trainer.fit_loop.epoch_loop
+
+    def both(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], None]:
+        def call() -> None:
+            first()
+            second()
+
+        return call
+
+    loop._on_before_fetch = both(loop._on_before_fetch, begin)  # type: ignore[method-assign]
+    loop._on_after_fetch = both(end, loop._on_after_fetch)  # type: ignore[method-assign]
+
+
+def draw_search_in_terminals_alone() -> None:
+    """Keeps the bar of ``Tuner.lr_find`` out of files; it has no option for that.
+
+    Proof: test_the_bar_of_a_search_is_not_written_to_a_file.
+    """
+    lr_finder.tqdm = functools.partial(tqdm, disable=None, leave=False)  # type: ignore[attr-defined,assignment]
+
+
+def logged_steps(trainer: Trainer) -> int:
+    """Returns the optimizer steps by which Lightning numbers rows; ``global_step`` counts those of all optimizers."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def accumulates(trainer: Trainer) -> bool:
+    """Whether the gradients of this batch are kept for the next one, without a step of the optimizer."""
+    return trainer.fit_loop._should_accumulate()
+
+
+def validates_now(trainer: Trainer) -> bool:
+    """Whether validation follows this batch."""
+    fetcher = trainer.fit_loop._data_fetcher
+    return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+
+
+def epoch_ends(trainer: Trainer) -> bool:
+    """Whether all batches of the epoch have been trained, and validated."""
+    return trainer._logger_connector._first_loop_iter is None and not trainer.validating
