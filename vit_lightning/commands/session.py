@@ -275,7 +275,7 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
     change_loaders(trainer, with_our_workers)
     profile_nothing(trainer)
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]
-    if getattr(profiler, "filename", "") is None:
+    if arguments["profiler"] and profiler.filename is None:
         profiler.filename = "profile"  # fit-profile.txt in the run folder; else only in Lightning's log
     cores = len(os.sched_getaffinity(0))
     if trainer.strategy.root_device.type == "cpu" and trainer.num_devices > cores:
