@@ -8,6 +8,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
