@@ -39,9 +39,9 @@ from torchvision.transforms import v2
 from vit_lightning import HorizontalFlip, HuggingFaceSet, ImageData, ImageFolder, RandomCrop
 from vit_lightning.commands.shard import shard
 from vit_lightning.config.resolve import resolve
-from vit_lightning.data.decoded import random_resized_box
 from vit_lightning.data.decoding import decode
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD
+from vit_lightning.data.images import random_resized_box
 from vit_lightning.data.sampling import train_requests
 from vit_lightning.random_keys import one_key
 

@@ -39,9 +39,9 @@ from vit_lightning import HorizontalFlip, ImageFolder
 from vit_lightning.commands.measuring import Rounds, paired_rounds
 from vit_lightning.data import decoding
 from vit_lightning.data.batch_transform import BatchTransform
-from vit_lightning.data.decoded import random_resized_box
 from vit_lightning.data.decoding import decode
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD
+from vit_lightning.data.images import random_resized_box
 from vit_lightning.random_keys import one_key
 
 BATCH, SIDE = 30, 224

@@ -13,8 +13,8 @@ from PIL import ExifTags, Image
 from runs import REPOSITORY
 
 from vit_lightning.data import decoding
-from vit_lightning.data.decoded import centre_box
 from vit_lightning.data.decoding import MAX_BYTES, decode
+from vit_lightning.data.images import centre_box
 from vit_lightning.errors import UserError
 
 HEIGHT, WIDTH = 30, 40

@@ -12,9 +12,8 @@ from tensors import write_images
 
 from vit_lightning import ImageFolder, UserError, ViT, ViTClassifier
 from vit_lightning.data.batches import Request
-from vit_lightning.data.decoded import centre_box, random_resized_box
 from vit_lightning.data.image_files import ImageFiles, data_of_files
-from vit_lightning.data.images import Images
+from vit_lightning.data.images import Images, centre_box, random_resized_box
 
 CLASSES = ("cat", "dog", "owl")
 

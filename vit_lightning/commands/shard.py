@@ -14,8 +14,8 @@ from vit_lightning.commands.console import counted, quiet, say
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.bad_images import BAD_IMAGES, bad_image_lines, refuse_too_many
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.decoded import DecodedImages
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD
+from vit_lightning.data.images import DecodedImages
 from vit_lightning.data.items import Items
 from vit_lightning.data.parquet import PLAN, UNFINISHED, file_name, need_datasets
 from vit_lightning.data.splits import SPLITS

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vit_lightning.data.resampling import resample, resize_weights
+from vit_lightning.data import operations
+from vit_lightning.data.operations import affine, resample, resize_weights
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.random_keys import mix, shift_right, uniform
 
@@ -186,14 +187,39 @@ class RandomAffine(Augmentation):
         return affine(images, angle, factor, shifts[0], shifts[1])
 
 
-def affine(images: Tensor, angle: Tensor, factor: Tensor, right: Tensor, down: Tensor) -> Tensor:
-    """Returns images rotated clockwise by ``angle`` radians, scaled, and shifted in halves of their size; all (b,)."""
-    height, width = images.shape[-2:]
-    cos, sin = angle.cos() / factor, angle.sin() / factor
-    # from each pixel of the result to where it comes from, in units of half an image, hence the ratio of the sides
-    ratio = height / width
-    inverse = torch.stack([cos, sin * ratio, -cos * right - sin * ratio * down], dim=1)
-    inverse = torch.stack([inverse, torch.stack([-sin / ratio, cos, sin / ratio * right - cos * down], dim=1)], dim=1)
-    grid = F.affine_grid(inverse, list(images.shape), align_corners=False)
-    moved = F.grid_sample(images.to(torch.float32), grid, align_corners=False)
-    return moved.to(images.dtype) if images.is_floating_point() else moved.round().to(images.dtype)
+class ColorJitter(Augmentation):
+    """Random brightness, contrast, saturation and hue of each image, in an order drawn for each.
+
+    Args:
+        brightness: factors lie between 1 - brightness, at least 0, and 1 + brightness.
+        contrast: the same for contrast.
+        saturation: the same for saturation.
+        hue: largest shift in either direction, as a fraction of the colour circle, at most 0.5.
+    """
+
+    def __init__(
+        self, brightness: float = 0.3, contrast: float = 0.3, saturation: float = 0.3, hue: float = 0.0
+    ) -> None:
+        problems = at_least(0, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue)
+        refuse(problems, problems_of(("hue", hue, not hue > 0.5, "at most 0.5")), prefix="augment.ColorJitter.")
+        self.strengths = (brightness, contrast, saturation, hue)
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        # the change with the smallest of four random numbers comes first
+        order = torch.stack([uniform(keys, 10 + number) for number in range(4)], dim=1).argsort(dim=1, stable=True)
+        drawn = [self._strength(number, uniform(keys, 20 + number)) for number in range(4)]
+        functions = (operations.brightness, operations.contrast, operations.saturation, operations.hue)
+        for place in range(4):
+            here, before = order[:, place], images
+            for number, change in enumerate(functions):
+                if self.strengths[number] > 0.0:
+                    chosen = (here == number)[:, None, None, None]
+                    images = torch.where(chosen, change(before, drawn[number]), images)
+        return images
+
+    def _strength(self, number: int, draw: Tensor) -> Tensor:
+        strength = self.strengths[number]
+        if number == 3:
+            return strength * (2.0 * draw - 1.0)
+        low = max(0.0, 1.0 - strength)
+        return low + draw * (1.0 + strength - low)

@@ -17,11 +17,10 @@ from torch.utils.data import Dataset
 
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.bad_images import OnBadImage, list_bad_images, refuse_too_many
-from vit_lightning.data.batch_transform import BatchTransform, Statistics
+from vit_lightning.data.batch_transform import BatchTransform, Mixing, Statistics
 from vit_lightning.data.batches import Batch, Loader, Request
 from vit_lightning.data.images import Images
 from vit_lightning.data.items import Items, gives_items
-from vit_lightning.data.mixing import Mixing
 from vit_lightning.data.per_image import PerImage, PerImageFirst
 from vit_lightning.data.sampling import evaluation_requests, nested_subset, train_batch_count, train_requests
 from vit_lightning.data.splits import Split

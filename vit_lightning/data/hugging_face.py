@@ -8,8 +8,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.data.decoded import Encoded
 from vit_lightning.data.image_set import SPLIT_NAMES, ImageSet
+from vit_lightning.data.images import Encoded
 from vit_lightning.data.parquet import MAX_GROUP_BYTES, ParquetTable, need_datasets, parquet_files
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError, first_line

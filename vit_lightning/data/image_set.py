@@ -10,8 +10,8 @@ from torch.utils.data import Dataset
 from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
-from vit_lightning.data.decoded import DecodedImages, Encoded, keep_if_small
 from vit_lightning.data.decoding import Interpolation
+from vit_lightning.data.images import DecodedImages, Encoded, keep_if_small
 from vit_lightning.data.splits import SPLITS, Split, cut_missing, cut_problems
 from vit_lightning.limits import problems_of
 from vit_lightning.sizes import pair

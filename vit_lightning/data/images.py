@@ -1,18 +1,28 @@
-"""Datasets of images in memory."""
+"""Datasets of images: in memory, or encoded and decoded when they are needed, or decoded once and kept."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+import math
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
+from tqdm import tqdm
 
 from vit_lightning.data.bad_images import all_damaged
 from vit_lightning.data.batches import Batch, Request
+from vit_lightning.data.decoding import Box, Interpolation, Pixels, decode, decode_whole
+from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 
 
@@ -66,7 +76,7 @@ class Images(Dataset[Batch]):
         """Returns the name of an image in errors and lists: here its index."""
         return str(index)
 
-    def whole(self, index: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def whole(self, index: int) -> Pixels:
         """Returns an image, uint8 (H, W, c)."""
         return self.images[index].permute(1, 2, 0).numpy()
 
@@ -74,3 +84,179 @@ class Images(Dataset[Batch]):
         digest = hashlib.sha256(self.labels.numpy().tobytes())
         digest.update(self.images.contiguous().numpy().data)
         return digest.hexdigest()
+
+
+def random_resized_box(width: int, height: int, *, min_area: float, key: int) -> Box:
+    """Returns a random crop (Szegedy et al. 2015), ``min_area`` to 1 of the area, ratio 3:4 to 4:3, from the key."""
+    if min_area == 1.0:  # the loop would give a little less for images that are nearly square
+        return 0, 0, width, height
+    draw = random.Random(key)
+    for _ in range(10):
+        area = width * height * draw.uniform(min_area, 1.0)
+        ratio = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, upper = draw.randint(0, width - w), draw.randint(0, height - h)
+            return left, upper, left + w, upper + h
+    return 0, 0, width, height
+
+
+def centre_box(width: int, height: int, *, target: tuple[int, int], fraction: float) -> Box:
+    """Returns the largest centred box of the target's aspect ratio, shrunk to ``fraction`` of its sides."""
+    scale = min(height / target[0], width / target[1]) * fraction
+    h, w = target[0] * scale, target[1] * scale
+    return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
+
+
+class Encoded(NamedTuple):
+    """Encoded images of a split."""
+
+    read: Callable[[Any], Path | bytes | Image.Image]
+    """Returns the file of an image, its content, or the image itself."""
+    images: Sequence[Any]
+    """Arguments of ``read``."""
+    labels: Sequence[int]
+    names: Sequence[str]
+
+    def part(self, indices: Sequence[int]) -> Encoded:
+        images, labels = [self.images[i] for i in indices], [self.labels[i] for i in indices]
+        return Encoded(self.read, images, labels, [self.names[i] for i in indices])
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class DecodedImages(Dataset[Batch]):
+    """Images that are decoded one by one, cropped and resized to one size: uint8 (3, H, W).
+
+    Args:
+        encoded: the images, their labels and names.
+        image_size: height and width of the result.
+        min_area: smallest fraction of the area that a random crop shows.
+        centre_share: fraction of the sides that the centre crop shows, used without a random key.
+        skip: whether a batch leaves out images that cannot be decoded; otherwise they are an error.
+        interpolation: how crops are resized.
+    """
+
+    encoded: Encoded
+    image_size: tuple[int, int]
+    min_area: float
+    centre_share: float
+    skip: bool
+    interpolation: Interpolation
+
+    def __post_init__(self) -> None:
+        self.labels = torch.tensor(self.encoded.labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, request: Request) -> Batch | UserError:
+        keys: Sequence[int | None] = [None] * len(request.indices) if request.keys is None else request.keys
+        images = torch.empty(len(keys), 3, *self.image_size, dtype=torch.uint8)
+        rows = images.numpy()
+        good: list[int] = []
+        skipped: list[str] = []
+        for position, (index, key) in enumerate(zip(request.indices, keys, strict=True)):
+            try:
+                rows[len(good)] = self.pixels(index, key).transpose(2, 0, 1)
+                good.append(position)
+            except UserError as error:
+                if not self.skip:
+                    return error
+                skipped += error.problems
+        if not good:
+            return all_damaged(skipped)
+        indices = torch.tensor(request.indices)[good]
+        kept = None if request.keys is None else torch.tensor(request.keys)[good]
+        return Batch(images[: len(good)], self.labels[indices], indices, kept, skipped=tuple(skipped))
+
+    def source(self, index: int) -> Path | bytes | Image.Image:
+        """Returns the file of an image, its content, or the image itself."""
+        return self.encoded.read(self.encoded.images[index])
+
+    def fingerprint(self) -> str:
+        """Returns a hash of names and labels; the files themselves are not opened."""
+        rows = (f"{name}\0{label}\n" for name, label in zip(self.encoded.names, self.labels.tolist(), strict=True))
+        return hashlib.sha256("".join(rows).encode(errors="surrogateescape")).hexdigest()
+
+    def whole(self, index: int) -> Pixels:
+        """Returns the whole image at its own size, uint8 (H, W, 3)."""
+        source = self.source(index)
+        return decode_whole(source, self._name(source, index))
+
+    def name(self, index: int) -> str:
+        """Returns the name of an image in errors: its file, or its name in a source without files."""
+        return self._name(self.source(index), index)
+
+    def _name(self, source: Path | bytes | Image.Image, index: int) -> str:
+        return str(source) if isinstance(source, Path) else self.encoded.names[index]
+
+    def pixels(self, index: int, key: int | None) -> Pixels:
+        """Returns the crop that a key draws, or without one the centre crop; uint8 (H, W, 3)."""
+        part = (
+            partial(centre_box, target=self.image_size, fraction=self.centre_share)
+            if key is None
+            else partial(random_resized_box, min_area=self.min_area, key=key)
+        )
+        source = self.source(index)
+        name = self._name(source, index)
+        return decode(source, name, size=self.image_size, choose_box=part, interpolation=self.interpolation)
+
+
+KEPT_BYTES = 2**30
+"""Decoded images of a split that are kept in memory by default."""
+
+
+def keep_if_small(dataset: DecodedImages, split: Split, in_memory: bool | None) -> DecodedImages | Images:
+    """Returns the dataset decoded if ``in_memory``; by default if its crops are not random and it is small.
+
+    Raises:
+        UserError: an image is damaged and the dataset does not skip.
+    """
+    height, width = dataset.image_size
+    if in_memory is None:
+        in_memory = dataset.min_area == 1.0 and 3 * height * width * len(dataset) <= KEPT_BYTES
+    if not in_memory:
+        return dataset
+    assert split != "train" or dataset.min_area == 1.0
+    images = torch.zeros(len(dataset), height, width, 3, dtype=torch.uint8)
+    rows, faults = images.numpy(), {}
+
+    def read(index: int) -> UserError | None:
+        try:
+            rows[index] = dataset.pixels(index, 0 if split == "train" else None)
+        except UserError as error:
+            return error
+        return None
+
+    # threads, since Pillow decodes outside of Python's lock
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        bar = tqdm(range(len(dataset)), desc=f"{split} images", unit=" images", disable=None, leave=False)
+        for index, error in zip(bar, pool.map(read, range(len(dataset))), strict=True):
+            if error is None:
+                continue
+            if not dataset.skip:
+                pool.shutdown(cancel_futures=True)
+                raise error
+            faults[index] = str(error)
+    return KeptImages(images.permute(0, 3, 1, 2).contiguous(), dataset, faults=faults)
+
+
+class KeptImages(Images):
+    """Decoded images in memory, with the names, originals and fingerprint of the dataset that they are from."""
+
+    def __init__(self, images: Tensor, dataset: DecodedImages, *, faults: Mapping[int, str]) -> None:
+        super().__init__(images, dataset.labels, faults=faults)
+        self._encoded = dataset
+
+    def needs_workers(self, device: torch.device) -> bool:
+        """Whether worker processes may make its batches: on a CPU to hand them over costs more than to make them."""
+        return super().needs_workers(device) and device.type != "cpu"
+
+    def name(self, index: int) -> str:
+        return self._encoded.name(index)
+
+    def whole(self, index: int) -> Pixels:
+        return self._encoded.whole(index)
+
+    def fingerprint(self) -> str:
+        return self._encoded.fingerprint()

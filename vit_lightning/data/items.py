@@ -17,8 +17,8 @@ from torch.utils.data import Dataset, Subset
 from tqdm import tqdm
 
 from vit_lightning.data.batches import Batch, Request
-from vit_lightning.data.decoded import centre_box
 from vit_lightning.data.decoding import Pixels, to_rgb
+from vit_lightning.data.images import centre_box
 from vit_lightning.data.own_code import seeded
 from vit_lightning.errors import UserError, with_place
 from vit_lightning.random_keys import one_key

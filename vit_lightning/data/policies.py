@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from vit_lightning.data import colour
-from vit_lightning.data.augment import Augmentation
-from vit_lightning.data.colour import ColorJitter
-from vit_lightning.data.resampling import blur_weights, resample
+from vit_lightning.data import operations
+from vit_lightning.data.augment import Augmentation, ColorJitter
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.random_keys import mix, uniform
 
@@ -19,79 +16,33 @@ Operation = Callable[[Tensor, Tensor], Tensor]
 """Operation on uint8 images (b, c, H, W) with magnitudes (b,)."""
 
 
-def warp(images: Tensor, matrix: Sequence[Tensor | float]) -> Tensor:
-    """Samples each pixel from the nearest of the source coordinates; black outside.
+def _of_torchvision(name: str) -> Operation:
+    """Returns an operation of torchvision without a magnitude."""
 
-    Args:
-        images: (b, c, H, W).
-        matrix: a, b, c, d, e, f, each a number or (b,): pixel (x, y) of the result, counted from the centre, comes
-            from (a x + b y + c, d x + e y + f).
-    """
-    height, width = images.shape[-2:]
-    device = images.device
-    x = torch.arange(width, device=device) - (width - 1) / 2
-    y = (torch.arange(height, device=device) - (height - 1) / 2)[:, None].expand(len(images), -1, width)
-    parts = [torch.as_tensor(value, device=device).float().expand(len(images))[:, None, None] for value in matrix]
-    a, b, c = (part / (width / 2) for part in parts[:3])
-    d, e, f = (part / (height / 2) for part in parts[3:])
-    # by element and not as a product of matrices, whose rounding may change with the batch; in the order that rounds as
-    # torchvision's product does (on Intel), which decides where a source coordinate is midway between two pixels
-    source = torch.stack([torch.addcmul(a * x, b, y) + c, torch.addcmul(d * x, e, y) + f], dim=-1)
-    moved = F.grid_sample(images.float(), source, mode="nearest", align_corners=False)
-    return moved.round().to(images.dtype)
+    def change(images: Tensor, _: Tensor) -> Tensor:
+        from torchvision.transforms.v2 import functional
 
+        changed: Tensor = getattr(functional, name)(images)
+        return changed
 
-def shear_x(images: Tensor, magnitude: Tensor) -> Tensor:
-    return warp(images, (1.0, magnitude, magnitude * images.shape[-2] / 2, 0.0, 1.0, 0.0))
-
-
-def shear_y(images: Tensor, magnitude: Tensor) -> Tensor:
-    return warp(images, (1.0, 0.0, 0.0, magnitude, 1.0, magnitude * images.shape[-1] / 2))
-
-
-def translate_x(images: Tensor, pixels: Tensor) -> Tensor:
-    return warp(images, (1.0, 0.0, -pixels.trunc(), 0.0, 1.0, 0.0))
-
-
-def translate_y(images: Tensor, pixels: Tensor) -> Tensor:
-    return warp(images, (1.0, 0.0, 0.0, 0.0, 1.0, -pixels.trunc()))
-
-
-def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Rotates counter-clockwise about the centre."""
-    angle = degrees.double().remainder(360.0).deg2rad()  # as torchvision, for the sign of zero in a quarter turn
-    return warp(images, (angle.cos(), -angle.sin(), 0.0, angle.sin(), angle.cos(), 0.0))
-
-
-def autocontrast(images: Tensor, _: Tensor) -> Tensor:
-    from torchvision.transforms.v2 import functional
-
-    changed: Tensor = functional.autocontrast(images)
-    return changed
-
-
-def equalize(images: Tensor, _: Tensor) -> Tensor:
-    from torchvision.transforms.v2 import functional
-
-    changed: Tensor = functional.equalize(images)
-    return changed
+    return change
 
 
 OPERATIONS: dict[str, Operation] = {
     "Identity": lambda images, _: images,
-    "ShearX": shear_x,
-    "ShearY": shear_y,
-    "TranslateX": translate_x,
-    "TranslateY": translate_y,
-    "Rotate": rotate,
-    "Brightness": lambda images, magnitude: colour.brightness(images, 1.0 + magnitude),
-    "Color": lambda images, magnitude: colour.saturation(images, 1.0 + magnitude),
-    "Contrast": lambda images, magnitude: colour.contrast(images, 1.0 + magnitude),
-    "Sharpness": lambda images, magnitude: colour.sharpness(images, 1.0 + magnitude),
-    "Posterize": colour.posterize,
-    "Solarize": lambda images, magnitude: colour.solarize(images, 255.0 * magnitude),
-    "AutoContrast": autocontrast,
-    "Equalize": equalize,
+    "ShearX": operations.shear_x,
+    "ShearY": operations.shear_y,
+    "TranslateX": operations.translate_x,
+    "TranslateY": operations.translate_y,
+    "Rotate": operations.rotate,
+    "Brightness": lambda images, magnitude: operations.brightness(images, 1.0 + magnitude),
+    "Color": lambda images, magnitude: operations.saturation(images, 1.0 + magnitude),
+    "Contrast": lambda images, magnitude: operations.contrast(images, 1.0 + magnitude),
+    "Sharpness": lambda images, magnitude: operations.sharpness(images, 1.0 + magnitude),
+    "Posterize": operations.posterize,
+    "Solarize": lambda images, magnitude: operations.solarize(images, 255.0 * magnitude),
+    "AutoContrast": _of_torchvision("autocontrast"),
+    "Equalize": _of_torchvision("equalize"),
 }
 SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness")
 """Operations whose magnitude is negated for half of the images."""
@@ -181,14 +132,6 @@ class ThreeAugment(Augmentation):
         which = (uniform(keys, 1) * 3).long()[:, None, None, None]
         sigma = 0.1 + uniform(keys, 2) * (self.max_sigma - 0.1)
         threshold = torch.full_like(sigma, 128.0)
-        changed = torch.where(which == 0, colour.grayscale(images), colour.solarize(images, threshold))
-        changed = torch.where(which == 2, gaussian_blur(images, sigma, self.max_sigma), changed)
+        changed = torch.where(which == 0, operations.grayscale(images), operations.solarize(images, threshold))
+        changed = torch.where(which == 2, operations.gaussian_blur(images, sigma, self.max_sigma), changed)
         return self.jitter(changed, mix(keys, 1))
-
-
-def gaussian_blur(images: Tensor, sigma: Tensor, max_sigma: float) -> Tensor:
-    """Blurs uint8 images with standard deviations ``sigma`` (b,) in pixels, cut off at three times ``max_sigma``."""
-    height, width = images.shape[-2:]
-    radius = min(round(3 * max_sigma), height - 1, width - 1)
-    weights = [blur_weights(sigma, size=size, radius=radius) for size in (height, width)]
-    return resample(images, weights[0], weights[1])

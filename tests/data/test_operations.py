@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torchvision.transforms.v2 import functional
+
+from vit_lightning import UserError
+from vit_lightning.data import augment, operations
+from vit_lightning.data.augment import ColorJitter
+from vit_lightning.data.operations import blur_weights, resample, resize_weights
+from vit_lightning.random_keys import sample_keys
+
+
+def images(count=6, channels=3):
+    return torch.randint(0, 256, (count, channels, 19, 23), generator=torch.Generator().manual_seed(1)).byte()
+
+
+PAIRS = {
+    "brightness": functional.adjust_brightness,
+    "contrast": functional.adjust_contrast,
+    "saturation": functional.adjust_saturation,
+    "sharpness": functional.adjust_sharpness,
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", PAIRS)
+def test_each_image_is_changed_as_torchvision_changes_it(name, channels):
+    factors = [0.0, 0.01, 0.3, 1.0, 1.37, 1.99]
+    batch = images(channels=channels)
+    ours = getattr(operations, name)(batch, torch.tensor(factors, dtype=torch.float64))
+    theirs = [PAIRS[name](image, factor) for image, factor in zip(batch, factors, strict=True)]
+    assert torch.equal(ours, torch.stack(theirs))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_hue_is_torchvision_s_within_the_rounding_of_a_level(channels):
+    turns = [-0.5, -0.2, 0.0, 0.05, 0.3, 0.5]
+    batch = images(channels=channels)
+    ours = operations.hue(batch, torch.tensor(turns))
+    theirs = torch.stack([functional.adjust_hue(image, turn) for image, turn in zip(batch, turns, strict=True)])
+    differences = (ours.int() - theirs.int()).abs()
+    assert differences.max() <= 1
+    assert (differences > 0).float().mean() < 0.001
+
+
+def test_gray_posterized_and_solarized_are_torchvision_s():
+    batch = images()
+    assert torch.equal(operations.grayscale(batch), functional.rgb_to_grayscale(batch, num_output_channels=3))
+    bits = [1, 2, 4, 6, 7, 8]
+    theirs = [functional.posterize(image, number) for image, number in zip(batch, bits, strict=True)]
+    assert torch.equal(operations.posterize(batch, torch.tensor(bits)), torch.stack(theirs))
+    thresholds = [0.0, 8.5, 128.0, 200.3, 254.5, 255.0]
+    theirs = [functional.solarize(image, value) for image, value in zip(batch, thresholds, strict=True)]
+    assert torch.equal(operations.solarize(batch, torch.tensor(thresholds)), torch.stack(theirs))
+
+
+def test_jitter_changes_each_image_by_itself_and_in_every_order():
+    keys = sample_keys(0, 0, torch.arange(50))
+    batch = images(1).expand(50, -1, -1, -1)
+    jitter = ColorJitter(0.4, 0.4, 0.4, 0.1)
+    together = jitter(batch, keys)
+    assert torch.equal(together, torch.cat([jitter(batch[:1], key[None]) for key in keys]))
+    assert len({image.numpy().tobytes() for image in together}) == 50
+    assert torch.equal(ColorJitter(0, 0, 0, 0)(batch, keys), batch)
+
+
+def test_jitter_is_torchvision_s_functions_in_the_drawn_order():
+    keys = sample_keys(3, 0, torch.arange(30))
+    batch, jitter = images(1).expand(30, -1, -1, -1), ColorJitter(0.4, 0.5, 0.6)
+    order = torch.stack([augment.uniform(keys, 10 + number) for number in range(4)], dim=1).argsort(dim=1)
+    factors = [jitter._strength(number, augment.uniform(keys, 20 + number)) for number in range(3)]
+    assert all(0.4 <= value <= 1.6 for value in torch.stack(factors).flatten().tolist())
+    functions = (functional.adjust_brightness, functional.adjust_contrast, functional.adjust_saturation)
+    assert len({tuple(row) for row in order.tolist()}) > 12
+    for number, image in enumerate(batch):
+        for change in order[number].tolist():
+            if change < 3:
+                image = functions[change](image, factors[change][number].double().item())
+        assert torch.equal(image, jitter(batch, keys)[number])
+
+
+def test_bad_strengths_are_named_at_once():
+    with pytest.raises(UserError) as caught:
+        ColorJitter(brightness=-1.0, hue=0.6)
+    assert [problem.split("=")[0] for problem in caught.value.problems] == [
+        "augment.ColorJitter.brightness",
+        "augment.ColorJitter.hue",
+    ]
+
+
+def photographs(count, height, width):
+    """Smooth with some noise, as photographs are."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(count, 3, 5, 5, generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic").clamp(0, 1)
+    noise = torch.rand(count, 3, height, width, generator=generator) * 0.1
+    return ((smooth + noise) / 1.1 * 255).to(torch.uint8)
+
+
+@pytest.mark.parametrize("box", [(0, 0, 40, 50), (3, 7, 20, 30), (10, 2, 5, 45), (39, 49, 1, 1), (0, 0, 32, 24)])
+def test_a_box_is_resized_as_torchvision_resizes_it(box):
+    images = photographs(4, 40, 50)
+    top, left, height, width = (torch.tensor([value]) for value in box)
+    rows, columns = resize_weights(top, height, old=40, new=32), resize_weights(left, width, old=50, new=24)
+    ours = resample(images, rows.expand(4, -1, -1), columns.expand(4, -1, -1))
+    # in float and rounded, for torchvision's own arithmetic with 8-bit images rounds its weights
+    theirs = functional.resized_crop(images.double(), *box, size=[32, 24], antialias=True)
+    assert (ours - theirs).abs().max() <= 1.01
+    assert (ours - theirs).abs().mean() < 0.36
+    assert (ours.int() - functional.resized_crop(images, *box, size=[32, 24], antialias=True).int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0, 2.0])
+def test_a_blur_is_torchvision_s(sigma):
+    images = photographs(4, 33, 20)
+    weights = [blur_weights(torch.full((4,), sigma), size=size, radius=6) for size in (33, 20)]
+    ours = resample(images, *weights)
+    theirs = functional.gaussian_blur(images, [13, 13], [sigma, sigma])
+    assert (ours.int() - theirs.int()).abs().max() <= 1
+
+
+def test_the_whole_of_an_image_keeps_its_pixels_and_an_even_one_its_value():
+    images = photographs(3, 20, 20)
+    whole = resize_weights(torch.zeros(3), torch.full((3,), 20), old=20, new=20)
+    assert torch.equal(resample(images, whole, whole), images)
+    part = resize_weights(torch.tensor([3.0]), torch.tensor([13.0]), old=20, new=20)
+    even = torch.arange(256, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 20, 20)
+    assert torch.equal(resample(even, part.expand(256, -1, -1), part.expand(256, -1, -1)), even)
+
+
+def test_sums_are_exact_in_any_order():
+    """What makes the result independent of how a kernel sums, and of the batch."""
+    pixels = photographs(8, 224, 224).flatten(1, 2).float()
+    weights = resize_weights(torch.arange(8.0), torch.linspace(50, 210, 8), old=224, new=224).mul(1 << 15)
+    assert torch.equal(weights, weights.round())
+    exact = pixels.double() @ weights.transpose(1, 2)
+    for order in (torch.arange(224), torch.randperm(224, generator=torch.Generator().manual_seed(0))):
+        sums = pixels[..., order] @ weights[..., order].float().transpose(1, 2)
+        assert torch.equal(sums.double(), exact)
