@@ -1,0 +1,206 @@
+"""Plain values as the types of signatures: what is read, what is refused and in which words, what is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Optional, Union
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+from torch import nn
+
+from vit_lightning import MSSA, MultiHeadAttention, ViT
+from vit_lightning.config.signatures import signature_of
+from vit_lightning.config.typed import WRONG, Part, Place, Reader, default_of
+from vit_lightning.training.optim import OptimizerConfig
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+READ: list[tuple[Any, Any, Any]] = [
+    (int, "3", 3),
+    (int, 3, 3),
+    (float, "1e-3", 0.001),
+    (float, 1, 1.0),
+    (bool, "true", True),
+    (str, "3", "3"),
+    (Path, "a/b", Path("a/b")),
+    (Optional[int], "null", None),  # noqa: UP045  # as libraries write it
+    (int | None, None, None),
+    (int | str, "3", 3),
+    (Union[str, int], "auto", "auto"),  # noqa: UP007
+    (int | float, "0.5", 0.5),
+    (Literal["a", 2], "2", 2),
+    (bool | Literal["warn"], "warn", "warn"),
+    (list[float], [1, "2"], [1.0, 2.0]),
+    (tuple[int, int], ["1", 2], (1, 2)),
+    (tuple[float, ...], [1], (1.0,)),
+    (Sequence[str], ["x"], ["x"]),
+    (Mapping[str, int], {"a": "1"}, {"a": 1}),
+    (timedelta, "00:30:00", timedelta(minutes=30)),
+    (timedelta | None, {"minutes": 5}, timedelta(minutes=5)),
+    (Colour, "RED", Colour.RED),
+    (Any, "1e3", 1000.0),
+    (Any, "a: b", "a: b"),
+    (type[nn.Module], "torch.nn.GELU", nn.GELU),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "value"), READ)
+def test_a_value_is_read_as_its_type(kind, given, value):
+    reader = Reader()
+    found = reader.value(kind, given, "a.b")
+    found = found.make() if isinstance(found, Part) else found
+    assert (found, type(found), reader.problems) == (value, type(value), [])
+
+
+REFUSED: list[tuple[Any, Any, str]] = [
+    (int, "big", "a.b=big must be an int"),
+    (int, True, "a.b=True must be an int"),
+    (int, 2.5, "a.b=2.5 must be an int"),
+    (float | None, "fast", "a.b=fast must be a finite float or null"),
+    (bool, 1, "a.b=1 must be true or false"),
+    (str, 3, "a.b=3 must be a string"),
+    (Literal["x", "y"], "z", "a.b=z must be one of x, y"),
+    (Literal["x"] | Literal["y"] | None, "z", "a.b=z must be one of x, y or null"),
+    (tuple[int, int], [1], "a.b=[1] must be a list of 2 values"),
+    (list[int], [1, "x"], "a.b.1=x must be an int"),
+    (dict[str, int], {"k": "x"}, "a.b.k=x must be an int"),
+    (Iterable[int], 3, "a.b=3 must be a list"),
+    (nn.Module, "torch.nn.Linaer", "a.b.class_path=torch.nn.Linaer is not there (did you mean torch.nn.Linear?)"),
+    (nn.Module, "torch.optim.SGD", "a.b.class_path=torch.optim.SGD must be a Module"),
+    (nn.Module, {"bias": True}, "a.b: a class_path is missing"),
+    (nn.Module, 3, "a.b=3 must be a class"),
+    (
+        list[Callback] | Callback | None,
+        ["EarlyStoping"],
+        "a.b.0.class_path=EarlyStoping is not there (did you mean Ear",
+    ),
+    (Callback, "EarlyStopping", "a.b.monitor is missing (an argument of lightning.pytorch.callbacks.EarlyStopping)"),
+    (Callable[[int], nn.Module], {"class_path": "RMSNorm", "ep": 1}, "a.b.ep=1: there is no such option (did you mean"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "problem"), REFUSED)
+def test_a_wrong_value_is_named_with_its_key_and_its_type(kind, given, problem):
+    reader = Reader()
+    reader.value(kind, given, "a.b")
+    assert len(reader.problems) == 1
+    assert reader.problems[0].startswith(problem)
+
+
+def test_all_problems_of_all_classes_are_told_and_the_rest_is_still_read():
+    given = {
+        "dept": 3,
+        "pool": 3,
+        "attention": {"qkvbias": True, "dropout": "x"},
+        "norm": {"class_path": "No"},
+        "depth": "2",
+    }
+    reader = Reader()
+    part = reader.part(Place(nn.Module), {"class_path": "ViT", **given}, "model")
+    assert [text.split("=")[0] for text in reader.problems] == [
+        "model.dept",
+        "model.pool",
+        "model.norm.class_path",
+        "model.attention.qkvbias",
+        "model.attention.dropout",
+    ]
+    assert part.arguments["depth"] == 2
+    assert part.arguments["attention"].target is MultiHeadAttention
+
+
+def test_a_factory_has_the_options_that_nobody_gives_it():
+    def block(emb_size, attention, norm=nn.LayerNorm, *, scale=1.0, other: int = 2): ...
+
+    options = signature_of(block, 3).options
+    assert list(options) == ["scale", "other"]
+    kind = Callable[[int, int], nn.Module]
+    part = Reader().value(kind, {"class_path": "MSSA", "dim_head": "4"}, "a")
+    made = part.make()
+    assert isinstance(made, partial)
+    assert made.func is MSSA
+    assert isinstance(made(8, 2), MSSA)
+    assert part.plain()["init_args"]["dim_head"] == 4
+
+
+def test_defaults_that_are_classes_or_groups_are_written_as_a_config_has_them():
+    assert default_of(signature_of(ViT).options["norm"]).plain() == {
+        "class_path": "vit_lightning.LayerNorm",
+        "init_args": {"eps": 1e-6},
+    }
+    group = Reader().value(OptimizerConfig, {"lr": "1e-2", "betas": [0.8, 0.9]}, "optimizer")
+    assert group.make() == OptimizerConfig(lr=0.01, betas=(0.8, 0.9))
+    assert (group.plain()["betas"], group.plain()["name"]) == ([0.8, 0.9], "adamw")
+
+
+def test_what_a_class_passes_on_belongs_to_it_without_its_defaults():
+    class Own(EarlyStopping):
+        def __init__(self, *args, extra=1, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    signature = signature_of(Own)
+    assert signature.options["patience"].passed_on
+    reader = Reader()
+    assert reader.arguments(signature.options, {"monitor": "x", "patience": "5"}, "") == {
+        "extra": 1,
+        "monitor": "x",
+        "patience": 5,
+    }
+    assert reader.problems == []
+
+
+def test_options_of_a_function_are_those_of_the_class_that_it_returns_and_any_others():
+    from torchvision.models import resnet18
+
+    signature = signature_of(resnet18)
+    assert signature.options["num_classes"].kind is int
+    assert signature.others
+    assert signature.required == []
+
+
+def test_the_trainer_s_own_values_are_read():
+    given = {
+        "max_epochs": "10",
+        "devices": "2",
+        "callbacks": [{"class_path": "LearningRateMonitor"}],
+        "profiler": "simple",
+    }
+    reader = Reader()
+    values = reader.arguments(signature_of(Trainer).options, given, "trainer")
+    assert reader.problems == []
+    assert (values["max_epochs"], values["devices"], values["profiler"]) == (10, 2, "simple")
+    assert values["callbacks"][0].name == "lightning.pytorch.callbacks.LearningRateMonitor"
+
+
+def test_a_part_is_made_as_often_as_needed_with_new_objects_within():
+    @dataclass
+    class Holder:
+        inner: nn.Module
+
+    part = Part(
+        Holder,
+        {
+            "inner": Reader().value(
+                nn.Module, {"class_path": "torch.nn.Linear", "in_features": 2, "out_features": 3}, ""
+            )
+        },
+    )
+    one, other = part.make(), part.make()
+    assert one.inner is not other.inner
+    assert one.inner.weight.shape == other.inner.weight.shape == torch.Size([3, 2])
+
+
+def test_a_required_argument_of_a_wrong_value_makes_no_part():
+    reader = Reader()
+    assert reader.value(Callback, {"class_path": "EarlyStopping", "monitor": 3}, "a") is WRONG
+    assert reader.problems == ["a.monitor=3 must be a string"]

@@ -1,0 +1,145 @@
+"""Names in a config: the class or function of each, and what a wrong one may have meant."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import vit_lightning
+from vit_lightning.config.own_files import import_problem, searched, searched_modules
+from vit_lightning.errors import UserError
+
+HOMES = {
+    "Callback": "lightning.pytorch.callbacks",
+    "Logger": "lightning.pytorch.loggers",
+    "Profiler": "lightning.pytorch.profilers",
+    "Strategy": "lightning.pytorch.strategies",
+    "Precision": "lightning.pytorch.plugins",
+    "Metric": "torchmetrics.classification",
+    "Optimizer": "torch.optim",
+    "OptimizerConfig": "torch.optim",
+    "LRScheduler": "torch.optim.lr_scheduler",
+    "LossConfig": "torch.nn",
+    "Augmentation": "torchvision.transforms.v2",
+}
+"""Modules of classes that a config names without one, by a class from which they derive, or that they replace."""
+
+NOT_CHOSEN = ("ImageData", "ImageFiles", "WrappedDataset", "WrappedDataModule", "PerImage")
+"""Public classes that no config chooses: a base, images given to ``predict``, what is put around the code of others."""
+
+USUAL_NAMES = {
+    "epochs": "max_epochs",
+    "steps": "max_steps",
+    "gpus": "devices",
+    "grad_clip": "gradient_clip_val",
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "seed": "seed_everything",
+    "bs": "batch_size",
+    "workers": "num_workers",
+    "dim": "emb_size",
+    "embed_dim": "emb_size",
+    "hidden_size": "emb_size",
+    "layers": "depth",
+    "num_layers": "depth",
+    "heads": "num_heads",
+}
+"""Names of options in other programs, and ours."""
+
+
+def full_name(name: str, home: str = "") -> str:
+    """Returns the name of a class with its module, which may be left out for our own and for those of a home."""
+    if name in vit_lightning.__all__:
+        return f"vit_lightning.{name}"
+    return f"{home}.{name}" if home and "." not in name else name
+
+
+def public_name(target: Any) -> str:
+    """Returns the name by which a config names a class or function; ours by their public names."""
+    if target.__module__.startswith("vit_lightning.") and target.__qualname__ in vit_lightning.__all__:
+        return f"vit_lightning.{target.__qualname__}"
+    return f"{target.__module__}.{target.__qualname__}"
+
+
+def find_class(name: str) -> Any:
+    """Returns the class or function of a full name; None if there is none.
+
+    Raises:
+        UserError: a file of the user's raises an error when it is imported.
+    """
+    module, _, attribute = name.rpartition(".")
+    if not module or not all(part.isidentifier() for part in name.split(".")):
+        return None
+    if problem := import_problem(name):
+        raise UserError(problem)
+    try:
+        return getattr(importlib.import_module(module), attribute, None)
+    except ImportError:
+        return None
+
+
+def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """Returns the known names that a wrong one may have meant, the most likely first."""
+    lower = {item.lower(): item for item in known}
+    word = USUAL_NAMES.get(name, name).lower()
+    swapped = [item for item in lower if sorted(item) == sorted(word)]
+    found = swapped or difflib.get_close_matches(word, lower, n=3, cutoff=cutoff)
+    return [lower[item] for item in found]
+
+
+def hint(name: str, known: Iterable[str], prefix: str = "", otherwise: str = "", cutoff: float = 0.6) -> str:
+    """Returns a hint in brackets: the known name that is most similar, or else what can be chosen.
+
+    Args:
+        name: the wrong name.
+        known: the right ones.
+        prefix: what stands before a name in a config, such as ``model.``.
+        otherwise: what is said where none is similar; by default all known names.
+        cutoff: least similarity.
+    """
+    known = list(known)
+    if found := near(name, known, cutoff):
+        return f" (did you mean {prefix}{found[0]}?)"
+    return f" ({otherwise or 'choose ' + ', '.join(known)})" if otherwise or known else ""
+
+
+def hint_of_class(name: str, base: Any, home: str) -> str:
+    """Returns a hint on a class that is not there: a similar one of its module, of its kind or of its home.
+
+    Args:
+        name: the class path.
+        base: class from which it must derive.
+        home: module of classes that are named without one.
+    """
+    module, _, last = name.rpartition(".")
+    folders = f"; searched: installed packages, {searched()}" if module and searched() else ""
+    ours = [] if module else own_classes(base)
+    names = ours + _names_of(module or home)
+    lower = last.lower()
+    found = near(last, names) or sorted((one for one in names if lower in one.lower()), key=len)
+    if not found and not module and find_class(f"torchvision.models.{last}") is not None:
+        return f" (did you mean torchvision.models.{last}?)"
+    if not found and (modules := near(module, searched_modules())):
+        return f" (did you mean {modules[0]}.{last}?{folders})"
+    if found:
+        return f" (did you mean {module}{'.' if module else ''}{found[0]}?{folders})"
+    return f" ({f'choose {chr(44).join(ours)} or '.replace(',', ', ') if ours else ''}give module.Class{folders})"
+
+
+def own_classes(base: Any) -> list[str]:
+    """Returns the names of our own classes of a kind that a config may choose."""
+    public = {name: getattr(vit_lightning, name) for name in vit_lightning.__all__ if name not in NOT_CHOSEN}
+    classes = {name: kind for name, kind in public.items() if inspect.isclass(kind) and not inspect.isabstract(kind)}
+    return [name for name, kind in classes.items() if not inspect.isclass(base) or issubclass(kind, base)]
+
+
+def _names_of(module: str) -> list[str]:
+    """Returns the public classes and functions of a module; none if it cannot be imported."""
+    try:
+        members = vars(importlib.import_module(module)) if module else {}
+    except Exception:  # whatever it raises is told elsewhere
+        return []
+    return [name for name, item in members.items() if callable(item) and name[0] != "_"]

@@ -1,0 +1,102 @@
+"""The options of a class or a function: its arguments, with their types and defaults, as its signature has them."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, get_type_hints
+
+REQUIRED: Any = inspect.Parameter.empty
+"""Default of an argument that has none."""
+
+_NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class Option(NamedTuple):
+    """One argument."""
+
+    name: str
+    kind: Any = Any
+    """Its type; Any where it has none."""
+    default: Any = REQUIRED
+    passed_on: bool = False
+    """Whether it is one of **kwargs, which a base class or the class that a function makes takes."""
+
+
+class Signature(NamedTuple):
+    """The arguments of a class or a function."""
+
+    options: dict[str, Option]
+    others: bool
+    """Whether it takes others too, whose names only its call tells."""
+
+    @property
+    def required(self) -> list[str]:
+        """Names of the arguments that must be given."""
+        return [name for name, option in self.options.items() if option.default is REQUIRED and not option.passed_on]
+
+
+def signature_of(target: Any, leading: int = 0) -> Signature:
+    """Returns the arguments of a class or a function.
+
+    Args:
+        target: the class or function. Where it has ``**kwargs``, those of its base classes, or of the class that a
+            function returns, belong to it.
+        leading: number of first arguments that somebody else gives.
+    """
+    found: dict[str, Option] = {}
+    passed_on = False
+    for call, scope in _calls(target):
+        try:
+            parameters = list(inspect.signature(call).parameters.values())
+        except (ValueError, TypeError):  # of a class in C
+            break
+        parameters = parameters[1:] if inspect.isclass(target) and call is not target else parameters
+        hints = _hints(scope)
+        named = [parameter for parameter in parameters if parameter.kind in _NAMED][0 if passed_on else leading :]
+        for parameter in named:
+            kind = hints.get(parameter.name, Any)
+            found.setdefault(parameter.name, Option(parameter.name, kind, parameter.default, passed_on))
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return Signature(found, False)
+        passed_on = True
+    if inspect.isclass(target):
+        return Signature(found, False)
+    made = _hints(target).get("return")
+    more = signature_of(made).options if inspect.isclass(made) else {}
+    return Signature({**{name: option._replace(passed_on=True) for name, option in more.items()}, **found}, passed_on)
+
+
+def _calls(target: Callable[..., Any]) -> Iterator[tuple[Callable[..., Any], Any]]:
+    """Yields what is called, one behind the other where it passes arguments on, and whose type hints it has."""
+    if not inspect.isclass(target):
+        yield target, target
+        return
+    for base in target.__mro__:
+        made = vars(base).get("__init__")
+        if base is object or f"{base.__module__}.{base.__name__}" == "torch.nn.modules.module.Module":
+            break
+        if made is not None:
+            yield made, made
+    if target.__init__ is object.__init__:  # a named tuple, or a class without arguments
+        yield target, target
+
+
+def _hints(target: Any) -> dict[str, Any]:
+    """Returns the types of arguments; those that cannot be evaluated, such as of imports for type checks, are Any."""
+    try:
+        return get_type_hints(target)
+    except Exception:  # whatever the text of an annotation raises
+        function = inspect.unwrap(target)
+        scope = getattr(function, "__globals__", vars(sys.modules[function.__module__]))
+        return {name: _evaluated(hint, scope) for name, hint in inspect.get_annotations(function).items()}
+
+
+def _evaluated(hint: Any, scope: dict[str, Any]) -> Any:
+    if not isinstance(hint, str):
+        return hint
+    try:
+        return eval(hint, scope)  # an annotation of code that is imported already
+    except Exception:  # whatever it raises
+        return Any

@@ -1,0 +1,385 @@
+"""Plain values read as the types of signatures: one pass finds the classes and all problems.
+
+A class with arguments becomes a ``Part``: it is checked once, written to ``config.yaml`` and made as often as needed.
+Classes stand flat, with their arguments beside ``class_path`` (``files.flatten``).
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import types
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from datetime import timedelta
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, is_typeddict
+
+from vit_lightning.config.files import parse_yaml
+from vit_lightning.config.names import HOMES, find_class, full_name, hint, hint_of_class, public_name
+from vit_lightning.config.signatures import REQUIRED, Option, signature_of
+from vit_lightning.errors import UserError
+
+WRONG: Any = object()
+"""Result of reading a value that cannot be used."""
+
+LISTS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+PLAIN: dict[Any, str] = {int: "an int", float: "a finite float", bool: "true or false", str: "a string", Path: "a path"}
+PLAIN |= {timedelta: "a time such as 1:30:00", type(None): "null"}
+"""Plain types, and the words for them."""
+
+Form = Literal["object", "factory", "class"]
+"""Whether an object is made of a class, or a factory that takes further arguments, or it is given itself."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A class or function with its arguments.
+
+    Args:
+        target: the class or function.
+        arguments: values of its arguments; those with classes are parts too.
+        name: class path in a config; empty for a group of options, which has none.
+        form: what is made of it.
+    """
+
+    target: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    name: str = ""
+    form: Form = "object"
+
+    def make(self, **more: Any) -> Any:
+        """Returns a new object, factory or the class, with further arguments in place of those of the config."""
+        if self.form == "class":
+            return self.target
+        given = {name: made(value) for name, value in self.arguments.items() if name not in more} | more
+        return partial(self.target, **given) if self.form == "factory" else self.target(**given)
+
+    def plain(self) -> Any:
+        """Returns it as plain data, as ``config.yaml`` has it."""
+        if self.form == "class":
+            return self.name
+        arguments = {name: plain(value) for name, value in self.arguments.items() if is_plain(value)}
+        if not self.name:
+            return arguments
+        return {"class_path": self.name, **({"init_args": arguments} if arguments else {})}
+
+
+def made(value: Any) -> Any:
+    """Returns a value with objects in place of its parts."""
+    if isinstance(value, Part):
+        return value.make()
+    if type(value) in (list, tuple, set):
+        return type(value)(made(item) for item in value)
+    return {key: made(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as plain data."""
+    if isinstance(value, Part):
+        return value.plain()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return value.name if isinstance(value, Enum) else str(value) if isinstance(value, Path | timedelta) else value
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value can be written to a config; a default of others, such as an object, may not."""
+    if isinstance(value, Mapping):
+        return all(map(is_plain, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, Part | Enum | Path | timedelta | str | int | float | bool)
+
+
+class Place(NamedTuple):
+    """What may stand where a type asks for a class.
+
+    Args:
+        base: class from which it derives; None for any.
+        form: what is made of it.
+        leading: number of first arguments that are given to a factory; None for any.
+    """
+
+    base: type | None = None
+    form: Form = "object"
+    leading: int | None = 0
+
+
+def place_of(kind: Any) -> Place | None:
+    """Returns the place of a class that a type asks for; None for any other type."""
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if origin is type:
+        return Place(parts[0] if parts and inspect.isclass(parts[0]) else None, "class")
+    if origin is collections.abc.Callable:
+        taken, returned = parts or (..., Any)
+        bases = [each for each in members(returned) if inspect.isclass(each) and each not in (*PLAIN, object)]
+        return Place(bases[0] if bases else None, "factory", None if taken is ... else len(taken))
+    return Place(kind) if inspect.isclass(kind) and kind not in (object, Any) and origin is kind else None
+
+
+def members(kind: Any) -> tuple[Any, ...]:
+    """Returns the types of a union, or the type itself."""
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def is_group(kind: Any) -> bool:
+    """Whether the options of a type stand in a config without a class: a dataclass that derives from no other class."""
+    return inspect.isclass(kind) and all(is_dataclass(base) for base in kind.__mro__[:-1])
+
+
+Adapter = Callable[["Reader", Any, str, dict[str, Any], str], Any]
+"""Returns the part of a class of others at a place of ours: reader, class, its name, its arguments, key."""
+
+
+@dataclass
+class Reader:
+    """Plain values as the types of signatures.
+
+    Args:
+        adapters: what makes a part of a class of others, by the class of ours in whose place it stands.
+        problems: gets all problems.
+    """
+
+    adapters: Mapping[Any, Adapter] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def arguments(
+        self,
+        options: Mapping[str, Option],
+        given: Mapping[str, Any],
+        path: str,
+        *,
+        of: str = "",
+        provided: Collection[str] = (),
+        others: bool = False,
+    ) -> dict[str, Any]:
+        """Returns the arguments of a class or function with their defaults, in the order of its options.
+
+        A wrong value is left out, so that all else can still be checked.
+
+        Args:
+            options: its options.
+            given: plain values.
+            path: dotted key that they have in a config.
+            of: name of the class, for problems.
+            provided: arguments that are given later where the config does not.
+            others: whether others are taken as well.
+        """
+        prefix = f"{path}." if path else ""
+        self.problems += [
+            unknown(str(name), value, prefix, options)
+            for name, value in given.items()
+            if name not in options and not others
+        ]
+        values = {}
+        for name, option in options.items():
+            if name in given:
+                values[name] = self.value(option.kind, given[name], f"{prefix}{name}", option.default)
+            elif option.default is not REQUIRED and not option.passed_on and name not in provided:
+                values[name] = default_of(option)
+            elif option.default is REQUIRED and not option.passed_on and name not in provided:
+                self.problems.append(f"{prefix}{name} is missing{of and f' (an argument of {of})'}")
+        more = {name: given[name] for name in given if others and name not in options}
+        values |= {name: self.value(Any, value, f"{prefix}{name}") for name, value in more.items()}
+        return {name: value for name, value in values.items() if value is not WRONG}
+
+    def value(self, kind: Any, given: Any, path: str, default: Any = REQUIRED) -> Any:
+        """Returns a plain value as one of a type; ``WRONG`` if it is none.
+
+        A text is read as what the type needs, so that a flag means what the same value means in a file.
+
+        Args:
+            kind: the type.
+            given: the plain value.
+            path: dotted key that it has in a config.
+            default: default of the option, whose class need not be named.
+        """
+        origin, parts = get_origin(kind) or kind, get_args(kind)
+        if origin is Annotated:
+            return self.value(parts[0], given, path, default)
+        if origin in (Union, types.UnionType):
+            return self._one_of(kind, given, path, default)
+        if kind in PLAIN or origin is Literal or (inspect.isclass(kind) and issubclass(kind, Enum)):
+            try:
+                return plain_value(kind, given)
+            except (ValueError, TypeError, KeyError, StopIteration):
+                return self._refused(kind, given, path)
+        if origin in MAPPINGS or is_typeddict(kind):
+            if not isinstance(given, Mapping):
+                return self._refused(kind, given, path)
+            inner = parts[1] if len(parts) == 2 else Any
+            return {key: self.value(inner, item, f"{path}.{key}") for key, item in given.items()}
+        if origin in (*LISTS, tuple):
+            fixed = origin is tuple and parts and parts[1:] != (...,)
+            if not isinstance(given, list | tuple) or (fixed and len(given) != len(parts)):
+                return self._refused(kind, given, path)
+            kinds = parts if fixed else (*parts, Any)[:1] * len(given)
+            items = [self.value(kinds[n], item, f"{path}.{n}") for n, item in enumerate(given)]
+            return {tuple: tuple, set: set, frozenset: frozenset}.get(origin, list)(x for x in items if x is not WRONG)
+        if (place := place_of(kind)) is not None:
+            return self.part(place, given, path, default)
+        if isinstance(given, Mapping) and "class_path" in given:
+            return self.part(Place(), given, path)
+        if isinstance(given, Mapping):
+            return {key: self.value(Any, item, f"{path}.{key}") for key, item in given.items()}
+        if isinstance(given, list | tuple):
+            return [self.value(Any, item, f"{path}.{number}") for number, item in enumerate(given)]
+        return scalar(given)
+
+    def _refused(self, kind: Any, given: Any, path: str) -> Any:
+        self.problems.append(f"{path}={given} must be {words(kind)}")
+        return WRONG
+
+    def _one_of(self, kind: Any, given: Any, path: str, default: Any) -> Any:
+        """Returns a value of the first type of a union that takes it; else the problems of the one that was meant."""
+        if type(None) in members(kind) and given in (None, "null"):
+            return None
+        tried: list[tuple[Any, list[str]]] = []
+        for one in sorted(members(kind), key=lambda one: one is str):  # a text may be a number
+            reader = Reader(self.adapters)
+            value = reader.value(one, given, path, default)
+            if not reader.problems:
+                return value
+            tried.append((value, reader.problems))
+        for value, problems in tried:
+            if not problems[0].startswith(f"{path}={given} must be"):
+                self.problems += problems
+                return value
+        return self._refused(kind, given, path)
+
+    def part(self, place: Place, given: Any, path: str, default: Any = REQUIRED, provided: Collection[str] = ()) -> Any:
+        """Returns the class that a config names at a place, with its arguments; ``WRONG`` if it cannot be made.
+
+        Args:
+            place: the place.
+            given: class path, or its arguments with or without ``class_path``.
+            path: dotted key that it has in a config.
+            default: the class that need not be named.
+            provided: arguments that are given later where the config does not.
+        """
+        base = place.base
+        home = next((HOMES[kind.__name__] for kind in getattr(base, "__mro__", ()) if kind.__name__ in HOMES), "")
+        named = given.get("class_path") if isinstance(given, Mapping) else given
+        if not isinstance(given, Mapping | str) or not isinstance(named, str | None):
+            self.problems.append(f"{path}={given} must be a class")
+            return WRONG
+        if named is not None:
+            name = full_name(named, home)
+            try:
+                target = find_class(name)
+            except UserError as error:
+                self.problems += [f"{path}.class_path={named}: {text}" for text in error.problems]
+                return WRONG
+        elif is_group(base):
+            name, target = "", base
+        elif default is not REQUIRED and (inspect.isclass(default) or inspect.isfunction(default)):
+            name, target = public_name(default), default
+        else:
+            self.problems.append(f"{path}: a class_path is missing")
+            return WRONG
+        if target is None:
+            self.problems.append(f"{path}.class_path={named} is not there{hint_of_class(str(named), base, home)}")
+            return WRONG
+        arguments = {} if isinstance(given, str) else {key: given[key] for key in given if key != "class_path"}
+        is_class = inspect.isclass(target)
+        fits = callable(target) and (base is None or (issubclass(target, base) if is_class else not is_group(base)))
+        if not fits and base in self.adapters and callable(target):
+            return self.adapters[base](self, target, name, arguments, path)
+        if not fits or (is_class and inspect.isabstract(target)):
+            self.problems.append(f"{path}.class_path={named} must be a {getattr(base, '__name__', 'class')}")
+            return WRONG
+        form: Form = "object" if place.form == "factory" and is_class and base is None else place.form
+        signature = signature_of(target, place.leading or 0) if form == "factory" else signature_of(target)
+        if form == "class" or place.leading is None:
+            provided = signature.options
+        before = len(self.problems)
+        values = self.arguments(signature.options, arguments, path, of=name, provided=provided, others=signature.others)
+        lacking = set(signature.required) - {*values, *provided}
+        return Part(target, values, name, form) if not lacking or len(self.problems) == before else WRONG
+
+
+def unknown(name: str, value: Any, prefix: str, known: Collection[str]) -> str:
+    """Returns the problem of an option that is not there."""
+    if ":" in name:
+        return f"{prefix}{name}: written {{key: value}} in a config, with a space, and --key=value as a flag"
+    shown = "" if isinstance(value, dict | list) else f"={value}"
+    return f"{prefix}{name}{shown}: there is no such option{hint(name, known, prefix, cutoff=0.5)}"
+
+
+def default_of(option: Option) -> Any:
+    """Returns the default of an option as a reader returns values: a class as a part with its own defaults."""
+    default = option.default
+    if is_group(type(default)):
+        return Part(type(default), {name: getattr(default, name) for name in signature_of(type(default)).options})
+    if inspect.isclass(default) or inspect.isfunction(default):
+        for place in filter(None, map(place_of, members(option.kind))):
+            options = signature_of(default, place.leading or 0).options.values()
+            taken = [one for one in options if one.default is not REQUIRED and not one.passed_on]
+            arguments = {} if place.form == "class" else {one.name: default_of(one) for one in taken}
+            return Part(default, arguments, public_name(default), place.form)
+    return default
+
+
+def scalar(given: Any) -> Any:
+    """Returns a text as the number, truth value or null that it is in YAML; any other value as it is."""
+    try:
+        value = parse_yaml(given, "") if isinstance(given, str) else given
+    except UserError:
+        return given
+    return value if isinstance(value, int | float | None) or not isinstance(given, str) else given
+
+
+def plain_value(kind: Any, given: Any) -> Any:
+    """Returns a value of a plain type.
+
+    Raises:
+        ValueError, TypeError, KeyError or StopIteration: it is none.
+    """
+    value = given if kind is str else scalar(given)
+    if get_origin(kind) is Literal:
+        return next(
+            choice for choice in get_args(kind) for one in (given, value) if type(choice) is type(one) and choice == one
+        )
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is float and isinstance(given, str):
+        return float(given)
+    if kind is Path and isinstance(given, str | Path):
+        return Path(given)
+    if kind is timedelta:
+        return _time(given)
+    if issubclass(kind, Enum):
+        return kind[given] if given in kind.__members__ else kind(given)
+    if type(value) is not kind:
+        raise TypeError
+    return value
+
+
+def _time(given: Any) -> timedelta:
+    if not isinstance(given, str):
+        return given if isinstance(given, timedelta) else timedelta(**given)
+    days, _, rest = given.rpartition(" day")
+    hours, minutes, seconds = rest.removeprefix("s").removeprefix(", ").split(":")
+    return timedelta(int(days or 0), hours=int(hours), minutes=int(minutes), seconds=float(seconds))
+
+
+def words(kind: Any) -> str:
+    """Returns the values of a type in words."""
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, types.UnionType):
+        choices = tuple(choice for part in parts if get_origin(part) is Literal for choice in get_args(part))
+        kinds = [Literal[choices]] * bool(choices) + [part for part in parts if get_origin(part) is not Literal]
+        return " or ".join(dict.fromkeys(map(words, kinds)))
+    if origin is Literal or (inspect.isclass(kind) and issubclass(kind, Enum)):
+        return f"one of {', '.join(map(str, parts or kind.__members__))}"
+    if origin is tuple and parts and parts[1:] != (...,):
+        return f"a list of {len(parts)} values"
+    if origin in (*LISTS, tuple):
+        return "a list"
+    return "a mapping" if origin in MAPPINGS or is_typeddict(kind) else PLAIN.get(kind, "a class")
