@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple, Self
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 
+import vit_lightning
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import CROSS_ENTROPY, MeanLoss, Stage, make_metrics, with_own
 from vit_lightning.training.callbacks import TrainingBar
@@ -164,8 +166,37 @@ class ViTClassifier(LightningModule):
     def on_train_epoch_start(self) -> None:
         _reset(self.train_metrics)  # a checkpoint from the end of an epoch still holds that epoch's counts
 
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """Returns a classifier with the weights of a checkpoint, of a run or of any Trainer with this module.
+
+        Args:
+            checkpoint_path: the file, which is read as data alone.
+            args: further arguments as those of ``LightningModule.load_from_checkpoint``.
+            kwargs: likewise, and arguments of this class; ``network`` is needed only where the file does not tell its
+                architecture: a network that is no ViT, or with blocks of your own.
+
+        Raises:
+            UserError: the file cannot be read, or does not tell its architecture.
+        """
+        if "network" not in kwargs:
+            try:  # by the public name, as a program does: this room may not import those that read files
+                kwargs["network"] = vit_lightning.load(checkpoint_path).network.train()
+            except UserError as error:
+                hint = "or give the network: load_from_checkpoint(..., network=...)"
+                raise UserError([*error.problems, hint]) from error
+        return super().load_from_checkpoint(checkpoint_path, *args, **{"weights_only": True, **kwargs})
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Sums the counts of the epoch over ranks; in a resumed run the first rank continues with the sums."""
+        """Sums the counts of the epoch over ranks; in a resumed run the first rank continues with the sums.
+
+        A checkpoint of a run has the config; that of another Trainer gets the model and the preprocessing of images.
+        """
+        if "config" not in checkpoint:
+            with suppress(UserError):  # of a network that is no ViT of our blocks
+                checkpoint["config"] = {"model": vit_lightning.model_config(self.network)}
+            view = getattr(self.trainer.datamodule, "test_view", None)  # type: ignore[attr-defined]
+            checkpoint["test_view"] = view() if callable(view) else None
         state = checkpoint["state_dict"]
         for name in _train_counts(checkpoint):
             state[name] = self.trainer.strategy.reduce(state[name].detach().clone(), reduce_op="sum")
@@ -176,7 +207,7 @@ class ViTClassifier(LightningModule):
         state = checkpoint["state_dict"]
         if any(value.dtype == torch.float64 for name, value in state.items() if name.startswith("network.")):
             self.network.double()  # precision 64-true; Lightning converts only after it has loaded the weights
-        if self.trainer.state.fn == TrainerFn.FITTING and self.average is None:
+        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING and self.average is None:
             without_average(checkpoint)
         own = self.state_dict()
         for name in (f"train_metrics.ce.{part}" for part in ("total", "count")):
@@ -184,7 +215,11 @@ class ViTClassifier(LightningModule):
                 state.setdefault(name, torch.zeros_like(own[name]))
             else:
                 state.pop(name, None)
-        if self.trainer.global_rank > 0:
+        if self._trainer is None and any(".lora_" in name for name in state.keys() - own.keys()):
+            for name in [name for name in state if name.startswith("network.")]:  # adapters were merged as it was read
+                del state[name]
+            state |= {name: value for name, value in own.items() if name.startswith("network.")}
+        if self._trainer is not None and self.trainer.global_rank > 0:
             for name in _train_counts(checkpoint):
                 state[name].zero_()
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
+from vit_lightning.errors import UserError
 from vit_lightning.models.attention import RotaryAttention, SeparateAttention
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.vit import ViT
@@ -13,7 +16,7 @@ from vit_lightning.weights.options import ATTENTIONS, FEED_FORWARDS, POOLS, POSI
 _SAME = (*SIZES, "class_token", "distillation_token", "register_tokens", "final_norm", "representation_size")
 
 
-def model_config(model: ViT | Options) -> dict[str, Any]:
+def model_config(model: nn.Module | Options) -> dict[str, Any]:
     """Returns ``class_path`` and ``init_args`` of a ViT in plain data, as a config has them under ``model``.
 
     The network that a config builds from it has the same names of weights and, given the same weights, computes the
@@ -23,8 +26,10 @@ def model_config(model: ViT | Options) -> dict[str, Any]:
         model: a ViT of our blocks, or its options.
 
     Raises:
-        UserError: names blocks that are not ours.
+        UserError: it is another network, or has blocks that are not ours.
     """
+    if isinstance(model, nn.Module) and not isinstance(model, ViT):
+        raise UserError(f"{type(model).__name__} is no ViT of ours")
     options = describe(model) if isinstance(model, ViT) else model
     found: dict[str, Any] = {name: options[name] for name in _SAME}
     found |= {name: _side(options[name]) for name in ("image_size", "patch_size")}

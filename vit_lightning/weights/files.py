@@ -33,6 +33,8 @@ _WRAPPERS = ("state_dict_ema", "model_ema", "teacher", "state_dict", "model", "n
 _PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "backbone.")
 _UNUSED = re.compile(r"(vit\.)?pooler\..*|(vit\.embeddings\.|embeddings\.)?mask_token|opt/state/.*")
 """Tensors of pre-training that the logits do not need."""
+_COUNTS = ("train_metrics.", "val_metrics.", "test_metrics.")
+"""Prefixes of what ViTClassifier counts."""
 _LARGEST_JSON = 1 << 24
 _LARGEST_GROWTH = 8
 """Times its size to which a compressed .npz may grow, above the first GiB."""
@@ -102,8 +104,9 @@ def _read(place: str, key: str) -> WeightsFile:
         tensors = {name.removeprefix("network."): state[name] for name in state if name.startswith("network.")}
         return WeightsFile(place, path, tensors, checkpoint["config"], checkpoint, checkpoint.get("test_view"))
     tensors, notes = _tidy(contents)
-    config = inside or _config_beside(file)
-    return WeightsFile(place, path, tensors, config, view=_view(file, config), notes=notes)
+    config, view = _told_inside(contents)
+    config = inside or config or _config_beside(file)
+    return WeightsFile(place, path, tensors, config, view=view or _view(file, config), notes=notes)
 
 
 def _is_ours(contents: Any) -> bool:
@@ -121,6 +124,15 @@ def _file_in(folder: Path) -> Path:
     if not found:
         raise UserError(f"the folder holds neither {BEST} nor {LAST} nor {', '.join(IN_FOLDER)}")
     return found[0]
+
+
+def _told_inside(contents: Any) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Returns model and preprocessing in a checkpoint of ViTClassifier by a Trainer of the user's own."""
+    config, view = (contents.get(name) for name in ("config", "test_view")) if isinstance(contents, dict) else ("", "")
+    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
+        return None, {}
+    view = dict(view) if isinstance(view, dict) else {}
+    return {"model": config["model"], "class_names": view.pop("class_names", None)}, view
 
 
 def _config_beside(file: Path) -> dict[str, Any] | None:
@@ -271,6 +283,7 @@ def _tidy(contents: Any) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     notes: list[str] = []
     state = _unwrapped(contents, notes)
     tensors = {str(name): value.detach() for name, value in state.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in tensors.items() if not name.startswith(_COUNTS)}
     if not tensors:
         first = ", ".join(str(name)[:50] for name in list(state)[:3]) or "nothing"
         raise UserError(f"it holds no weights (it has {first})")
