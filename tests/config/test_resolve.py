@@ -1,20 +1,18 @@
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from runs import REPOSITORY
-from tensors import write_images, write_parquet
+from tensors import write_images
 
 from vit_lightning import Digits, ImageFolder, ViT
 from vit_lightning.config.experiment import Experiment, make_data
 from vit_lightning.config.resolve import resolve
 from vit_lightning.models.attention import MultiHeadAttention
 
-PAGES = sorted((REPOSITORY / "experiments").glob("*.yaml"))
 DIGITS = str(REPOSITORY / "experiments" / "digits.yaml")
 FIT = ["--model.patch_size=4"]
 
@@ -35,26 +33,6 @@ def images(tmp_path: Path) -> Path:
     for name in ("a", "b", "c"):
         write_images(tmp_path / "images" / "train" / name, 4)
     return tmp_path / "images"
-
-
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_every_page_is_valid_and_builds_its_model(path, images):
-    text, source = path.read_text(), []
-    if "ImageFolder" in text:
-        source = [f"--data.root={images}"]
-    if "HuggingFaceSet" in text:
-        pytest.importorskip("datasets")
-        tables = images.parent / "tables"
-        tables.mkdir()
-        write_parquet(tables / "train.parquet", images / "train")
-        source = [f"--data.path={tables}", "--data.image_column=image", f"--data.cache={tables / 'cache'}"]
-    experiment = resolve(["--config", str(path), *source, "--trainer.max_epochs=3"])
-    network, classes = experiment.make_network(), experiment.data.num_classes
-    assert arguments(experiment)["num_classes"] == getattr(network, "num_classes", classes) == classes
-    assert experiment.name == path.stem
-    class_paths = re.findall(r"vit_lightning\.[\w.]+", experiment.to_yaml())
-    assert all(name.count(".") == 1 for name in class_paths), "public names outlive moves of their modules"
-    assert experiment.trainer["max_epochs"] == experiment.make_trainer_arguments()["max_epochs"] == 3
 
 
 def test_promised_keys_are_flags():
