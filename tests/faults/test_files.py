@@ -30,7 +30,7 @@ def write_for_ever(folder: Path, megabytes: int, begin: int) -> None:
     while True:
         step += 1
         io.in_background = step % 2 == 0
-        io.save_checkpoint({"state_dict": {"w": weights}, "global_step": step, "page": {}}, folder / "last.ckpt")
+        io.save_checkpoint({"state_dict": {"w": weights}, "global_step": step, "config": {}}, folder / "last.ckpt")
 
 
 def kill_while_writing(folder: Path, temporary: Path, *, kills: int, megabytes: int, seed: int) -> None:

@@ -236,10 +236,8 @@ def check_checkpoint(path: Path, checkpoint: Any, has_checksum: bool) -> dict[st
     """Returns the contents of a file as a checkpoint; raises UserError if it is none, or lacks its checksum."""
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise UserError(f"{path} is no Lightning checkpoint: it has no state_dict")
-    if not has_checksum and ("page" in checkpoint or {"config", "between_steps"} <= checkpoint.keys()):
-        raise UserError(f"{path} is damaged: it has no checksum (or a very old version wrote it)")
-    if "page" in checkpoint:  # its name in earlier runs
-        checkpoint["config"] = checkpoint.pop("page")
+    if not has_checksum and {"config", "between_steps"} <= checkpoint.keys():
+        raise UserError(f"{path} is damaged: it has no checksum")
     return checkpoint
 
 

@@ -63,6 +63,7 @@ class WandbConfig:
 class WandbMirror(Logger):
     """Lightning logger that mirrors a run. It neither raises nor hangs, and after an error of W&B it logs no more.
 
+    It starts on rank 0 alone; where it has not started, what is logged is dropped.
     Config, command, git remote and console are sent without keys, home folder, names of user and machine.
 
     Args:
@@ -117,14 +118,14 @@ class WandbMirror(Logger):
         Args:
             otherwise: modes to try if it cannot be online; none to send a finished run.
         """
-        mode = self.config.mode or _MODES.get(os.environ.get("WANDB_MODE", ""))
-        if mode == "disabled":
+        if (self.config.mode or os.environ.get("WANDB_MODE")) == "disabled":
             self._console.stop()
             return
         try:
             self._wandb = import_wandb(self.folder)
             self._setup()
-            mode = mode or _MODES.get(self._wandb.setup().settings.mode, "online")
+            mode = self._wandb.setup().settings.mode
+            mode = self.config.mode or _MODES.get(mode, mode)
             if mode == "online" and not has_key(self._wandb):
                 mode, self.reason = "offline", "no API key"
             self._start_in(["online", *otherwise] if mode == "online" else otherwise, later=not otherwise)
@@ -138,23 +139,14 @@ class WandbMirror(Logger):
     def _start_in(self, modes: Sequence[str], *, later: bool) -> None:
         environment = read_json(self.folder / "environment.json")
         config = self._redacted.of({**self.run_config, "versions": environment.get("packages", {})})
-        own = WandbConfig(**self._redacted.of(vars(self.config)))
+        given = self._redacted.of(vars(self.config))
+        shown = {name: given[name] for name in ("project", "entity", "group", "job_type", "tags", "notes")}
         for mode in modes:
+            settings = self._settings(environment, later=later)
+            place = {"id": self.run_id, "name": self.folder.name, "dir": str(self.folder)}
             try:
                 self._run = self._wandb.init(
-                    id=self.run_id,
-                    name=self.folder.name,
-                    dir=str(self.folder),
-                    mode=mode,
-                    resume="allow",
-                    project=own.project,
-                    entity=own.entity,
-                    group=own.group,
-                    job_type=own.job_type,
-                    tags=own.tags,
-                    notes=own.notes,
-                    config=config,
-                    settings=self._settings(environment, later=later),
+                    **place, **shown, mode=mode, resume="allow", config=config, settings=settings
                 )
             except Exception as fault:
                 self.reason = first_line(fault)
@@ -177,17 +169,11 @@ class WandbMirror(Logger):
             console="off",  # leaves stdout and stderr alone
             init_timeout=START_SECONDS,
             finish_timeout=FINISH_SECONDS,
-            x_graphql_retry_wait_max_seconds=5,
-            x_file_stream_retry_wait_max_seconds=5,
-            x_file_transfer_retry_wait_max_seconds=5,
+            **{f"x_{kind}_retry_wait_max_seconds": 5 for kind in ("graphql", "file_stream", "file_transfer")},
             x_transaction_log_flush_interval=1.0,  # by default a SIGKILL loses 15 s
             x_disable_meta=True,  # it has user and host; ``_send_environment`` sends the rest
-            host="",
-            username="",
-            email="",
+            **dict.fromkeys(("host", "username", "email", "program_relpath", "program_abspath"), ""),
             program="lightning",
-            program_relpath="",
-            program_abspath="",
             x_disable_stats=later,  # of the machine that sends a finished run
             x_stats_sampling_interval=10.0,
             x_save_requirements=False,
@@ -223,12 +209,13 @@ class WandbMirror(Logger):
         )
         self._run._interface._publish(records.Record(environment=record))
 
-    @rank_zero_only
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+    def _log(self, make: Callable[[], Mapping[str, Any]], step: int | None = None) -> None:
         """Logs a row; W&B merges rows of the same step and ignores rows of earlier steps."""
-        self._guarded(lambda: self._run.log(dict(metrics), step=step))
+        self._guarded(lambda: self._run.log(make(), step=step))
 
-    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self._log(lambda: dict(metrics), step)
+
     def catch_up(self, folder: Path) -> None:
         """Sends the rows of ``metrics.jsonl`` that W&B lacks, for example after a kill."""
         if self.mode != "online" or not (folder / "metrics.jsonl").is_file():
@@ -239,52 +226,38 @@ class WandbMirror(Logger):
             if step in validations:
                 self.log_validation(validations[step])
 
-    @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Does nothing: ``start`` has sent the config."""
 
-    @rank_zero_only
     def log_images(self, images: Mapping[str, Path], step: int | None = None) -> None:
         """Logs PNG files by name."""
-        self._guarded(
-            lambda: self._run.log({name: self._wandb.Image(str(path)) for name, path in images.items()}, step=step)
-        )
+        self._log(lambda: {name: self._wandb.Image(str(path)) for name, path in images.items()}, step)
 
-    @rank_zero_only
-    def log_validation(self, path: Path) -> None:
-        """Logs a validation at its step: the JSON file that ``ValidationPictures`` has written, and its pictures."""
-        facts, number = read_json(path), path.stem.removeprefix("epoch-")
-        pictures = {"validation": path.with_suffix(".png"), "confusion": path.with_name(f"confusion-{number}.png")}
-
-        def send() -> None:
-            values = {
-                f"images/{name}": self._wandb.Image(str(file)) for name, file in pictures.items() if file.is_file()
-            }
-            confidence = facts["confidence"]
-            counts = [sum(pair) for pair in zip(confidence["right"], confidence["wrong"], strict=True)]
-            values["images/confidence"] = self._wandb.Histogram(np_histogram=(counts, confidence["edges"]))
-            classes = list(zip(facts["classes"], facts["class_images"], facts["class_accuracy"], strict=True))
-            if len(classes) <= CLASS_CURVES:
-                values |= {f"val_class/{name}": accuracy for name, _, accuracy in classes if accuracy is not None}
-            else:
-                values["val_class"] = self._wandb.Table(columns=["class", "images", "accuracy"], data=classes)
-            self._run.log(values, step=facts["step"])
-
-        self._guarded(send)
-
-    @rank_zero_only
     def log_table(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Logs a table."""
-        self._guarded(
-            lambda: self._run.log({name: self._wandb.Table(columns=list(header), data=[list(row) for row in rows])})
-        )
+        self._log(lambda: {name: self._wandb.Table(columns=list(header), data=[list(row) for row in rows])})
 
-    @rank_zero_only
+    def log_validation(self, path: Path) -> None:
+        """Logs a validation at its step: the JSON file that ``ValidationPictures`` has written, and its pictures."""
+        facts = read_json(path)
+        self._log(lambda: self._validation(facts, path), facts.get("step"))
+
+    def _validation(self, facts: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        confusion = path.with_name(f"confusion-{path.stem.removeprefix('epoch-')}.png")
+        pictures = {"images/validation": path.with_suffix(".png"), "images/confusion": confusion}
+        values = {name: self._wandb.Image(str(file)) for name, file in pictures.items() if file.is_file()}
+        confidence = facts["confidence"]
+        counts = [sum(pair) for pair in zip(confidence["right"], confidence["wrong"], strict=True)]
+        values["images/confidence"] = self._wandb.Histogram(np_histogram=(counts, confidence["edges"]))
+        classes = list(zip(facts["classes"], facts["class_images"], facts["class_accuracy"], strict=True))
+        if len(classes) <= CLASS_CURVES:
+            return values | {f"val_class/{name}": accuracy for name, _, accuracy in classes if accuracy is not None}
+        return values | {"val_class": self._wandb.Table(columns=["class", "images", "accuracy"], data=classes)}
+
     def log_summary(self, values: Mapping[str, Any]) -> None:
         """Sets final values of the run."""
         self._guarded(lambda: self._run.summary.update(self._redacted.of(values)))
 
-    @rank_zero_only
     def log_model(self, files: Sequence[Path]) -> None:
         """Uploads files as an artifact of type model."""
 
@@ -317,20 +290,21 @@ class WandbMirror(Logger):
 
     def place(self) -> str:
         """Returns a line that says at the start where the run is."""
-        if self.mode == "offline":
-            return f"W&B         offline{f' ({self.reason})' if self.reason else ''}"
-        return self.hint()
+        return f"W&B         offline{self._why()}" if self.mode == "offline" else self.hint()
 
     def hint(self) -> str:
         """Returns a line that says how to view the run, and how to send what W&B lacks."""
+        send = f"lightning sync {self.folder}"
         if self.mode == "online":
-            lacking = f"; it lacks some of it ({self.reason}): lightning sync {self.folder}" if self.reason else ""
+            lacking = f"; it lacks some of it ({self.reason}): {send}" if self.reason else ""
             return f"W&B         {self.url}{lacking}"
         if self.mode == "offline":
-            why = f" ({self.reason})" if self.reason else ""
-            view, send = f"wandb leet {self.folder / 'wandb'}", f"lightning sync {self.folder}"
-            return f"W&B         offline{why}; view: {view}; send: {send} (or wandb sync)"
-        return f"W&B         off ({self.reason})" if self.reason else ""
+            view = f"wandb leet {self.folder / 'wandb'}"
+            return f"W&B         offline{self._why()}; view: {view}; send: {send} (or wandb sync)"
+        return f"W&B         off{self._why()}" if self.reason else ""
+
+    def _why(self) -> str:
+        return f" ({self.reason})" if self.reason else ""
 
     def _guarded(self, call: Callable[[], object]) -> None:
         self.begin()
@@ -367,14 +341,8 @@ def _code(environment: Mapping[str, Any]) -> dict[str, Any]:
     return git.get("working folder") or git.get("package") or {}
 
 
-_MODES = {
-    "online": "online",
-    "run": "online",
-    "shared": "online",
-    "offline": "offline",
-    "dryrun": "offline",
-    "disabled": "disabled",
-}
+_MODES = {"run": "online", "shared": "online", "dryrun": "offline"}
+"""Other names of W&B's modes."""
 
 
 def merged_by_step(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, dict[str, float]]]:
