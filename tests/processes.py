@@ -28,7 +28,7 @@ PRELOADED = (
     "matplotlib.pyplot",
     "vit_lightning.ablation.ablate",
     "vit_lightning.cli",
-    "vit_lightning.commands.evaluate",
+    "vit_lightning.commands.trained",
     "vit_lightning.commands.fit",
     "vit_lightning.figures.test_report",
     "vit_lightning.report.write",

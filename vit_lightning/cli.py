@@ -35,10 +35,10 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "fit": Command("train on the images of a config, then test the best checkpoint", "commands.fit:fit"),
-    "validate": Command("measure a trained model on the validation images", "commands.evaluate:validate"),
-    "test": Command("measure a trained model on the test images", "commands.evaluate:test"),
+    "validate": Command("measure a trained model on the validation images", "commands.trained:validate"),
+    "test": Command("measure a trained model on the test images", "commands.trained:test"),
     "predict": Command(
-        "classify the test images, or images of your own", "commands.predict:predict", "[IMAGES_OR_FOLDER ...]"
+        "classify the test images, or images of your own", "commands.trained:predict", "[IMAGES_OR_FOLDER ...]"
     ),
     "embed": Command(
         "write features of images, before the classifier",

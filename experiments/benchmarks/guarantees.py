@@ -26,8 +26,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
 from vit_lightning.commands.console import quiet
-from vit_lightning.commands.run import prepare
-from vit_lightning.commands.session import make_module
+from vit_lightning.commands.fit import make_run
+from vit_lightning.commands.module import make_module
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
@@ -101,7 +101,7 @@ def train(guaranteed: bool, parent: Connection, steps: int, threads: int) -> Non
     baton = Baton(parent, steps)
     with tempfile.TemporaryDirectory() as place:
         if guaranteed:
-            run = prepare(experiment, experiment.make_trainer_arguments({"callbacks": [baton]}), Path(place))
+            run = make_run(experiment, experiment.make_trainer_arguments({"callbacks": [baton]}), Path(place))
             trainer, module, data = run.trainer, run.module, experiment.data
         else:
             module, data = make_module(experiment), PlainDigits(experiment.data)

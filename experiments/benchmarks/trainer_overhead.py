@@ -42,8 +42,8 @@ from PIL import Image
 
 from vit_lightning import ViT
 from vit_lightning.commands.console import quiet
+from vit_lightning.commands.fit import make_run
 from vit_lightning.commands.measuring import median
-from vit_lightning.commands.run import prepare
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.batches import Batch
 from vit_lightning.storage.environment import describe_environment
@@ -194,7 +194,7 @@ def main() -> None:
         experiment = resolve(["--config=c.yaml"])
         keep_freed_memory()
         Path("run").mkdir()
-        run = prepare(experiment, experiment.make_trainer_arguments(), Path("run"))
+        run = make_run(experiment, experiment.make_trainer_arguments(), Path("run"))
         batches = EverySecondReady(experiment.data)
         experiment.data.train_dataloader = lambda: batches  # type: ignore
         in_a_terminal()

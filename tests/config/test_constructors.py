@@ -13,8 +13,8 @@ from tensors import write_images
 from torchvision import models
 
 from vit_lightning import UserError
-from vit_lightning.commands.evaluate import evaluate
 from vit_lightning.commands.fit import fit
+from vit_lightning.commands.trained import evaluate
 from vit_lightning.config.experiment import make_network
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint

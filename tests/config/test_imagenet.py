@@ -13,7 +13,7 @@ from PIL import Image, ImageFilter
 from runs import REPOSITORY
 
 from vit_lightning.cli import main
-from vit_lightning.commands.session import make_module
+from vit_lightning.commands.module import make_module
 from vit_lightning.config.experiment import make_network
 from vit_lightning.config.resolve import resolve
 from vit_lightning.training.optim import optimizer_and_schedule

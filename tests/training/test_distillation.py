@@ -16,9 +16,9 @@ from runs import SMALL
 from torchvision import models
 
 from vit_lightning import Digits, Distillation, DistillationConfig, LossConfig, Teacher, UserError, ViT, ViTClassifier
-from vit_lightning.commands.evaluate import evaluate
 from vit_lightning.commands.fit import fit
-from vit_lightning.commands.session import load_teacher
+from vit_lightning.commands.module import load_teacher
+from vit_lightning.commands.trained import evaluate
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 
@@ -147,7 +147,7 @@ def test_a_student_learns_from_a_run_of_ours(in_folder):
 
 
 def make(flags):
-    from vit_lightning.commands.session import make_module
+    from vit_lightning.commands.module import make_module
 
     torch.manual_seed(0)
     return make_module(resolve(flags))

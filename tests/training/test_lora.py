@@ -10,8 +10,8 @@ import torchvision
 from runs import SMALL
 
 from vit_lightning import UserError, ViT
-from vit_lightning.commands.evaluate import validate
 from vit_lightning.commands.fit import fit
+from vit_lightning.commands.trained import validate
 from vit_lightning.config.experiment import make_network, network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import load_network, read_checkpoint

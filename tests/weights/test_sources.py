@@ -17,7 +17,7 @@ from tensors import randomise
 from torchvision import models
 
 from vit_lightning import CIFAR10, UserError, ViT, load
-from vit_lightning.commands.session import load_teacher
+from vit_lightning.commands.module import load_teacher
 from vit_lightning.config.experiment import network_in_file
 from vit_lightning.config.trust import KNOWN_PACKAGES, PACKAGES, Imports, may_import, trusts
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint

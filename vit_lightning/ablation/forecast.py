@@ -21,7 +21,8 @@ from vit_lightning.ablation.attempts import FORK, with_shared_data
 from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
 from vit_lightning.commands.console import counted
-from vit_lightning.commands.session import make_module, make_trainer
+from vit_lightning.commands.module import make_module
+from vit_lightning.commands.session import make_trainer
 from vit_lightning.commands.tune import plain_steps
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.splits import Split

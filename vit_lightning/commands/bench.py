@@ -19,11 +19,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vit_lightning.commands.console import say
+from vit_lightning.commands.console import Start, say
+from vit_lightning.commands.fit import Run, make_run
 from vit_lightning.commands.measuring import Rounds, matrix_product, median, paired_rounds, take_turns
-from vit_lightning.commands.run import Run, prepare
-from vit_lightning.commands.session import compile_chosen, session
-from vit_lightning.commands.start import Start
+from vit_lightning.commands.module import compile_chosen
+from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.options import BenchOptions
 from vit_lightning.errors import UserError
@@ -60,7 +60,7 @@ def bench(experiment: Experiment) -> dict[str, Any]:
     experiment = replace(experiment, settings=settings._replace(wandb=wandb))
     arguments = experiment.make_trainer_arguments(_plain_training(options))
     with session(experiment, "bench") as folder, tempfile.TemporaryDirectory() as place:
-        run = prepare(experiment, arguments, Path(place))
+        run = make_run(experiment, arguments, Path(place))
         if not isinstance(run.module, ViTClassifier):
             raise UserError(f"module.class_path={type(run.module).__name__} is no ViTClassifier: it has no bare step")
         turns = Turns(run, options)

@@ -1,21 +1,39 @@
-"""The run to resume, and the options that may have changed since it began."""
+"""The run that ``fit`` resumes: which one, from which checkpoint, and what may have changed since it began."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from lightning.pytorch import LightningModule
 
-from vit_lightning.commands.console import say
+from vit_lightning.commands.console import counted, say
+from vit_lightning.commands.module import network_of
 from vit_lightning.config.changes import changes_since
+from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import changed_files
 from vit_lightning.errors import CannotResume, UserError
 from vit_lightning.limits import refuse
-from vit_lightning.storage.folder import release, try_hold
-from vit_lightning.storage.metrics import read_results
+from vit_lightning.storage.checkpoint_files import (
+    BEST,
+    LAST,
+    Restored,
+    network_weights,
+    newest_checkpoint,
+    read_checkpoint,
+)
+from vit_lightning.storage.folder import hold, is_first, release, try_hold, write_whole
+from vit_lightning.storage.metrics import read_metrics, read_results
+from vit_lightning.training.classifier import ViTClassifier
+
+RESUMED = "VIT_LIGHTNING_RESUMED"
+"""Environment variable in which the first process tells the other ranks which run is resumed."""
 
 NEVER = (
     "seed_everything",
@@ -30,9 +48,118 @@ NEVER = (
 """Options that decide which images form a batch; they never change within a run."""
 
 
-def refuse_changes(
-    changed: Mapping[str, tuple[Any, Any]], allowed: Sequence[str], folder: Path, *, trained: bool = False
-) -> None:
+Changes = Mapping[str, tuple[Any, Any]]
+"""Values by option, before and now."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run that may be resumed by this experiment."""
+
+    folder: Path
+    newest: Restored | None = None
+    """Checkpoint from which training resumes; None where it begins again at step 0."""
+    changes: Changes | None = None
+    """Options and files that have changed since the run began, and that ``config.yaml`` does not tell yet."""
+    results: dict[str, Any] | None = None
+    """Results of a finished run."""
+
+    def begin(self, experiment: Experiment, module: LightningModule) -> None:
+        """Checks that the checkpoint fits the network, clears what a killed process left, and notes the changes."""
+        if self.newest is not None:
+            prefix = "network." if isinstance(module, ViTClassifier) else ""
+            network_weights(network_of(module), self.newest.checkpoint, self.newest.path, prefix)
+        remove_partial_files(self.folder)
+        if self.changes:
+            step = 0 if self.newest is None else self.newest.checkpoint["global_step"]
+            path = self.folder / "config.yaml"
+            write_whole(path, note_changes(experiment.to_yaml(), path, self.changes, step))
+
+
+def find_run(experiment: Experiment, held: contextlib.ExitStack) -> Resumed | None:
+    """Returns the run to resume, locked by ``held``; None for a new run.
+
+    Raises:
+        UserError: it is in use, or was begun with other options, or trained for longer than is now asked for.
+        CannotResume: there is none, or none of its checkpoints can be read.
+    """
+    if experiment.resume == "never" or (folder := _find_folder(experiment, held)) is None:
+        return None
+    written, given = read_run_config(folder), experiment.config
+    results = read_results(folder)
+    if results is not None:
+        _refuse_finished(folder, changes_since(written, given) | changed_files(folder))
+        return Resumed(folder, results=results)
+    newest, files = newest_checkpoint(folder), changed_files(folder)
+    changed = changes_since(written if newest is None else newest.checkpoint["config"], given) | files
+    new = changes_since(written, given) | files
+    # a change that config.yaml notes was allowed then, even if the run was killed before its next checkpoint
+    noted = {key for key in changed if key not in new and key in noted_changes(folder / "config.yaml")}
+    trained = newest is not None and newest.checkpoint["finished"]
+    refuse_changes(changed, [*experiment.allowed_changes, *noted], folder, trained=trained)
+    if trained:
+        _refuse_finished(folder, new)
+    if newest is None:
+        _check_start(folder, experiment)
+        return Resumed(folder, changes=new)
+    if (folder / BEST).is_file():
+        read_checkpoint(folder / BEST)  # finds damage now, not after the training
+    _check_epochs(folder, newest.checkpoint, experiment.trainer["max_epochs"])
+    return Resumed(folder, newest, new)
+
+
+def parent_of(experiment: Experiment) -> Path:
+    """Returns the folder of the runs of an experiment."""
+    return Path("runs") / experiment.name
+
+
+def _find_folder(experiment: Experiment, held: contextlib.ExitStack) -> Path | None:
+    """Returns the folder of the run to resume, if there is one, locked for this process."""
+    out, parent = experiment.out, parent_of(experiment)
+    given = out if out is not None and (out / "config.yaml").is_file() else None
+    if not is_first():
+        found = os.environ.get(RESUMED, given or "")  # a cluster may start all ranks without this variable
+        return Path(found) if found else None
+    folder = given
+    if given is not None:
+        held.enter_context(hold(given, "resume"))
+    elif out is None:
+        must = experiment.resume == "must"
+        if unfinished := unfinished_run(parent, experiment.config, experiment.allowed_changes, must=must):
+            folder = unfinished[0]
+            held.callback(release, *unfinished)
+    elif experiment.resume == "must":
+        raise CannotResume(f"resume=must: out={out} is no run folder")
+    os.environ[RESUMED] = "" if folder is None else str(folder)
+    return folder
+
+
+def _refuse_finished(folder: Path, changed: Changes) -> None:
+    if changed:
+        raise UserError(f"{folder} is finished: {', '.join(changed)} cannot change ({new_run_hint(folder)})")
+
+
+def _check_start(folder: Path, experiment: Experiment) -> None:
+    """Says that a run without a checkpoint starts again.
+
+    Raises:
+        CannotResume: the run has lost its checkpoints, or ``resume=must``.
+    """
+    had = (folder / "metrics.jsonl").is_file() and any("train/acc" in row for row in read_metrics(folder))
+    if had or experiment.resume == "must":
+        why = f"{folder / LAST} and its other checkpoints are gone" if had else "it has no checkpoint yet"
+        raise CannotResume(f"{folder} cannot be resumed: {why}; nothing was changed (leave out resume for a new run)")
+    say(f"{folder} was stopped before its first checkpoint and starts again at step 0")
+
+
+def _check_epochs(folder: Path, checkpoint: Mapping[str, Any], wanted: int | None) -> None:
+    """Refuses to resume a run that has trained for more epochs than it is to have."""
+    done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    if wanted is not None and 0 <= wanted < done:
+        raise UserError(f"trainer.max_epochs={wanted}, but {folder} has trained {counted(done, 'epoch')} already")
+
+
+def refuse_changes(changed: Changes, allowed: Sequence[str], folder: Path, *, trained: bool = False) -> None:
     """Checks that a run is resumed with its own options, except for those allowed by name.
 
     Args:
@@ -69,7 +196,7 @@ def _is_allowed(key: str, allowed: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in allowed)
 
 
-def note_changes(text: str, path: Path, changed: Mapping[str, tuple[Any, Any]], step: int) -> str:
+def note_changes(text: str, path: Path, changed: Changes, step: int) -> str:
     """Returns the new text of a run's ``config.yaml``, with earlier values as comments at its top."""
     comments = re.match(r"(#[^\n]*\n)*", path.read_text(encoding="utf-8"))
     added = "".join(f"# {key} was {before} until step {step}\n" for key, (before, _) in changed.items())

@@ -22,9 +22,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vit_lightning.commands.arguments import read_experiment
 from vit_lightning.commands.console import counted, quiet, say
+from vit_lightning.commands.module import make_module
 from vit_lightning.commands.open_model import open_model
 from vit_lightning.commands.plain_arguments import read_plain
-from vit_lightning.commands.session import make_module
 from vit_lightning.config.check_network import empty_network
 from vit_lightning.config.options import SummaryOptions
 from vit_lightning.errors import UserError, one_line

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from vit_lightning.commands.console import say
 from vit_lightning.commands.resume import read_run_config
-from vit_lightning.commands.run import mirror_results, run_id
 from vit_lightning.errors import UserError
 from vit_lightning.storage.metrics import read_results
-from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror
+from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror, run_id
 
 
 def sync(folder: Path) -> None:
@@ -27,7 +26,7 @@ def sync(folder: Path) -> None:
     if mirror.mode == "online":
         mirror.catch_up(folder)
         if results := read_results(folder):
-            mirror_results(mirror, results)
+            mirror.log_results(results)
     mirror.finish()
     if mirror.mode != "online" or mirror.reason:
         raise UserError(f"{folder} was not sent: {mirror.reason} (for an API key: wandb login)")

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from vit_lightning.commands.console import say
-from vit_lightning.commands.session import make_module, make_trainer, session, start_weights
+from vit_lightning.commands.module import make_module, start_weights
+from vit_lightning.commands.session import make_trainer, session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.options import BatchSizeSearchOptions, LearningRateSearchOptions
 from vit_lightning.errors import UserError

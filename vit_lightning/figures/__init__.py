@@ -1,5 +1,5 @@
 """The figures of a run: curves, sheets of images, confusion matrices, the report of a test, pictures of validations.
 
 Offers what commands draw into the folder of a run, and ``ValidationPictures``, a callback that draws while it trains.
-May import data, storage and training.
+May import data, storage, training and config.
 """

@@ -11,12 +11,37 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from vit_lightning.config.experiment import Experiment
+from vit_lightning.storage.metrics import read_metrics
+
 Rows = Sequence[dict[str, Any]]
 
 
 def save(figure: Figure, path: Path) -> None:
     """Writes a figure as PNG, sharp on a screen of high resolution too."""
     figure.savefig(path, dpi=150)
+
+
+def draw_curves(experiment: Experiment, folder: Path, best_step: int) -> None:
+    """Draws ``curves.png`` of a finished run."""
+    mixed = bool(experiment.data.mixing)
+    drawn = curves(
+        read_metrics(folder), folder.name, objective=_objective(experiment), mixed=mixed, best_step=best_step
+    )
+    save(drawn, folder / "curves.png")
+
+
+def _objective(experiment: Experiment) -> str:
+    """Returns in words what distinguishes the training loss from plain cross entropy; empty if nothing does."""
+    loss, distillation = experiment.settings.loss, experiment.settings.distillation
+    parts = [
+        {"ce": "", "bce": "binary cross entropy"}.get(loss.name, loss.name),
+        f"label smoothing {loss.label_smoothing:g}" * (loss.label_smoothing > 0.0),
+        "mixed images" * bool(experiment.data.mixing),
+        "distillation" * (distillation.teacher is not None),
+        f"as {own['class_path']} has it" if (own := experiment.config.get("module")) else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, best_step: int | None = None) -> Figure:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import shlex
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from vit_lightning.errors import first_line, one_line
+from vit_lightning.storage.checkpoint_files import find_checkpoint
 from vit_lightning.storage.console_log import ConsoleLog
 from vit_lightning.storage.folder import read_json
 from vit_lightning.storage.metrics import read_metrics
@@ -258,6 +260,13 @@ class WandbMirror(Logger):
         """Sets final values of the run."""
         self._guarded(lambda: self._run.summary.update(self._redacted.of(values)))
 
+    def log_results(self, results: Mapping[str, Any]) -> None:
+        """Sends figures and results of a finished run, and with ``log_model`` its best checkpoint."""
+        self.log_images({path.stem: path for path in sorted(self.folder.glob("*.png"))}, step=results["steps"])
+        self.log_summary(results)
+        if self.config.log_model and self.mode == "online":  # offline, W&B would store a second copy
+            self.log_model([find_checkpoint(self.folder), self.folder / "config.yaml"])
+
     def log_model(self, files: Sequence[Path]) -> None:
         """Uploads files as an artifact of type model."""
 
@@ -333,6 +342,12 @@ class WandbMirror(Logger):
             thread.join(2.0)
             return False
         return True
+
+
+def run_id(folder: Path) -> str:
+    """Returns the run's W&B id from ``environment.json``, or a new random one."""
+    known = read_json(folder / "environment.json")
+    return str(known["run_id"]) if known else secrets.token_hex(4)
 
 
 def _code(environment: Mapping[str, Any]) -> dict[str, Any]:

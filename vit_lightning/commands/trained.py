@@ -1,34 +1,82 @@
-"""``lightning predict``: classes of the test images, or of image files, by a trained model."""
+"""``lightning validate``, ``test`` and ``predict``: a trained model on the images of its config, or on image files."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 
-from vit_lightning.commands.console import counted, say
+from vit_lightning.commands.console import counted, row, say, stage_line
 from vit_lightning.commands.load import Prediction, top_classes
-from vit_lightning.commands.session import load_trained, make_trainer, session
+from vit_lightning.commands.module import compile_chosen, load_weights, make_module
+from vit_lightning.commands.session import Results, logged, make_trainer, session
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.options import PredictOptions
+from vit_lightning.config.options import PredictOptions, TrainedOptions
 from vit_lightning.data.bad_images import BAD_IMAGES
 from vit_lightning.data.batches import Request
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
 from vit_lightning.errors import UserError
 from vit_lightning.figures.pictures import LARGE, sheet, write_png
-from vit_lightning.figures.test_report import write_rows
-from vit_lightning.storage.folder import write_whole
-from vit_lightning.training.callbacks import gather
+from vit_lightning.figures.test_report import interval, report_test, write_rows
+from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint
+from vit_lightning.storage.folder import is_first, write_whole
+from vit_lightning.training.callbacks import TestPredictions, gather
+from vit_lightning.training.classifier import ViTClassifier
+from vit_lightning.weights.init_from import with_resized_positions
 
 SHOWN_IMAGES = 30
 """Number of images in ``predictions.png``."""
 SHOWN_LINES = 20
 """Largest number of images whose predictions are printed; they are written in any case."""
+
+
+def load_trained(experiment: Experiment) -> tuple[LightningModule, Path]:
+    """Returns the LightningModule with the weights of ``ckpt``, and the checkpoint file that they come from."""
+    assert isinstance(experiment.options, TrainedOptions)
+    path = find_checkpoint(experiment.options.ckpt)
+    module, checkpoint = make_module(experiment), read_checkpoint(path)
+    if isinstance(module, ViTClassifier):
+        given = experiment.data.image_size, experiment.resize_positions
+        checkpoint, changed = with_resized_positions(checkpoint, module.network, *given)
+        if changed:
+            say(row("image size", changed))
+    load_weights(module, checkpoint, path)
+    return module, path
+
+
+def validate(experiment: Experiment) -> Results:
+    """Measures the model of ``ckpt`` on the validation images."""
+    return evaluate(experiment, "validate")
+
+
+def test(experiment: Experiment) -> Results:
+    """Measures the model of ``ckpt`` on the test images."""
+    return evaluate(experiment, "test")
+
+
+def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Results:
+    """Measures the model of ``ckpt``; writes ``results.json`` and, of a test, its report to a new folder."""
+    data = experiment.data
+    with session(experiment, stage) as folder:
+        module, path = load_trained(experiment)
+        predictions = TestPredictions()
+        trainer = make_trainer(experiment.make_trainer_arguments({"logger": False}), folder, [predictions], [])
+        compile_chosen(module, experiment)
+        measure = trainer.validate if stage == "validate" else trainer.test
+        measure(module, datamodule=data, verbose=False)
+        results = logged(trainer, "val" if stage == "validate" else "test") | interval(predictions.table)
+        if is_first() and predictions.table:
+            say(report_test(folder, predictions.table, data))
+        write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
+    say(stage_line("val" if stage == "validate" else "test", results))
+    say(row("weights", str(path)))
+    say(row("results", str(folder)))
+    return results
 
 
 def predict(experiment: Experiment) -> None:
