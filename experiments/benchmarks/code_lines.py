@@ -1,4 +1,4 @@
-"""Counts lines of code by room: without blank lines, comments and docstrings.
+"""Counts lines of Python and JavaScript by room: without blank lines, comments and docstrings.
 
 python experiments/benchmarks/code_lines.py [FOLDER]
 """
@@ -6,6 +6,7 @@ python experiments/benchmarks/code_lines.py [FOLDER]
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tokenize
 from collections import Counter
@@ -15,7 +16,10 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 
 
 def code_lines(path: Path) -> int:
-    """Returns the number of lines of a Python file on which a token of code stands."""
+    """Returns the number of lines with a token of code, or, of JavaScript, that are neither blank nor a comment."""
+    if path.suffix == ".js":
+        text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
+        return sum(bool(line.strip()) and not line.strip().startswith("//") for line in text.splitlines())
     lines: set[int] = set()
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
@@ -31,7 +35,7 @@ def code_lines(path: Path) -> int:
 def main(folder: Path) -> None:
     rooms: Counter[str] = Counter()
     files: Counter[str] = Counter()
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.js")]):
         parts = path.relative_to(folder).parts
         room = parts[0] if len(parts) > 1 else "(root)"
         rooms[room] += code_lines(path)
