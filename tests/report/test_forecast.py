@@ -10,19 +10,16 @@ import numpy as np
 import pytest
 
 from tests.fake_study import make_study
-from vit_lightning.report.comparisons import compare, design_of, standings
+from vit_lightning.report.comparisons import compare, standings
 from vit_lightning.report.forecast import (
     Spread,
-    _read_correct,
     assumed_spread,
     expect,
     forecast_sentences,
-    known_accuracy,
-    make_outlook,
     measured_spread,
+    visible,
 )
 from vit_lightning.report.schedule import make_schedule
-from vit_lightning.report.sequential import visible_difference
 from vit_lightning.report.study import Compare, Run, Study
 
 STUDIES = 100
@@ -72,31 +69,22 @@ def test_the_expected_runs_are_those_of_studies_with_other_numbers(how, truth, u
 
 def test_a_study_that_cannot_show_its_effect_says_so():
     rules = Compare("test/acc", 0.005, 60)
-    outlook = make_outlook(rules, 2, assumed_spread(rules, 360))
-    assert outlook.spread.sd == pytest.approx(np.sqrt(0.05 / 360))
-    assert outlook.differ.better < 0.8 < outlook.visible / 0.005
-    text = "\n".join(forecast_sentences(outlook, 6.0))
+    spread = assumed_spread(rules, 360)
+    assert spread.sd == pytest.approx(np.sqrt(0.05 / 360))
+    assert expect(rules, 2, spread.sd, 0.005).better < 0.8
+    text = "\n".join(forecast_sentences(rules, 2, spread, 6.0))
     assert "two runs disagree on 5 % of 360 test images (compare.disagreement)" in text
     assert "360 test images at 5 % disagreement show 0.54 points with 60 seeds, not 0.5 points: raise compare." in text
-    assert f"at most 120: {outlook.runs[0] / 10:.0f} min" in text
+    few = min(expect(rules, 2, spread.sd, truth).runs for truth in (0.0, 0.005))
+    assert f"at most 120: {few / 10:.0f} min" in text
     seeds = int(re.search(r"compare.max_seeds to about (\d+)", text)[1])
-    advised = design_of(dataclasses.replace(rules, max_seeds=seeds), 2)
-    assert 0.9 < visible_difference(advised, outlook.spread.sd) / 0.005 < 1.1
-    many = make_outlook(rules, 2, assumed_spread(rules, 10_000))
-    assert many.differ.better > 0.8
-    assert "raise" not in "\n".join(forecast_sentences(many))
-    assert make_outlook(rules, 2, Spread(many.spread.sd)).visible == many.visible
-
-
-def test_what_is_known_of_the_accuracy_bounds_the_disagreement(tmp_path):
-    rules = Compare("test/acc", 0.005, 60)
-    assert assumed_spread(rules, 400, 0.99).disagreement == pytest.approx(0.02)
-    assert assumed_spread(rules, 400, 0.8).disagreement == 0.05
-    assert assumed_spread(rules, 400, 1.0).sd > 0
+    assert 0.9 < visible(dataclasses.replace(rules, max_seeds=seeds), 2, spread) / 0.005 < 1.1
+    many = assumed_spread(rules, 10_000)
+    assert expect(rules, 2, many.sd, 0.005).better > 0.8
+    assert "raise" not in "\n".join(forecast_sentences(rules, 2, many))
+    assert visible(rules, 2, Spread(many.sd)) == visible(rules, 2, many)
     assert assumed_spread(rules, None) is None
     assert assumed_spread(Compare("test/loss", 0.005, 60), 400) is None
-    study = make_study(tmp_path, seeds=1, max_seeds=8, missing=[("mean", 0)])
-    assert known_accuracy(study) == study.done[0].results["test/acc"]
 
 
 def test_one_pair_tells_the_disagreement_and_three_the_spread_of_other_metrics(tmp_path):
@@ -107,11 +95,11 @@ def test_one_pair_tells_the_disagreement_and_three_the_spread_of_other_metrics(t
         with np.load(one.folder / run.folder / "test_predictions.npz") as file:
             correct.append(file["label"] == file["prediction"])
     share = np.mean(correct[0] != correct[1]) - (np.mean(correct[0]) - np.mean(correct[1])) ** 2
-    assert found == Spread(np.sqrt(share / 360), 1, 360, share)
+    assert (found.pairs, found.images, found.disagreement) == (1, 360, pytest.approx(share))
+    assert found.sd == pytest.approx(np.sqrt(share / 360))
     assert share == pytest.approx(np.var(correct[0] * 1.0 - correct[1]))
     for run in one.done[:1]:
         (one.folder / run.folder / "test_predictions.npz").write_bytes(b"PK no zip")
-    _read_correct.cache_clear()
     assert measured_spread(one) is None, "a damaged file is one that tells nothing"
     study = make_study(tmp_path / "more", seeds=4, max_seeds=8, missing=[("mean without class token", 3)])
     assert measured_spread(study).pairs == 7

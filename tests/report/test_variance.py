@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vit_lightning.report.variance import components, factor_effects, mcnemar
+from vit_lightning.report.variance import components, factor_effects, highest_rate, spread
 
 # Shrout & Fleiss 1979, table 2: six targets, four judges; mean squares 11.24, 32.49 and 1.02
 RATINGS = np.array([[9, 2, 5, 8], [6, 1, 3, 2], [8, 4, 6, 8], [7, 1, 2, 6], [10, 5, 6, 9], [6, 2, 4, 7]])
@@ -38,14 +38,12 @@ def test_the_spread_of_runs_is_the_one_that_was_seen_though_no_part_of_it_is_the
     assert found.error_new_seeds == pytest.approx(stats.sem(means))
 
 
-def test_mcnemar_is_exact():
-    # statsmodels 0.15: mcnemar([[101, 121], [59, 33]], exact=True)
-    first = np.repeat([True, True, False, False], [101, 121, 59, 33])
-    second = np.repeat([True, False, True, False], [101, 121, 59, 33])
-    found = mcnemar(first, second)
-    assert (found.only_first, found.only_second) == (121, 59)
-    assert found.p == pytest.approx(4.4344492637551645e-06, rel=1e-6)
-    assert mcnemar(first, first).p == 1.0
+@pytest.mark.parametrize(("events", "runs"), [(0, 8), (1, 8), (7, 30), (8, 8)])
+def test_the_highest_rate_is_that_of_clopper_and_pearson(events, runs):
+    limits = stats.binomtest(events, runs, alternative="less").proportion_ci(0.95, method="exact")
+    assert highest_rate(events, runs) == pytest.approx(limits.high)
+    if (events, runs) == (0, 8):
+        assert highest_rate(events, runs) == pytest.approx(0.31, abs=0.005)
 
 
 GRID = np.array(  # seed, pool, depth
@@ -95,3 +93,12 @@ def test_only_seeds_that_every_cell_has_count():
     found = factor_effects({"x": ["a", "b"], "y": [1, 2]}, results, 0.05)
     assert [effect.n for effect in found] == [1, 1, 1]
     assert found[0].effect == pytest.approx(-1.25)
+
+
+def test_effects_that_are_all_alike_have_the_p_of_their_signs():
+    accuracies = np.float32(0.9027778) - np.full(6, np.float32(0.9), dtype=np.float32)
+    assert spread(accuracies.astype(float)) == 0.0
+    results = {(pool, 1): dict(enumerate(accuracies * number)) for number, pool in enumerate("abc")}
+    found = factor_effects({"pool": "abc", "depth": [1]}, {**results, ("c", 1): dict.fromkeys(range(6), 0.0)}, 0.05)
+    assert [effect.p for effect in found] == [2.0**-5, 1.0]
+    assert found[0].low == found[0].effect == found[0].high

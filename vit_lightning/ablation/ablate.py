@@ -28,14 +28,15 @@ from vit_lightning.ablation.plan import GROUPS, Plan, plan_help, read_plan
 from vit_lightning.ablation.slurm import submit
 from vit_lightning.ablation.wandb_sweep import write_sweep
 from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, workers_of
-from vit_lightning.commands.console import counted, quiet
+from vit_lightning.commands.console import quiet
 from vit_lightning.config.check_options import find_problems
 from vit_lightning.config.files import parse_yaml, split_words, word
 from vit_lightning.config.help import explained, options_of
 from vit_lightning.errors import UserError
+from vit_lightning.notation import counted, show_time
 from vit_lightning.report.schedule import analyses_of
 from vit_lightning.report.study import Run
-from vit_lightning.report.wording import show_time, unit_of
+from vit_lightning.report.wording import unit_of
 from vit_lightning.storage.folder import release, try_hold
 
 

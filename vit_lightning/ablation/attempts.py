@@ -183,21 +183,33 @@ def _last_written(folder: Path) -> float:
     return max(times)
 
 
-def _work(
-    experiment: Experiment, words: list[str], claim: Path, threads: int, visible: str | None, parent: int
-) -> None:
-    """Runs the process of one attempt; ``words`` are the arguments of the equivalent command."""
-    os.setpgid(0, 0)
-    die_with(parent)  # another process will take the run over
+def begin_process(parent: int, output: int, threads: int, visible: str | None) -> None:
+    """Prepares a forked process for a run: its life, its output, its threads and its GPU.
+
+    Args:
+        parent: process with which it ends; another one will take its run over.
+        output: file that stdout and stderr go to.
+        threads: number of its threads.
+        visible: id of its GPU; None on a CPU, or where it may have all.
+    """
+    die_with(parent)
     obey_parent()
-    log = os.open(claim.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for handle, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(log, handle)
+        os.dup2(output, handle)
         setattr(sys, name, open(handle, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace"))  # noqa: SIM115
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for processes that the run itself starts
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     torch.set_num_threads(threads)
+
+
+def _work(
+    experiment: Experiment, words: list[str], claim: Path, threads: int, visible: str | None, parent: int
+) -> None:
+    """Runs the process of one attempt; ``words`` are the arguments of the equivalent command."""
+    os.setpgid(0, 0)
+    log = os.open(claim.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    begin_process(parent, log, threads, visible)
     sys.argv[1:] = words
     try:
         _fit_alone(experiment)

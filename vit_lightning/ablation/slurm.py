@@ -17,8 +17,8 @@ from typing import Any
 from vit_lightning.ablation.ledger import Ledger, Planned, open_ledger
 from vit_lightning.ablation.plan import read_plan
 from vit_lightning.ablation.workers import Progress, WorkOptions, run_all
-from vit_lightning.commands.console import counted
 from vit_lightning.errors import UserError
+from vit_lightning.notation import counted
 
 MOST_JOBS = 64
 REQUEUES = 1000

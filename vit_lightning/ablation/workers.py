@@ -19,10 +19,9 @@ from tqdm import tqdm
 from vit_lightning.ablation.attempts import Attempts, with_shared_data
 from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
-from vit_lightning.commands.console import counted
 from vit_lightning.errors import UserError
-from vit_lightning.report.forecast import forecast_of, forecast_sentences, measured_spread
-from vit_lightning.report.wording import show_time
+from vit_lightning.notation import counted, show_time
+from vit_lightning.report.forecast import forecast_sentences, measured_spread
 from vit_lightning.signals import STOP, handled
 from vit_lightning.storage.wandb_mirror import import_wandb
 
@@ -189,12 +188,13 @@ class Progress:
 
     def _forecast(self, run: Planned) -> list[str]:
         """Returns the forecast of the study, once, when the first pairs of runs allow one."""
-        if self._forecast_is_known or (outlook := forecast_of(self.ledger.study())) is None:
+        study = self.ledger.study()
+        if self._forecast_is_known or (spread := measured_spread(study)) is None:
             return []
         self._forecast_is_known = True
         seconds = self.ledger.expected_seconds(run)
         each = None if seconds is None else seconds / self.workers
-        return [f"  {line}" for line in forecast_sentences(outlook, each)]
+        return [f"  {line}" for line in forecast_sentences(study.compare, len(study.arms), spread, each)]
 
     def show(self, running: list[Planned]) -> None:
         """Redraws the bar, twice a second."""

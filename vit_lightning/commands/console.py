@@ -20,6 +20,7 @@ from vit_lightning.config.own_files import keep_own_files, trust_flag
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.splits import Split
 from vit_lightning.metric_facts import Stage, facts_of
+from vit_lightning.notation import counted as counted
 from vit_lightning.storage.folder import FULL
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.precision import AUTO, auto_precision
@@ -39,11 +40,6 @@ def say(text: str) -> None:
 def row(name: str, text: str) -> str:
     """Returns a line of the start or the end of a run."""
     return f"{name:<11} {text}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Returns a number with its noun, in the plural unless it is one."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def quiet() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from vit_lightning.config.files import word
 from vit_lightning.report.comparisons import ArmComparison, Standing, compare, read_predictions, standings
-from vit_lightning.report.sequential import Values
-from vit_lightning.report.statistics import correlation, highest_rate, sign_flip_p, spread, welch_p
 from vit_lightning.report.study import Run, Study
-from vit_lightning.report.variance import Components, Effect, McNemar, components, factor_effects, mcnemar
+from vit_lightning.report.variance import Components, Effect, components, factor_effects, highest_rate, spread
 
 Correct = Mapping[tuple[str, int], NDArray[np.bool_]]
 """Correctness of the prediction for each test image, by arm and seed."""
@@ -49,8 +47,6 @@ class Arm:
     """The compared metric by seed, of the runs that are done."""
     collapsed: Collapsed | None
     """None where the metric is no accuracy, or nothing is known of its classes."""
-    components: Components | None
-    """Variance components of correctness over seeds and test images."""
 
     @property
     def n(self) -> int:
@@ -58,57 +54,40 @@ class Arm:
 
     @property
     def mean(self) -> float:
-        return float(np.mean(self.at(self.values))) if self.values else math.nan
+        return float(np.mean([*self.values.values()])) if self.values else math.nan
 
     @property
     def sd(self) -> float:
-        return spread(self.at(self.values))
+        return spread(np.array([*self.values.values()]))
 
     @property
     def failed(self) -> list[Run]:
         return [run for run in self.runs if run.state == "failed"]
 
-    def at(self, seeds: Sequence[int] | Mapping[int, float]) -> Values:
-        """Returns the values of some seeds."""
-        return np.array([self.values[seed] for seed in seeds])
-
     def median(self, key: str) -> float:
         """Returns the median of a cost over the runs; nan where no run has it."""
         costs = [run.results.get(key) for run in self.runs if run.seed in self.values]
-        found = [float(cost) for cost in costs if cost is not None]
-        return float(np.median(found)) if found else math.nan
-
-
-@dataclass(frozen=True)
-class Beside:
-    """Tests beside the claims of a comparison; they claim nothing and use its pairs."""
-
-    comparison: ArmComparison
-    p_sign_flip: float
-    p_welch: float
-    correlation: float
-    """Pearson's, between the arms over the seeds."""
-    components: Components | None
-    """Variance components of the difference in correctness over seeds and test images."""
-    single_runs: dict[int, McNemar]
-    """The two runs of each seed, compared on the test images."""
+        return float(np.median(found)) if (found := [cost for cost in costs if cost is not None]) else math.nan
 
 
 @dataclass(frozen=True)
 class TestSets:
     """Correctness on the test images, as the runs have kept it."""
 
-    correct: Correct
-    same: bool
-    """Whether all runs have the same test images."""
-    why: str | None
-    """Reason why correctness cannot be compared over seeds; None where it can."""
-    other: list[Run]
-    """Runs whose test images are not those of other arms with the same seed."""
-    classes: int | None
+    why: str = ""
+    """Reason why correctness cannot be compared over seeds; empty where it can."""
+    correct: Correct = field(default_factory=dict)
+    differ: bool = False
+    """Whether arms have other test images with the same seed."""
+    classes: int | None = None
+
+    @property
+    def same(self) -> bool:
+        """Whether all runs have the same test images."""
+        return not self.why
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Analysis:
     """All numbers of a report."""
 
@@ -117,8 +96,8 @@ class Analysis:
     comparisons: list[ArmComparison]
     standings: list[Standing]
     """One for each arm, of a study that looks for the best; else none."""
-    beside: list[Beside]
-    """One for each comparison."""
+    components: list[tuple[str, Components]]
+    """Variance components of correctness over seeds and test images: of each arm, and of each difference."""
     effects: list[Effect]
     tested: TestSets
 
@@ -127,6 +106,12 @@ class Analysis:
         """Arms with the best mean first, those without results last."""
         sign = -1 if self.study.goal == "maximize" else 1
         return sorted(self.arms, key=lambda arm: (not arm.n, sign * arm.mean if arm.n else 0.0))
+
+    @property
+    def reference(self) -> str:
+        """Arm or arms that the differences on the first screen are to."""
+        known = {"baseline": self.study.baseline, "best": "the best other arm"}
+        return known.get(self.study.compare.arms) or self.ranked[0].name
 
     @functools.cached_property
     def ordered(self) -> list[ArmComparison]:
@@ -142,13 +127,12 @@ def analyse(study: Study) -> Analysis:
     """Compares the arms of a study."""
     tested, comparisons = _read_test_sets(study), compare(study)
     arms = [_arm(study, name, tested) for name in study.arms]
-    by_name = {arm.name: arm for arm in arms}
     return Analysis(
         study=study,
         arms=arms,
         comparisons=comparisons,
         standings=standings(study, comparisons) if study.compare.arms == "best" else [],
-        beside=[_beside(one, by_name[one.arm], by_name[one.other], tested) for one in comparisons],
+        components=_components(arms, comparisons, tested),
         effects=_effects(study, arms),
         tested=tested,
     )
@@ -157,33 +141,25 @@ def analyse(study: Study) -> Analysis:
 def _arm(study: Study, name: str, tested: TestSets) -> Arm:
     runs = [run for run in study.runs if run.arm == name]
     values = {run.seed: float(run.results[study.compare.metric]) for run in runs if run.state == "done"}
-    own = [tested.correct[name, seed] for seed in values if (name, seed) in tested.correct]
     collapsed = None
     if tested.classes and values and study.compare.metric == "test/acc":
         below = (1 / tested.classes + float(np.median(list(values.values())))) / 2
         collapsed = Collapsed([seed for seed, value in values.items() if value < below], len(values), below)
-    return Arm(name, study.arms[name], runs, values, collapsed, _components(own, tested))
+    return Arm(name, study.arms[name], runs, values, collapsed)
 
 
-def _components(tables: Sequence[NDArray[Any]], tested: TestSets) -> Components | None:
-    return components(np.stack(tables)) if len(tables) > 1 and tested.same else None
-
-
-def _beside(one: ArmComparison, arm: Arm, other: Arm, tested: TestSets) -> Beside:
-    seeds, gaps = [*one.counted], np.array([*one.counted.values()])
-    both = {
-        seed: (tested.correct[arm.name, seed], tested.correct[other.name, seed])
-        for seed in seeds
-        if {(arm.name, seed), (other.name, seed)} <= tested.correct.keys()
-    }
-    return Beside(
-        comparison=one,
-        p_sign_flip=sign_flip_p(gaps if one.images is None else np.rint(gaps * one.images)),
-        p_welch=welch_p(arm.at(seeds), other.at(seeds)),
-        correlation=correlation(arm.at(seeds), other.at(seeds)),
-        components=_components([first.astype(float) - second for first, second in both.values()], tested),
-        single_runs={seed: mcnemar(*pair) for seed, pair in both.items()},
-    )
+def _components(
+    arms: Sequence[Arm], comparisons: Sequence[ArmComparison], tested: TestSets
+) -> list[tuple[str, Components]]:
+    """Returns the variance components of all that at least two runs on the same test images tell."""
+    kept, tables = tested.correct, list[tuple[str, list[NDArray[Any]]]]()
+    for arm in arms:
+        tables.append((arm.name, [kept[arm.name, seed] for seed in arm.values if (arm.name, seed) in kept]))
+    for one in comparisons:
+        pairs = [((one.arm, seed), (one.other, seed)) for seed in one.counted]
+        gaps = [kept[first].astype(float) - kept[second] for first, second in pairs if {first, second} <= kept.keys()]
+        tables.append((f"{one.arm} against {one.other}", gaps))
+    return [(name, components(np.stack(rows))) for name, rows in tables if len(rows) > 1 and tested.same]
 
 
 def _effects(study: Study, arms: Sequence[Arm]) -> list[Effect]:
@@ -203,31 +179,24 @@ def _effects(study: Study, arms: Sequence[Arm]) -> list[Effect]:
 def _read_test_sets(study: Study) -> TestSets:
     """Reads the correctness of each run on each test image."""
     if study.compare.metric != "test/acc":
-        return TestSets({}, False, f"{study.compare.metric} is not an accuracy", [], None)
+        return TestSets(f"{study.compare.metric} is not an accuracy")
     correct: dict[tuple[str, int], NDArray[np.bool_]] = {}
-    sets: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}  # index and label by seed
-    other: list[Run] = []
+    sets: dict[int, tuple[NDArray[Any], ...]] = {}  # index and label by seed
     for run in study.done:
         path = study.folder / run.folder / "test_predictions.npz"
         if not path.is_file():
             continue
         kept = read_predictions(path.parent)
         if kept is None:
-            return TestSets({}, False, f"{path} cannot be read", [], None)
-        index, label, prediction = kept
-        if not _equal(sets.setdefault(run.seed, (index, label)), (index, label)):
-            other.append(run)
-        correct[run.arm, run.seed] = label == prediction
-    if other:
-        which = f"{other[0].arm} with seed {other[0].seed}"
-        return TestSets({}, False, f"{which} has other test images than the other arms with this seed", other, None)
+            return TestSets(f"{path} cannot be read")
+        *images, prediction = kept
+        if not all(map(np.array_equal, images, sets.setdefault(run.seed, tuple(images)))):
+            which = f"{run.arm} with seed {run.seed}"
+            return TestSets(f"{which} has other test images than the other arms with this seed", differ=True)
+        correct[run.arm, run.seed] = images[1] == prediction
     if not sets:
-        return TestSets({}, False, "no run has kept its predictions of the test images", [], None)
-    first = next(iter(sets.values()))
-    same = all(_equal(first, images) for images in sets.values())
-    why = None if same else "each seed has test images of its own"
-    return TestSets(correct, same, why, [], len(np.unique(first[1])))
-
-
-def _equal(first: tuple[NDArray[Any], ...], second: tuple[NDArray[Any], ...]) -> bool:
-    return all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
+        return TestSets("no run has kept its predictions of the test images")
+    first, *others = sets.values()
+    same = all(all(map(np.array_equal, first, images)) for images in others)
+    why = "" if same else "each seed has test images of its own"
+    return TestSets(why, correct, classes=len(np.unique(first[1])))

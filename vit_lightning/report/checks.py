@@ -79,10 +79,8 @@ def _plan_unchanged(study: Study) -> Result:
 def _same_images(analysis: Analysis) -> Result:
     """Checks that all arms of a seed have the same test images, and all seeds unless the split varies."""
     study, tested = analysis.study, analysis.tested
-    if tested.other:
-        return False, str(tested.why)
     if not tested.correct:
-        return None, str(tested.why)
+        return False if tested.differ else None, tested.why
     text = f"{len(next(iter(tested.correct.values()))):,} images with the same labels"
     if tested.same:
         return True, text + (", although the split varies with the seed" if study.split_varies else "")

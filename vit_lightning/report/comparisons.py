@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from vit_lightning.report.sequential import Claim, Course, Design, follow, p_val
 from vit_lightning.report.study import Compare, Run, Study
 
 Verdict = Literal["better", "worse", "equivalent", "not better", "not worse", "undecided", "failed"]
-MIRRORED: dict[Claim, Claim] = {
+MIRRORED: dict[str, Claim] = {
     "better": "worse",
     "worse": "better",
     "not better": "not worse",
@@ -38,14 +38,10 @@ class ArmComparison:
 
     arm: str
     other: str
+    study: Study
     design: Design
-    goal: Literal["maximize", "minimize"]
-    seeds: list[int]
-    """All seeds that may be run."""
     differences: dict[int, float]
     """Arm minus other for each seed that has results of both."""
-    complete: int
-    """Pairs before the first seed without a result of both; only these count."""
     course: Course
     """Course over the analyses so far, of improvements: where less is better, other minus arm."""
     analysis: int | None
@@ -56,12 +52,35 @@ class ArmComparison:
     """Whether it ends without an answer, as one by the last analysis has become unlikely."""
     images: int | None
     """Test images of each run, where the metric counts them and all have the same number."""
-    failed: list[Run]
-    """Runs of both arms that have failed."""
-    blocked: bool
-    """Whether a failed run ends the pairs that count before the comparison has ended."""
-    with_failures: float
-    """Difference over all pairs that have ended if each failed run had the worst result of the study; nan without."""
+
+    @functools.cached_property
+    def complete(self) -> int:
+        """Pairs before the first seed without a result of both; only these count."""
+        return complete_pairs(self.study, self.differences)
+
+    @functools.cached_property
+    def failed(self) -> list[Run]:
+        """Runs of both arms that have failed, seed by seed."""
+        ours = [run for run in self.study.runs if run.arm in (self.arm, self.other) and run.seed in self.study.seeds]
+        return sorted((run for run in ours if run.state == "failed"), key=lambda run: run.seed)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether a failed run ends the pairs that count before the comparison has ended."""
+        return not self.decided and any(run.seed == self.study.seeds[self.complete] for run in self.failed)
+
+    @property
+    def with_failures(self) -> float:
+        """Difference over all pairs that have ended if each failed run had the worst result of the study; else nan."""
+        study = self.study
+        results = {(run.arm, run.seed): float(run.results[study.compare.metric]) for run in study.done}
+        if not self.failed or not results:
+            return math.nan
+        worst = (min if study.goal == "maximize" else max)(results.values())
+        results |= {(run.arm, run.seed): worst for run in self.failed}
+        pairs = [((self.arm, seed), (self.other, seed)) for seed in {run.seed for run in self.failed}]
+        gaps = [results[one] - results[other] for one, other in pairs if one in results and other in results]
+        return float(np.mean([*self.differences.values(), *gaps]))
 
     @property
     def n(self) -> int:
@@ -78,6 +97,11 @@ class ArmComparison:
         """Pairs of the next analysis; None where there is none."""
         later = () if self.decided else (n for n in self.design.analyses if n > self.complete)
         return next(iter(later), None)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more runs may decide it."""
+        return self.next is not None and not self.decided and not self.blocked
 
     @property
     def claims(self) -> list[Claim]:
@@ -122,7 +146,7 @@ class ArmComparison:
         low, high = float(self.course.low[self.analysis]), float(self.course.high[self.analysis])
         if math.isinf(high):
             return math.nan, math.nan
-        return (low, high) if self.goal == "maximize" else (-high, -low)
+        return (low, high) if self.study.goal == "maximize" else (-high, -low)
 
     def mirrored(self) -> ArmComparison:
         """Returns the comparison of the other with the arm."""
@@ -130,10 +154,7 @@ class ArmComparison:
         swapped = {name: claims[MIRRORED[name]] for name in claims}
         course = replace(course, mean=-course.mean, low=-course.high, high=-course.low, claims=swapped)
         differences = {seed: -value for seed, value in self.differences.items()}
-        worst = -self.with_failures
-        return replace(
-            self, arm=self.other, other=self.arm, course=course, differences=differences, with_failures=worst
-        )
+        return replace(self, arm=self.other, other=self.arm, course=course, differences=differences)
 
     @functools.cached_property
     def p(self) -> float:
@@ -180,10 +201,7 @@ def compare(study: Study) -> list[ArmComparison]:
         return found
     known = {standing.arm: standing for standing in standings(study, found)}
     done = [_is_settled(known[one.arm], known[one.other]) for one in found]
-    return [
-        replace(one, decided=settled, blocked=one.blocked and not settled)
-        for one, settled in zip(found, done, strict=True)
-    ]
+    return [replace(one, decided=settled) for one, settled in zip(found, done, strict=True)]
 
 
 def _is_settled(one: Standing, other: Standing) -> bool:
@@ -191,20 +209,18 @@ def _is_settled(one: Standing, other: Standing) -> bool:
     return "not the best" in (one.rank, other.rank) or (one.decided and other.decided)
 
 
+def complete_pairs(study: Study, differences: Mapping[int, float]) -> int:
+    """Returns the number of pairs before the first seed without one."""
+    return next((number for number, seed in enumerate(study.seeds) if seed not in differences), len(study.seeds))
+
+
 def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Design) -> list[ArmComparison]:
     """Compares pairs of arms; those with as many differences are followed together, which takes far less time."""
-    runs = {(run.arm, run.seed): run for run in study.runs}
-    images = {key: images_of(study, run) for key, run in runs.items() if run.state == "done"}
-    results = {key: float(runs[key].results[study.compare.metric]) for key in images}
-    ended = [runs[arm, seed] for seed in study.seeds for arm in study.arms if (arm, seed) in runs]
-    failures = [run for run in ended if run.state == "failed"]
-    worst = min if study.goal == "maximize" else max
+    images = {(run.arm, run.seed): images_of(study, run) for run in study.done}
+    results = {(run.arm, run.seed): float(run.results[study.compare.metric]) for run in study.done}
     sign = 1 if study.goal == "maximize" else -1
     differences = [_differences(study, images, results, *pair) for pair in pairs]
-    complete = [
-        next((number for number, seed in enumerate(study.seeds) if seed not in found), len(study.seeds))
-        for found in differences
-    ]
+    complete = [complete_pairs(study, found) for found in differences]
     courses: dict[int, Course] = {}
     for count in {*complete}:
         places = [place for place, other in enumerate(complete) if other == count]
@@ -213,31 +229,13 @@ def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Desig
         courses |= {place: course.of(row) for row, place in enumerate(places)}
     made = []
     for place, (arm, other) in enumerate(pairs):
-        failed, course = [run for run in failures if run.arm in (arm, other)], courses[place]
+        course, found = courses[place], differences[place]
         last = len(course.pairs) - 1 if design.one_sided else int(course.stop)
         unlikely = last >= 0 and bool(course.unlikely[last])
         decided = unlikely or (last >= 0 and bool(course.decided[last]) and not design.one_sided)
-        sizes = {images[name, seed] for name in (arm, other) for seed in differences[place]}
-        stopped = any(run.seed == study.seeds[complete[place]] for run in failed)
-        made.append(
-            ArmComparison(
-                arm=arm,
-                other=other,
-                design=design,
-                goal=study.goal,
-                seeds=study.seeds,
-                differences=differences[place],
-                complete=complete[place],
-                course=course,
-                analysis=None if last < 0 else last,
-                decided=decided,
-                unlikely=unlikely,
-                images=sizes.pop() if len(sizes) == 1 else None,
-                failed=failed,
-                blocked=stopped and not decided,
-                with_failures=_with_failures(differences[place], results, failed, (arm, other), worst),
-            )
-        )
+        sizes = {images[name, seed] for name in (arm, other) for seed in found}
+        size, analysis = sizes.pop() if len(sizes) == 1 else None, None if last < 0 else last
+        made.append(ArmComparison(arm, other, study, design, found, course, analysis, decided, unlikely, size))
     return made
 
 
@@ -286,25 +284,6 @@ def read_predictions(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[
             return file["index"], file["label"], file["prediction"]
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         return None
-
-
-def _with_failures(
-    differences: Mapping[int, float],
-    results: Mapping[tuple[str, int], float],
-    failed: Sequence[Run],
-    pair: tuple[str, str],
-    worst: Callable[..., float],
-) -> float:
-    if not failed or not results:
-        return math.nan
-    gaps = list(differences.values())
-    lost = {(run.arm, run.seed) for run in failed}
-    for seed in {run.seed for run in failed}:
-        both = [(arm, seed) for arm in pair]
-        if all(key in results or key in lost for key in both):
-            one, other = (results.get(key, worst(results.values())) for key in both)
-            gaps.append(one - other)
-    return float(np.mean(gaps))
 
 
 def standings(study: Study, comparisons: Sequence[ArmComparison]) -> list[Standing]:

@@ -7,21 +7,20 @@ import io
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vit_lightning.config.files import word
-from vit_lightning.report.analysis import Analysis
+from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.study import Study
 from vit_lightning.report.style import COLOURS
-from vit_lightning.report.wording import unit_of
+from vit_lightning.report.wording import lines, unit_of
 from vit_lightning.storage.metrics import read_metrics
 
 INK = "#010203"
@@ -42,12 +41,8 @@ STYLE: dict[Any, Any] = {
 POINTS = ("o", "s", "^", "D", "v", "P")
 GREY = "0.6"
 """Arms beyond those that have a colour of their own."""
-VERDICTS = {
-    **dict.fromkeys(("better", "the best", "among the best"), "#009e73"),
-    **dict.fromkeys(("worse", "not the best"), "#d55e00"),
-    **dict.fromkeys(("equivalent", "not better", "not worse"), "#0072b2"),
-}
-"""Colours of verdicts; others are grey."""
+COLOUR_OF = {"better": "#009e73", "worse": "#d55e00", "same": "#0072b2"}
+"""Colours of what verdicts mean; others are grey."""
 Curve = NDArray[np.float64]
 NARROW, WIDE = 4.8, 9.6  # inches: letters of one size, on a phone and on a screen
 MANY = 12
@@ -58,7 +53,7 @@ def draw_figures(analysis: Analysis, curves: Curves, width: float = WIDE) -> dic
     """Draws all figures that there are data for, by name; the answer comes first."""
     with matplotlib.rc_context(STYLE):
         figures = {}
-        if any(not math.isnan(row.mean) for row in forest_rows(analysis)):
+        if any(not math.isnan(line.difference) for line in lines(analysis)):
             figures["differences"] = differences_figure(analysis, width)
         figures["seeds"] = seeds_figure(analysis, width)
         figures |= {f"curves_{number}": figure for number, figure in enumerate(curve_figures(analysis, curves, width))}
@@ -78,6 +73,40 @@ def coloured(analysis: Analysis) -> dict[str, str]:
     return dict(zip(names, COLOURS, strict=False))
 
 
+@dataclass
+class Key:
+    """Colours of the arms in a figure, and its legend: the best mean first, then all arms without a colour as one."""
+
+    analysis: Analysis
+    handles: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.colours = coloured(self.analysis)
+        known = [arm for arm in self.analysis.arms if arm.name in self.colours]
+        self.arms = [*(arm for arm in self.analysis.arms if arm not in known), *known]
+        """Arms in the order in which they are drawn, those with a colour above the others."""
+
+    def colour(self, arm: Arm) -> str:
+        return self.colours.get(arm.name, GREY)
+
+    def note(self, arm: Arm, handle: Any) -> None:
+        """Keeps what stands for an arm in the legend."""
+        others = f"{len(self.arms) - len(self.colours)} other arms"
+        self.handles[arm.name if arm.name in self.colours else others] = handle
+
+    def draw(self, figure: Figure) -> Figure:
+        """Adds the legend below the figure, which grows by its height."""
+        width, height = figure.get_size_inches()
+        order = [arm.name for arm in self.analysis.ranked if arm.name in self.handles]
+        names = list(dict.fromkeys([*order, *self.handles]))
+        columns = max(1, min(4, int(width * 14 / (max((min(len(name), 52) for name in names), default=0) + 6))))
+        figure.set_size_inches(width, height + 0.19 * math.ceil(len(names) / columns))
+        texts = [_shortened(f" {name}" if name.startswith("_") else name) for name in names]  # those would be left out
+        style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "labelcolor": INK}
+        figure.legend([self.handles[name] for name in names], texts, loc="outside lower center", ncols=columns, **style)
+        return figure
+
+
 def _canvas(width: float, height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
     """Makes a figure; its panels stand beside each other where it is wide enough."""
     beside = panels if width > NARROW else 1
@@ -92,17 +121,6 @@ def _stacked(values: Curve, room: float) -> Curve:
     ties = np.array([int(np.sum(near[:place] == value)) for place, value in enumerate(near)], dtype=np.float64)
     step = min(0.09, room / max(1.0, float(ties.max(initial=0.0))))
     return np.multiply(ties, step)
-
-
-def _legend(figure: Figure, handles: dict[str, Any]) -> None:
-    """Adds a legend below the figure, which grows by its height."""
-    width, height = figure.get_size_inches()
-    longest = max((min(len(name), 52) for name in handles), default=0)
-    columns = max(1, min(4, int(width * 14 / (longest + 6))))
-    figure.set_size_inches(width, height + 0.19 * math.ceil(len(handles) / columns))
-    names = [_shortened(f" {name}" if name.startswith("_") else name) for name in handles]  # those would be left out
-    style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "labelcolor": INK}
-    figure.legend(list(handles.values()), names, loc="outside lower center", ncols=columns, **style)
 
 
 def _shortened(name: str, most: int = 52) -> str:
@@ -137,74 +155,35 @@ def seeds_figure(analysis: Analysis, width: float = WIDE) -> Figure:
         axis.scatter(values, row + _stacked(values, 0.3), s=20, color=own, alpha=0.8, linewidth=0, zorder=2)
         if len(values):
             axis.plot([values.mean()] * 2, [row - 0.3, row + 0.3], color=own, linewidth=2.5, zorder=3)
-    axis.set_xlabel(f"{analysis.study.compare.metric}{unit.sign and f' ({unit.sign.strip()})'}; a bar is the mean")
+    axis.set_xlabel(f"{unit.label(analysis.study.compare.metric)}; a bar is the mean")
     return figure
-
-
-@dataclass(frozen=True)
-class ForestRow:
-    """Row of the figure of differences."""
-
-    name: str
-    verdict: str
-    values: list[float]
-    mean: float
-    low: float
-    high: float
-
-
-def forest_rows(analysis: Analysis) -> list[ForestRow]:
-    """Returns what the figure of differences shows: comparisons, or the standings of a study that looks for the best.
-
-    Of many pairs, only those with the arm that has the best mean.
-    """
-    if analysis.standings:
-        found = {one.arm: one for one in analysis.standings}
-        ordered = [found[arm.name] for arm in analysis.ranked]
-        return [ForestRow(one.arm, one.rank, [], one.mean, one.low, one.high) for one in ordered]
-    shown, pairs = analysis.ordered, analysis.study.compare.arms == "pairs"
-    if pairs and len(shown) > 2 * MANY:
-        leader = analysis.ranked[0].name
-        shown = [one.mirrored() for one in shown if one.arm == leader]
-    return [
-        ForestRow(
-            f"{one.arm} against {one.other}" if pairs else one.arm,
-            one.verdict,
-            list(one.counted.values()),
-            one.mean,
-            one.low,
-            one.high,
-        )
-        for one in shown
-    ]
 
 
 def differences_figure(analysis: Analysis, width: float = WIDE) -> Figure:
     """Draws differences with their intervals, zero, and the range of differences too small to matter."""
-    study, unit, rows = analysis.study, unit_of(analysis.study.compare.metric), forest_rows(analysis)
+    study, unit = analysis.study, unit_of(analysis.study.compare.metric)
+    rows = [line for line in lines(analysis) if line.arm != analysis.reference]
     few = len(rows) <= MANY
-    figure, axis = _rows([f"{row.name}: {row.verdict}" for row in rows], width, 0.46 if few else 0.26)
+    figure, axis = _rows([f"{row.arm}: {row.kind}" for row in rows], width, 0.46 if few else 0.26)
     edge = unit.scale * study.compare.smallest_effect
     axis.axvspan(-edge, edge, color="0.5", alpha=0.18, linewidth=0)
     axis.axvline(0, color=INK, linewidth=0.8)
-    for number, row in enumerate(rows):
-        own, values = VERDICTS.get(row.verdict, "0.45"), unit.scale * np.array(row.values)
-        if few and len(values):
-            places = number + 0.18 + _stacked(values, 0.25)
-            axis.scatter(values, places, s=12, color=own, alpha=0.5, linewidth=0)
-    numbers = unit.scale * np.array([(row.low, row.high, row.mean) for row in rows])
-    colours, height = [VERDICTS.get(row.verdict, "0.45") for row in rows], range(len(rows))
+    colours, height = [COLOUR_OF.get(row.outcome, "0.45") for row in rows], range(len(rows))
+    for number, (row, own) in enumerate(zip(rows, colours, strict=True)):
+        if few and row.values:
+            values = unit.scale * np.array(row.values)
+            axis.scatter(values, number + 0.18 + _stacked(values, 0.25), s=12, color=own, alpha=0.5, linewidth=0)
+    numbers = unit.scale * np.array([(row.low, row.high, row.difference) for row in rows])
     axis.hlines(height, numbers[:, 0], numbers[:, 1], colors=colours, linewidth=4.0, alpha=0.85)
     axis.scatter(numbers[:, 2], height, s=36, color=colours, edgecolor="white", zorder=4)
-    to = {"baseline": study.baseline, "best": "the best other arm"}.get(study.compare.arms, "the other arm")
     side = "right" if study.goal == "maximize" else "left"
-    unit_name = f" ({unit.suffix.strip()})" if unit.suffix else ""
-    label = _shortened(f"{study.compare.metric}, difference to {to}", 60) + f"{unit_name}; {side} is better"
-    axis.set_xlabel(textwrap.fill(label, 90 if width > NARROW else 54))
+    label = _shortened(f"{study.compare.metric}, difference to {analysis.reference}", 60)
+    axis.set_xlabel(textwrap.fill(f"{unit.difference_label(label)}; {side} is better", 90 if width > NARROW else 54))
     return figure
 
 
-Series = tuple[list[int], Curve]
+Steps = NDArray[np.int_]
+Series = tuple[Steps, Curve]
 """Steps and finite values of a metric of a run."""
 Curves = dict[tuple[str, int], dict[str, Series]]
 """Series by metric, of each run by arm and seed; failed runs have them too."""
@@ -217,14 +196,14 @@ def read_curves(study: Study) -> Curves:
         if (study.folder / run.folder / "metrics.jsonl").is_file():
             rows = read_metrics(study.folder / run.folder)
             series = {name: _series(rows, name) for name in dict.fromkeys([study.metric, "val/acc", "train/loss"])}
-            found[run.arm, run.seed] = {name: one for name, one in series.items() if one[0]}
+            found[run.arm, run.seed] = {name: one for name, one in series.items() if len(one[0])}
     return found
 
 
 def _series(rows: Sequence[dict[str, Any]], name: str) -> Series:
     pairs = {row["step"]: float(row[name]) for row in rows if name in row and row.get("step") is not None}
     kept = {step: value for step, value in pairs.items() if math.isfinite(value)}
-    return list(kept), np.array(list(kept.values()), dtype=np.float64)
+    return np.array(list(kept), dtype=int), np.array(list(kept.values()), dtype=np.float64)
 
 
 def curve_figures(analysis: Analysis, curves: Curves, width: float = WIDE) -> list[Figure]:
@@ -234,117 +213,100 @@ def curve_figures(analysis: Analysis, curves: Curves, width: float = WIDE) -> li
 
 
 def _curves(analysis: Analysis, curves: Curves, name: str, width: float) -> Figure:
-    unit, colours = unit_of(name), coloured(analysis)
+    unit, key = unit_of(name), Key(analysis)
     figure, axes = _canvas(width, 2.9, panels=2)
-    handles: dict[str, Any] = {}
-    last, ends, spreads, others = 0, list[float](), list[float](), list[Curve]()
-    for arm in analysis.arms:
-        done = [curves.get((arm.name, run.seed), {}).get(name) for run in arm.runs if run.state == "done"]
-        steps, mean, sd = _band([series for series in done if series is not None])
-        last = max(last, *steps, 0)
-        own, known = colours.get(arm.name, GREY), arm.name in colours
-        if len(steps) and not known:
-            others.append(np.column_stack([steps, unit.scale * mean]))
-        for axis in axes if len(steps) and known else ():
-            [handles[arm.name]] = axis.plot(steps, unit.scale * mean, color=own, linewidth=1.8)
-            band = unit.scale * (mean - sd), unit.scale * (mean + sd)
-            axis.fill_between(steps, *band, color=own, alpha=0.18, linewidth=0)
+    bands = {arm.name: _band([curves.get((arm.name, seed), {}).get(name) for seed in arm.values]) for arm in key.arms}
+    last = max((steps[-1] for steps, _, _ in bands.values() if len(steps)), default=0)
+    ends: list[Curve] = []
+    for arm in key.arms:
+        steps, mean, sd = bands[arm.name]
+        own, known = key.colour(arm), arm.name in key.colours
+        for axis in axes if len(steps) else ():
+            [handle] = axis.plot(steps, unit.scale * mean, color=own, linewidth=1.8 if known else 0.6)
+            key.note(arm, handle)
+            if known:
+                edges = unit.scale * (mean - sd), unit.scale * (mean + sd)
+                axis.fill_between(steps, *edges, color=own, alpha=0.18, linewidth=0)
         if known and len(steps):
-            ends += [*mean[np.array(steps) >= 2 / 3 * last]]
-            spreads += [*sd[np.array(steps) >= 2 / 3 * last]]
+            ends.append(unit.scale * np.array([mean, sd])[:, steps >= 2 / 3 * last])
         for run in arm.failed:
-            cut_short, values = curves.get((arm.name, run.seed), {}).get(name, ([], np.empty(0)))
-            if cut_short:
-                axes[0].plot(*_thinned(cut_short, unit.scale * values), color=own, linewidth=0.8, linestyle=":")
-                axes[0].scatter(cut_short[-1:], unit.scale * values[-1:], marker="x", s=24, color=own)
+            cut_short, values = curves.get((arm.name, run.seed), {}).get(name, NO_SERIES)
+            axes[0].plot(*_thinned(cut_short, unit.scale * values), color=own, linewidth=0.8, linestyle=":")
+            axes[0].scatter(cut_short[-1:], unit.scale * values[-1:], marker="x", s=24, color=own)
     for axis in axes:
-        if others:  # below, and all at once: many lines of their own take long
-            lines = LineCollection(others, colors=GREY, linewidths=0.6, zorder=1)
-            handles[f"{len(analysis.arms) - len(colours)} other arms"] = axis.add_collection(lines)
-            axis.autoscale_view()
-        axis.set(xlabel="step", ylabel=f"{name}{unit.sign and f' ({unit.sign.strip()})'}")
+        axis.set(xlabel="step", ylabel=unit.label(name))
         axis.grid(alpha=0.3)
-    axes[1].set(xlabel="step, the last third")
-    axes[1].set_xlim(2 / 3 * last, last + 0.01 * max(last, 1))
+    axes[1].set(xlabel="step, the last third", xlim=(2 / 3 * last, last + 0.01 * max(last, 1)))
     if ends:
-        low, high = unit.scale * min(ends), unit.scale * max(ends)
-        widest = min(max(spreads), 3 * float(np.median(spreads)))  # of a collapsed run, not all
-        room = 0.1 * (high - low) + unit.scale * (widest + 1e-3)
-        axes[1].set_ylim(low - room, high + room)
-    named = {arm.name: handles[arm.name] for arm in analysis.ranked if arm.name in handles}
-    _legend(figure, named | handles)
-    return figure
+        mean, sd = np.concatenate(ends, axis=1)
+        room = 0.1 * np.ptp(mean) + min(sd.max(), 3 * np.median(sd)) + 1e-3 * unit.scale  # of a collapsed run, not all
+        axes[1].set_ylim(mean.min() - room, mean.max() + room)
+    return key.draw(figure)
 
 
-def _band(runs: Sequence[Series]) -> tuple[list[int], Curve, Curve]:
-    """Returns mean and standard deviation at the steps that all runs have."""
-    if not runs:
-        return [], np.empty(0), np.empty(0)
-    shared = sorted(set.intersection(*(set(steps) for steps, _ in runs)))
-    table = np.array([values[np.isin(steps, shared)] for steps, values in runs])
-    sd = table.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros(len(shared))
-    steps, mean = _thinned(shared, table.mean(axis=0))
-    return list(steps), mean, _thinned(shared, sd)[1]
+NO_SERIES: Series = np.empty(0, dtype=int), np.empty(0)
 
 
-def _thinned(steps: Sequence[int], values: Curve, most: int = 400) -> tuple[Any, Any]:
+def _band(runs: Sequence[Series | None]) -> tuple[Steps, Curve, Curve]:
+    """Returns mean and standard deviation at the steps that all runs have, of the runs with values."""
+    known = [run for run in runs if run is not None]
+    if not known:
+        return *NO_SERIES, np.empty(0)
+    shared = functools.reduce(np.intersect1d, [steps for steps, _ in known])
+    table = np.array([values[np.isin(steps, shared)] for steps, values in known])
+    sd = table.std(axis=0, ddof=1) if len(known) > 1 else np.zeros(len(shared))
+    return *_thinned(shared, table.mean(axis=0)), _thinned(shared, sd)[1]
+
+
+def _thinned(steps: Steps, values: Curve, most: int = 400) -> Series:
     every = max(1, math.ceil(len(steps) / most))
-    return np.asarray(steps)[::every], values[::every]
+    return steps[::every], values[::every]
 
 
 def tuning_figure(analysis: Analysis, width: float = WIDE) -> Figure:
     """Draws the validation metric of each arm against the values that were tried; the chosen one has a ring."""
-    tuning, colours = analysis.study.tuning, coloured(analysis)
+    tuning, key, unit = analysis.study.tuning, Key(analysis), unit_of(analysis.study.metric)
     assert tuning is not None
-    unit, tried, handles = unit_of(analysis.study.metric), tuning.tried, dict[str, Any]()
-    figure, [axis] = _canvas(width, 2.9)
-    for arm in sorted(analysis.arms, key=lambda arm: arm.name in colours):
-        own, known = colours.get(arm.name, GREY), arm.name in colours
+    tried, (figure, [axis]) = tuning.tried, _canvas(width, 2.9)
+    for arm in key.arms:
+        own, known = key.colour(arm), arm.name in key.colours
         means = unit.scale * np.array([tuning.mean(arm.name, values) for values in tried])
         [line] = axis.plot(means, color=own, marker="o", markersize=4, linewidth=1.8 if known else 0.6)
-        handles[arm.name if known else f"{len(analysis.arms) - len(colours)} other arms"] = line
+        key.note(arm, line)
         if known and (chosen := tuning.chosen.get(arm.name)) in tried:
             place = tried.index(chosen)
             axis.scatter([place], [means[place]], s=110, facecolor="none", edgecolor=own, linewidth=1.6, zorder=4)
     names = ["\n".join(word(value) for value in values.values()) for values in tried]
     axis.set_xticks(range(len(tried)), [_shortened(name, 20) for name in names])
-    axis.set(
-        xlabel=", ".join(tuning.options), ylabel=f"{analysis.study.metric}{unit.sign and f' ({unit.sign.strip()})'}"
-    )
+    axis.set(xlabel=", ".join(tuning.options), ylabel=unit.label(analysis.study.metric))
     axis.grid(alpha=0.3)
     axis.margins(0.08, 0.15)
-    _legend(figure, {arm.name: handles[arm.name] for arm in analysis.ranked if arm.name in handles} | handles)
-    return figure
+    return key.draw(figure)
 
 
 def costs_figure(analysis: Analysis, width: float = WIDE) -> Figure:
     """Draws the compared metric against costs; arms that no other beats in both are joined."""
-    study, unit, colours = analysis.study, unit_of(analysis.study.compare.metric), coloured(analysis)
-    shown, handles = _known_costs(analysis), dict[str, Any]()
-    figure = Figure(figsize=(width, 2.7), layout="constrained")
+    metric, key, shown = analysis.study.compare.metric, Key(analysis), _known_costs(analysis)
+    unit, figure = unit_of(metric), Figure(figsize=(width, 2.7), layout="constrained")
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    numbers = {name: number for number, name in enumerate(colours)}
-    for axis, (key, text) in zip(axes, shown.items(), strict=True):
-        places = {arm.name: (arm.median(key), arm.mean) for arm in analysis.arms if arm.n and arm.median(key) > 0}
-        divisor = 1e6 if key == "flops" else 1.0
-        line = [places[name] for name in front(places, study.goal)]
-        axis.plot([x / divisor for x, _ in line], [unit.scale * y for _, y in line], color="0.5", linewidth=1, zorder=1)
-        groups = {arm.name: [arm] for arm in analysis.arms if arm.name in colours}
-        groups = {f"{len(analysis.arms) - len(colours)} other arms": analysis.arms} | groups  # below
-        for name, members in groups.items():
-            shown_here = [arm for arm in members if arm.name in places and (arm.name in colours) == (name in colours)]
-            x, y = np.array([places[arm.name] for arm in shown_here]).reshape(-1, 2).T
-            errors = [0.0 if math.isnan(arm.sd) else unit.scale * arm.sd / math.sqrt(arm.n) for arm in shown_here]
-            style: dict[str, Any] = {"color": colours.get(name, GREY), "markersize": 6 if name in colours else 3}
-            style["fmt"] = POINTS[numbers.get(name, 0)]
-            if shown_here:
-                handles[name] = axis.errorbar(x / divisor, unit.scale * y, yerr=errors, capsize=2, **style)
+    points = {name: POINTS[number] for number, name in enumerate(key.colours)}
+    for axis, (cost, text) in zip(axes, shown.items(), strict=True):
+        divisor = 1e6 if cost == "flops" else 1.0
+        known = [arm for arm in key.arms if arm.n and arm.median(cost) > 0]
+        places = {arm.name: (arm.median(cost) / divisor, arm.mean) for arm in known}
+        line = np.array([places[name] for name in front(places, analysis.study.goal)]).reshape(-1, 2)
+        axis.plot(line[:, 0], unit.scale * line[:, 1], color="0.5", linewidth=1, zorder=1)
+        for arm in known:
+            error = 0.0 if math.isnan(arm.sd) else unit.scale * arm.sd / math.sqrt(arm.n)
+            x, y = places[arm.name]
+            style: dict[str, Any] = {"color": key.colour(arm), "fmt": points.get(arm.name, "o"), "capsize": 2}
+            size = 6 if arm.name in points else 3
+            key.note(arm, axis.errorbar(x, unit.scale * y, yerr=error, markersize=size, **style))
         axis.set_xlabel(text)
         axis.grid(alpha=0.3)
         axis.margins(0.15)
-    axes[0].set_ylabel(f"{study.compare.metric}{unit.sign and f' ({unit.sign.strip()})'}")
-    _legend(figure, {arm.name: handles[arm.name] for arm in analysis.ranked if arm.name in handles} | handles)
-    return figure
+    axes[0].set_ylabel(unit.label(metric))
+    return key.draw(figure)
 
 
 def _known_costs(analysis: Analysis) -> dict[str, str]:

@@ -9,23 +9,11 @@ from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
-from vit_lightning.report.checks import Check
 from vit_lightning.report.figures import inline_svg
 from vit_lightning.report.report import Report
 from vit_lightning.report.study import Run, Study
 from vit_lightning.report.style import STYLE
-from vit_lightning.report.wording import (
-    FEW,
-    Answer,
-    answers,
-    claim_is_about,
-    command,
-    factors,
-    few,
-    listed,
-    rule,
-    so_far,
-)
+from vit_lightning.report.wording import answer, claim_is_about, command, factors, rule
 
 PAGE_STYLE = """
 .answer { font-size: 1.5rem; line-height: 1.3; font-weight: 650; margin: 0 0 .5rem; }
@@ -71,14 +59,11 @@ def make_page(report: Report) -> str:
     """Returns the whole page."""
     study, made = report.study, {name: table.to_html() for name, table in report.tables.items()}
     drawn = {name: _figure(name, figure, report.narrow[name]) for name, figure in report.figures.items()}
-    curves = "".join(drawn.get(f"curves_{number}", "") for number in range(3))
-    experts = ("differences", "interactions", "beside", "components", "runs", "single_runs")
-    statistics = f'<p class="note">{escape(rule(report.analysis))}</p>' + "".join(
-        made.get(name, "") for name in experts
-    )
+    curves = "".join(figure for name, figure in drawn.items() if name.startswith("curves"))
+    statistics = f'<p class="note">{escape(rule(report.analysis))}</p>{made.get("differences", "")}'
     sections = {
         "Effects of the factors": made.get("effects"),
-        "Notes": _list(report.notes, report.checks),
+        "Notes": _items(report.warnings),
         "How it was done": _facts(report),
         "Every run": drawn["seeds"] + made["arms"],
         "Learning curves": curves,
@@ -87,15 +72,13 @@ def make_page(report: Report) -> str:
         "Runs without a result": made.get("failed"),
     }
     folded = {
-        "Statistics for experts": statistics if report.analysis.comparisons else "",
+        "Statistics for experts": statistics + made.get("components", "") if report.analysis.comparisons else "",
         "Config differences": made.get("config"),
         "Checks": made["checks"],
         "Run folders and commands": _runs(study),
     }
-    shown = [f"<section><h2>{title}</h2>{content}</section>\n" for title, content in sections.items() if content]
-    shown += [
-        f"<details><summary>{title}</summary>{content}</details>\n" for title, content in folded.items() if content
-    ]
+    shown = [f"<section><h2>{name}</h2>{content}</section>\n" for name, content in sections.items() if content]
+    shown += [f"<details><summary>{name}</summary>{content}</details>\n" for name, content in folded.items() if content]
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -108,8 +91,9 @@ def make_page(report: Report) -> str:
 <body>
 <main>
 <h1>{escape(study.question or f"Ablation {study.name}")}</h1>
-<p class="answer">{so_far(report.analysis)}{"; ".join(map(_answer, answers(report.analysis)))}</p>
-{_paragraph(factors(report.analysis))}<p class="next">{_recommendation(report)}</p>
+<p class="answer">{answer(report.analysis, lambda name: f"<b>{escape(name)}</b>")}</p>
+{"".join(f'<p class="next">{escape(text)}.</p>' for text in [factors(report.analysis)] if text)}
+<p class="next">{_recommendation(report)}</p>
 <div class="verdicts">{made["verdicts"]}</div>
 {drawn.get("differences", "")}
 {"".join(shown)}
@@ -119,42 +103,20 @@ def make_page(report: Report) -> str:
 """
 
 
-def _answer(answer: Answer) -> str:
-    """Sets the names of arms apart, unless they are only counted."""
-    parts = (answer.arms, answer.others)
-    arms, others = (
-        listed([f"<b>{escape(one)}</b>" for one in names]) if len(names) <= FEW else few(names) for names in parts
-    )
-    return f"{arms} {escape(answer.phrase)} {others}".strip()
-
-
 def _recommendation(report: Report) -> str:
     """Sets the command apart that continues the study, if there is one."""
     text, found, options = report.recommendation.partition(command(report.study))
     return escape(text) + (f"<code>{escape(found + options)}</code>" if found else "")
 
 
-def _paragraph(text: str) -> str:
-    return f'<p class="next">{escape(text)}.</p>\n' if text else ""
-
-
 def _figure(name: str, figure: Figure, narrow: Figure) -> str:
-    caption = CAPTIONS[name]
-    both = {"screen": figure, "phone": narrow}
-    drawn = "".join(
-        f'<div class="{where}">{inline_svg(one, f"{name}-{where}", escape(caption))}</div>'
-        for where, one in both.items()
-    )
-    return f"<figure>{drawn}<figcaption>{escape(caption)}</figcaption></figure>\n"
+    caption, both = escape(CAPTIONS[name]), {"screen": figure, "phone": narrow}
+    drawn = [f'<div class="{kind}">{inline_svg(one, f"{name}-{kind}", caption)}</div>' for kind, one in both.items()]
+    return f"<figure>{''.join(drawn)}<figcaption>{caption}</figcaption></figure>\n"
 
 
-def _list(notes: Sequence[str], checks: Sequence[Check]) -> str:
-    items = [f"<li>{escape(note)}</li>" for note in notes]
-    items += [
-        f"<li><span class='bad'>Check failed: {escape(check.name)}.</span> {escape(check.text)}</li>"
-        for check in checks
-        if check.ok is False
-    ]
+def _items(texts: Sequence[str]) -> str:
+    items = [f"<li{' class=bad' * text.startswith('Check failed')}>{escape(text)}</li>" for text in texts]
     return f"<ul>{''.join(items)}</ul>" if items else ""
 
 
@@ -164,14 +126,11 @@ def _facts(report: Report) -> str:
 
 
 def _runs(study: Study) -> str:
-    """Links to the run folders, which lie beside the page, and the commands that continue the study."""
-    arms = {arm: [_link(study, run) for run in study.runs if run.arm == arm] for arm in study.arms}
-    lines = [f"<li>{escape(arm)}: {', '.join(links)}</li>" for arm, links in arms.items()]
-    commands = {"Write this page again": f"lightning report {shlex.quote(str(study.folder))}"}
-    if study.plan_file is not None:
-        commands |= {"Run what is missing": command(study)} if study.missing else {}
-    shown = "".join(f"<li>{text}: <code>{escape(command)}</code></li>" for text, command in commands.items())
-    return f"<ul>{''.join(lines)}</ul><ul>{shown}</ul>"
+    """Links to the run folders, which lie beside the page, and the command that writes the page again."""
+    arms = {arm: ", ".join(_link(study, run) for run in study.runs if run.arm == arm) for arm in study.arms}
+    items = [f"<li>{escape(arm)}: {links}</li>" for arm, links in arms.items()]
+    again = escape(f"lightning report {shlex.quote(str(study.folder))}")
+    return f"<ul>{''.join(items)}<li>Write this page again: <code>{again}</code></li></ul>"
 
 
 def _link(study: Study, run: Run) -> str:

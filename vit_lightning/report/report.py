@@ -12,6 +12,8 @@ from vit_lightning.report.checks import Check, run_checks
 from vit_lightning.report.configs import Configs, config_differences, read_configs
 from vit_lightning.report.facts import read_facts
 from vit_lightning.report.figures import NARROW, draw_figures, read_curves
+from vit_lightning.report.forecast import measured_spread, shortfall
+from vit_lightning.report.schedule import analyses_of
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import Table
 from vit_lightning.report.wording import headline, lines, notes, recommendation, sentence
@@ -72,11 +74,7 @@ def make_report(study: Study) -> Report:
         "config": tables.config_table(analysis, differences),
         "checks": tables.check_table(checks),
         "differences": tables.difference_table(analysis),
-        "interactions": tables.interaction_table(analysis),
-        "beside": tables.beside_table(analysis),
         "components": tables.component_table(analysis),
-        "runs": tables.run_table(analysis),
-        "single_runs": tables.single_run_table(analysis),
     }
     return Report(
         analysis=analysis,
@@ -84,10 +82,20 @@ def make_report(study: Study) -> Report:
         headline=headline(analysis),
         recommendation=recommendation(analysis),
         sentences=[sentence(analysis, line) for line in lines(analysis)],
-        notes=notes(analysis),
+        notes=[*notes(analysis), *_shortfall(analysis)],
         facts=read_facts(analysis),
         checks=checks,
         tables={name: table for name, table in made.items() if table.rows},
         figures=draw_figures(analysis, curves),
         narrow=draw_figures(analysis, curves, NARROW),
     )
+
+
+def _shortfall(analysis: Analysis) -> list[str]:
+    """Says what the seeds have shown where the study ends without an answer and that is less than was asked."""
+    study, unanswered = analysis.study, ("undecided", "not better", "not worse")
+    if study.missing or analysis.standings or all(one.verdict not in unanswered for one in analysis.comparisons):
+        return []
+    spread = measured_spread(study) if analyses_of(study.compare) else None
+    short = "" if spread is None else shortfall(study.compare, len(study.arms), spread)
+    return [f"{short[0].upper()}{short[1:]}."] if short else []

@@ -78,5 +78,5 @@ def _race(study: Study) -> dict[str, int]:
 
 def _open_arms(study: Study, comparisons: Sequence[ArmComparison]) -> list[str]:
     """Returns the arms of comparisons that more runs may decide."""
-    left = [one for one in comparisons if one.next is not None and not one.decided and not one.blocked]
+    left = [one for one in comparisons if one.is_open]
     return [arm for arm in study.arms if any(arm in (one.arm, one.other) for one in left)]

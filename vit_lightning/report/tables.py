@@ -11,21 +11,19 @@ from functools import partial
 from typing import Any, TypeVar
 
 from vit_lightning.config.files import word
+from vit_lightning.notation import counted
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.checks import Check
 from vit_lightning.report.configs import ConfigDifference
 from vit_lightning.report.study import Study
-from vit_lightning.report.variance import Effect
 from vit_lightning.report.wording import (
     MINUS,
     NONE,
     PLUS_MINUS,
     Line,
-    counted,
     lines,
     show_fraction,
     show_p,
-    show_r,
     unit_of,
 )
 from vit_lightning.storage.folder import to_csv
@@ -39,14 +37,9 @@ LATEX = str.maketrans(
     | {"[": "{[}"}  # behind \\ it would be an argument
 )
 """LaTeX for the characters that it would read as markup."""
-KINDS = {
-    **dict.fromkeys(("better", "the best", "among the best"), "better"),
-    **dict.fromkeys(("worse", "not the best"), "worse"),
-    **dict.fromkeys(("equivalent", "not better", "not worse"), "same"),
-    "failed": "failed",
-}
-"""Classes of the verdicts on a page."""
 Row = TypeVar("Row")
+Column = tuple[str, Callable[[Row], str]]
+"""Header of a column, and the text of a row's cell."""
 
 
 @dataclass(frozen=True)
@@ -107,34 +100,20 @@ def _latex(text: str) -> str:
     return text.translate(LATEX)
 
 
-def tabulate(
-    caption: str, rows: Iterable[Row], columns: Sequence[tuple[str, Callable[[Row], str]]], note: str = ""
-) -> Table:
-    """Makes a table from its columns, each a header and the text of a row's cell."""
+def tabulate(caption: str, rows: Iterable[Row], columns: Sequence[Column[Row]], note: str = "") -> Table:
+    """Makes a table from its columns."""
     return Table(caption, [name for name, _ in columns], [[cell(row) for _, cell in columns] for row in rows], note)
 
 
 def verdict_table(analysis: Analysis) -> Table:
     """A line for each arm: the answer."""
-    study, unit = analysis.study, unit_of(analysis.study.compare.metric)
-    found, share = lines(analysis), 100 * (1 - study.compare.alpha)
-    by_baseline = study.compare.arms == "baseline"
-    against = {"baseline": study.baseline, "pairs": analysis.ranked[0].name, "best": "the best other arm"}
-    columns: list[tuple[str, Callable[[Line], str]]] = [
-        ("arm", lambda line: line.arm),
-        ("verdict", lambda line: line.kind if by_baseline and line.verdict != "open" else line.verdict),
-        (f"mean{unit.sign and f',{unit.sign}'}", lambda line: unit.value(line.mean)),
-        ("difference" + (f",{unit.suffix}" if unit.suffix else ""), lambda line: unit.signed(line.difference)),
-        (f"{share:g}\N{NO-BREAK SPACE}%\N{NO-BREAK SPACE}interval", lambda line: unit.interval(line.low, line.high)),
-        ("p", lambda line: show_p(line.p)),
-        ("what next", lambda line: line.following or NONE),
-    ]
-    if study.compare.arms == "best":
-        columns = [column for column in columns if column[0] != "p"]
-    if study.compare.arms == "best":
+    rules, share = analysis.study.compare, 100 * (1 - analysis.study.compare.alpha)
+    found, columns = lines(analysis), _line_columns(analysis)
+    shown = ["arm", "verdict", "mean", "difference", "interval", "p", "what next"]
+    note = f"p is for a difference from zero, which is claimed where p is at most {rules.alpha:g}."
+    if analysis.standings:
+        shown.remove("p")
         note = "Intervals of arms that are not the best end at zero."
-    else:
-        note = f"p is for a difference from zero, which is claimed where p is at most {study.compare.alpha:g}."
     note += (
         f" All intervals hold together with {share:g} %, whenever an arm stopped. Differences are over the seeds that "
         "were compared, means over all seeds of an arm."
@@ -144,10 +123,43 @@ def verdict_table(analysis: Analysis) -> Table:
             " Not better and not worse are tested on one side only, which takes less than a two-sided interval shows: "
             "that may reach beyond the smallest effect."
         )
-    table = tabulate(
-        f"{study.compare.metric} against {against[study.compare.arms]}, the best mean first", found, columns, note
+    caption = f"{rules.metric} against {analysis.reference}, the best mean first"
+    table = tabulate(caption, found, [columns[name] for name in shown], note)
+    return replace(table, kinds=[line.outcome for line in found])
+
+
+def paper_table(analysis: Analysis) -> Table:
+    """Arms, differences and verdicts for a paper."""
+    study, columns = analysis.study, _line_columns(analysis)
+    shown = ["arm", "runs", "mean and sd", "difference", "interval", "p", "verdict"]
+    return tabulate(
+        f"{study.name}: {study.compare.metric} against {analysis.reference}",
+        lines(analysis),
+        [columns[name] for name in shown],
+        "Mean and standard deviation over seeds; paired difference with its repeated confidence interval; p for all "
+        f"arms and analyses together, compared with {study.compare.alpha:g}.",
     )
-    return replace(table, kinds=[KINDS.get(line.kind, "open") for line in found])
+
+
+def _line_columns(analysis: Analysis) -> dict[str, Column[Line]]:
+    """Returns what a table can show of the lines of arms."""
+    rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
+    arms, alone = {arm.name: arm for arm in analysis.arms}, rules.arms == "baseline"
+    interval = f"{100 * (1 - rules.alpha):g}\N{NO-BREAK SPACE}%\N{NO-BREAK SPACE}interval"
+    return {
+        "arm": ("arm", lambda line: line.arm),
+        "verdict": ("verdict", lambda line: line.kind if alone and line.verdict != "open" else line.verdict),
+        "runs": ("runs", lambda line: str(arms[line.arm].n)),
+        "mean": (unit.label("mean"), lambda line: unit.value(line.mean)),
+        "mean and sd": (
+            unit.label(rules.metric),
+            lambda line: f"{unit.value(line.mean)} {PLUS_MINUS} {unit.value(arms[line.arm].sd)}",
+        ),
+        "difference": (unit.difference_label("difference"), lambda line: unit.signed(line.difference)),
+        "interval": (interval, lambda line: unit.interval(line.low, line.high)),
+        "p": ("p", lambda line: show_p(line.p)),
+        "what next": ("what next", lambda line: line.following or NONE),
+    }
 
 
 def arm_table(analysis: Analysis) -> Table:
@@ -162,7 +174,7 @@ def arm_table(analysis: Analysis) -> Table:
         return f"{len(found.seeds)} of {found.runs} (up to {show_fraction(found.highest)})"
 
     return tabulate(
-        f"{study.compare.metric}{unit.sign and f' in{unit.sign}'} of each arm",
+        f"{unit.label(study.compare.metric)} of each arm",
         analysis.ranked,
         [
             ("arm", lambda arm: arm.name + (" (baseline)" if arm.name == baseline else "")),
@@ -179,36 +191,28 @@ def arm_table(analysis: Analysis) -> Table:
     )
 
 
-def run_table(analysis: Analysis) -> Table:
-    """Results of each run."""
-    study, unit = analysis.study, unit_of(analysis.study.compare.metric)
-    rows = [
-        [str(seed), *(unit.value(arm.values.get(seed, math.nan)) for arm in analysis.ranked)]
-        for seed in sorted({run.seed for run in study.runs})
-    ]
-    return Table(f"{study.compare.metric} of each run", ["seed", *(arm.name for arm in analysis.ranked)], rows)
-
-
 def tuning_table(analysis: Analysis) -> Table:
     """Validation metric of each value that was tried."""
     study, tuning = analysis.study, analysis.study.tuning
     if tuning is None:
         return Table("Tuning", [], [])
-    unit, tried = unit_of(study.metric), tuning.tried
-    rows = []
-    for arm in analysis.ranked:
-        means = [tuning.mean(arm.name, values) for values in tried]
-        shown = [unit.value(mean) for mean in means]
-        chosen = tuning.chosen.get(arm.name)
-        rows.append(
-            [arm.name, *(text + " (chosen)" * (values == chosen) for text, values in zip(shown, tried, strict=True))]
-        )
-    note = (
-        f"Mean {study.metric} over the seeds {', '.join(map(str, tuning.seeds))}, which are not those of the "
-        f"comparison; every arm had the same {counted(len(tried) * len(tuning.seeds), 'trial')}, none was tested."
+    unit, mean, chosen = unit_of(study.metric), tuning.mean, tuning.chosen
+
+    def shown(values: dict[str, Any], arm: Arm) -> str:
+        return unit.value(mean(arm.name, values)) + " (chosen)" * (values == chosen.get(arm.name))
+
+    columns: list[Column[Arm]] = [
+        (", ".join(f"{key}={word(value)}" for key, value in values.items()), partial(shown, values))
+        for values in tuning.tried
+    ]
+    trials, seeds = counted(len(columns) * len(tuning.seeds), "trial"), ", ".join(map(str, tuning.seeds))
+    return tabulate(
+        f"Tuning: {unit.label(study.metric)}",
+        analysis.ranked,
+        [("arm", lambda arm: arm.name), *columns],
+        f"Mean {study.metric} over the seeds {seeds}, which are not those of the comparison; every arm had the same "
+        f"{trials}, none was tested.",
     )
-    header = ["arm", *(", ".join(f"{key}={word(value)}" for key, value in values.items()) for values in tried)]
-    return Table(f"Tuning: {study.metric}{unit.sign and f' in{unit.sign}'}", header, rows, note)
 
 
 def difference_table(analysis: Analysis) -> Table:
@@ -216,7 +220,7 @@ def difference_table(analysis: Analysis) -> Table:
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
     level = analysis.comparisons[0].design.level if analysis.comparisons else math.nan
     return tabulate(
-        f"Comparisons by {study.compare.metric}{f' in{unit.suffix}' if unit.suffix else ''}",
+        f"Comparisons by {unit.difference_label(study.compare.metric)}",
         analysis.ordered,
         [
             ("arm", lambda one: one.arm),
@@ -235,53 +239,6 @@ def difference_table(analysis: Analysis) -> Table:
     )
 
 
-def beside_table(analysis: Analysis) -> Table:
-    """Tests beside those that give the verdict."""
-    return tabulate(
-        f"Other tests of {analysis.study.compare.metric}",
-        analysis.beside,
-        [
-            ("arm", lambda one: one.comparison.arm),
-            ("against", lambda one: one.comparison.other),
-            ("p, sign-flip", lambda one: show_p(one.p_sign_flip)),
-            ("p, Welch", lambda one: show_p(one.p_welch)),
-            ("r over seeds", lambda one: show_r(one.correlation)),
-        ],
-        "Not corrected for the number of arms and analyses; nothing is claimed of them. The sign-flip test is exact up "
-        "to 16 pairs; Welch's t-test ignores the pairing. r: correlation over the seeds; at 0 or below, pairing gains "
-        "nothing.",
-    )
-
-
-def paper_table(analysis: Analysis) -> Table:
-    """Arms, differences and verdicts for a paper."""
-    study, unit = analysis.study, unit_of(analysis.study.compare.metric)
-    arms = {arm.name: arm for arm in analysis.arms}
-
-    def difference(line: Line) -> str:
-        interval = "" if math.isnan(line.low) else f" [{unit.signed(line.low)}, {unit.signed(line.high)}]"
-        return unit.signed(line.difference) + interval
-
-    against = {"baseline": study.baseline, "pairs": analysis.ranked[0].name, "best": "the best other arm"}
-    return tabulate(
-        f"{study.name}: {study.compare.metric} against {against[study.compare.arms]}",
-        lines(analysis),
-        [
-            ("arm", lambda line: line.arm),
-            ("runs", lambda line: str(arms[line.arm].n)),
-            (
-                f"{study.compare.metric}{unit.sign}",
-                lambda line: f"{unit.value(line.mean)} {PLUS_MINUS} {unit.value(arms[line.arm].sd)}",
-            ),
-            ("difference", difference),
-            ("p", lambda line: show_p(line.p)),
-            ("verdict", lambda line: line.verdict),
-        ],
-        "Mean and standard deviation over seeds; paired difference with its repeated confidence interval; p for all "
-        f"arms and analyses together, compared with {study.compare.alpha:g}.",
-    )
-
-
 def cost_table(analysis: Analysis) -> Table:
     """Costs of each arm."""
 
@@ -290,7 +247,7 @@ def cost_table(analysis: Analysis) -> Table:
         digits = 1 if key.endswith("seconds") and value < 100 else 0
         return NONE if math.isnan(value) else f"{value:,.{digits}f}"
 
-    columns: list[tuple[str, Callable[[Arm], str]]] = [
+    columns: list[Column[Arm]] = [
         (text, partial(shown, key))
         for key, text in {
             "parameters": "parameters",
@@ -314,11 +271,9 @@ def cost_table(analysis: Analysis) -> Table:
 def component_table(analysis: Analysis) -> Table:
     """Sources of the variance, for each arm and each difference."""
     unit = unit_of(analysis.study.compare.metric)
-    found = [(arm.name, arm.components) for arm in analysis.arms]
-    found += [(f"{one.comparison.arm} {MINUS} {one.comparison.other}", one.components) for one in analysis.beside]
     return tabulate(
         "Variance components",
-        [(name, parts) for name, parts in found if parts is not None],
+        analysis.components,
         [
             ("", lambda row: row[0]),
             ("sd of runs", lambda row: unit.value(row[1].run_sd)),
@@ -335,39 +290,24 @@ def component_table(analysis: Analysis) -> Table:
 
 
 def effect_table(analysis: Analysis) -> Table:
-    """Main effects of a grid, the largest first."""
-    effects = [effect for effect in analysis.effects if not effect.is_interaction]
+    """Main effects of a grid, the largest first, and interactions of two factors."""
+    effects, unit = analysis.effects, unit_of(analysis.study.compare.metric)
     note = (
-        "A level against the baseline's, averaged over the other factors. Differences within each seed, t-intervals "
-        "over seeds, corrected for the number of effects (Bonferroni) but not for the time of stopping: a description, "
-        "nothing is claimed of them."
+        "A level against the baseline's, averaged over the other factors; of two factors together, the change of that "
+        "difference with a level of the other. Differences within each seed, t-intervals over seeds, corrected for the "
+        "number of effects (Bonferroni) but not for the time of stopping: a description, nothing is claimed of them."
     )
-    n = min((effect.n for effect in effects), default=0)
-    seeds = len({run.seed for run in analysis.study.runs})
+    n, seeds = min((effect.n for effect in effects), default=0), len({run.seed for run in analysis.study.runs})
     if n < seeds:
         note += f" {n} of {seeds} seeds have a result for every combination; only these count here."
-    largest = sorted(effects, key=lambda effect: -abs(effect.effect) if effect.n else 0.0)
-    return _effects("Effect of each factor", analysis, largest, note)
-
-
-def interaction_table(analysis: Analysis) -> Table:
-    """Interactions of two factors of a grid."""
-    effects = [effect for effect in analysis.effects if effect.is_interaction]
-    note = "Change of the difference between two levels of one factor with a level of another; nothing is claimed."
-    return _effects("Interactions of two factors", analysis, effects, note)
-
-
-def _effects(caption: str, analysis: Analysis, effects: Sequence[Effect], note: str) -> Table:
-    metric = analysis.study.compare.metric
-    unit = unit_of(metric)
     return tabulate(
-        f"{caption} on {metric}{f' in{unit.suffix}' if unit.suffix else ''}",
-        effects,
+        f"Effects of the factors on {unit.difference_label(analysis.study.compare.metric)}",
+        sorted(effects, key=lambda effect: (effect.is_interaction, -abs(effect.effect) if effect.n else 0.0)),
         [
             ("effect", lambda effect: effect.name),
             ("difference", lambda effect: unit.signed(effect.effect)),
             ("interval", lambda effect: unit.interval(effect.low, effect.high)),
-            ("p corrected", lambda effect: show_p(effect.p_adjusted) if effect.n > 1 else NONE),
+            ("p corrected", lambda effect: show_p(effect.p_adjusted)),
             ("seeds", lambda effect: str(effect.n)),
         ],
         note,
@@ -404,25 +344,6 @@ def failed_table(study: Study) -> Table:
     without = [run for run in study.runs if run.state != "done"]
     rows = [[run.arm, str(run.seed), run.state, run.cause or "", run.folder] for run in without]
     return Table("Failed or missing", ["arm", "seed", "state", "cause", "folder"], rows)
-
-
-def single_run_table(analysis: Analysis) -> Table:
-    """Pairs of single runs on the test images."""
-    rows = [
-        [
-            one.comparison.arm,
-            one.comparison.other,
-            str(seed),
-            str(pair.only_first),
-            str(pair.only_second),
-            show_p(pair.p),
-        ]
-        for one in analysis.beside
-        for seed, pair in one.single_runs.items()
-    ]
-    header = ["arm", "against", "seed", "only arm right", "only other right", "p, McNemar"]
-    note = "McNemar's exact test compares two trained networks on new images, not two recipes with new seeds."
-    return Table("Pairs of single runs", header, rows, note)
 
 
 def results_csv(study: Study) -> str:

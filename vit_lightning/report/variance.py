@@ -1,4 +1,7 @@
-"""Variance components of accuracy (seeds, test images, both together), and effects of factors."""
+"""Spread of results: rates of rare events, variance components of accuracy, and the effects of factors of a grid.
+
+All of it describes; claims are made in ``sequential`` alone.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,22 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 from vit_lightning.report.sequential import Values
-from vit_lightning.report.statistics import paired_p, t_interval
+
+
+def spread(values: Values) -> float:
+    """Returns the standard deviation; exactly 0 for values that differ by the rounding of single precision only."""
+    if len(values) < 2:
+        return math.nan
+    alike = np.ptp(values) <= 1e-6 * max(1.0, float(np.max(np.abs(values))))
+    return 0.0 if alike else float(np.std(values, ddof=1))
+
+
+def highest_rate(events: int, runs: int, level: float = 0.05) -> float:
+    """Returns the upper limit of a rate, one-sided (Clopper and Pearson 1934)."""
+    return 1.0 if events == runs else float(special.betaincinv(events + 1, runs - events, 1 - level))
 
 
 @dataclass(frozen=True)
@@ -65,26 +80,6 @@ def components(table: NDArray[Any]) -> Components:
 
 
 @dataclass(frozen=True)
-class McNemar:
-    """Two single runs on the same test images: numbers of images that only one of them has right."""
-
-    only_first: int
-    only_second: int
-    p: float
-
-
-def mcnemar(first: NDArray[Any], second: NDArray[Any]) -> McNemar:
-    """Applies the exact two-sided McNemar test. It compares two trained networks on new images, not two recipes.
-
-    Args:
-        first, second: (images,), whether each run was right.
-    """
-    one, other = int(np.sum(first & ~second)), int(np.sum(~first & second))
-    p = float(stats.binomtest(one, one + other).pvalue) if one + other else 1.0
-    return McNemar(one, other, p)
-
-
-@dataclass(frozen=True)
 class Effect:
     """Effect of a factor, or of two together, on the result: a description, of which nothing is claimed."""
 
@@ -120,32 +115,31 @@ def factor_effects(
     cells = list(product(*factors.values()))
     seeds = sorted(set.intersection(*(set(results.get(cell, {})) for cell in cells)))
     table = np.array([[results[cell][seed] for cell in cells] for seed in seeds], dtype=np.float64)
-    table = table.reshape(len(seeds), *map(len, factors.values()))
-    contrasts = [*_main(factors, table), *_interactions(factors, table)]
-    found = []
-    for name, values in contrasts:
-        mean, p = float(values.mean()) if len(values) else math.nan, paired_p(values)
-        interval = t_interval(values, alpha / len(contrasts))
-        found.append(Effect(name, len(values), mean, *interval, p, min(1.0, len(contrasts) * p)))
+    contrasts = _contrasts(factors, table.reshape(len(seeds), *map(len, factors.values())))
+    n, found = len(seeds), []
+    for name, values in contrasts.items():
+        mean, error = float(values.mean()) if n else math.nan, spread(values) / math.sqrt(max(n, 1))
+        half = float(special.stdtrit(n - 1, 1 - alpha / len(contrasts) / 2)) * error
+        if error == 0:  # alike: the exact sign-flip test in place of the t-test
+            p = 1.0 if abs(mean) < 1e-6 else 2.0 ** (1 - n)
+        else:
+            p = float(2 * special.stdtr(n - 1, -abs(mean) / error))
+        adjusted = p if math.isnan(p) else min(1.0, len(contrasts) * p)
+        found.append(Effect(name, n, mean, mean - half, mean + half, p, adjusted))
     return found
 
 
-def _main(factors: Mapping[str, Sequence[Any]], table: Values) -> list[tuple[str, Values]]:
-    contrasts = []
-    for axis, (factor, levels) in enumerate(factors.items()):
-        others = tuple(other + 1 for other in range(len(factors)) if other != axis)
-        means = table.mean(axis=others)  # seed, level
-        for number, level in enumerate(levels[1:], 1):
-            contrasts.append((f"{factor}: {level} instead of {levels[0]}", means[:, number] - means[:, 0]))
-    return contrasts
-
-
-def _interactions(factors: Mapping[str, Sequence[Any]], table: Values) -> list[tuple[str, Values]]:
-    contrasts = []
-    for (one, (first, levels)), (two, (second, others)) in combinations(enumerate(factors.items()), 2):
-        rest = tuple(axis + 1 for axis in range(len(factors)) if axis not in (one, two))
-        means = table.mean(axis=rest)  # seed, level of the first, level of the second
-        for i, j in product(range(1, len(levels)), range(1, len(others))):
-            values = means[:, i, j] - means[:, 0, j] - means[:, i, 0] + means[:, 0, 0]
-            contrasts.append((f"({first}: {levels[i]}) x ({second}: {others[j]})", values))
-    return contrasts
+def _contrasts(factors: Mapping[str, Sequence[Any]], table: Values) -> dict[str, Values]:
+    """Returns the contrasts of each seed by name, main effects before interactions; the table is (seed, *levels)."""
+    names, axes, found = list(factors), range(len(factors)), {}
+    for chosen in [*combinations(axes, 1), *combinations(axes, 2)]:
+        means = table.mean(axis=tuple(axis + 1 for axis in axes if axis not in chosen))
+        of = [factors[names[axis]] for axis in chosen]
+        for levels in product(*(range(1, len(known)) for known in of)):
+            parts = [f"{names[axis]}: {known[level]}" for axis, known, level in zip(chosen, of, levels, strict=True)]
+            name = " x ".join(f"({part})" for part in parts) if parts[1:] else f"{parts[0]} instead of {of[0][0]}"
+            values = means
+            for level in levels:
+                values = values[:, level] - values[:, 0]
+            found[name] = values
+    return found

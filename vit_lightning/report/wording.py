@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vit_lightning.metric_facts import facts_of
+from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
-from vit_lightning.report.comparisons import ArmComparison
-from vit_lightning.report.sequential import Design, visible_difference
+from vit_lightning.report.comparisons import MIRRORED, ArmComparison
 from vit_lightning.report.study import Run, Study
 
 NONE = "\N{EN DASH}"
@@ -29,31 +29,50 @@ PHRASES: dict[str, str] = {
     "failed": "failed, so no answer against",
 }
 
+OUTCOMES = {
+    **dict.fromkeys(("better", "the best", "among the best"), "better"),
+    **dict.fromkeys(("worse", "not the best"), "worse"),
+    **dict.fromkeys(("equivalent", "not better", "not worse"), "same"),
+    "failed": "failed",
+}
+"""What verdicts and ranks mean; others are open."""
+
 
 @dataclass(frozen=True)
 class Unit:
     """Notation of a metric: fractions as percentages, others as they are."""
 
-    scale: float
-    digits: int
-    suffix: str
-    """Stands behind a difference: percentages differ by points."""
-    sign: str
-    """Stands behind a value."""
+    scale: float = 1.0
+    digits: int = 4
+    points: str = ""
+    """Unit of a difference: percentages differ by points."""
+    sign: str = ""
+    """Unit of a value."""
 
-    def value(self, number: float) -> str:
-        return NONE if math.isnan(number) else f"{self.scale * number:.{self.digits}f}".replace("-", MINUS)
+    def label(self, name: str) -> str:
+        """Returns a name of values with their unit."""
+        return f"{name} ({self.sign.strip()})" if self.sign else name
+
+    def difference_label(self, name: str) -> str:
+        """Returns a name of differences with their unit."""
+        return f"{name} ({self.points.strip()})" if self.points else name
+
+    def value(self, number: float, sign: str = "") -> str:
+        return NONE if math.isnan(number) else f"{self.scale * number:{sign}.{self.digits}f}".replace("-", MINUS)
 
     def signed(self, number: float) -> str:
-        sign = "+" if number else ""
-        return NONE if math.isnan(number) else f"{self.scale * number:{sign}.{self.digits}f}".replace("-", MINUS)
+        return self.value(number, "+" if number else "")
+
+    def difference(self, number: float) -> str:
+        """Writes a difference with its unit."""
+        return self.signed(number) + self.points
 
     def interval(self, low: float, high: float) -> str:
         return NONE if math.isnan(low) else f"{self.signed(low)} to {self.signed(high)}"
 
     def plain(self, number: float) -> str:
         shown = f"{self.scale * number:.6g}"
-        return shown + (self.suffix.removesuffix("s") if shown == "1" else self.suffix)
+        return shown + (self.points.removesuffix("s") if shown == "1" else self.points)
 
     def rounded(self, number: float) -> str:
         """Writes a number with two significant digits."""
@@ -63,7 +82,7 @@ class Unit:
 def unit_of(metric: str) -> Unit:
     """Returns the notation of a metric."""
     facts = facts_of(metric)
-    return Unit(100.0, 2, " points", " %") if facts is not None and facts.percent else Unit(1.0, 4, "", "")
+    return Unit(100.0, 2, " points", " %") if facts is not None and facts.percent else Unit()
 
 
 def show_p(p: float) -> str:
@@ -73,24 +92,8 @@ def show_p(p: float) -> str:
     return "< .0001" if p < 1e-4 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
 
 
-def show_r(correlation: float) -> str:
-    return NONE if math.isnan(correlation) else f"{correlation:+.2f}".replace("-", MINUS)
-
-
 def show_fraction(fraction: float) -> str:
     return NONE if math.isnan(fraction) else f"{100 * fraction:.0f} %"
-
-
-def show_time(seconds: float) -> str:
-    """Writes a time with its unit: 40 s, 12 min, 3.5 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def counted(number: int, noun: str) -> str:
-    """Returns a number with its noun, in the plural unless it is one."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(names: Sequence[str]) -> str:
@@ -99,62 +102,47 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Part of the headline: what is claimed of some arms."""
-
-    arms: list[str]
-    claim: str
-    others: list[str]
-
-    @property
-    def phrase(self) -> str:
-        """The claim with its verb."""
-        verb = "" if self.claim.startswith("failed") else "is " if len(self.arms) == 1 else "are "
-        return verb + self.claim
-
-    def __str__(self) -> str:
-        return " ".join(filter(None, [few(self.arms), self.phrase, few(self.others)]))
-
-
-def few(names: Sequence[str]) -> str:
-    """Names some arms, or counts them if they are many."""
+def few(names: Sequence[str], shown: Callable[[str], str] = str) -> str:
+    """Names some arms, each as ``shown`` writes it, or counts them if they are many."""
     if len(names) > FEW:
         return f"{len(names)} arms"
-    return listed([f'"{name}"' if "," in name else name for name in names])
+    return listed([shown(f'"{name}"' if "," in name else name) for name in names])
 
 
-def answers(analysis: Analysis) -> list[Answer]:
-    """Returns the answer: the arms of each verdict, the strongest first."""
-    study, groups = analysis.study, dict[str, list[str]]()
+def answer(analysis: Analysis, shown: Callable[[str], str] = str) -> str:
+    """Returns the answer in one line: the arms of each verdict, the strongest first; ``shown`` writes their names."""
+    baseline, groups = analysis.study.baseline, _by_kind(analysis)
     if not analysis.comparisons:
-        return [Answer([study.baseline], "alone: there is nothing to compare", [])]
+        return f"{shown(baseline)} is alone: there is nothing to compare"
     if analysis.standings:
-        place = {standing.arm: standing.rank for standing in analysis.standings}
-        for arm in analysis.ranked:
-            groups.setdefault(place[arm.name], []).append(arm.name)
-        return [Answer(arms, rank, []) for rank, arms in groups.items()]
-    if study.compare.arms == "pairs":  # of the arm with the best mean, against all others
-        leader = analysis.ranked[0].name
-        for one in analysis.ordered:
-            groups.setdefault(one.verdict, []).extend([one.other] * (one.arm == leader))
-        return [Answer([leader], phrase, groups[name]) for name, phrase in PHRASES.items() if groups.get(name)]
-    for one in analysis.ordered:
-        groups.setdefault(one.verdict, []).append(one.arm)
-    found = [Answer(groups[name], name, []) for name in PHRASES if name in groups]
-    if found[0].claim != "failed":  # the baseline is named once
-        found[0] = Answer(found[0].arms, PHRASES[found[0].claim], [study.baseline])
-    return found
+        found = [(arms, rank, "") for rank, arms in groups.items()]
+    elif analysis.study.compare.arms == "pairs":  # of the arm with the best mean, against all others
+        kinds = {MIRRORED.get(line.kind, line.kind): line.kind for line in lines(analysis)}
+        of = {kind: groups[kinds[kind]] for kind in PHRASES if kind in kinds}
+        found = [([analysis.reference], PHRASES[kind], few(arms, shown)) for kind, arms in of.items()]
+    else:
+        found = [(groups[kind], kind, "") for kind in PHRASES if kind in groups]
+        arms, first, _ = found[0]
+        if first != "failed":  # the baseline is named once
+            found[0] = arms, PHRASES[first], shown(baseline)
+    parts = []
+    for arms, claim, others in found:
+        verb = "" if claim.startswith("failed") else "is" if len(arms) == 1 else "are"
+        parts.append(" ".join(filter(None, [few(arms, shown), verb, claim, others])))
+    return ("So far: " if analysis.study.missing else "") + "; ".join(parts)
+
+
+def _by_kind(analysis: Analysis) -> dict[str, list[str]]:
+    """Returns the arms of each verdict or rank, the best mean first."""
+    groups: dict[str, list[str]] = {}
+    for line in lines(analysis):
+        groups.setdefault(line.kind, []).append(line.arm)
+    return groups
 
 
 def headline(analysis: Analysis) -> str:
     """Returns the answer in one line; of a grid, with the effects of its factors."""
-    return so_far(analysis) + ". ".join(filter(None, ["; ".join(map(str, answers(analysis))), factors(analysis)]))
-
-
-def so_far(analysis: Analysis) -> str:
-    """Returns what stands before the answer of a study that has not finished."""
-    return "So far: " if analysis.study.missing else ""
+    return ". ".join(filter(None, [answer(analysis), factors(analysis)]))
 
 
 def factors(analysis: Analysis) -> str:
@@ -162,7 +150,7 @@ def factors(analysis: Analysis) -> str:
     unit = unit_of(analysis.study.compare.metric)
     known = [effect for effect in analysis.effects if not effect.is_interaction and effect.n]
     largest = sorted(known, key=lambda effect: -abs(effect.effect))[:FEW]
-    text = "; ".join(f"{unit.signed(effect.effect)}{unit.suffix} ({effect.name})" for effect in largest)
+    text = "; ".join(f"{unit.difference(effect.effect)} ({effect.name})" for effect in largest)
     more = f"; {counted(len(known) - FEW, 'smaller effect')}" if len(known) > FEW else ""
     return f"On average over the grid: {text}{more}" if known else ""
 
@@ -174,7 +162,7 @@ class Line:
     arm: str
     verdict: str
     kind: str
-    """The verdict or rank alone."""
+    """The verdict or rank alone; where all pairs are compared, that against the arm with the best mean."""
     mean: float
     n: int
     """Pairs behind the difference; runs where there is none."""
@@ -184,54 +172,53 @@ class Line:
     low: float = math.nan
     high: float = math.nan
     p: float = math.nan
+    values: tuple[float, ...] = ()
+    """Differences of the pairs."""
+
+    @property
+    def outcome(self) -> str:
+        """What the kind means: better, worse, same, failed or open."""
+        return OUTCOMES.get(self.kind, "open")
 
 
+@functools.lru_cache(maxsize=4)
 def lines(analysis: Analysis) -> list[Line]:
     """Returns a line for each arm, the best mean first."""
-    how = analysis.study.compare.arms
-    make = {"baseline": _against_baseline, "pairs": _against_all, "best": _among_all}[how]
-    return [make(analysis, arm) for arm in analysis.ranked]
-
-
-def _against_baseline(analysis: Analysis, arm: Arm) -> Line:
-    found = [one for one in analysis.comparisons if one.arm == arm.name]
-    if not found:
-        return Line(arm.name, "baseline", "baseline", arm.mean, arm.n)
-    [one] = found
-    verdict = "failed" if one.verdict == "failed" else f"{PHRASES[one.verdict]} {one.other}"
-    verdict = "open" if one.verdict == "undecided" and _is_open(one) else verdict
-    return _line(arm, verdict, one, next_step(analysis, one))
-
-
-def _line(arm: Arm, verdict: str, one: ArmComparison, following: str) -> Line:
-    return Line(arm.name, verdict, one.verdict, arm.mean, one.n, following, one.mean, one.low, one.high, one.p)
-
-
-def _against_all(analysis: Analysis, arm: Arm) -> Line:
-    """Returns all verdicts of an arm; numbers are those against the arm with the best mean."""
     both = [*analysis.ordered, *(one.mirrored() for one in analysis.ordered)]
-    own, leader = [one for one in both if one.arm == arm.name], analysis.ranked[0].name
+    make = _among_all if analysis.standings else _against_one
+    return [make(analysis, arm, [one for one in both if one.arm == arm.name]) for arm in analysis.ranked]
+
+
+def _against_one(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
+    """Returns the line of an arm by its comparison with the baseline, or with the arm that has the best mean."""
+    pairs = analysis.study.compare.arms == "pairs"
     groups = {verdict: [one.other for one in own if one.verdict == verdict] for verdict in PHRASES}
     verdict = "; ".join(f"{PHRASES[name]} {few(others)}" for name, others in groups.items() if others)
-    runs, seconds = _cost(analysis, [one for one in own if _is_open(one)])
-    following = f"{_runs(runs, seconds)} to the next comparison" if runs else ""
-    against = [one for one in own if one.other == leader]
-    if not against:
-        return Line(arm.name, verdict, "leader", arm.mean, arm.n, following or "take it")
-    return _line(arm, verdict, against[0], following or next_step(analysis, against[0]))
+    one = next((one for one in own if one.other == analysis.reference), None)
+    if one is None:
+        following = (_to_next(analysis, own) or "take it") if pairs else ""
+        verdict, kind = (verdict, "leader") if pairs else ("baseline", "baseline")
+        return Line(arm.name, verdict, kind, arm.mean, arm.n, following)
+    if not pairs and (one.verdict == "failed" or (one.verdict == "undecided" and one.is_open)):
+        verdict = "failed" if one.verdict == "failed" else "open"
+    following = _to_next(analysis, own) or next_step(analysis, one)
+    numbers = one.mean, one.low, one.high, one.p, tuple(one.counted.values())
+    return Line(arm.name, verdict, one.verdict, arm.mean, one.n, following, *numbers)
 
 
-def _among_all(analysis: Analysis, arm: Arm) -> Line:
-    [own] = [standing for standing in analysis.standings if standing.arm == arm.name]
-    against = [one for one in analysis.comparisons if arm.name in (one.arm, one.other)]
-    runs, seconds = _cost(analysis, [one for one in against if _is_open(one)])
-    following = f"{_runs(runs, seconds)} to the next comparison" if runs else ""
-    if own.rank == "not the best":
-        following = "leave it"
-    elif not following:
+def _among_all(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
+    [place] = [standing for standing in analysis.standings if standing.arm == arm.name]
+    following = "leave it" if place.rank == "not the best" else _to_next(analysis, own)
+    if not following:
         last = f"may be the best too: {analysis.study.compare.max_seeds} seeds do not tell"
-        following = "see which runs failed" if own.rank == "failed" else "take it" if own.decided else last
-    return Line(arm.name, own.rank, own.rank, arm.mean, arm.n, following, own.mean, own.low, own.high)
+        following = "see which runs failed" if place.rank == "failed" else "take it" if place.decided else last
+    return Line(arm.name, place.rank, place.rank, arm.mean, arm.n, following, place.mean, place.low, place.high)
+
+
+def _to_next(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
+    """Says what the next analyses of comparisons cost; an empty text where none follows."""
+    runs, seconds = _cost(analysis, [one for one in comparisons if one.is_open])
+    return f"{_runs(runs, seconds)} to the next comparison" if runs else ""
 
 
 def sentence(analysis: Analysis, line: Line) -> str:
@@ -240,8 +227,8 @@ def sentence(analysis: Analysis, line: Line) -> str:
     unit = unit_of(metric)
     value = f"{metric} {unit.value(line.mean)}{unit.sign}"
     if not math.isnan(line.difference):
-        against = f" against {analysis.ranked[0].name}" if analysis.study.compare.arms == "pairs" else ""
-        value += f", {unit.signed(line.difference)}{unit.suffix}{against}"
+        against = f" against {analysis.reference}" if analysis.study.compare.arms == "pairs" else ""
+        value += f", {unit.difference(line.difference)}{against}"
     if not math.isnan(line.low):
         value += f", interval {unit.interval(line.low, line.high)}"
     if not math.isnan(line.p):
@@ -251,26 +238,23 @@ def sentence(analysis: Analysis, line: Line) -> str:
 
 
 def next_step(analysis: Analysis, one: ArmComparison) -> str:
-    """Says what a verdict means for a choice, or what the next analysis costs."""
+    """Says what a verdict means for a choice."""
     if one.blocked:
-        again = [run for run in one.failed if run.seed in one.seeds[: one.next]]
+        again = [run for run in one.failed if run.seed in one.study.seeds[: one.next]]
         return f"mend what failed, then try again: {_runs(len(again), _seconds(analysis, again))}"
-    if _is_open(one):
-        return f"{_runs(*_cost(analysis, [one]))} to the comparison with {one.next} seeds"
     if one.verdict == "better":
         best = next(better for better in analysis.ordered if better.verdict == "better")
         return f"{'take it' if one.arm == best.arm else 'better too'}{_price(analysis, one)}"
-    if one.verdict == "worse":
-        return "leave it"
-    if one.verdict == "equivalent":
-        return f"take either{_price(analysis, one)}"
     if one.verdict == "not better" and one.design.until == "not better":
         return "no reason to take it"
-    return _unanswered(analysis, one)
-
-
-def _is_open(one: ArmComparison) -> bool:
-    return one.next is not None and not one.decided and not one.blocked
+    stop = f"stop, no answer with {counted(analysis.study.compare.max_seeds, 'seed')}"
+    known = {
+        "worse": "leave it",
+        "equivalent": f"take either{_price(analysis, one)}",
+        "not better": f"no gain that matters; {stop}",
+        "not worse": f"no loss that matters; {stop}",
+    }
+    return known.get(one.verdict, stop)
 
 
 def _price(analysis: Analysis, one: ArmComparison) -> str:
@@ -280,51 +264,6 @@ def _price(analysis: Analysis, one: ArmComparison) -> str:
     return f"; trains {ratio:.2g} times as long" if ratio >= 1.1 or ratio <= 0.9 else ""
 
 
-def _unanswered(analysis: Analysis, one: ArmComparison) -> str:
-    """Says that a comparison ended without an answer, and what would give one."""
-    rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
-    known = {"not better": "no gain that matters; ", "not worse": "no loss that matters; "}.get(one.verdict, "")
-    needed = rules.max_seeds * (_seen(one) / rules.smallest_effect) ** 2
-    if not needed > rules.max_seeds:
-        return f"{known}stop, no answer with {counted(rules.max_seeds, 'seed')}"
-    seconds = (needed - one.n) * _seconds(analysis, [Run(arm, 0, "", "missing") for arm in (one.arm, one.other)])
-    more = "1,000s of" if needed > 1000 else f"about {float(f'{needed:.1g}'):,.0f}"
-    time = "" if math.isnan(seconds) else f" ({show_time(seconds)})"
-    return f"{known}stop: to see {unit.plain(rules.smallest_effect)} takes {more} seeds{time}"
-
-
-def _seen(one: ArmComparison) -> float:
-    """Returns the difference that a comparison sees by its last analysis; nan where that is not known."""
-    if not one.sd > 0 or not one.design.analyses:
-        return math.nan
-    return _visible(one.design, float(f"{one.sd / one.design.smallest_effect:.1g}")) * one.sd
-
-
-def _unseen(analysis: Analysis) -> list[str]:
-    """Says what the seeds can show where that is less than was asked."""
-    rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
-    ended = [one for one in analysis.comparisons if one.verdict in ("undecided", "not better", "not worse")]
-    seen = sorted(_seen(one) for one in ended if not (_is_open(one) or one.blocked))
-    seen = [difference for difference in seen if difference > rules.smallest_effect]
-    if not seen or rules.arms == "best":
-        return []
-    found = " to ".join(
-        dict.fromkeys([unit.signed(seen[0]).removeprefix("+"), unit.signed(seen[-1]).removeprefix("+")])
-    )
-    more = "; more test images would show smaller ones" if any(one.images for one in ended) else ""
-    return [
-        f"{counted(rules.max_seeds, 'seed')} show differences of {found}{unit.suffix} here, not of "
-        f"{unit.plain(rules.smallest_effect)}{more}."
-    ]
-
-
-@functools.cache
-def _visible(design: Design, ratio: float) -> float:
-    """Returns the difference that a design sees, in standard deviations of ``ratio`` smallest effects."""
-    sd = ratio * design.smallest_effect
-    return visible_difference(design, sd) / sd
-
-
 def _cost(analysis: Analysis, comparisons: Sequence[ArmComparison], *, until_last: bool = False) -> tuple[int, float]:
     """Returns number and seconds of the runs that comparisons need for their next analyses, or for their last."""
     states = {(run.arm, run.seed): run.state for run in analysis.study.runs}
@@ -332,7 +271,7 @@ def _cost(analysis: Analysis, comparisons: Sequence[ArmComparison], *, until_las
         (arm, seed)
         for one in comparisons
         for arm in (one.arm, one.other)
-        for seed in one.seeds[: None if until_last else one.next]
+        for seed in one.study.seeds[: None if until_last else one.next]
         if states.get((arm, seed), "missing") == "missing"
     }
     return len(needed), _seconds(analysis, [Run(arm, seed, "", "missing") for arm, seed in needed])
@@ -359,7 +298,7 @@ def recommendation(analysis: Analysis) -> str:
     missing = [run for run in study.runs if run.state == "missing"]
     if missing:
         text = f"Not finished: {_runs(len(missing), _seconds(analysis, missing))} to the next comparison"
-        number, seconds = _cost(analysis, [one for one in analysis.comparisons if _is_open(one)], until_last=True)
+        number, seconds = _cost(analysis, [one for one in analysis.comparisons if one.is_open], until_last=True)
         text += f", at most {_runs(number, seconds)} to the last" if number > len(missing) else ""
         return f"{text}. Continue with {command(study)}"
     text = _choice(analysis)
@@ -375,31 +314,26 @@ def command(study: Study) -> str:
 
 
 def _choice(analysis: Analysis) -> str:
-    study, ranked = analysis.study, [arm.name for arm in analysis.ranked]
+    found, study, best = lines(analysis), analysis.study, few([analysis.ranked[0].name])
+    groups = _by_kind(analysis)
     if analysis.standings:
-        places = {standing.arm: standing.rank for standing in analysis.standings}
-        good = [arm for arm in ranked if places[arm] in ("the best", "among the best")]
-        rest = [arm for arm in ranked if places[arm] == "undecided"]
+        good = groups.get("the best") or groups.get("among the best") or []
         if good:
-            return f"Take {few(good[:1])}." if len(good) == 1 else f"Take any of {few(good)}, the cheapest for example."
-        return f"Take {few(ranked[:1])}, the best mean; it is not shown to be the best ({few(rest)} undecided)."
+            return f"Take {few(good)}." if len(good) == 1 else f"Take any of {few(good)}, the cheapest for example."
+        rest = few(groups.get("undecided", []))
+        return f"Take {best}, the best mean; it is not shown to be the best ({rest} undecided)."
     if study.compare.arms == "pairs":
-        equals = [one.other for one in analysis.ordered if one.arm == ranked[0] and one.verdict != "better"]
-        return f"Take {few(ranked[:1])}" + (f"; {few(equals)} not shown to be worse." if equals else ".")
-    better = [one.arm for one in analysis.ordered if one.verdict == "better"]
-    if better:
+        equals = [line.arm for line in found if line.kind not in ("leader", "worse")]
+        return f"Take {best}" + (f"; {few(equals)} not shown to be worse." if equals else ".")
+    if better := [line for line in found if line.kind == "better"]:
+        gain = f"{unit_of(study.compare.metric).difference(better[0].difference)} of {study.compare.metric}"
         several = f", the best mean of the {len(better)} that are better than {few([study.baseline])}"
-        [best] = [one for one in analysis.ordered if one.arm == better[0]]
-        unit = unit_of(study.compare.metric)
-        gain = f"{unit.signed(best.mean)}{unit.suffix} of {study.compare.metric}"
-        return f"Take {few([best.arm])} ({gain}){several if len(better) > 1 else ''}."
-    verdicts = {one.arm: one.verdict for one in analysis.ordered}
-    if {*verdicts.values()} == {"failed"}:
+        return f"Take {few([better[0].arm])} ({gain}){several if len(better) > 1 else ''}."
+    if groups.keys() == {"baseline", "failed"}:
         return "No arm could be compared."
-    is_shown = {*verdicts.values()}.isdisjoint(("undecided", "not worse", "failed"))
-    equal = [arm for arm, verdict in verdicts.items() if verdict == "equivalent"]
-    also = f"; {few(equal)} may be taken as well" if equal else ""
-    return f"Keep {few([study.baseline])}: {'no arm is better' if is_shown else 'no arm is shown to be better'}{also}."
+    why = "no arm is better" if groups.keys() <= {"baseline", "worse", "equivalent", "not better"} else ""
+    also = f"; {few(groups['equivalent'])} may be taken as well" if "equivalent" in groups else ""
+    return f"Keep {few([study.baseline])}: {why or 'no arm is shown to be better'}{also}."
 
 
 def notes(analysis: Analysis) -> list[str]:
@@ -418,7 +352,6 @@ def notes(analysis: Analysis) -> list[str]:
             for one in analysis.ordered
             if one.sd == 0 and one.mean == 0
         ),
-        *_unseen(analysis),
         *_edges(analysis),
     ]
 
@@ -431,7 +364,7 @@ def _failures(analysis: Analysis, arm: Arm) -> str:
     text += "first of these on do not count, and claims hold only if failures do not depend on the result."
     for one in analysis.comparisons:
         if arm.name in (one.arm, one.other) and not math.isnan(one.with_failures):
-            worst = f"{unit.signed(one.with_failures)}{unit.suffix}"
+            worst = unit.difference(one.with_failures)
             text += f" {one.arm} against {one.other} with the worst result of the study in place of each: {worst}."
             break
     return text
