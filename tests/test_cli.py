@@ -142,8 +142,8 @@ def test_switches_are_shown_and_given_without_a_value(capsys):
     assert main(["ablate", "--help"]) == main(["fit", "--help"]) == 0
     shown = re.findall(r"^  --(\S+)(?: {2}.*)?$", capsys.readouterr().out, flags=re.MULTILINE)
     assert {*SWITCHES} <= {*shown}
-    given = read_arguments(["--dry_run", "--retry", "plan.yaml", "--trust-config"])
-    assert (given.file.name, given.dry_run, given.retry, given.trust_config) == ("plan.yaml", True, True, True)
+    given = read_arguments(["--dry_run", "--retry", "plan.yaml"])
+    assert (given.file.name, given.dry_run, given.retry) == ("plan.yaml", True, True)
     assert split_words(["--reset-head", "a.yaml"])[0] == [("reset_head", "true"), ("config", "a.yaml")]
 
 

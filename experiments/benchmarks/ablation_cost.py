@@ -71,7 +71,7 @@ def measure(mode: str, runs: int, page: Path) -> list[tuple[float, float]]:
         folder = Path(name)
         (folder / "plan.yaml").write_text(PLAN.format(page=page, mode=mode))
         os.environ["LOOPS"] = str(folder / "loops.json")
-        plan = read_plan(folder / "plan.yaml", trust=True)
+        plan = read_plan(folder / "plan.yaml")
         ledger, _ = open_ledger(folder / "out", plan, threads=1)
         plan = replace(plan, experiments=with_shared_data(plan.experiments))
         warm_up(plan, ledger.folder)

@@ -69,7 +69,7 @@ def changed(base: dict[str, Any], **options: Any) -> dict[str, Any]:
 
 
 def test_a_plan_of_named_arms(in_folder):
-    plan = read_plan(write(changed(NAMED, fixed={"trainer.max_epochs": 2})), trust=True)
+    plan = read_plan(write(changed(NAMED, fixed={"trainer.max_epochs": 2})))
     assert (plan.name, plan.question, plan.baseline) == ("plan", "Class token or mean?", "cls")
     assert (plan.config_files, plan.metric, plan.tune) == (["config.yaml"], "val/acc", None)
     assert plan.seeds == [3, 4, 5, 6, 7, 8, 9, 10], "max_seeds of them"
@@ -81,14 +81,12 @@ def test_a_plan_of_named_arms(in_folder):
     assert experiment.trainer["max_epochs"] == 2
     same = resolve(plan.arguments("no token", 4))
     assert (experiment.config, experiment.settings) == (same.config, same.settings), "the printed command is the run"
-    assert plan.command("cls", 3).endswith("--trust-config")
 
 
 def test_a_plan_of_a_grid(in_folder):
     plan = read_plan(write(GRID))
     assert list(plan.arms) == ["cls, patch_size=4", "mean, patch_size=2", "mean, patch_size=4", "cls, patch_size=2"]
     assert plan.factors == {"model.pool": ["mean", "cls"], "model.patch_size": [2, 4]}
-    assert "--trust-config" not in plan.command("cls, patch_size=2", 0)
     said = problems(changed(GRID, config=None, baseline="cls"))
     assert "baseline=cls must give a value of each of model.pool, model.patch_size, such as {" in said
 
@@ -131,7 +129,7 @@ def test_a_split_cannot_vary_where_the_data_has_no_split_seed(in_folder):
     )
     plan = changed(NAMED, fixed={"data.class_path": "loaders.Loaders"}, seeds={"split": "varies"})
     with pytest.raises(UserError) as caught:
-        read_plan(write(plan), trust=True)
+        read_plan(write(plan))
     (said,) = caught.value.problems
     assert said.startswith("plan.yaml: seeds.split=varies: data.split_seed=0: there is no such option (choose among")
 
@@ -151,7 +149,7 @@ def test_names_of_any_kind_and_length(in_folder):
     read = read_plan(write(changed(NAMED, arms=arms)))
     assert read.arms["cls"] == {}, "the config as it is"
     for name in names:
-        printed, experiment = resolve(read.words(name, 3)), read.experiment(name, 3)
+        printed, experiment = resolve(read.arguments(name, 3)), read.experiment(name, 3)
         assert printed.settings.wandb.job_type == name
         assert printed.config == experiment.config
         assert len(slug(name)) <= 80
@@ -232,7 +230,7 @@ NO_CONFIG = changed(NAMED, config=None)
         ),
         (
             {"compare": {**NAMED["compare"], "small": {"model.depth": 1}}},
-            ["compare.small is a mapping: an arm goes under arms, beside compare"],
+            ["compare.small: there is no such option (did you mean compare.smallest_effect?)"],
         ),
         ({"compare": {**NAMED["compare"], "max_seeds": 1001}}, ["compare.max_seeds=1001 must be at most 1000"]),
         (
@@ -249,7 +247,7 @@ NO_CONFIG = changed(NAMED, config=None)
         ({"arms": {"cls": {}, "mean": "mean"}}, ["arms.mean=mean must hold {OPTION: VALUE}"]),
         (
             {"arms": {"cls": {"model.pool": "cls"}, "CLS": {"model.pool": "cls"}}},
-            ["two names give the same folder", "arms cls and CLS change the same options to the same values"],
+            ["two names give the same folder"],
         ),
         ({"arms": {"cls": {}, "tuning": {"a": 1}}}, ["arm tuning: this name has a meaning of its own"]),
         ({"arms": None, "grid": {"model.pool": "cls"}}, ["grid.model.pool=cls must be a list of values"]),
@@ -265,7 +263,7 @@ NO_CONFIG = changed(NAMED, config=None)
             {"tune": {"options": {"optimizer.lr": ["0,1", "0-1"]}, "seeds": [100]}},
             ["tune.options: two values give the same folder"],
         ),
-        ({"name": "..", "question": {"Class token": "or mean?"}}, ["name=.. must be a plain name", "must be a text"]),
+        ({"name": "..", "question": {"Class token": "or mean?"}}, ["name=.. must be a plain name", "must be a string"]),
     ],
     ids=lambda value: str(value)[:60],
 )

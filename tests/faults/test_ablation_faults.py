@@ -61,7 +61,7 @@ def write_plan(
 
 
 def command(out: str, *flags: str) -> tuple[str, ...]:
-    return ("ablate", "plan.yaml", f"--out={out}", "--workers=2", "--trust-config", *flags)
+    return ("ablate", "plan.yaml", f"--out={out}", "--workers=2", *flags)
 
 
 def complete(folder: Path, out: str, *flags: str) -> None:
@@ -225,7 +225,7 @@ def test_runs_that_fail_for_good(in_arms, monkeypatch, capsys):
     write_plan(in_arms, {"good": {}, "bad": {"trainer.callbacks": breaking(",".join(causes))}})
     pretend("plan.yaml", "out", *(f"bad-seed{seed}" for seed in range(6)))
     monkeypatch.setitem(ledgers.ATTEMPTS, "hang", 1)
-    config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2, patience=0.1, trust_config=True)
+    config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2, patience=0.1)
     with pytest.raises(SomeFailed) as caught:
         ablate(config)
     assert caught.value.exit_code == 5

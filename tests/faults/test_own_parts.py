@@ -250,7 +250,7 @@ def test_each_part_is_an_arm_of_an_ablation(tmp_path):
     process = harness.start(folder, "plan.yaml", "out", *trained, call=pretend)
     process.join(300)
     assert process.exitcode == 0, harness.log(folder)[-3000:]
-    process = harness.start(folder, "ablate", "plan.yaml", "--out=out", "--workers=2", "--trust-config")
+    process = harness.start(folder, "ablate", "plan.yaml", "--out=out", "--workers=2")
     process.join(1200)
     assert process.exitcode == 0, harness.log(folder)[-3000:]
     runs = read_study(folder / "out").runs

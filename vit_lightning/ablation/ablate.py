@@ -6,12 +6,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jsonargparse import ArgumentParser
 
 from vit_lightning.ablation.forecast import forecast_lines
 from vit_lightning.ablation.ledger import (
@@ -29,10 +28,12 @@ from vit_lightning.ablation.slurm import submit
 from vit_lightning.ablation.wandb_sweep import write_sweep
 from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, workers_of
 from vit_lightning.commands.console import quiet
-from vit_lightning.config.check_options import find_problems
 from vit_lightning.config.files import parse_yaml, split_words, word
 from vit_lightning.config.help import explained, options_of
+from vit_lightning.config.signatures import signature_of
+from vit_lightning.config.typed import Reader
 from vit_lightning.errors import UserError
+from vit_lightning.limits import problems_of
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.schedule import analyses_of
 from vit_lightning.report.study import Run
@@ -58,7 +59,6 @@ class AblateConfig:
         launcher: where it runs: local, or slurm, as jobs that work on the same ledger (extra ``slurm``).
         slurm: settings of each SLURM job, as submitit names them, such as {timeout_min: 600, slurm_partition: gpu,
             gpus_per_node: 1, cpus_per_task: 4}; workers is then the number of jobs.
-        trust_config: whether configs may name classes of any package.
     """
 
     file: Path
@@ -73,7 +73,6 @@ class AblateConfig:
     patience: float = 30.0
     launcher: Literal["local", "slurm"] = "local"
     slurm: dict[str, Any] | None = None
-    trust_config: bool = False
 
 
 def read_arguments(arguments: Sequence[str]) -> AblateConfig:
@@ -84,35 +83,28 @@ def read_arguments(arguments: Sequence[str]) -> AblateConfig:
     """
     flags, words = split_words(arguments)
     files = [value for name, value in flags if name == "config"] + words
-    given: dict[str, Any] = {name.replace("-", "_"): value for name, value in flags if name != "config"}
-    if files:
-        given["file"] = files.pop(0)
-    if "slurm" in given:
-        given["slurm"] = parse_yaml(given["slurm"], f"slurm={given['slurm']}")
-    in_plan = [name for name in given if "." in name or name in GROUPS]
-    problems = [f"{name}={given.pop(name)}: {_place_in_plan(name)}" for name in in_plan]
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(AblateConfig)
-    found, valid = find_problems(given, parser)
-    config = AblateConfig(**vars(parser.parse_object({"file": "", **valid})))
-    for problem in found:
-        text = problem.text
-        for item in fields(AblateConfig):
-            text = text.replace(item.name, item.name.replace("_", "-"))
-        problems.append(text)
-    problems += [f"{word}: unexpected argument (options are given as --key=value)" for word in files]
-    if "file" not in given:
-        problems.append("give a plan: lightning ablate pooling (lightning configs pooling prints it)")
-    for key in ("workers", "threads"):
-        number = getattr(config, key)
-        if isinstance(number, int) and number < 1:
-            problems.append(f"{key}={number} must be at least 1")
-    if config.hours is not None and not config.hours > 0:
-        problems.append(f"hours={given['hours']} must be above 0")
-    if not config.patience > 0:
-        problems.append(f"patience={given['patience']} must be above 0 minutes")
-    if problems:
-        raise UserError(problems)
+    reader, given = Reader(), dict[str, Any]()
+    for name, value in flags:
+        if "." in name or name in GROUPS:
+            reader.problems.append(f"{name}={value}: {_place_in_plan(name)}")
+        elif name != "config":
+            given[name.replace("_", "-")] = parse_yaml(value, f"slurm={value}") if name == "slurm" else value
+    options = {name.replace("_", "-"): option for name, option in signature_of(AblateConfig).options.items()}
+    del options["file"]
+    values = reader.arguments(options, given, "")
+    reader.problems += [f"{word}: unexpected argument (options are given as --key=value)" for word in files[1:]]
+    if not files:
+        reader.problems.append("give a plan: lightning ablate pooling (lightning configs pooling prints it)")
+    config = AblateConfig(Path(*files[:1]), **{name.replace("-", "_"): value for name, value in values.items()})
+    hours, patience = config.hours, config.patience
+    numbers = {key: number for key in ("workers", "threads") if isinstance(number := getattr(config, key), int)}
+    reader.problems += problems_of(
+        *((key, number, number >= 1, "at least 1") for key, number in numbers.items()),
+        ("hours", hours, hours is None or hours > 0, "above 0"),
+        ("patience", f"{patience:g}", patience > 0, "above 0 minutes"),
+    )
+    if reader.problems:
+        raise UserError(reader.problems)
     return config
 
 
@@ -151,7 +143,7 @@ def ablate(config: AblateConfig) -> None:
     """
     torch.set_num_threads(1)  # runs are forked from this process
     quiet()
-    plan = read_plan(config.file, trust=config.trust_config)
+    plan = read_plan(config.file)
     if config.only is not None and config.only not in plan.arms:
         raise UserError(f"only={config.only} is no arm (choose {'; '.join(plan.arms)})")
     folder = config.out or Path("runs/ablations") / plan.name
@@ -183,7 +175,7 @@ def ablate(config: AblateConfig) -> None:
     if ledger.pending():
         print("\n".join(forecast_lines(plan, ledger, workers, devices, timed=config.launcher == "local")), flush=True)
     if config.launcher == "slurm":
-        submit(config.file, ledger, options, config.slurm or {}, trust=config.trust_config)
+        submit(config.file, ledger, options, config.slurm or {})
     else:
         run_all(plan, ledger, options)
     if config.hours is not None and (pending := options.pending(ledger)):

@@ -40,7 +40,7 @@ from vit_lightning.config.own_metrics import recorded_goal
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.report.schedule import Schedule, analyses_of, make_schedule
-from vit_lightning.report.study import Compare, Run, Study, Trial, Tuning
+from vit_lightning.report.study import Compare, Run, Study, Trial, Tuning, combinations
 from vit_lightning.storage.environment import PACKAGES
 from vit_lightning.storage.folder import read_json, write_whole
 from vit_lightning.storage.metrics import read_metrics, read_results
@@ -87,9 +87,8 @@ class Ledger:
     @property
     def trials(self) -> dict[str, dict[str, Any]]:
         """Values that the tuning tries, by their names in the order of the plan."""
-        options = (self.facts["tune"] or {"options": {}})["options"]
-        grid = [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())]
-        return {grid_name(values): values for values in grid if values}
+        tune = self.facts["tune"]
+        return {} if tune is None else {grid_name(values): values for values in combinations(tune["options"])}
 
     def planned(self) -> list[Planned]:
         """Returns the runs that are needed by now: all trials, then the runs of the next analyses, seed by seed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import itertools
 import json
@@ -11,23 +10,24 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from jsonargparse import ArgumentParser
-
-from vit_lightning.config.check_options import find_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, parse_yaml, read_config, word
 from vit_lightning.config.help import explained, options_of
-from vit_lightning.config.merge import GROUPS as OPTION_GROUPS
+from vit_lightning.config.names import near
+from vit_lightning.config.options import Settings
 from vit_lightning.config.resolve import resolve
 from vit_lightning.config.shipped import find_config
+from vit_lightning.config.signatures import signature_of
+from vit_lightning.config.typed import WRONG, Reader
 from vit_lightning.errors import UserError
+from vit_lightning.limits import problems_of
 from vit_lightning.metric_facts import facts_of, metric_names, with_own
 from vit_lightning.report.sequential import FIRST
-from vit_lightning.report.study import TUNING, Compare
+from vit_lightning.report.study import TUNING, Compare, combinations
 
 Item = TypeVar("Item")
 MOST_SEEDS = 1000
@@ -78,7 +78,7 @@ class Tune:
     @property
     def combinations(self) -> list[dict[str, Any]]:
         """Values of the trials, in order."""
-        return _combinations(self.options)
+        return combinations(self.options)
 
 
 @dataclass(frozen=True)
@@ -139,15 +139,13 @@ class Plan:
     split_varies: bool
     """Whether each seed has a split of its own, the same for all arms."""
     tune: Tune | None
-    trusted: bool
-    """Whether configs may name classes of any package."""
     experiments: dict[str, Experiment]
     """The experiment of each arm, with the first seed and not tuned."""
     _tuned: dict[str, Experiment] = field(default_factory=dict, init=False)
     """The experiments of tuned arms with the first seed, by their commands."""
 
-    def words(self, arm: str, seed: int, chosen: Mapping[str, Any] = {}) -> list[str]:
-        """Returns the options of one run, as flags.
+    def arguments(self, arm: str, seed: int, chosen: Mapping[str, Any] = {}) -> list[str]:
+        """Returns the arguments of ``lightning fit`` for one run.
 
         Args:
             arm: its arm.
@@ -157,10 +155,6 @@ class Plan:
         overrides = [f"--{key}={word(value)}" for key, value in {**self.arms[arm], **chosen}.items()]
         seeds = [f"--seed_everything={seed}", *([f"--data.split_seed={seed}"] if self.split_varies else [])]
         return [*self.flags, *overrides, *seeds, *wandb_words(self.name, arm, seed)]
-
-    def arguments(self, arm: str, seed: int, chosen: Mapping[str, Any] = {}) -> list[str]:
-        """Returns the arguments of ``lightning fit`` for one run."""
-        return [*self.words(arm, seed, chosen), *(["--trust-config"] if self.trusted else [])]
 
     def command(self, arm: str, seed: int, chosen: Mapping[str, Any] = {}) -> str:
         """Returns the command that repeats one run alone."""
@@ -188,7 +182,7 @@ class Plan:
 
     def _resolve(self, arm: str, arguments: list[str]) -> Experiment:
         """Returns the experiment of a command line, with the images of its arm where the data is the same."""
-        found = resolve(arguments, folders=[Path(self.file).parent])
+        found = resolve([*arguments, "--trust-config"], folders=[Path(self.file).parent])
         known = self.experiments.get(arm)
         same = known is not None and known.config["data"] == found.config["data"]
         return replace(found, data=known.data) if known is not None and same else found
@@ -196,12 +190,11 @@ class Plan:
 
 def plan_help() -> str:
     """Returns the options of a plan's file with their explanations."""
-    told = []
-    for module, kind in ((__name__, PlanFile), *((group.__module__, group) for group in GROUPS.values())):
-        prefix = next((f"{key}." for key, group in GROUPS.items() if group is kind), "")
-        options = [option for option in options_of(module, kind.__name__) if prefix or option.name not in GROUPS]
-        told += [explained(option, f"{prefix}").replace("--", "", 1) for option in options]
-    return "\n".join(told)
+    lines = []
+    for prefix, kind in {"": PlanFile, **{f"{key}.": kind for key, kind in GROUPS.items()}}.items():
+        options = [option for option in options_of(kind.__module__, kind.__name__) if option.name not in GROUPS]
+        lines += [explained(option, prefix).replace("--", "", 1) for option in options]
+    return "\n".join(lines)
 
 
 def slug(text: str) -> str:
@@ -210,7 +203,7 @@ def slug(text: str) -> str:
     return name if len(name) <= 80 else f"{name[:71]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def read_plan(path: Path, *, trust: bool = False) -> Plan:
+def read_plan(path: Path) -> Plan:
     """Reads a plan, checked against the config that it changes.
 
     Raises:
@@ -223,21 +216,25 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
             f"{path} is a config, not a plan: a plan has a config, arms and compare, such as "
             f"lightning configs pooling prints (to train it: lightning fit --config {path})"
         )
-    problems = [_unknown(key) for key in given if key not in _names(PlanFile)]
-    compare = _compare(given, problems)
-    seeds = _group("seeds", Seeds, given, problems) or Seeds()
+    reader = Reader()
+    problems = reader.problems
+    problems += [_unknown(key) for key in given if key not in signature_of(PlanFile).options]
+    compare = _compare(given, reader)
+    seeds = _group("seeds", Seeds(), given, reader)
     runs = _seeds(seeds, compare, problems)
-    tune = _group("tune", Tune, given, problems)
     factors, arms = _arms(given, problems)
     fixed = _options("fixed", given.get("fixed") or {}, problems)
     baseline = _baseline(given.get("baseline"), arms, factors, compare, problems)
-    tune = _tune(tune, fixed, arms, runs, problems)
+    tune = _tune(given, fixed, arms, runs, reader)
     twice = {key: name for name, arm in reversed(arms.items()) for key in arm if key in fixed}
     problems += [f"fixed.{key}: arm {name} changes it too (leave out one)" for key, name in twice.items()]
-    config_files = _config_files(given.get("config"), path, problems)
+    config_files = _config_files(given, path, reader)
+    name = given.get("name", path.stem)
+    if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
+        problems.append(f"name={name} must be a plain name, without slashes")
     plan = Plan(
-        name=_name(given.get("name", path.stem), problems),
-        question=_question(given.get("question", ""), problems),
+        name=str(name),
+        question=reader.value(str, given.get("question", ""), "question"),
         file=str(path),
         config_files=config_files,
         flags=[f"--config={file}" for file in config_files] + [f"--{key}={word(item)}" for key, item in fixed.items()],
@@ -249,7 +246,6 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
         seeds=runs,
         split_varies=seeds.split == "varies",
         tune=tune,
-        trusted=trust,
         experiments={},
     )
     if config_files and arms:  # their options are checked although something else is wrong: all problems at once
@@ -262,89 +258,68 @@ def read_plan(path: Path, *, trust: bool = False) -> Plan:
 Group = TypeVar("Group", Compare, Seeds, Tune)
 
 
-def _group(
-    key: str, kind: type[Group], given: Config, problems: list[str], instead: Mapping[str, Any] = {}
-) -> Group | None:
-    """Returns a group of a plan's options; None if it is not given, or something is wrong with it.
+def _group(key: str, instead: Group, given: Config, reader: Reader) -> Group:
+    """Returns a group of a plan's options.
 
     Args:
         key: its name.
-        kind: its class.
+        instead: the group whose values stand in place of those that are missing or wrong.
         given: the plan.
-        problems: gets the problems.
-        instead: values of required options that are wrong, for a group all the same.
+        reader: gets the problems.
     """
-    value = given.get(key)
+    value, options = given.get(key), signature_of(type(instead)).options
     if value is None:
-        return None
+        return instead
     if not isinstance(value, dict):
-        problems.append(f"{key}={value} must hold {', '.join(_names(kind))}")
-        return None
-    foreign = [name for name, item in value.items() if name not in _names(kind) and isinstance(item, dict)]
-    problems += [f"{key}.{name} is a mapping: an arm goes under arms, beside {key}" for name in foreign]
-    value = {name: item for name, item in value.items() if name not in foreign}
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind, key)
-    found, valid = find_problems({key: value}, parser)
-    missing = [item.name for item in fields(kind) if item.default is MISSING and item.name not in value]
-    problems += [problem.text for problem in found if not problem.missing]
-    problems += [f"{key}.{name} is missing" for name in missing]
-    if found and not instead:
-        return None
-    return kind(**vars(vars(parser.parse_object({key: {**instead, **valid.get(key, {})}}))[key]))
+        reader.problems.append(f"{key}={value} must hold {', '.join(options)}")
+        return instead
+    return replace(instead, **reader.arguments(options, value, key))
 
 
-def _names(kind: type) -> list[str]:
-    return [item.name for item in fields(kind)]
-
-
-def _unknown(key: str) -> str:
+def _unknown(key: Any) -> str:
     """Returns the problem of an option that plans do not have."""
-    inner = {name: f"{group}.{name}" for group, kind in GROUPS.items() for name in _names(kind)}
-    known = {**inner, **{name: name for name in _names(PlanFile)}}
-    near = difflib.get_close_matches(str(key), known, n=1)
-    hint = f"did you mean {known[near[0]]}?" if near else f"choose {', '.join(_names(PlanFile))}"
-    if not near and ("." in str(key) or key in OPTION_GROUPS):
+    options = signature_of(PlanFile).options
+    inner = {name: f"{group}.{name}" for group, kind in GROUPS.items() for name in signature_of(kind).options}
+    known = inner | {name: name for name in options}
+    meant = near(str(key), known)
+    hint = f"did you mean {known[meant[0]]}?" if meant else f"choose {', '.join(options)}"
+    if "." in str(key) or key in Settings._fields or key in ("model", "data", "trainer"):
         hint = "options that all arms share go under fixed"
     return f"{key}: there is no such option of a plan ({hint})"
 
 
-def _compare(given: Config, problems: list[str]) -> Compare:
+def _compare(given: Config, reader: Reader) -> Compare:
     """Returns the rules of the comparison, or others where something is wrong with them."""
     if given.get("compare") is None:
-        problems.append("compare is missing: {metric: test/acc, smallest_effect: 0.005, max_seeds: 40}, for example")
-    instead = {"metric": "", "smallest_effect": 0.01, "max_seeds": FIRST}
-    found = _group("compare", Compare, given, problems, instead)
-    if found is None:
-        return Compare("", 0.0, FIRST)
-    facts = facts_of(found.metric)
-    high = 1.0 if facts is not None and facts.percent else math.inf
-    for name, below in (("smallest_effect", high), ("alpha", 0.5), ("disagreement", 1.0)):
-        value = getattr(found, name)
-        if not 0 < value < below:
-            limit = "" if below == math.inf else f" and below {below:g}"
-            example = " (0.005 is half a point)" if below == high == 1 else ""
-            problems.append(f"compare.{name}={value:g} must be above 0{limit}{example}")
+        example = "{metric: test/acc, smallest_effect: 0.005, max_seeds: 40}"
+        reader.problems.append(f"compare is missing: {example}, for example")
+    found = _group("compare", Compare("", 0.01, FIRST), given, reader)
+    facts, effect = facts_of(found.metric), found.smallest_effect
+    percent = facts is not None and facts.percent
+    most = " and below 1 (0.005 is half a point)" if percent else ""
+    least = f"at least {FIRST}: the first analysis takes {FIRST} pairs, and before it nothing is claimed"
+    reader.problems += problems_of(
+        ("compare.smallest_effect", f"{effect:g}", 0 < effect < (1.0 if percent else math.inf), f"above 0{most}"),
+        ("compare.alpha", f"{found.alpha:g}", 0 < found.alpha < 0.5, "above 0 and below 0.5"),
+        ("compare.disagreement", f"{found.disagreement:g}", 0 < found.disagreement < 1, "above 0 and below 1"),
+        ("compare.max_seeds", found.max_seeds, found.max_seeds >= FIRST, least),
+        ("compare.max_seeds", found.max_seeds, found.max_seeds <= MOST_SEEDS, f"at most {MOST_SEEDS}"),
+    )
     if found.until == "not better" and found.arms != "baseline":
-        problems.append(f"compare.until=not better asks about arms beside a baseline, not compare.arms={found.arms}")
-    if found.max_seeds < FIRST:
-        reason = f"the first analysis takes {FIRST} pairs, and before it nothing is claimed"
-        problems.append(f"compare.max_seeds={found.max_seeds} must be at least {FIRST}: {reason}")
-    if found.max_seeds > MOST_SEEDS:
-        problems.append(f"compare.max_seeds={found.max_seeds} must be at most {MOST_SEEDS}")
-        return replace(found, max_seeds=FIRST)
-    return found
+        text = f"compare.until=not better asks about arms beside a baseline, not compare.arms={found.arms}"
+        reader.problems.append(text)
+    return replace(found, max_seeds=min(found.max_seeds, MOST_SEEDS))
 
 
 def _seeds(seeds: Seeds, compare: Compare, problems: list[str]) -> list[int]:
     """Returns all seeds that may be run."""
-    last = seeds.first + max(compare.max_seeds, 1) - 1
+    count = max(compare.max_seeds, 1)
     if seeds.first < 0:
         problems.append(f"seeds.first={seeds.first} must be at least 0")
-    if last >= 2**32:
-        problems.append(f"seeds.first={seeds.first}: the last of {compare.max_seeds} seeds is above 2**32 - 1")
+    if seeds.first + count > 2**32:
+        problems.append(f"seeds.first={seeds.first}: the last of {count} seeds is above 2**32 - 1")
         return [0]
-    return list(range(seeds.first, last + 1))
+    return list(range(seeds.first, seeds.first + count))
 
 
 def _options(key: str, given: Any, problems: list[str]) -> dict[str, Any]:
@@ -371,10 +346,6 @@ def _repeated(values: Iterable[Item]) -> list[Item]:
     return [value for value, count in Counter(values).items() if count > 1]
 
 
-def _combinations(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(values, one, strict=True)) for one in itertools.product(*values.values())]
-
-
 def _arms(given: Config, problems: list[str]) -> tuple[dict[str, list[Any]], dict[str, dict[str, Any]]]:
     """Returns the factors of a grid, and the options that each arm changes."""
     factors: dict[str, list[Any]] = {}
@@ -384,7 +355,7 @@ def _arms(given: Config, problems: list[str]) -> tuple[dict[str, list[Any]], dic
         problems.append("give arms: {NAME: {OPTION: VALUE}} or grid: {OPTION: [VALUES]}, one of the two")
     elif given.get("grid") is not None:
         factors = _values("grid", given["grid"], problems)
-        arms = {grid_name(arm): arm for arm in _combinations(factors)} if factors else {}
+        arms = {grid_name(arm): arm for arm in combinations(factors)} if factors else {}
     elif not isinstance(given["arms"], dict):
         problems.append(f"arms={given['arms']} must hold {{NAME: {{OPTION: VALUE}}}}")
     else:
@@ -398,8 +369,6 @@ def _arms(given: Config, problems: list[str]) -> tuple[dict[str, list[Any]], dic
         problems.append("there is one arm only: nothing to compare")
     if len({slug(name) for name in arms}) < len(arms):
         problems.append(f"arms {', '.join(arms)}: two names give the same folder (letters, digits and dots count)")
-    same = [(a, b) for a, b in itertools.combinations(arms, 2) if arms[a] == arms[b]]
-    problems += [f"arms {a} and {b} change the same options to the same values" for a, b in same]
     return factors, arms
 
 
@@ -426,19 +395,22 @@ def _baseline(
 
 
 def _tune(
-    tune: Tune | None, fixed: dict[str, Any], arms: dict[str, dict[str, Any]], seeds: list[int], problems: list[str]
+    given: Config, fixed: dict[str, Any], arms: dict[str, dict[str, Any]], seeds: list[int], reader: Reader
 ) -> Tune | None:
-    """Returns a tuning; None if its options cannot be tried.
+    """Returns the tuning; None if there is none, or its options cannot be tried.
 
     Args:
-        tune: the tuning, if there is one.
+        given: the plan.
         fixed, arms: options that are given there.
         seeds: seeds of the comparison.
-        problems: gets the problems.
+        reader: gets the problems.
     """
-    if tune is None:
+    problems, before = reader.problems, len(reader.problems)
+    tune = _group("tune", Tune({}, []), given, reader)
+    if given.get("tune") is None or len(problems) > before:
         return None
-    options = _values("tune.options", tune.options, problems)
+    options = _values("tune.options", given["tune"]["options"], problems)  # a class in it stays as it is written
+    tune = replace(tune, options=options)
     if options and len(tune.combinations) < 2:
         problems.append("tune.options must hold at least two values of an option: there is nothing to choose")
     places = {"fixed": fixed, **{f"arm {name}": arm for name, arm in arms.items()}}
@@ -450,32 +422,21 @@ def _tune(
     if shared := sorted({*tune.seeds} & {*seeds}):
         reason = f"the comparison has the seeds {seeds[0]} to {seeds[-1]}, and tuning needs others"
         problems.append(f"tune.seeds: {', '.join(map(str, shared))}: {reason}")
-    trials = [f"{arm}, {grid_name(values)}" for arm in arms for values in _combinations(options)]
+    trials = [f"{arm}, {grid_name(values)}" for arm in arms for values in tune.combinations]
     if len({slug(trial) for trial in trials}) < len(trials):
         problems.append("tune.options: two values give the same folder (letters, digits and dots count)")
     return tune if options else None
 
 
-def _config_files(given: Any, plan: Path, problems: list[str]) -> list[str]:
+def _config_files(given: Config, plan: Path, reader: Reader) -> list[str]:
     """Returns the paths of the config files, from the working folder."""
-    texts = given if isinstance(given, list) else [given]
-    if not texts or not all(isinstance(text, str) for text in texts):
-        problems.append("config is missing" if given is None else f"config={given} must be a path or a list of paths")
-        return []
-    beside = [(text, plan.parent / text) for text in texts]
-    return [str(path) if not Path(text).exists() and path.exists() else text for text, path in beside]
-
-
-def _name(given: Any, problems: list[str]) -> str:
-    if not isinstance(given, str) or Path(given).name != given or given in ("", ".", ".."):
-        problems.append(f"name={given} must be a plain name, without slashes")
-    return str(given)
-
-
-def _question(given: Any, problems: list[str]) -> str:
-    if not isinstance(given, str):
-        problems.append(f"question={given} must be a text (in quotes where it has a colon)")
-    return str(given)
+    value = given.get("config")
+    found = [] if value is None else reader.value(Path | list[Path], value, "config")
+    if value is None or value == []:
+        reader.problems.append("config is missing")
+    files = [] if found is WRONG else found if isinstance(found, list) else [found]
+    beside = [(file, plan.parent / file) for file in files]
+    return [str(path) if not file.exists() and path.exists() else str(file) for file, path in beside]
 
 
 def _resolve_arms(plan: Plan) -> list[str]:

@@ -34,13 +34,12 @@ class Job:
     threads: int
     options: WorkOptions
     retried: dict[Planned, int]
-    trust: bool
 
     def __call__(self, number: int) -> None:
         import torch
 
         torch.set_num_threads(1)
-        plan = read_plan(self.file, trust=self.trust)
+        plan = read_plan(self.file)
         ledger, _ = open_ledger(self.folder, plan, threads=self.threads)
         ledger.retried = self.retried  # as at submission: runs that fail in these jobs stay failed
         run_all(plan, ledger, self.options, signals=())  # submitit ignores SIGTERM, which comes before its own signal
@@ -52,7 +51,7 @@ class Job:
         return DelayedSubmission(self, number)
 
 
-def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[str, Any], *, trust: bool) -> None:
+def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[str, Any]) -> None:
     """Submits the jobs and shows their progress until no run is needed.
 
     Args:
@@ -60,7 +59,6 @@ def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[s
         ledger: its ledger, on a file system that the jobs share.
         options: ``workers`` is the number of jobs; auto submits one for each run that is needed now.
         settings: of each job, as submitit names them.
-        trust: whether configs may name classes of any package.
 
     Raises:
         UserError: submitit or SLURM is missing, or the jobs ended before the runs did.
@@ -76,7 +74,7 @@ def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[s
     logs = ledger.folder / "slurm"
     count = options.workers if isinstance(options.workers, int) else min(len(missing), MOST_JOBS)
     each = replace(options, workers="auto")
-    job = Job(file.absolute(), ledger.folder.absolute(), ledger.facts["threads"], each, ledger.retried, trust)
+    job = Job(file.absolute(), ledger.folder.absolute(), ledger.facts["threads"], each, ledger.retried)
     try:
         executor = submitit.AutoExecutor(folder=logs, cluster="slurm", slurm_max_num_timeout=REQUEUES)
         executor.update_parameters(**{"name": ledger.facts["name"], "timeout_min": 60, **settings})

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from vit_lightning.ablation.plan import Plan, wandb_words
-from vit_lightning.config.files import parse_yaml, read_flags, word
+from vit_lightning.config.files import read_flags, word
 from vit_lightning.errors import UserError
 from vit_lightning.storage.folder import write_whole
 
@@ -40,22 +40,20 @@ def write_sweep(plan: Plan, path: Path, chosen: Mapping[str, Mapping[str, Any]])
             f"wandb-sweep={path}: W&B's agents cannot tune {', '.join(missing)}: run lightning ablate {plan.file} "
             "until tuning has finished, or write the values into the arms and leave out tune"
         )
-    if path.exists():
-        raise UserError(f"wandb-sweep={path} is there already (choose a new file)")
     arms = [{"name": arm, **options, **chosen.get(arm, {})} for arm, options in plan.arms.items()]
-    rules = {"name": plan.name, "split": "varies" if plan.split_varies else "fixed"}
-    trust = ["--trust-config"] if plan.trusted else []
     sweep = {
         "program": "vit_lightning",
-        "command": ["lightning", "fit", *plan.flags, *trust, "${args}"],
+        "command": ["lightning", "fit", *plan.flags, "${args}"],
         "method": "grid",
         "metric": {"name": plan.metric, "goal": GOALS[plan.experiments[plan.baseline].settings.checkpoint.mode]},
         "parameters": {
             "arm": {"values": arms},
             "seed_everything": {"values": plan.seeds},
-            "ablation": {"value": rules},
+            "ablation": {"value": {"name": plan.name, "split": "varies" if plan.split_varies else "fixed"}},
         },
     }
+    if path.exists():
+        raise UserError(f"wandb-sweep={path} is there already (choose a new file)")
     try:
         write_whole(path, yaml.safe_dump(sweep, sort_keys=False, default_flow_style=None, width=120))
     except OSError as fault:
@@ -73,34 +71,22 @@ def plain_flags(flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         UserError: they name an arm but no ablation, or an ablation but no arm.
     """
     given = dict(flags)
-    if not given.keys() & {"ablation", "arm"}:
+    there = [key for key in ("ablation", "arm") if key in given]
+    if len(there) == 1:
+        [missing] = {"ablation", "arm"} - {*there}
+        raise UserError(f"{there[0]}={given[there[0]]} is for a run of an ablation: --{missing} is missing")
+    if not there:
         return list(flags)
-    if missing := {"ablation", "arm"} - given.keys():
-        there, value = next((key, given[key]) for key in ("arm", "ablation") if key in given)
-        raise UserError(f"{there}={value} is for a run of an ablation: --{missing.pop()} is missing")
-    rest = [(key, _plain_word(value)) for key, value in flags if key not in ("ablation", "arm")]
-    rules, arm = _mapping("ablation", given["ablation"]), _mapping("arm", given["arm"])
+    rules, arm = (_mapping(key, given[key]) for key in there)
     name, seed = str(arm.pop("name", "arm")), given.get("seed_everything", "0")
-    split = [("data.split_seed", seed)] if rules.get("split") == "varies" else []
-    options = [(key, word(value)) for key, value in arm.items()]
-    return [*rest, *options, *split, *read_flags(wandb_words(str(rules.get("name")), name, seed))]
-
-
-def _plain_word(text: str) -> str:
-    """Turns a value that W&B's agent wrote as Python into the text of a flag."""
-    if text not in ("True", "False", "None") and not text.startswith(("[", "{")):
-        return text
-    try:
-        return word(ast.literal_eval(text))
-    except (ValueError, SyntaxError):  # not Python
-        return text
+    options = [(key, value) for key, value in flags if key not in there] + [(key, word(arm[key])) for key in arm]
+    options += [("data.split_seed", seed)] if rules.get("split") == "varies" else []
+    return [*options, *read_flags(wandb_words(str(rules.get("name")), name, seed))]
 
 
 def _mapping(key: str, text: str) -> dict[str, Any]:
+    """Reads a mapping as the agent writes it, which is as Python does."""
     try:
-        value = ast.literal_eval(text)  # the agent writes values as Python does
-    except (ValueError, SyntaxError):
-        value = parse_yaml(text, f"{key}={text}")
-    if not isinstance(value, dict):
-        raise UserError(f"{key}={value} must be a mapping, as a sweep file has it")
-    return value
+        return dict(ast.literal_eval(text))
+    except (ValueError, SyntaxError, TypeError) as fault:
+        raise UserError(f"{key}={text} must be a mapping, as a sweep file has it") from fault

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -75,6 +76,11 @@ class Trial:
     """Validation metric of its best checkpoint."""
 
 
+def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Returns all combinations of the values of options, in order."""
+    return [dict(zip(values, one, strict=True)) for one in itertools.product(*values.values())]
+
+
 @dataclass(frozen=True)
 class Tuning:
     """Equal tuning of all arms: each tries the same values with the same seeds."""
@@ -88,7 +94,7 @@ class Tuning:
     @property
     def tried(self) -> list[dict[str, Any]]:
         """All combinations of values, in the order of the plan."""
-        return [dict(zip(self.options, values, strict=True)) for values in itertools.product(*self.options.values())]
+        return combinations(self.options)
 
     def mean(self, arm: str, values: dict[str, Any]) -> float:
         """Returns the mean validation metric of some values; nan where a trial is missing or has failed."""

@@ -35,7 +35,7 @@ OUTCOMES = {
     **dict.fromkeys(("equivalent", "not better", "not worse"), "same"),
     "failed": "failed",
 }
-"""What verdicts and ranks mean; others are open."""
+"""Meaning of verdicts and ranks; others are open."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Line:
 
     @property
     def outcome(self) -> str:
-        """What the kind means: better, worse, same, failed or open."""
+        """Meaning of the kind: better, worse, same, failed or open."""
         return OUTCOMES.get(self.kind, "open")
 
 
