@@ -74,7 +74,10 @@ def test_a_study_that_cannot_show_its_effect_says_so():
     assert expect(rules, 2, spread.sd, 0.005).better < 0.8
     text = "\n".join(forecast_sentences(rules, 2, spread, 6.0))
     assert "two runs disagree on 5 % of 360 test images (compare.disagreement)" in text
-    assert "360 test images at 5 % disagreement show 0.54 points with 60 seeds, not 0.5 points: raise compare." in text
+    text_of_images = (
+        "360 test images at 5 % disagreement show differences of 0.54 points with 60 seeds, not of 0.5 points"
+    )
+    assert f"{text_of_images}: raise compare." in text
     few = min(expect(rules, 2, spread.sd, truth).runs for truth in (0.0, 0.005))
     assert f"at most 120: {few / 10:.0f} min" in text
     seeds = int(re.search(r"compare.max_seeds to about (\d+)", text)[1])

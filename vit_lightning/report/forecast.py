@@ -187,7 +187,8 @@ def shortfall(rules: Compare, arms: int, spread: Spread) -> str:
     runs = "these runs show"
     if spread.disagreement is not None and spread.images is not None:
         runs = f"{spread.images:,} test images at {_percent(spread.disagreement)} disagreement show"
-    return f"{runs} {unit.rounded(seen)} with {rules.max_seeds} seeds, not {unit.plain(rules.smallest_effect)}"
+    effect = unit.plain(rules.smallest_effect)
+    return f"{runs} differences of {unit.rounded(seen)} with {rules.max_seeds} seeds, not of {effect}"
 
 
 def _source(spread: Spread, sd: str) -> str:
