@@ -103,7 +103,8 @@ def test_tuned_arms_and_their_trials(in_folder):
         assert (tuned.config, tuned.settings) == (same.config, same.settings)
     assert tuned.settings.optimizer.lr == 0.002
     assert tuned.data is plan.experiments["no token"].data, "its images are read once"
-    trial, same = plan.trial_experiment("cls", chosen, 100), resolve(plan.trial_arguments("cls", chosen, 100))
+    trial = plan.experiment("cls", 100, chosen, trial=True)
+    same = resolve(plan.arguments("cls", 100, chosen, trial=True))
     assert (trial.config, trial.settings) == (same.config, same.settings)
     assert (trial.test, trial.seed, trial.settings.wandb.job_type) == (False, 100, "tuning")
 

@@ -77,14 +77,9 @@ class Attempts:
         """Forks an attempt at a claimed run; returns the outcome in words if its options are refused."""
         folder, plan = self.ledger.run_folder(run), self.plan
         try:
-            if run.trial is None:
-                chosen = self.ledger.choose(run.arm)
-                words = plan.arguments(run.arm, run.seed, chosen)
-                experiment = plan.experiment(run.arm, run.seed, chosen)
-            else:
-                values = self.ledger.trials[run.trial]
-                words = plan.trial_arguments(run.arm, values, run.seed)
-                experiment = plan.trial_experiment(run.arm, values, run.seed)
+            values = self.ledger.choose(run.arm) if run.trial is None else self.ledger.trials[run.trial]
+            words = plan.arguments(run.arm, run.seed, values, trial=run.trial is not None)
+            experiment = plan.experiment(run.arm, run.seed, values, trial=run.trial is not None)
         except UserError as error:  # values of the tuning that this arm does not allow
             return self._failed(run, claim, "configuration", "; ".join(error.problems))
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ from typing import Any, Literal
 import vit_lightning
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
 from vit_lightning.ablation.plan import Plan, grid_name, slug
-from vit_lightning.config.changes import changes_since
+from vit_lightning.config.changes import PER_RUN, changes_since
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import digests
 from vit_lightning.config.own_metrics import recorded_goal
@@ -399,10 +399,6 @@ def read_study(folder: Path) -> Study:
     return ledger.study()
 
 
-_PER_RUN = ("seed_everything", "wandb")
-"""Keys of a config that differ between the runs of an arm, or change nothing in them."""
-
-
 def _facts(plan: Plan, threads: int) -> dict[str, Any]:
     """Returns the facts of a plan that the ledger keeps, as plain data."""
     configs = {arm: experiment.config for arm, experiment in plan.experiments.items()}
@@ -414,7 +410,7 @@ def _facts(plan: Plan, threads: int) -> dict[str, Any]:
         "compare": dataclasses.asdict(plan.compare),
         "tune": None if plan.tune is None else {"options": plan.tune.options, "seeds": plan.tune.seeds},
         "threads": threads,
-        "configs": {arm: {k: v for k, v in config.items() if k not in _PER_RUN} for arm, config in configs.items()},
+        "configs": {arm: {k: v for k, v in config.items() if k not in PER_RUN} for arm, config in configs.items()},
         "code": _code(),
     }
     plain: dict[str, Any] = json.loads(json.dumps(facts))

@@ -144,26 +144,28 @@ class Plan:
     _tuned: dict[str, Experiment] = field(default_factory=dict, init=False)
     """The experiments of tuned arms with the first seed, by their commands."""
 
-    def arguments(self, arm: str, seed: int, chosen: Mapping[str, Any] = {}) -> list[str]:
+    def arguments(self, arm: str, seed: int, chosen: Mapping[str, Any] = {}, *, trial: bool = False) -> list[str]:
         """Returns the arguments of ``lightning fit`` for one run.
 
         Args:
             arm: its arm.
             seed: its seed.
-            chosen: options that tuning has chosen for the arm.
+            chosen: options that tuning has chosen for the arm, or that a trial tries.
+            trial: whether it tunes the arm; then it is not tested.
         """
         overrides = [f"--{key}={word(value)}" for key, value in {**self.arms[arm], **chosen}.items()]
         seeds = [f"--seed_everything={seed}", *([f"--data.split_seed={seed}"] if self.split_varies else [])]
-        return [*self.flags, *overrides, *seeds, *wandb_words(self.name, arm, seed)]
+        untested = [f"--wandb.job_type={TUNING}", "--test=false"] if trial else []
+        return [*self.flags, *overrides, *seeds, *wandb_words(self.name, arm, seed), *untested]
 
     def command(self, arm: str, seed: int, chosen: Mapping[str, Any] = {}) -> str:
         """Returns the command that repeats one run alone."""
         return shlex.join(["lightning", "fit", *self.arguments(arm, seed, chosen)])
 
-    def experiment(self, arm: str, seed: int, chosen: Mapping[str, Any] = {}) -> Experiment:
+    def experiment(self, arm: str, seed: int, chosen: Mapping[str, Any] = {}, *, trial: bool = False) -> Experiment:
         """Returns the experiment of one run: what ``arguments`` resolve to."""
-        if self.split_varies:
-            return self._resolve(arm, self.arguments(arm, seed, chosen))
+        if trial or self.split_varies:
+            return self._resolve(arm, self.arguments(arm, seed, chosen, trial=trial))
         known = self.experiments[arm]
         if chosen:
             first = self.command(arm, self.seeds[0], chosen)
@@ -171,14 +173,6 @@ class Plan:
                 self._tuned[first] = self._resolve(arm, self.arguments(arm, self.seeds[0], chosen))
             known = self._tuned[first]
         return known.with_seed(seed, _tags(self.name, arm, seed))
-
-    def trial_arguments(self, arm: str, values: Mapping[str, Any], seed: int) -> list[str]:
-        """Returns the arguments of ``lightning fit`` for a run that tunes an arm; it is not tested."""
-        return [*self.arguments(arm, seed, values), f"--wandb.job_type={TUNING}", "--test=false"]
-
-    def trial_experiment(self, arm: str, values: Mapping[str, Any], seed: int) -> Experiment:
-        """Returns the experiment of a run that tunes an arm: what ``trial_arguments`` resolve to."""
-        return self._resolve(arm, self.trial_arguments(arm, values, seed))
 
     def _resolve(self, arm: str, arguments: list[str]) -> Experiment:
         """Returns the experiment of a command line, with the images of its arm where the data is the same."""
@@ -462,7 +456,7 @@ def _problems_of_tuning(plan: Plan) -> list[str]:
     for values in plan.tune.combinations if plan.tune else []:
         if plan.tune and sum(value != plan.tune.options[key][0] for key, value in values.items()) < 2:  # each once
             try:
-                plan.trial_experiment(plan.baseline, values, plan.seeds[0])
+                plan.experiment(plan.baseline, plan.seeds[0], values, trial=True)
             except UserError as error:
                 problems += error.problems
     return list(dict.fromkeys(problems))

@@ -30,7 +30,7 @@ class Compare:
             that may be the best.
         until: what decides a comparison, beside better and worse: equivalent, or not better, which asks only whether
             an arm should be adopted and takes fewer runs.
-        disagreement: share of the test images that one of two runs gets right and the other wrong, for the forecast
+        disagreement: fraction of the test images that one of two runs gets right and the other wrong, for the forecast
             before the first runs.
     """
 
