@@ -143,7 +143,7 @@ def _best(scene: Scene, results: Values) -> Rates:
     for values in results:
         study = study_of(values, scene)
         found = standings(study, compare(study))
-        ranks = [standing.rank for standing in found]
+        ranks = [standing.verdict for standing in found]
         wrong = {
             "the best": lambda gap: gap < 0,
             "among the best": lambda gap: gap <= -1,

@@ -87,12 +87,12 @@ def test_all_pairs_share_alpha_and_the_best_needs_less(study):
     best = with_results(study, results, images=None, arms="best")
     found = compare(best)
     assert (found[0].design.level, found[0].design.one_sided) == (pytest.approx(0.05 / 3), True)
-    ranks = {standing.arm: standing.rank for standing in standings(best, found)}
+    ranks = {standing.arm: standing.verdict for standing in standings(best, found)}
     assert ranks == {"a": "not the best", "b": "among the best", "c": "among the best", "d": "not the best"}
     assert all(one.decided for one in found)
     clear = with_results(study, {**results, "b": results["b"] + 0.03}, images=None, arms="best")
     [first] = [standing for standing in standings(clear, compare(clear)) if standing.arm == "b"]
-    assert (first.rank, first.low) == ("the best", 0.0)
+    assert (first.verdict, first.low) == ("the best", 0.0)
     assert first.high > 0.03
 
 

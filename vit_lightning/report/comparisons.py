@@ -172,7 +172,9 @@ class Standing:
     """
 
     arm: str
-    rank: Rank
+    n: int
+    """Runs of the arm that are done."""
+    verdict: Rank
     """The best: all others are worse than some arm. Among the best: not worse by the smallest effect than any arm that
     may be the best."""
     decided: bool
@@ -206,7 +208,7 @@ def compare(study: Study) -> list[ArmComparison]:
 
 def _is_settled(one: Standing, other: Standing) -> bool:
     """Whether two arms need not be compared any longer: one that is not the best matters to no other."""
-    return "not the best" in (one.rank, other.rank) or (one.decided and other.decided)
+    return "not the best" in (one.verdict, other.verdict) or (one.decided and other.decided)
 
 
 def complete_pairs(study: Study, differences: Mapping[int, float]) -> int:
@@ -306,12 +308,12 @@ def _standing(study: Study, arm: str, against: Sequence[ArmComparison], dropped:
         rank = "the best"
     elif all("not worse" in one.claims for one in rivals):
         rank = "among the best"
-    decided = rank not in ("undecided", "failed")
+    decided, n = rank not in ("undecided", "failed"), sum(run.arm == arm for run in study.done)
     if not against or any(one.analysis is None for one in against):
-        return Standing(arm, rank, decided, math.nan, math.nan, math.nan)
+        return Standing(arm, n, rank, decided, math.nan, math.nan, math.nan)
     sign = 1 if study.goal == "maximize" else -1
     mean = min(sign * one.mean for one in against)
     low = min((float(one.course.low[-1]) for one in rivals), default=0.0)
     high = 0.0 if arm in dropped else min(float(one.course.high[-1]) for one in against)
     low, high = (min(low, 0.0), max(high, 0.0)) if math.isfinite(high - low) else (math.nan, math.nan)
-    return Standing(arm, rank, decided, sign * mean, *((low, high) if sign > 0 else (-high, -low)))
+    return Standing(arm, n, rank, decided, sign * mean, *((low, high) if sign > 0 else (-high, -low)))

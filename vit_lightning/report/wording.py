@@ -208,11 +208,11 @@ def _against_one(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line
 
 def _among_all(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
     [place] = [standing for standing in analysis.standings if standing.arm == arm.name]
-    following = "leave it" if place.rank == "not the best" else _to_next(analysis, own)
+    following = "leave it" if place.verdict == "not the best" else _to_next(analysis, own)
     if not following:
         last = f"may be the best too: {analysis.study.compare.max_seeds} seeds do not tell"
-        following = "see which runs failed" if place.rank == "failed" else "take it" if place.decided else last
-    return Line(arm.name, place.rank, place.rank, arm.mean, arm.n, following, place.mean, place.low, place.high)
+        following = "see which runs failed" if place.verdict == "failed" else "take it" if place.decided else last
+    return Line(arm.name, place.verdict, place.verdict, arm.mean, arm.n, following, place.mean, place.low, place.high)
 
 
 def _to_next(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -39,33 +38,13 @@ def verdicts(analysis: Analysis) -> list[dict[str, Any]]:
 
     Differences are in the metric's own units, null where they are unknown.
     """
-    metric, runs = analysis.study.compare.metric, {arm.name: arm.n for arm in analysis.arms}
-    if analysis.standings:
-        return [
-            {
-                "arm": one.arm,
-                "other": None,
-                "metric": metric,
-                "n": runs[one.arm],
-                **_numbers(one, "mean", "low", "high"),
-            }
-            | {"p": None, "verdict": one.rank, "decided": one.decided, "next": None}
-            for one in analysis.standings
-        ]
-    return [
-        {"arm": one.arm, "other": one.other, "metric": metric, "n": one.n}
-        | {
-            **_numbers(one, "mean", "low", "high", "p"),
-            "verdict": one.verdict,
-            "decided": one.decided,
-            "next": one.next,
-        }
-        for one in analysis.comparisons
-    ]
-
-
-def _numbers(one: Any, *names: str) -> dict[str, float | None]:
-    return {name: None if math.isnan(value := getattr(one, name)) else value for name in names}
+    known: dict[str, Any] = {"metric": analysis.study.compare.metric}
+    keys = ("arm", "other", "metric", "n", "mean", "low", "high", "p", "verdict", "decided", "next")
+    found = []
+    for one in analysis.standings or analysis.comparisons:
+        values = {key: known.get(key, getattr(one, key, None)) for key in keys}
+        found.append({key: None if value != value else value for key, value in values.items()})  # nan
+    return found
 
 
 def make_markdown(report: Report) -> str:
