@@ -127,7 +127,7 @@ def _write_run(
     folder.mkdir(parents=True)
     model = {"patch_size": 4, "emb_size": 64, "pool": "cls", "class_token": True}
     model |= {key[len("model.") :]: value for key, value in overrides.items() if key.startswith("model.")}
-    page = {
+    config = {
         "experiment": "pooling",
         "seed_everything": seed,
         "model": {"class_path": "vit_lightning.ViT", "init_args": model},
@@ -136,7 +136,7 @@ def _write_run(
         "wandb": {"group": "pooling", "job_type": "an arm", "tags": [f"seed{seed}"]},
         "trainer": {"max_epochs": 30},
     }
-    (folder / "config.yaml").write_text(yaml.safe_dump(page, sort_keys=False))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     rows = []
     for epoch in range(30 if results else 11):
         accuracy = 0.97 - (0.8 - 0.1 * len(overrides)) * np.exp(-epoch / (6 - len(overrides))) + draw.normal(0, 0.006)

@@ -116,7 +116,9 @@ def _time(experiment: Experiment, threads: int, visible: str | None, parent: int
         if trainer.strategy.root_device.type == "cpu":
             keep_freed_memory()
         trainer.fit(make_module(experiment), datamodule=experiment.data)
-    sender.send(seconds_of_run(experiment, steps.start, steps.step, steps.batches, steps.epochs))
+    began, first, *_ = steps.times
+    step = statistics.median(later - end for end, later in itertools.pairwise(steps.times[WARM_UP:]))
+    sender.send(seconds_of_run(experiment, first - began - step, step, steps.batches, steps.epochs))
 
 
 def seconds_of_run(experiment: Experiment, start: float, step: float, batches: float, epochs: float) -> float | None:
@@ -138,21 +140,12 @@ def seconds_of_run(experiment: Experiment, start: float, step: float, batches: f
 
 
 class Steps(Callback):
-    """Callback that times steps, and ends training after a moment."""
+    """Callback that times steps after the first ones, and ends training after a moment."""
 
     def __init__(self) -> None:
-        self.began, self.batches, self.epochs = time.perf_counter(), math.inf, math.inf
-        self.ends: list[float] = []
-
-    @property
-    def start(self) -> float:
-        """Seconds before the first step."""
-        return self.ends[0] - self.began - self.step
-
-    @property
-    def step(self) -> float:
-        """Median seconds of a step after the first ones."""
-        return statistics.median(later - end for end, later in itertools.pairwise(self.ends[WARM_UP - 1 :]))
+        self.times = [time.perf_counter()]
+        """Time when it was made, and those of the ends of steps."""
+        self.batches = self.epochs = math.inf
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.batches = float(trainer.estimated_stepping_batches * trainer.accumulate_grad_batches)
@@ -163,6 +156,6 @@ class Steps(Callback):
     ) -> None:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
-        self.ends.append(time.perf_counter())
-        timed = self.ends[WARM_UP - 1 :]
+        self.times.append(time.perf_counter())
+        timed = self.times[WARM_UP:]
         trainer.should_stop |= len(timed) > MOST or (len(timed) > 2 and timed[-1] - timed[0] > MOMENT)

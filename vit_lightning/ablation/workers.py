@@ -188,8 +188,8 @@ class Progress:
 
     def _forecast(self, run: Planned) -> list[str]:
         """Returns the forecast of the study, once, when the first pairs of runs allow one."""
-        study = self.ledger.study()
-        if self._forecast_is_known or (spread := measured_spread(study)) is None:
+        study = None if self._forecast_is_known else self.ledger.study()
+        if study is None or (spread := measured_spread(study)) is None:
             return []
         self._forecast_is_known = True
         seconds = self.ledger.expected_seconds(run)
