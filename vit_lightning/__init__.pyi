@@ -67,6 +67,7 @@ from vit_lightning.training.distillation import Distillation as Distillation
 from vit_lightning.training.distillation import DistillationConfig as DistillationConfig
 from vit_lightning.training.distillation import Teacher as Teacher
 from vit_lightning.training.ema import EMAConfig as EMAConfig
+from vit_lightning.training.fast_paths import accelerate as accelerate
 from vit_lightning.training.image_sizes import ProgressiveImageSize as ProgressiveImageSize
 from vit_lightning.training.losses import LossConfig as LossConfig
 from vit_lightning.training.optim import OptimizerConfig as OptimizerConfig

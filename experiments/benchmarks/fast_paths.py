@@ -1,4 +1,4 @@
-"""Speed of the forms that ``vit_lightning/models/fast_paths.py`` chooses from, interleaved: source of its ``TABLE``.
+"""Speed of the forms that ``vit_lightning/training/fast_paths.py`` chooses from, interleaved: source of its ``TABLE``.
 
 python experiments/benchmarks/fast_paths.py --seconds 3
 
@@ -11,32 +11,35 @@ table where its interval is above 1. Weights and tokens are warm in the caches h
 from __future__ import annotations
 
 import argparse
+import copy
 import math
-from collections.abc import Callable
 
 import torch
 from einops import rearrange
 from torch import nn
 
+from vit_lightning import ConvProjection, accelerate
 from vit_lightning.commands.measuring import paired_rounds
-from vit_lightning.models import fast_paths
-from vit_lightning.models.attention import attend
-from vit_lightning.models.fast_paths import Forms
-from vit_lightning.models.patches import ConvProjection
+from vit_lightning.models.attention import DotProductAttention
 from vit_lightning.storage.environment import describe_environment
+from vit_lightning.training import fast_paths
+from vit_lightning.training.fast_paths import Forms
 from vit_lightning.training.memory import keep_freed_memory
 
 TYPES = (torch.float32, torch.bfloat16)
 
 
-def compare(title: str, dtype: torch.dtype, make: Callable[[], torch.Tensor], rows: dict[str, Forms], seconds: float):
-    """Prints the ratio of each form to the plain one; a form is a row of the table."""
+def compare(
+    title: str, dtype: torch.dtype, layer: nn.Module, given: torch.Tensor, rows: dict[str, Forms], seconds: float
+) -> None:
+    """Prints the ratio of each form to the plain layer; a form is a row of the table."""
+    swapped = copy.deepcopy(layer)
+    accelerate(swapped)
 
     def step(row: Forms | None) -> None:
-        fast_paths.use("plain" if row is None else "auto")
         fast_paths.TABLE[fast_paths.processor("cpu"), dtype] = row or Forms()
         with torch.set_grad_enabled("inference" not in title):
-            out = make()
+            out = (layer if row is None else swapped)(given)
         if out.requires_grad:
             out.backward(torch.ones_like(out))
 
@@ -45,10 +48,16 @@ def compare(title: str, dtype: torch.dtype, make: Callable[[], torch.Tensor], ro
     print(f"{title:44}", *(f"{name} {found.ratio(name, 'plain')}" for name in rows), sep="  ", flush=True)
 
 
-def attend_and_join(heads: torch.Tensor) -> torch.Tensor:
-    queries, keys, values = (part.transpose(1, 2) for part in heads.unbind(dim=2))
-    out = attend(queries, keys, values, scale=heads.shape[-1] ** -0.5, mask=None, dropout=0.0)
-    return rearrange(out, "b h n d -> b n (h d)")
+class AttendAndJoin(nn.Module):
+    """Attention of projected tokens (b, n, qkv, h, d), heads joined: (b, n, h d)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attend = DotProductAttention(width**-0.5)
+
+    def forward(self, heads: torch.Tensor) -> torch.Tensor:
+        queries, keys, values = (part.transpose(1, 2) for part in heads.unbind(dim=2))
+        return rearrange(self.attend(queries, keys, values), "b h n d -> b n (h d)")
 
 
 def main() -> None:
@@ -73,7 +82,8 @@ def main() -> None:
                 compare(
                     f"{name} linear, {kind}, {tokens} x {emb_size} to {4 * emb_size}",
                     dtype,
-                    lambda layer=layer, rows=rows: fast_paths.linear(rows, layer.weight, layer.bias),
+                    layer,
+                    rows,
                     biases if dtype is torch.bfloat16 else {"bias after": biases["bias after"]},
                     seconds,
                 )
@@ -84,7 +94,8 @@ def main() -> None:
                 compare(
                     f"{name} patches, {kind}, {batch} of {image}, patch {patch}, to {emb_size}",
                     dtype,
-                    lambda projection=projection, images=images: projection(images),
+                    projection,
+                    images,
                     {"one product": Forms(patches=True)},
                     seconds,
                 )
@@ -97,7 +108,8 @@ def main() -> None:
                 compare(
                     f"{name} {kind} {b} x {h} heads, {n} tokens of {d}",
                     dtype,
-                    lambda heads=heads: attend_and_join(heads),
+                    AttendAndJoin(d),
+                    heads,
                     {
                         str(one).removeprefix("torch."): Forms(**{kind: ((math.inf, math.inf, one),)})
                         for one in dict.fromkeys((dtype, torch.float32))

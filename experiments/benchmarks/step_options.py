@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from vit_lightning import OptimizerConfig, ViT, ViTClassifier
+from vit_lightning import OptimizerConfig, ViT, ViTClassifier, accelerate
 from vit_lightning.commands.measuring import paired_rounds
 from vit_lightning.training.compiled import compile_module
 from vit_lightning.training.optim import optimizer_and_schedule
@@ -35,6 +35,7 @@ class Step:
         torch.manual_seed(seed)
         count, sizes = SHAPES[shape]
         self.network = ViT(**sizes, **OPTIONS[option], num_classes=10).train()
+        accelerate(self.network)
         self.images, self.labels = torch.randn(count, 3, *self.network.image_size), torch.randint(10, (count,))
         if option == "compile":
             compile_module(ViTClassifier(self.network), count)

@@ -45,7 +45,8 @@ from vit_lightning import ViT
 from vit_lightning.commands.measuring import Interval, Rounds, combined, matrix_product, median, paired_rounds
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import write_whole
-from vit_lightning.training.flops import forward_flops, left_out_flops
+from vit_lightning.training.fast_paths import accelerate, left_out_flops
+from vit_lightning.training.flops import forward_flops
 from vit_lightning.training.memory import keep_freed_memory, peak_memory
 from vit_lightning.training.optim import parameter_groups
 
@@ -119,7 +120,9 @@ class TorchEncoder(nn.Module):
 
 
 def ours(shape: Shape) -> nn.Module:
-    return ViT(**shape.named("image_size patch_size emb_size depth num_heads num_classes"))
+    network = ViT(**shape.named("image_size patch_size emb_size depth num_heads num_classes"))
+    accelerate(network)
+    return network
 
 
 def timm(shape: Shape, *, fused: bool) -> nn.Module:

@@ -8,7 +8,7 @@ from torch import nn
 
 from vit_lightning import UserError, ViT, to_reference
 from vit_lightning.limits import at_least, refuse
-from vit_lightning.models.attention import MultiHeadAttention, attend, attention_weights
+from vit_lightning.models.attention import DotProductAttention, MultiHeadAttention, attention_weights
 from vit_lightning.models.blocks import (
     Branch,
     DropPath,
@@ -97,7 +97,7 @@ def test_a_query_that_may_attend_to_nothing_gets_zeros_and_finite_gradients(dtyp
     mask = torch.ones(5, 5, dtype=torch.bool)
     mask[2] = False
     queries, keys, values = (randn(1, 2, 5, 4, dtype=dtype, seed=seed).requires_grad_() for seed in range(3))
-    out = attend(queries, keys, values, scale=0.5, mask=mask, dropout=0.0)
+    out = DotProductAttention(0.5)(queries, keys, values, mask)
     weights = attention_weights(queries, keys, scale=0.5, mask=mask)
     (out.sum() + weights.square().sum()).backward()
     assert torch.equal(out[:, :, 2], torch.zeros(1, 2, 4, dtype=dtype))
@@ -113,7 +113,7 @@ def test_attention_weights_are_the_ones_that_attention_uses(mask):
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 6, dtype=torch.float64))
     if mask is not None:
         assert (weights[..., ~mask] == 0).all()
-    out = attend(queries, keys, values, scale=0.7, mask=mask, dropout=0.0)
+    out = DotProductAttention(0.7)(queries, keys, values, mask)
     torch.testing.assert_close(weights @ values, out, rtol=1e-12, atol=1e-12)
 
 
@@ -132,7 +132,7 @@ def test_scale_multiplies_the_scores_before_the_softmax(scale):
 
 def test_dim_head_sets_the_width_and_the_scale_of_a_head():
     attention = MultiHeadAttention(10, 3, dim_head=16)
-    assert attention.scale == 0.25
+    assert attention.attend.scale == 0.25
     assert {name: tuple(weight.shape) for name, weight in attention.named_parameters()} == {
         "qkv.weight": (3 * 48, 10),
         "qkv.bias": (3 * 48,),
@@ -160,8 +160,8 @@ def test_bfloat16_attention_on_cpu_agrees_with_float32(mask):
     tensors = [randn(2, 3, 9, 8, dtype=torch.bfloat16, seed=seed) for seed in range(3)]
     half = [tensor.clone().requires_grad_() for tensor in tensors]
     full = [tensor.float().requires_grad_() for tensor in tensors]
-    out = attend(*half, scale=0.35, mask=mask, dropout=0.0)
-    expected = attend(*full, scale=0.35, mask=mask, dropout=0.0)
+    out = DotProductAttention(0.35)(*half, mask)
+    expected = DotProductAttention(0.35)(*full, mask)
     assert out.dtype is torch.bfloat16
     torch.testing.assert_close(out.float(), expected, rtol=0.02, atol=0.03)
     out.sum().backward()
@@ -174,7 +174,7 @@ def test_bfloat16_attention_on_cpu_agrees_with_float32(mask):
 def test_attention_dropout_zeroes_the_asked_share_and_scales_the_rest(dtype):
     torch.manual_seed(0)
     zeros, values = torch.zeros(4, 8, 32, 32, dtype=dtype), torch.eye(32, dtype=dtype).expand(4, 8, 32, 32)
-    weights = attend(zeros, zeros, values, scale=1.0, mask=None, dropout=0.25).float() * 32
+    weights = DotProductAttention(1.0, dropout=0.25)(zeros, zeros, values).float() * 32
     share = (weights == 0).float().mean().item()
     assert abs(share - 0.25) < 5 * (0.25 * 0.75 / weights.numel()) ** 0.5
     torch.testing.assert_close(

@@ -22,6 +22,7 @@ from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier, classify
 from vit_lightning.training.compiled import compile_module
 from vit_lightning.training.distillation import Distillation, Teacher
+from vit_lightning.training.fast_paths import accelerate
 from vit_lightning.training.freeze import head_state
 from vit_lightning.training.lightning_detours import predict_with
 from vit_lightning.weights.init_from import open_initial_weights
@@ -31,7 +32,7 @@ from vit_lightning.weights.sources import open_teacher
 def make_module(
     experiment: Experiment, search: type[ViTClassifier] | None = None, *, begins: bool = False
 ) -> LightningModule:
-    """Returns the LightningModule of an experiment, with new random weights.
+    """Returns the LightningModule of an experiment, with new random weights and the fast paths of its layers.
 
     Args:
         experiment: the experiment.
@@ -55,9 +56,15 @@ def make_module(
         "metrics": experiment.metrics,
         "distillation": None,
     }
+    networks: list[nn.Module] = []
     if chosen.teacher:
-        available["distillation"] = Distillation(chosen, load_teacher(chosen.teacher, data, experiment.imports))
+        teacher = load_teacher(chosen.teacher, data, experiment.imports)
+        available["distillation"] = Distillation(chosen, teacher)
+        networks.append(teacher.network)
     module = make_own(experiment.config, available, kind)
+    if experiment.config["fast_paths"] == "auto":
+        for network in (module, *networks):
+            accelerate(network)
     predict_with(module, classify)
     return module
 

@@ -20,8 +20,8 @@ from vit_lightning.config.parser import instantiate, parse_part
 from vit_lightning.config.trust import KNOWN_PACKAGES, Imports, allowing, find_class
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
-from vit_lightning.models import fast_paths
 from vit_lightning.models.resize import Interpolation
+from vit_lightning.training.fast_paths import describe
 from vit_lightning.training.freeze import freeze_backbone, head_state
 from vit_lightning.training.lora import LoraConfig, add_lora
 
@@ -86,9 +86,9 @@ class Experiment:
 
         Parts that are compiled have none of them.
         """
-        option, kinds = self.config.get("fast_paths", "auto"), {"bf16": torch.bfloat16, "32": torch.float32}
+        option, kinds = self.config["fast_paths"], {"bf16": torch.bfloat16, "32": torch.float32}
         kind = kinds.get(precision.split("-")[0])
-        forms = None if kind is None or option == "plain" else fast_paths.describe(device, kind)
+        forms = None if kind is None or option == "plain" else describe(device, kind)
         return {"option": option, "forms": forms}
 
     @property
@@ -98,13 +98,12 @@ class Experiment:
         return arguments
 
     def make_network(self, tell: Callable[[str], None] | None = None) -> nn.Module:
-        """Returns the network with new random weights, frozen where the config says so, and sets its fast paths.
+        """Returns the network with new random weights, frozen where the config says so.
 
         Args:
             tell: as the function ``make_network`` has it.
         """
         self.imports.allow()
-        fast_paths.use(self.config.get("fast_paths", "auto"))  # checkpoints of earlier versions lack it
         network = make_network(self.config, tell)
         if self.config["freeze"]:
             freeze_backbone(network)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import probabilities, refuse
-from vit_lightning.models import fast_paths
-from vit_lightning.models.blocks import Layer, Linear
+from vit_lightning.models.blocks import Layer
 from vit_lightning.models.positions import RotaryPositions
 
 Attention = Callable[[int, int], nn.Module]
@@ -34,17 +33,26 @@ def attention_weights(queries: Tensor, keys: Tensor, *, scale: float, mask: Tens
     return weights.masked_fill(~mask, 0.0)
 
 
-def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, mask: Tensor | None, dropout: float
-) -> Tensor:
-    """Returns ``attention_weights`` times the values, (b, h, n, d), computed in the fastest way."""
-    if mask is None and dropout == 0.0 and (out := fast_paths.attention(queries, keys, values, scale)) is not None:
-        return out
-    if queries.device.type == "cpu" and queries.dtype is torch.bfloat16 and torch.is_grad_enabled():
-        # torch's fused attention is 5-15 times slower than the plain products in the bfloat16 backward pass on CPU
-        weights = F.dropout(attention_weights(queries, keys, scale=scale, mask=mask), dropout)
-        return torch.einsum("bhqk,bhkd->bhqd", weights, values)
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale)
+class DotProductAttention(nn.Module):
+    """``attention_weights`` times the values: queries, keys and values (b, h, n, d) -> (b, h, n, d).
+
+    Args:
+        scale: factor on the scores before the softmax.
+        dropout: probability of dropping an attention weight in training.
+    """
+
+    def __init__(self, scale: float, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.scale, self.dropout = scale, dropout
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, dropout_p=dropout, scale=self.scale
+        )
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale:g}, dropout={self.dropout:g}"
 
 
 class MultiHeadAttention(nn.Module):
@@ -95,67 +103,75 @@ class MultiHeadAttention(nn.Module):
         inner = num_heads * self.dim_head
         if not projection and inner != emb_size:
             raise UserError(f"projection=False: the heads are {inner} wide together, and not emb_size={emb_size}")
-        self.scale = self.dim_head**-0.5 if scale is None else scale
-        self.dropout = dropout
         self.make_projections(emb_size, inner, qkv_bias)
         self.query_norm = None if qk_norm is None else qk_norm(self.dim_head)
         self.key_norm = None if qk_norm is None else qk_norm(self.dim_head)
+        self.attend = DotProductAttention(self.dim_head**-0.5 if scale is None else scale, dropout)
         self.norm = None if norm is None else norm(inner)
-        self.projection = Linear(inner, emb_size, bias=projection_bias) if projection else None
+        self.projection = nn.Linear(inner, emb_size, bias=projection_bias) if projection else None
         self.projection_dropout = nn.Dropout(projection_dropout)
 
     def make_projections(self, emb_size: int, inner: int, bias: bool) -> None:
-        """Makes the layers that give queries, keys and values; a variant overrides it together with ``heads``."""
-        self.qkv = Linear(emb_size, 3 * inner, bias=bias)
+        """Makes the layers that give queries, keys and values; a variant overrides it together with ``project``."""
+        self.qkv = nn.Linear(emb_size, 3 * inner, bias=bias)
 
-    def heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns queries, keys and values of each head, (b, h, n, d)."""
+    def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Projects tokens to queries, keys and values of each head, (b, h, n, d)."""
         parts = rearrange(self.qkv(tokens), "b n (qkv h d) -> b n qkv h d", qkv=3, h=self.num_heads)
         # split along qkv, so that the gradient is put together at once in the order of the projection
         queries, keys, values = parts.unbind(dim=2)
         return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Returns each head's values as its queries weigh them, (b, h, n, d)."""
-        dropout = self.dropout if self.training else 0.0
-        return attend(queries, keys, values, scale=self.scale, mask=mask, dropout=dropout)
-
-    def forward(self, tokens: Tensor, mask: Tensor | None = None, *, first: int | None = None) -> Tensor:
-        """Attends where ``mask``, boolean and broadcast to (b, h, n, n), is True for query (row) and key (column).
-
-        With ``first`` only so many tokens attend, and only they are returned.
-        """
-        queries, keys, values = self.heads(tokens)
-        if first is not None:
-            queries = queries[:, :, :first]
-            mask = mask if mask is None or mask.shape[-2] == 1 else mask[..., :first, :]
+    def heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns queries, keys and values as they are multiplied, (b, h, n, d)."""
+        queries, keys, values = self.project(tokens)
         queries = queries if self.query_norm is None else self.query_norm(queries)
         keys = keys if self.key_norm is None else self.key_norm(keys)
-        out = rearrange(self.attend(queries, keys, values, mask), "b h n d -> b n (h d)")
+        return queries, keys, values
+
+    def join(self, heads: Tensor) -> Tensor:
+        """Joins the heads' outputs (b, h, n, d) and projects them to (b, n, e)."""
+        out = rearrange(heads, "b h n d -> b n (h d)")
         out = out if self.norm is None else self.norm(out)
         if self.projection is None:
             return out
         projected: Tensor = self.projection_dropout(self.projection(out))
         return projected
 
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attends where ``mask``, boolean and broadcast to (b, h, n, n), is True for query (row) and key (column)."""
+        return self.join(self.attend(*self.heads(tokens), mask))
+
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, dim_head={self.dim_head}, scale={self.scale:g}, dropout={self.dropout:g}"
+        return f"num_heads={self.num_heads}, dim_head={self.dim_head}"
 
 
 class SeparateAttention(MultiHeadAttention):
     """MultiHeadAttention with three layers for queries, keys, values, as in JAX and the tutorial's first form."""
 
     def make_projections(self, emb_size: int, inner: int, bias: bool) -> None:
-        self.queries = Linear(emb_size, inner, bias=bias)
-        self.keys = Linear(emb_size, inner, bias=bias)
-        self.values = Linear(emb_size, inner, bias=bias)
+        self.queries = nn.Linear(emb_size, inner, bias=bias)
+        self.keys = nn.Linear(emb_size, inner, bias=bias)
+        self.values = nn.Linear(emb_size, inner, bias=bias)
 
-    def heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         queries, keys, values = (
             rearrange(layer(tokens), "b n (h d) -> b h n d", h=self.num_heads)
             for layer in (self.queries, self.keys, self.values)
         )
         return queries, keys, values
+
+
+class DividedAfterSoftmax(DotProductAttention):
+    """softmax(q k^T) v over a divisor: the scores are not scaled, and the rows of weights sum to 1 / divisor."""
+
+    def __init__(self, divisor: float, dropout: float = 0.0) -> None:
+        super().__init__(1.0, dropout)
+        self.divisor = divisor
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        weights = attention_weights(queries, keys, scale=self.scale, mask=mask) / self.divisor
+        return F.dropout(weights, self.dropout, training=self.training) @ values
 
 
 class DividedAfterSoftmaxAttention(MultiHeadAttention):
@@ -173,14 +189,8 @@ class DividedAfterSoftmaxAttention(MultiHeadAttention):
         dropout: float = 0.0,
         projection_dropout: float = 0.0,
     ) -> None:
-        super().__init__(
-            emb_size, num_heads, qkv_bias=qkv_bias, scale=1.0, dropout=dropout, projection_dropout=projection_dropout
-        )
-        self.divisor = emb_size**0.5
-
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        weights = attention_weights(queries, keys, scale=self.scale, mask=mask) / self.divisor
-        return F.dropout(weights, self.dropout, training=self.training) @ values
+        super().__init__(emb_size, num_heads, qkv_bias=qkv_bias, dropout=dropout, projection_dropout=projection_dropout)
+        self.attend = DividedAfterSoftmax(emb_size**0.5, dropout)
 
 
 class RotaryAttention(MultiHeadAttention):
@@ -231,6 +241,7 @@ class RotaryAttention(MultiHeadAttention):
         weight = next(self.parameters())
         self.positions = positions.to(weight.device, weight.dtype)
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    def heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         assert self.positions is not None, "ViT calls set_grid() first"
-        return super().attend(self.positions(queries), self.positions(keys), values, mask)
+        queries, keys, values = super().heads(tokens)
+        return self.positions(queries), self.positions(keys), values

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import probabilities, refuse
-from vit_lightning.models import fast_paths
 
 Layer = Callable[[int], nn.Module]
 """Makes a norm or a feed-forward part from the width of the tokens."""
@@ -34,13 +32,6 @@ class NamedSequential(nn.Sequential):
             return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
         child: nn.Module = super().__getitem__(index)
         return child
-
-
-class Linear(nn.Linear):
-    """``torch.nn.Linear`` in the fastest form for device, type and shape."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return fast_paths.linear(input, self.weight, self.bias)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -165,14 +156,6 @@ class TransformerEncoderBlock(NamedSequential):
             feed_forward=ResidualAdd(branch("feed_forward", feed_forward)),
         )
 
-    def first_token(self, tokens: Tensor) -> Tensor:
-        """Returns what ``forward`` makes of the first token, (b, n, e) -> (b, 1, e), and leaves out the others."""
-        norm, attention, *rest = cast(nn.Sequential, cast(ResidualAdd, self.attention).fn)
-        out: Tensor = attention(norm(tokens), first=1)
-        for part in rest:
-            out = part(out)
-        return cast(Tensor, cast(ResidualAdd, self.feed_forward)(tokens[:, :1] + out))
-
 
 EncoderBlock = Callable[[int, nn.Module, nn.Module, Layer, float | None, float], nn.Module]
 """Makes a block from emb_size, attention, feed-forward part, norm, layer_scale and drop_path."""
@@ -188,13 +171,15 @@ class TransformerEncoder(nn.Sequential):
 
     activation_checkpointing = False
 
-    def forward(self, tokens: Tensor, *, first_token: bool = False) -> Tensor:
-        """With ``first_token`` the last block gives its first token alone, (b, 1, e)."""
+    def call(self, block: Callable[[Tensor], Tensor], tokens: Tensor) -> Tensor:
+        """Calls a block, where activation checkpointing is on so that its inside is computed a second time."""
         recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
-        last = len(self) - 1
-        for number, block in enumerate(self):
-            call = cast(TransformerEncoderBlock, block).first_token if first_token and number == last else block
-            tokens = checkpoint(call, tokens, use_reentrant=False) if recompute else call(tokens)
+        out: Tensor = checkpoint(block, tokens, use_reentrant=False) if recompute else block(tokens)
+        return out
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        for block in self:
+            tokens = self.call(block, tokens)
         return tokens
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.models.attention import MultiHeadAttention
-from vit_lightning.models.blocks import Branch, Layer, LayerNorm, Linear, NamedSequential, ResidualAdd
+from vit_lightning.models.blocks import Branch, Layer, LayerNorm, NamedSequential, ResidualAdd
 
 SIZES = {"T": (384, 12, 6), "S": (576, 12, 12), "B": (768, 12, 12), "L": (1024, 24, 16)}
 """emb_size, depth and num_heads of CRATE-T, S, B and L, with patches of 16 pixels (the repository's constructors)."""
@@ -53,9 +53,9 @@ class MSSA(MultiHeadAttention):
         )
 
     def make_projections(self, emb_size: int, inner: int, bias: bool) -> None:
-        self.subspaces = Linear(emb_size, inner, bias=False)
+        self.subspaces = nn.Linear(emb_size, inner, bias=False)
 
-    def heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         projected = rearrange(self.subspaces(tokens), "b n (h d) -> b h n d", h=self.num_heads)
         return projected, projected, projected
 

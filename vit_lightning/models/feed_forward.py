@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vit_lightning.limits import probabilities, refuse
 from vit_lightning.models import checks
-from vit_lightning.models.blocks import Layer, Linear, NamedSequential
+from vit_lightning.models.blocks import Layer, NamedSequential
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
@@ -63,11 +63,11 @@ class FeedForwardBlock(NamedSequential):
     ) -> None:
         hidden = _hidden_size(emb_size, expansion, activation, dropout=dropout, output_dropout=output_dropout)
         super().__init__(
-            expand=Linear(emb_size, hidden, bias=bias),
+            expand=nn.Linear(emb_size, hidden, bias=bias),
             activation=ACTIVATIONS[activation](),
             dropout=nn.Dropout(dropout),
             norm=None if norm is None else norm(hidden),
-            contract=Linear(hidden, emb_size, bias=bias),
+            contract=nn.Linear(hidden, emb_size, bias=bias),
             output_dropout=nn.Dropout(dropout if output_dropout is None else output_dropout),
         )
 
@@ -100,13 +100,13 @@ class SwiGLU(nn.Module):
         self.activation = ACTIVATIONS[activation]()
         self.dropout = nn.Dropout(dropout)
         self.norm = None if norm is None else norm(hidden)
-        self.contract = Linear(hidden, emb_size, bias=bias)
+        self.contract = nn.Linear(hidden, emb_size, bias=bias)
         self.output_dropout = nn.Dropout(dropout)
 
     def make_expansion(self, emb_size: int, hidden: int, bias: bool) -> None:
         """Makes the layers that give the gate and the hidden layer."""
-        self.gate = Linear(emb_size, hidden, bias=bias)
-        self.expand = Linear(emb_size, hidden, bias=bias)
+        self.gate = nn.Linear(emb_size, hidden, bias=bias)
+        self.expand = nn.Linear(emb_size, hidden, bias=bias)
 
     def gate_and_hidden(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Returns gate and hidden layer, (b, n, hidden) each."""
@@ -124,7 +124,7 @@ class PackedSwiGLU(SwiGLU):
     """SwiGLU with one matrix for gate and hidden layer, the gate first."""
 
     def make_expansion(self, emb_size: int, hidden: int, bias: bool) -> None:
-        self.gate_expand = Linear(emb_size, 2 * hidden, bias=bias)
+        self.gate_expand = nn.Linear(emb_size, 2 * hidden, bias=bias)
 
     def gate_and_hidden(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         gate, hidden = rearrange(self.gate_expand(tokens), "b n (parts f) -> parts b n f", parts=2)

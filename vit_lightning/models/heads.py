@@ -12,8 +12,8 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.models.attention import attend
-from vit_lightning.models.blocks import Layer, LayerNorm, Linear, NamedSequential
+from vit_lightning.models.attention import DotProductAttention
+from vit_lightning.models.blocks import Layer, LayerNorm, NamedSequential
 from vit_lightning.models.feed_forward import Activation, FeedForwardBlock
 
 Pool = Callable[[int, int, int], nn.Module]
@@ -126,9 +126,10 @@ class AttentionPool(TokenPool):
             raise UserError(f"num_heads={num_heads} does not divide emb_size={emb_size}")
         self.num_heads = num_heads
         self.probe = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, 1, emb_size)))
-        self.query = Linear(emb_size, emb_size)
-        self.kv = Linear(emb_size, 2 * emb_size)
-        self.projection = Linear(emb_size, emb_size)
+        self.query = nn.Linear(emb_size, emb_size)
+        self.kv = nn.Linear(emb_size, 2 * emb_size)
+        self.attend = DotProductAttention((emb_size // num_heads) ** -0.5)
+        self.projection = nn.Linear(emb_size, emb_size)
         self.norm = norm(emb_size)
         self.feed_forward = FeedForwardBlock(emb_size, expansion=expansion, activation=activation)
 
@@ -136,8 +137,7 @@ class AttentionPool(TokenPool):
         probe = repeat(self.query(self.probe.to(tokens.dtype)), "1 1 e -> b 1 e", b=tokens.shape[0])
         query = rearrange(probe, "b q (h d) -> b h q d", h=self.num_heads)
         keys, values = rearrange(self.kv(tokens), "b n (kv h d) -> kv b h n d", kv=2, h=self.num_heads)
-        out = attend(query, keys, values, scale=query.shape[-1] ** -0.5, mask=None, dropout=0.0)
-        pooled = self.projection(rearrange(out, "b h 1 d -> b (h d)"))
+        pooled = self.projection(rearrange(self.attend(query, keys, values), "b h 1 d -> b (h d)"))
         result: Tensor = pooled + self.feed_forward(self.norm(pooled))
         return result
 
@@ -170,14 +170,14 @@ class ClassificationHead(NamedSequential):
         pooled = int(getattr(pool, "features", emb_size))
         representation = None
         if representation_size is not None:
-            representation = NamedSequential(linear=Linear(pooled, representation_size), tanh=nn.Tanh())
+            representation = NamedSequential(linear=nn.Linear(pooled, representation_size), tanh=nn.Tanh())
         features = pooled if representation_size is None else representation_size
         super().__init__(
             pool=pool,
             norm=None if norm is None else norm(pooled),
             dropout=nn.Dropout(dropout) if dropout > 0.0 else None,
             representation=representation,
-            linear=Linear(features, num_classes) if num_classes > 0 else None,
+            linear=nn.Linear(features, num_classes) if num_classes > 0 else None,
         )
 
 
@@ -190,8 +190,8 @@ class DistilledHead(nn.Module):
     def __init__(self, *, emb_size: int, num_classes: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        self.linear = Linear(emb_size, num_classes) if num_classes > 0 else nn.Identity()
-        self.distillation = Linear(emb_size, num_classes) if num_classes > 0 else nn.Identity()
+        self.linear = nn.Linear(emb_size, num_classes) if num_classes > 0 else nn.Identity()
+        self.distillation = nn.Linear(emb_size, num_classes) if num_classes > 0 else nn.Identity()
 
     def forward(self, tokens: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         of_class = self.linear(self.dropout(tokens[:, 0]))

@@ -8,26 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from einops import rearrange, repeat
+from einops import repeat
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
 from vit_lightning.limits import at_least, probabilities, refuse
-from vit_lightning.models import fast_paths
-from vit_lightning.models.blocks import Layer, Linear, NamedSequential
+from vit_lightning.models.blocks import Layer, NamedSequential
 from vit_lightning.sizes import Size
-
-
-class PatchConv(nn.Conv2d):
-    """Convolution whose stride is its kernel, as a product of patches and kernels: (b, c, H, W) -> (b, e, h, w)."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not fast_paths.choose_patches(input, self.kernel_size):
-            return super().forward(input)
-        p1, p2 = self.kernel_size
-        patches = rearrange(input, "b c (h p1) (w p2) -> b h w (c p1 p2)", p1=p1, p2=p2)
-        tokens = fast_paths.linear(patches, self.weight.flatten(start_dim=1), self.bias)
-        return rearrange(tokens, "b h w e -> b e h w")
 
 
 class ConvProjection(NamedSequential):
@@ -42,7 +29,7 @@ class ConvProjection(NamedSequential):
         self, in_channels: int, patch_size: Size, emb_size: int, *, bias: bool = True, norm: Layer | None = None
     ) -> None:
         super().__init__(
-            conv=PatchConv(in_channels, emb_size, kernel_size=patch_size, stride=patch_size, bias=bias),
+            conv=nn.Conv2d(in_channels, emb_size, kernel_size=patch_size, stride=patch_size, bias=bias),
             tokens=Rearrange("b e h w -> b (h w) e"),
             norm=None if norm is None else norm(emb_size),
         )
@@ -74,7 +61,7 @@ class LinearProjection(NamedSequential):
         super().__init__(
             patches=Rearrange("b c (h p1) (w p2) -> b (h w) (c p1 p2)", p1=p1, p2=p2),
             patch_norm=None if patch_norm is None else patch_norm(pixels),
-            linear=Linear(pixels, emb_size, bias=bias),
+            linear=nn.Linear(pixels, emb_size, bias=bias),
             norm=None if norm is None else norm(emb_size),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from vit_lightning.models.blocks import (
     TransformerEncoderBlock,
     drop_path_rates,
 )
-from vit_lightning.models.class_token import reads_class_token_alone
 from vit_lightning.models.crate import CrateBlock
 from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.heads import POOLS, ClassificationHead, DistilledHead, Pool
@@ -230,14 +229,6 @@ class ViT(NamedSequential):
             if isinstance(module, RotaryAttention):
                 module.set_grid(grid, self.prefix_tokens)
         self.image_size = size
-
-    def forward(self, images: Tensor) -> Tensor:
-        if not reads_class_token_alone(self, images):
-            return cast(Tensor, super().forward(images))  # type: ignore[no-untyped-call]
-        tokens = self.encoder(self.patch_embedding(images), first_token=True)
-        for module in list(self)[2:]:
-            tokens = module(tokens)
-        return cast(Tensor, tokens)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Returns the tokens before pooling, (b, p + n, e) with p tokens before the patches, of images (b, c, H, W)."""

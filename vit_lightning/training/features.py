@@ -31,9 +31,6 @@ def features(network: nn.Module, images: Tensor, blocks: Sequence[int] = ()) -> 
     tokens: dict[int, Tensor] = {}
     hooks = [module.register_forward_pre_hook(_keep_input(found)) for module in _classifiers(network)]
     hooks += [encoder[number].register_forward_hook(_keep_output(tokens, number)) for number in blocks]
-    # a hook on the last block has it make all tokens: the same bits whatever blocks are chosen; one compiled does so
-    if len(encoder) and encoder[-1]._compiled_call_impl is None:
-        hooks.append(encoder[-1].register_forward_pre_hook(lambda module, given: None))
     try:
         output = network(images)
     finally:

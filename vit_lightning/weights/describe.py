@@ -147,13 +147,13 @@ def _attention(attention: Any, problems: list[str]) -> Options:
         "attention": kind,
         "rotary": _rotary(attention) if rotary else None,
         "dim_head": attention.dim_head,
-        "scale": attention.scale,
+        "scale": attention.attend.scale,
         "qkv_bias": layer.bias is not None,
         "qk_norm": _norm(attention.query_norm, "qk_norm", problems),
         "attention_norm": _norm(attention.norm, "attention_norm", problems),
         "projection": attention.projection is not None,
         "projection_bias": attention.projection is None or attention.projection.bias is not None,
-        "dropout": attention.dropout,
+        "dropout": attention.attend.dropout,
         "projection_dropout": attention.projection_dropout.p if attention.projection is not None else 0.0,
     }
 

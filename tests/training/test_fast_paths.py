@@ -1,0 +1,349 @@
+import copy
+import pickle
+import re
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from tensors import randn, randomise
+from torch import nn
+
+from vit_lightning import UserError, ViT, accelerate
+from vit_lightning.models.attention import DotProductAttention, MultiHeadAttention, RotaryAttention
+from vit_lightning.models.blocks import LayerNorm, ResidualAdd
+from vit_lightning.models.feed_forward import FeedForwardBlock
+from vit_lightning.models.heads import ClassificationHead
+from vit_lightning.training import fast_paths
+from vit_lightning.training.fast_paths import FastAttention, FastLinear, FastPatches, FastViT, left_out_flops
+from vit_lightning.training.flops import forward_flops
+from vit_lightning.training.lora import LoraConfig, add_lora
+
+SIZES = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+
+
+@pytest.fixture(autouse=True)
+def small_sizes_too(monkeypatch):
+    """Takes all forms at sizes of tests, on any processor."""
+    smaller = {
+        torch.bfloat16: {"fused_bias_from": 0, "fused_bias_inference_from": 0},
+        torch.float32: {"bias_after": (0, 600_000)},
+    }
+    table = {key: replace(forms, patches=True, **smaller[key[1]]) for key, forms in fast_paths.TABLE.items()}
+    monkeypatch.setattr(fast_paths, "TABLE", table)
+
+
+def small(**options):
+    return randomise(ViT(**{**SIZES, **options}))
+
+
+def images(count=4, size=8):
+    return randn(count, 3, size, size, dtype=torch.float32)
+
+
+def accelerated(network):
+    copied = copy.deepcopy(network)
+    accelerate(copied)
+    return copied
+
+
+def results(network, images, *, bfloat16=False, seed=0):
+    """Logits, and the gradients of all parameters by name."""
+    network.zero_grad()
+    torch.manual_seed(seed)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+        logits = network(images)
+    logits.to(images.dtype).square().sum().backward()
+    return {"logits": logits.detach(), **{name: weight.grad for name, weight in network.named_parameters()}}
+
+
+def error(found, exact):
+    return sum((found[name].double() - exact[name]).norm() / exact[name].norm() for name in exact) / len(exact)
+
+
+def tokens_of_the_last_block(network, images):
+    """How many tokens its feed-forward part gets, whose product is replaced since a hook would ask for all of them."""
+    counts = []
+    linear = fast_paths.linear
+    with pytest.MonkeyPatch.context() as patch:
+        last = network.encoder[-1].feed_forward.fn.feed_forward.contract.weight
+        patch.setattr(
+            fast_paths, "linear", lambda x, w, b: (counts.append(x.shape[1]) if w is last else None, linear(x, w, b))[1]
+        )
+        network(images)
+    return counts[0]
+
+
+def test_a_swapped_network_is_the_same_objects_with_the_same_weights_names_and_hooks():
+    network = small()
+    seen = []
+    network.encoder[0].register_forward_hook(lambda module, given, out: seen.append(module))
+    modules, weights = dict(network.named_modules()), dict(network.named_parameters())
+    for _ in range(2):  # a second call changes nothing
+        accelerate(network)
+        assert dict(network.named_modules()) == modules
+        assert list(network.state_dict()) == list(weights)
+        assert all(weight is weights[name] for name, weight in network.named_parameters())
+    assert {type(module) for module in modules.values()} >= {FastViT, FastLinear, FastPatches, FastAttention}
+    logits = network(images())
+    assert seen == [network.encoder[0]]
+    seen.clear()
+    network.encoder[0]._forward_hooks.clear()
+    for again in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        assert tokens_of_the_last_block(again, images()) == 1
+        assert torch.equal(again(images()), logits)
+
+
+def test_only_layers_of_known_types_are_swapped_in_any_network():
+    class OwnLinear(nn.Linear):
+        pass
+
+    network = nn.Sequential(OwnLinear(4, 4), nn.Linear(4, 4), nn.Conv2d(3, 4, 2, 2), nn.MultiheadAttention(4, 2))
+    accelerate(network)
+    kinds = [type(module) for module in network.modules()]
+    assert kinds[1:5] == [OwnLinear, FastLinear, nn.Conv2d, nn.MultiheadAttention]
+    assert kinds[5] is type(nn.MultiheadAttention(4, 2).out_proj)  # whose weights are read without a call
+
+
+@pytest.mark.parametrize("image_size", [16, 28])  # 17 and 50 tokens, for which the table differs
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_logits_and_gradients_are_as_near_to_float64_as_those_of_the_plain_network(image_size, bfloat16):
+    network = randomise(ViT(image_size=image_size, patch_size=4, emb_size=24, depth=2, num_heads=3, num_classes=5))
+    batch = randn(4, 3, image_size, image_size)
+    exact = results(copy.deepcopy(network).double(), batch)
+    batch, fast = batch.float(), accelerated(network)
+    auto, plain = results(fast, batch, bfloat16=bfloat16), results(network, batch, bfloat16=bfloat16)
+    assert error(auto, exact) < 1.3 * error(plain, exact) + 1e-7
+    assert error(auto, exact) < (0.2 if bfloat16 else 2e-5)
+    assert any(not torch.equal(auto[name], plain[name]) for name in auto)  # it is another path
+    again = results(fast, batch, bfloat16=bfloat16)
+    assert all(torch.equal(auto[name], again[name]) for name in auto)
+    assert all(again[name].dtype == torch.float32 for name, _ in network.named_parameters())
+    # the same bits when the blocks are computed again in the backward pass, and with hooks on what is inside of them
+    seen = []
+    for module in fast.encoder[0].modules():
+        module.register_forward_hook(lambda module, given, out: seen.append(module))
+    fast.encoder.activation_checkpointing = True
+    repeated = results(fast, batch, bfloat16=bfloat16)
+    assert all(torch.equal(auto[name], repeated[name]) for name in auto)
+    assert {fast.encoder[0].attention.fn.attention.qkv, fast.encoder[0].feed_forward.fn.feed_forward.expand} <= {*seen}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_bfloat16_attention_agrees_with_float32(masked):
+    mask = torch.rand(9, 9, generator=torch.Generator().manual_seed(0)) < 0.7 if masked else None
+    tensors = [randn(2, 3, 9, 8, dtype=torch.bfloat16, seed=seed) for seed in range(3)]
+    attend = accelerated(nn.ModuleList([DotProductAttention(0.35)]))[0]
+    assert type(attend) is FastAttention
+    half = [tensor.clone().requires_grad_() for tensor in tensors]
+    full = [tensor.float().requires_grad_() for tensor in tensors]
+    out, expected = attend(*half, mask), DotProductAttention(0.35)(*full, mask)
+    assert out.dtype is torch.bfloat16
+    torch.testing.assert_close(out.float(), expected, rtol=0.02, atol=0.03)
+    out.sum().backward()
+    expected.sum().backward()
+    for ours, theirs in zip(half, full, strict=True):
+        torch.testing.assert_close(ours.grad.float(), theirs.grad, rtol=0.05, atol=0.05)
+
+
+def test_compiled_networks_and_other_devices_take_torch_s_own_operators():
+    network = small()
+    plain = network(images())
+    accelerate(network)
+    assert torch.equal(torch.compile(network, backend="eager", fullgraph=True)(images()), plain)
+    assert fast_paths.choose_linear("cuda", torch.bfloat16, 2**30) == "plain"
+    assert fast_paths.choose_attention("cuda", torch.bfloat16, 17, 16) is None
+    assert fast_paths.choose_attention("cpu", torch.float64, 17, 16) is None
+
+
+def test_frozen_weights_and_inputs_get_no_gradient():
+    network = accelerated(small())
+    network.encoder[0].attention.fn.attention.qkv.weight.requires_grad_(False)
+    found = results(network, images(), bfloat16=True)
+    assert found.pop("encoder.0.attention.fn.attention.qkv.weight") is None
+    assert all(gradient is not None for gradient in found.values())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_last_block_is_computed_for_the_class_token_alone(checkpointing):
+    network = small(drop_path=0.5, layer_scale=0.5, head_dropout=0.1, activation_checkpointing=checkpointing)
+    exact = results(copy.deepcopy(network).double(), images(8).double())
+    accelerate(network)
+    assert error(results(network, images(8)), exact) < 1e-5
+    assert tokens_of_the_last_block(network, images()) == 1
+    assert left_out_flops(network, images()) > 0
+    network.eval()
+    assert tokens_of_the_last_block(network, images()) == 1
+
+
+def test_what_is_left_out_is_what_torch_does_not_count():
+    network = accelerated(small(depth=1)).eval()
+    all_tokens, left_out = forward_flops(network, (3, 8, 8)), left_out_flops(network, images())
+    queries, rest = 2 * 16 * 5 * 2, 2 * (16 * 16 + 2 * 16 * 64)  # for each other token: scores and sum, matrices
+    assert all_tokens is not None
+    assert left_out == 4 * (queries + rest)
+    assert left_out_flops(network, images().double()) == left_out_flops(small(), images()) == 0
+
+
+def test_features_before_the_pool_are_those_of_all_tokens():
+    network = small().eval()
+    plain = network.forward_features(images())
+    torch.testing.assert_close(accelerated(network).forward_features(images()), plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", ["encoder", "head", "norm", "encoder.1.attention.fn.attention", "encoder.1"])
+def test_a_hook_gets_all_tokens_whether_it_was_there_before_or_came_later(place):
+    network, seen = small(), []
+
+    def hook(module, given, out):
+        seen.append(given[0].shape[1])
+
+    handle = network.get_submodule(place).register_forward_hook(hook)
+    accelerate(network)
+    network(images())
+    handle.remove()
+    assert tokens_of_the_last_block(network, images()) == 1
+    network.get_submodule(place).register_forward_hook(hook)
+    network(images())
+    assert seen == [5, 5]
+
+
+def test_a_hook_on_all_modules_gets_all_tokens():
+    network, seen = accelerated(small()), {}
+    handle = nn.modules.module.register_module_forward_hook(lambda module, given, out: seen.update({module: out}))
+    try:
+        network(images())
+    finally:
+        handle.remove()
+    assert seen[network.encoder[-1]].shape == (4, 5, 16)
+
+
+def test_all_tokens_of_the_last_block_are_computed_where_something_else_may_read_them():
+    class OwnAttention(MultiHeadAttention):
+        pass
+
+    attentions = (OwnAttention, RotaryAttention, partial(MultiHeadAttention, dropout=0.1))
+    networks = [small(attention=attention) for attention in attentions]
+    networks += [small(pool="mean"), small(feed_forward=partial(FeedForwardBlock, dropout=0.1))]
+    for network in networks:
+        accelerate(network)
+    assert [tokens_of_the_last_block(network, images()) for network in networks] == [5, 5, 5, 5, 5]
+    assert [tokens_of_the_last_block(network.eval(), images()) for network in networks] == [5, 5, 1, 5, 1]
+
+
+class OwnHead(ClassificationHead):
+    def forward(self, tokens):
+        return super().forward(tokens) + self.linear(tokens.mean(dim=1))
+
+
+def put_in_a_block_more(network):
+    network.norm = nn.Sequential(network.encoder[0])
+
+
+def put_in_a_part_more(network):
+    network.encoder[-1].add_module("more", randomise(ResidualAdd(nn.Linear(16, 16))))
+
+
+def put_in_an_own_head(network):
+    head = OwnHead(pool=network.head.pool, emb_size=16, num_classes=3)
+    head.load_state_dict(network.head.state_dict())
+    network.head = head
+
+
+def take_a_mean(network):
+    network.head = nn.Flatten()
+
+
+def leave_out_attention(network):
+    network.encoder[-1].attention.fn.attention = nn.Identity()
+
+
+def leave_out_blocks(network):
+    network.encoder = network.encoder[:0]
+
+
+def add_adapters(network):
+    pytest.importorskip("peft")
+    add_lora(network, LoraConfig(rank=2))
+    randomise(network)
+
+
+CHANGES = [
+    *(put_in_a_block_more, put_in_a_part_more, put_in_an_own_head, take_a_mean),
+    *(leave_out_attention, leave_out_blocks, add_adapters),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_network_changed_before_or_after_the_swap_gives_its_own_logits(change):
+    plain = small()
+    change(plain)
+    before, after = accelerated(plain), accelerated(small())
+    change(after)
+    expected = results(plain.eval(), images())
+    for network in (before, after):
+        found = results(network.eval(), images())
+        for name, value in expected.items():
+            if value is not None:
+                torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4)
+
+
+VARIANTS = [
+    {"feed_forward": partial(MultiHeadAttention, num_heads=2)},
+    {"patch_dropout": 0.5},
+    {"emb_dropout": 0.3, "head_dropout": 0.3},
+    {"distillation_token": True},
+    {"register_tokens": 2},
+    {"attention": RotaryAttention, "emb_size": 16},
+    {"attention": partial(MultiHeadAttention, qk_norm=LayerNorm, norm=LayerNorm)},
+    {"patch_projection": "linear", "final_norm": "after_pool", "activation_checkpointing": True},
+]
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=lambda options: next(iter(options)))
+def test_variants_of_a_network_give_the_logits_of_the_plain_one(options):
+    network = small(**options)
+    fast = accelerated(network)
+    for size in (8, 16):
+        for one in (network, fast):
+            one.set_image_size(size)
+        for training in (True, False):
+            outputs = []
+            for one in (network, fast):
+                torch.manual_seed(0)
+                outputs.append(one.train(training)(images(size=size)))
+            for found, plain in zip(*(out if isinstance(out, tuple) else (out,) for out in outputs), strict=True):
+                torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_linear_layer_refuses_is_refused_whatever_its_size():
+    rows, weight, bias = torch.randn(400, 16), torch.randn(64, 16), torch.randn(64)
+    sliced = torch.randn(128)[::2].to(torch.bfloat16)
+    found = fast_paths.linear(rows.bfloat16(), weight.bfloat16(), sliced)
+    torch.testing.assert_close(found, nn.functional.linear(rows.bfloat16(), weight.bfloat16(), sliced.contiguous()))
+    for given in ((rows.bfloat16(), weight, bias), (rows[:, :8].bfloat16(), weight.bfloat16(), bias.bfloat16())):
+        with pytest.raises(RuntimeError) as plain:
+            nn.functional.linear(*given)
+        with pytest.raises(RuntimeError, match=re.escape(str(plain.value))):
+            fast_paths.linear(*given)
+
+
+def test_second_derivatives_are_refused_and_torch_s_transforms_take_its_own_operators():
+    network = accelerated(small())
+    weights = dict(network.named_parameters())
+    loss = network(images()).square().sum()
+    with pytest.raises(UserError, match="fast_paths=plain"):
+        torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+
+    def functional(weights):
+        return torch.func.functional_call(network, weights, (images(),)).square().sum()
+
+    gradients = torch.func.grad(functional)(weights)
+    for name, expected in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
+        torch.testing.assert_close(gradients[name], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.jit.trace(network.eval(), images())(images()), network(images()))
+
+
+def test_a_batch_without_images_has_gradients():
+    for bfloat16 in (False, True):
+        assert results(accelerated(small()), images(0), bfloat16=bfloat16)["logits"].shape == (0, 3)

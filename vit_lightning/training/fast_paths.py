@@ -1,0 +1,456 @@
+"""Fast paths: ``accelerate`` swaps layers of a finished network for the forms that are fastest on a processor.
+
+A swapped layer stays the same object, with its weights, names and hooks; its class becomes a subclass of it, whose
+numbers are those of torch's operators but for rounding. The ``choose_`` functions are functions of processor, type and
+shape alone: ``TABLE`` was measured by ``experiments/benchmarks/fast_paths.py``, and nothing is measured at run time. A
+device that is not in it (a GPU), and what is traced or compiled, take torch's own operators.
+
+Shape letters: b images, n tokens, h heads, d head dimension; q queries, k keys, v values.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from vit_lightning.errors import UserError
+from vit_lightning.models import blocks
+from vit_lightning.models.attention import (
+    DotProductAttention,
+    MultiHeadAttention,
+    SeparateAttention,
+    attention_weights,
+)
+from vit_lightning.models.feed_forward import FeedForwardBlock, PackedSwiGLU, SwiGLU
+from vit_lightning.models.heads import ClassificationHead, ClassTokenPool
+from vit_lightning.models.patches import ConvProjection
+from vit_lightning.models.vit import ViT
+
+Products = tuple[tuple[float, float, torch.dtype], ...]
+"""Types of attention's batched products, each up to a number of keys and a width of the heads."""
+
+
+@dataclass(frozen=True)
+class Forms:
+    """A row of the table.
+
+    Args:
+        fused_bias_from: from how many outputs a linear layer adds its bias within the product, with gradients.
+        fused_bias_inference_from: the same without gradients.
+        summed_bias_gradient: whether such a layer sums the gradient of its bias over rows; if not, it is a product with
+            ones.
+        bias_after: between which numbers of outputs it adds its bias after the product.
+        attention: attention as batched products, with gradients; where none fits, torch's fused attention.
+        attention_inference: the same without gradients.
+        patches: whether patches are embedded by one product, not by a strided convolution.
+    """
+
+    fused_bias_from: float = math.inf
+    fused_bias_inference_from: float = math.inf
+    summed_bias_gradient: bool = False
+    bias_after: tuple[int, int] = (0, -1)
+    attention: Products = ()
+    attention_inference: Products = ()
+    patches: bool = False
+
+
+TABLE: dict[tuple[str, torch.dtype], Forms] = {
+    ("cpu with amx", torch.bfloat16): Forms(
+        fused_bias_from=600_000,
+        fused_bias_inference_from=600_000,
+        attention=((24, math.inf, torch.float32), (math.inf, math.inf, torch.bfloat16)),
+        attention_inference=((24, 16, torch.float32),),
+        patches=True,
+    ),
+    ("cpu with amx", torch.float32): Forms(
+        bias_after=(30_000, 600_000),
+        attention=((24, 16, torch.float32),),
+        patches=True,
+    ),
+    ("cpu", torch.bfloat16): Forms(
+        fused_bias_from=600_000,
+        fused_bias_inference_from=0,
+        summed_bias_gradient=True,
+        attention=((24, 16, torch.float32), (math.inf, math.inf, torch.bfloat16)),
+        attention_inference=((24, 16, torch.float32), (256, math.inf, torch.bfloat16)),  # they keep all weights at once
+        patches=True,
+    ),
+    ("cpu", torch.float32): Forms(attention=((24, 16, torch.float32),), attention_inference=((24, 16, torch.float32),)),
+}
+"""By processor and type of the products: measured on an Intel Xeon with AMX and an AMD EPYC with AVX512-BF16."""
+
+
+def accelerate(network: nn.Module) -> None:
+    """Swaps layers of a finished network in place: linear layers, embeddings of patches, attention, and ViTs.
+
+    Only those of exactly these types are swapped, also in a network of the user's own.
+    """
+    for module in network.modules():
+        if type(module) is ViT and (parts := _parts_for_class_token(module)):
+            module.__class__ = FastViT
+            cast(FastViT, module).class_token_parts = parts
+        elif type(module) is ConvProjection and type(module.conv) is nn.Conv2d:
+            module.conv.__class__ = FastPatches
+        elif type(module) is nn.Linear:
+            module.__class__ = FastLinear
+        elif type(module) is DotProductAttention:
+            module.__class__ = FastAttention
+
+
+class FastLinear(nn.Linear):
+    """``nn.Linear`` that adds its bias in the chosen form."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
+
+
+class FastPatches(nn.Conv2d):
+    """``nn.Conv2d`` whose stride is its kernel, in the chosen form: (b, c, H, W) -> (b, e, h, w)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not choose_patches(input, self.kernel_size):
+            return super().forward(input)
+        p1, p2 = self.kernel_size
+        patches = rearrange(input, "b c (h p1) (w p2) -> b h w (c p1 p2)", p1=p1, p2=p2)
+        return rearrange(linear(patches, self.weight.flatten(start_dim=1), self.bias), "b h w e -> b e h w")
+
+
+class FastAttention(DotProductAttention):
+    """``DotProductAttention`` in the chosen form."""
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        if mask is None and dropout == 0.0 and (out := attention(queries, keys, values, self.scale)) is not None:
+            return out
+        if queries.device.type == "cpu" and queries.dtype is torch.bfloat16 and torch.is_grad_enabled():
+            # torch's fused attention is 5-15 times slower than the plain products in the bfloat16 backward pass on CPU
+            weights = F.dropout(attention_weights(queries, keys, scale=self.scale, mask=mask), dropout)
+            return torch.einsum("bhqk,bhkd->bhqd", weights, values)
+        return super().forward(queries, keys, values, mask)
+
+
+class FastViT(ViT):
+    """``ViT`` whose last block makes the class token alone, as long as nothing reads its other tokens."""
+
+    class_token_parts: tuple[nn.Module, ...]
+    """The modules from the last block on, as they were when the network was swapped."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if not self.reads_class_token_alone(images):
+            return super().forward(images)  # type: ignore[no-any-return, no-untyped-call]
+        tokens: Tensor = self.patch_embedding(images)
+        *others, last = self.encoder
+        for block in others:
+            tokens = self.encoder.call(block, tokens)
+        tokens = self.encoder.call(partial(_first_token, last), tokens)
+        for module in list(self.children())[2:]:
+            tokens = module(tokens)
+        return tokens
+
+    def reads_class_token_alone(self, images: Tensor) -> bool:
+        """Returns whether the last block leaves out the other tokens of such images (b, c, H, W)."""
+        return (
+            _are_open(images)
+            and (processor("cpu"), product_dtype(images)) in TABLE
+            and tuple(_from_last_block(self)) == self.class_token_parts  # nobody has put in others since
+            and all(map(_is_only_called, self.class_token_parts))
+            and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+        )
+
+
+def _parts_for_class_token(network: ViT) -> tuple[nn.Module, ...]:
+    """Returns the modules from the last block on if the class token is all that the head reads; else none."""
+    names = [name for name, _ in network.named_children()]
+    if names[:2] != ["patch_embedding", "encoder"] or names[-1] != "head":
+        return ()
+    _, encoder, *after, head = network.children()
+    if type(encoder) is not blocks.TransformerEncoder or type(head) is not ClassificationHead or not len(encoder):
+        return ()
+    last, pool = encoder[-1], head[0]
+    if type(last) is not blocks.TransformerEncoderBlock or type(pool) is not ClassTokenPool:
+        return ()
+    if list(last._modules) != ["attention", "feed_forward"] or type(last.attention) is not blocks.ResidualAdd:
+        return ()
+    branch: Any = last.attention.fn
+    if type(branch) is not blocks.Branch or list(branch._modules)[:2] != ["norm", "attention"]:
+        return ()
+    attention: Any = branch.attention
+    if type(attention) not in (MultiHeadAttention, SeparateAttention):  # whose queries are independent
+        return ()
+    if type(attention.attend) not in (DotProductAttention, FastAttention):
+        return ()
+    others = {module for part in (last, *after) for module in part.modules()} - {last, attention, attention.attend}
+    return tuple(_from_last_block(network)) if {type(module) for module in others} <= _TOKEN_WISE else ()
+
+
+_TOKEN_WISE = {
+    *(blocks.ResidualAdd, blocks.Branch, blocks.LayerScale, blocks.DropPath, blocks.LayerNorm, blocks.RMSNorm),
+    *(nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity, nn.GELU, nn.ReLU, nn.SiLU),
+    *(FeedForwardBlock, SwiGLU, PackedSwiGLU, nn.Linear, FastLinear),
+}
+"""Types of modules that make each token from the same token."""
+
+
+def _from_last_block(network: nn.Module) -> Iterator[nn.Module]:
+    """Yields the modules that get or give tokens from the last block on, up to the pool of the head."""
+    _, *children = network.children()
+    for child in children:
+        yield child
+        parts = list(child.children())
+        if child is children[0]:
+            parts = parts[-1:]  # the last block
+        elif child is children[-1]:
+            parts = parts[:1]  # the pool
+        for part in parts:
+            yield from part.modules()
+
+
+def _is_only_called(module: nn.Module) -> bool:
+    """Returns whether nothing but the next module reads what a module gives, and its random numbers, if any, stay."""
+    kept = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    is_random = module.training and isinstance(module, nn.Dropout) and module.p > 0.0
+    is_random |= module.training and isinstance(module, DotProductAttention) and module.dropout > 0.0
+    return not (kept or is_random or module._compiled_call_impl is not None or "forward" in vars(module))
+
+
+def _first_token(block: Any, tokens: Tensor) -> Tensor:
+    """Returns what a block makes of the first token, (b, n, e) -> (b, 1, e)."""
+    norm, attention, *rest = block.attention.fn
+    queries, keys, values = attention.heads(norm(tokens))
+    out: Tensor = attention.join(attention.attend(queries[:, :, :1], keys, values))
+    for part in rest:
+        out = part(out)
+    first: Tensor = block.feed_forward(tokens[:, :1] + out)
+    return first
+
+
+def left_out_flops(network: nn.Module, images: Tensor) -> int:
+    """Returns those of ``forward_flops`` that a forward pass of such images (b, c, H, W) leaves out.
+
+    They are those of the other tokens, where the last block makes the class token alone.
+    """
+    if not isinstance(network, FastViT) or not network.reads_class_token_alone(images):
+        return 0
+    empty: Any = copy.deepcopy(network).to("meta").eval()
+    *others, last = empty.encoder
+    with torch.no_grad():
+        tokens = empty.patch_embedding(torch.empty(1, *images.shape[1:], device="meta"))
+        for block in others:
+            tokens = block(tokens)
+        with FlopCounterMode(display=False) as all_tokens:
+            last(tokens)
+        with FlopCounterMode(display=False) as first:
+            _first_token(last, tokens)
+    return int(all_tokens.get_total_flops() - first.get_total_flops())
+
+
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """Returns the type in which torch multiplies a tensor here: autocast changes it."""
+    device = "cpu" if tensor.is_cpu else tensor.device.type
+    if not torch.is_autocast_enabled(device) or tensor.dtype is torch.float64:
+        return tensor.dtype
+    return torch.get_autocast_dtype(device)
+
+
+@lru_cache
+def has_bfloat16_products() -> bool:
+    """Returns whether torch has oneDNN, and the processor its bfloat16 products."""
+    return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@lru_cache
+def processor(device: str) -> str:
+    """Returns a type of device as ``TABLE`` names it: a CPU with or without AMX, the matrix instructions of Intel."""
+    return "cpu with amx" if device == "cpu" and torch.cpu._is_amx_tile_supported() else device
+
+
+def choose_linear(
+    device: str, dtype: torch.dtype, outputs: int, *, inference: bool = False
+) -> Literal["fused", "after", "plain"]:
+    """Returns how a linear layer with so many outputs, over all tokens, adds its bias.
+
+    fused is within oneDNN's product, after is in place once the product is there; plain, torch's own, writes the bias
+    to all rows first.
+    """
+    forms = _find(device, dtype)
+    fused_from = forms.fused_bias_inference_from if inference else forms.fused_bias_from
+    if outputs >= fused_from and (dtype is not torch.bfloat16 or has_bfloat16_products()):
+        return "fused"
+    return "after" if forms.bias_after[0] <= outputs <= forms.bias_after[1] else "plain"
+
+
+def choose_attention(
+    device: str, dtype: torch.dtype, keys: int, width: int, *, inference: bool = False
+) -> torch.dtype | None:
+    """Returns the type of attention's batched products for heads of a width; None for torch's fused attention."""
+    forms = _find(device, dtype)
+    for most_keys, most_width, products in forms.attention_inference if inference else forms.attention:
+        if keys <= most_keys and width <= most_width:
+            return products
+    return None
+
+
+def choose_patches(images: Tensor, patch: tuple[int, ...]) -> bool:
+    """Returns whether a strided convolution of images (b, c, H, W) is computed as one product of their patches."""
+    if not (_are_open(images) and images.ndim == 4 and _find("cpu", product_dtype(images)).patches):
+        return False
+    return all(size % side == 0 for size, side in zip(images.shape[2:], patch, strict=True))
+
+
+def describe(device: str, dtype: torch.dtype) -> dict[str, Any] | None:
+    """Returns the row of the table for a device and type as plain data; None where torch's own operators are taken."""
+    forms = TABLE.get((processor(device), dtype))
+    if forms is None:
+        return None
+    row = {name: str(value) for name, value in asdict(forms).items()}
+    return {"processor": processor(device), "products": str(dtype), "fused_bias": has_bfloat16_products()} | row
+
+
+def _find(device: str, dtype: torch.dtype) -> Forms:
+    return TABLE.get((processor(device), dtype), Forms())
+
+
+def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns ``F.linear`` in the chosen form."""
+    if bias is not None and _are_open(inputs) and _fit(inputs, weight, bias):
+        dtype, outputs = product_dtype(inputs), math.prod(inputs.shape[:-1]) * weight.shape[0]
+        inference = not torch.is_grad_enabled()
+        form = choose_linear("cpu", dtype, outputs, inference=inference)
+        if form == "fused" and inference:  # a call of a Function takes some time itself
+            return _multiply(inputs, weight, bias, dtype)[0]
+        if form == "fused":
+            return _Linear.apply(inputs, weight, bias, dtype)  # type: ignore[no-any-return]
+        if form == "after":
+            return F.linear(inputs, weight).add_(bias)
+    return F.linear(inputs, weight, bias)
+
+
+def _fit(inputs: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """Returns whether shapes and types are those of a linear layer; if not, torch's own operator says so."""
+    equal = inputs.dtype == weight.dtype == bias.dtype or torch.is_autocast_enabled("cpu")
+    equal = equal and type(weight) in (Tensor, nn.Parameter)
+    return equal and inputs.shape[-1:] == weight.shape[1:] and bias.shape == weight.shape[:1]
+
+
+def attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor | None:
+    """Returns softmax(scale q k^T) v of (b, h, n, d) in the chosen form; None if that is torch's fused attention."""
+    if _are_open(queries) and queries.ndim == 4:
+        dtype, inference = product_dtype(queries), not torch.is_grad_enabled()
+        products = choose_attention(queries.device.type, dtype, *keys.shape[2:], inference=inference)
+        if products is not None and inference:
+            return _attend(queries, keys, values, scale, products)[0]
+        if products is not None:
+            return _Attention.apply(queries, keys, values, scale, products)  # type: ignore[no-any-return]
+    return None
+
+
+def _are_open(tensor: Tensor) -> bool:
+    is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
+    return is_plain and tensor.is_cpu and not _is_transformed()
+
+
+def _is_transformed() -> bool:
+    """Returns whether torch compiles or traces what it calls, or transforms it by ``torch.func``."""
+    is_traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return is_traced or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _refuse_second_derivatives() -> None:
+    """Raises UserError within a backward pass that is to be differentiated.
+
+    ``once_differentiable`` does not: ``torch.autograd.grad`` leaves out the terms behind it without a word.
+    """
+    if torch.is_grad_enabled():
+        raise UserError("fast_paths=auto has no second derivatives (give fast_paths=plain)")
+
+
+def _multiply(inputs: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the outputs of a linear layer, and its inputs, as rows, and weight as they were multiplied."""
+    rows, matrix = inputs.reshape(-1, inputs.shape[-1]).to(dtype), weight.to(dtype)
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, bias.to(dtype).contiguous(), "none", [], "")
+    return out.view(*inputs.shape[:-1], len(weight)), rows, matrix
+
+
+class _Linear(torch.autograd.Function):
+    """``F.linear`` with the bias added within oneDNN's product; torch writes it to all rows first, in one more pass."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+        out, rows, matrix = _multiply(inputs, weight, bias, dtype)
+        ctx.save_for_backward(rows, matrix)
+        ctx.types = inputs.dtype, weight.dtype, bias.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
+        rows, matrix = ctx.saved_tensors
+        grad_rows = grad_out.reshape(-1, grad_out.shape[-1])
+        needed, (inputs, weight, bias) = ctx.needs_input_grad, ctx.types
+        grad_inputs = torch.mm(grad_rows, matrix).to(inputs) if needed[0] else None
+        return (
+            None if grad_inputs is None else grad_inputs.view(*grad_out.shape[:-1], matrix.shape[1]),
+            torch.mm(grad_rows.t(), rows).to(weight) if needed[1] else None,
+            _sum_rows(grad_rows).to(bias) if needed[2] else None,
+            None,
+        )
+
+
+def _sum_rows(rows: Tensor) -> Tensor:
+    if _find("cpu", rows.dtype).summed_bias_gradient:
+        return rows.sum(dim=0)
+    return torch.mm(rows.new_ones(1, len(rows)), rows)[0]
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Returns the outputs of attention, and queries, keys, values and weights, (b h, n, d) and (b h, n, n)."""
+    b, h, n, _ = queries.shape
+    with torch.autocast("cpu", enabled=False):
+        q, k, v = (_batch(heads, dtype) for heads in (queries, keys, values))
+        scores = q.new_empty(b * h, n, k.shape[1]).baddbmm_(q, k.mT, beta=0, alpha=scale)
+        weights = scores.softmax(dim=-1)
+        out = torch.bmm(weights, v).view(b, h, n, v.shape[2])
+    # in memory as (b, n, h, d): the heads are joined without a further copy
+    joined = torch.empty(b, n, h, v.shape[2], dtype=product_dtype(values))
+    return joined.copy_(out.transpose(1, 2)).transpose(1, 2), q, k, v, weights
+
+
+class _Attention(torch.autograd.Function):
+    """softmax(scale q k^T) v by batched products, which keep the weights for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+        out, *kept = _attend(queries, keys, values, scale, dtype)
+        ctx.save_for_backward(*kept)
+        ctx.scale, ctx.types = scale, (queries.dtype, keys.dtype, values.dtype)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
+        q, k, v, weights = ctx.saved_tensors
+        b, h = grad_out.shape[:2]
+        with torch.autocast("cpu", enabled=False):
+            grad_rows = _batch(grad_out, q.dtype)
+            grad_v = torch.bmm(weights.mT, grad_rows)
+            grad_weights = torch.bmm(grad_rows, v.mT)
+            grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, q.dtype)
+            grad_q = torch.empty_like(q).baddbmm_(grad_scores, k, beta=0, alpha=ctx.scale)
+            grad_k = torch.empty_like(k).baddbmm_(grad_scores.mT, q, beta=0, alpha=ctx.scale)
+        grads = zip((grad_q, grad_k, grad_v), ctx.types, strict=True)
+        return *(grad.view(b, h, *grad.shape[1:]).to(dtype) for grad, dtype in grads), None, None
+
+
+def _batch(heads: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns (b, h, n, d) as (b h, n, d) without gaps in memory, of another type, in one copy."""
+    return heads.to(dtype, memory_format=torch.contiguous_format).contiguous().view(-1, *heads.shape[2:])
