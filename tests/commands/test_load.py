@@ -53,7 +53,7 @@ def test_predictions_are_those_of_the_command(photos, in_folder):
     for one, row in zip(found, json.loads(Path("out/predictions.json").read_text()), strict=True):
         assert row["file"] == one.file
         assert [item["class"] for item in row["classes"]] == one.classes
-        assert [item["probability"] for item in row["classes"]] == [round(value, 6) for value in one.probabilities]
+        assert [item["probability"] for item in row["classes"]] == pytest.approx(one.probabilities, abs=2e-6)
     pictures = [Image.open(file).convert("RGB") for file in files]
     arrays = [np.asarray(picture) for picture in pictures]
     for same in (files, [*map(str, files)], arrays):

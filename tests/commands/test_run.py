@@ -21,10 +21,10 @@ from vit_lightning.commands.arguments import read_run
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.trained import evaluate, predict
 from vit_lightning.config.resolve import resolve
-from vit_lightning.models import fast_paths
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.folder import new_folder
 from vit_lightning.storage.metrics import read_metrics, read_results
+from vit_lightning.training import fast_paths
 from vit_lightning.training.callbacks import StepSeeds
 
 
