@@ -73,9 +73,9 @@ from vit_lightning.training.losses import LossConfig as LossConfig
 from vit_lightning.training.optim import OptimizerConfig as OptimizerConfig
 from vit_lightning.training.probes import KNNProbe as KNNProbe
 from vit_lightning.training.probes import LinearProbe as LinearProbe
-from vit_lightning.weights.as_config import model_config as model_config
 from vit_lightning.weights.convert import from_reference as from_reference
 from vit_lightning.weights.convert import to_reference as to_reference
+from vit_lightning.weights.describe import model_config as model_config
 
 __version__: str
 __all__: list[str]

@@ -20,7 +20,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.models.patches import PatchEmbedding
 from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import read_checkpoint
-from vit_lightning.weights import as_config
+from vit_lightning.weights.describe import model_config
 from vit_lightning.weights.init_from import open_initial_weights
 
 
@@ -108,7 +108,7 @@ def test_a_trial_run_starts_from_another_with_a_new_head(place, in_folder, capsy
 def test_a_head_is_new_for_other_classes_and_facts_that_differ_are_told(named, text, place, in_folder):
     network = resolve(start(place, f"--init_from={place / 'run'}", "--data.image_size=16", root="two")).make_network()
     torch.save(network.state_dict(), "pytorch_model.bin")
-    config = {"model": {"class_path": "vit_lightning.ViT", "init_args": as_config.model_config(network)["init_args"]}}
+    config = {"model": {"class_path": "vit_lightning.ViT", "init_args": model_config(network)["init_args"]}}
     facts = {"class_names": list(named)} if named else {}
     preprocessing = {"mean": [0.5] * 3, "std": [0.25] * 3}
     Path("config.json").write_text(json.dumps({**config, **facts, "preprocessing": preprocessing}))

@@ -464,7 +464,7 @@ def test_a_config_of_a_family_is_that_family(path):
     vit = make_network({"model": colour})
     family = FAMILY_OF_CONFIG[path.stem]
     if family is None:
-        with pytest.raises(UserError, match=r"rotary=temperature 100\.0"):
+        with pytest.raises(UserError, match=r"rotary=Rotary\(temperature=100\.0"):
             to_reference(vit, family="timm")
         return
     layout = {"version": "older"} if path.stem == "vit_pytorch_older" else None

@@ -19,7 +19,7 @@ from vit_lightning.config.experiment import make_network
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.positions import SinCos2dPositions
 from vit_lightning.weights import FAMILIES, from_reference, to_reference
-from vit_lightning.weights.as_config import model_config
+from vit_lightning.weights.describe import model_config
 from vit_lightning.weights.files import WeightsFile, read_weights
 from vit_lightning.weights.identify import identify
 

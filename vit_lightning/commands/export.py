@@ -21,8 +21,8 @@ from vit_lightning.commands.open_model import open_model
 from vit_lightning.config.experiment import network_in_file
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.storage.folder import whole_folder, write_whole
-from vit_lightning.weights.as_config import model_config
 from vit_lightning.weights.convert import to_reference
+from vit_lightning.weights.describe import model_config
 from vit_lightning.weights.logits import TOLERANCE, TRACED, largest_difference, random_images
 from vit_lightning.weights.sources import Source, open_source
 from vit_lightning.weights.write import WRITERS

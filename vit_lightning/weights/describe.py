@@ -1,13 +1,16 @@
-"""The options of a ViT read from its modules, and its weights under the names that all implementations share."""
+"""The options of a ViT, as its tensors tell them and as its modules do; its weights under canonical names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.models.attention import RotaryAttention, SeparateAttention
 from vit_lightning.models.blocks import TransformerEncoderBlock, drop_path_rates
@@ -26,35 +29,124 @@ from vit_lightning.weights.options import (
     SIZES,
     Kinds,
     Options,
+    Part,
+    Rotary,
+    as_part,
     norm_text,
 )
+from vit_lightning.weights.tables import Shapes
+
+EMBEDDING = "patch_embedding"
+
+
+@dataclass(frozen=True)
+class Told:
+    """The options of a ViT that its tensors tell, whatever the numbers in them.
+
+    Args:
+        shapes: shapes of the tensors, by our names as ``canonical_state`` has them.
+        kind: kind and epsilon of a norm by its name, which no tensor tells.
+        family: implementation that the weights are taken for.
+    """
+
+    shapes: Shapes
+    kind: Callable[[str], str | None]
+    family: str = "vit_lightning"
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor, with numbers in it."""
+        return name in self.shapes and 0 not in self.shapes[name]
+
+    def size(self, name: str, axis: int = 0) -> int:
+        """Returns the length of an axis of a tensor.
+
+        Raises:
+            UserError: there is no such tensor, or axis.
+        """
+        if name not in self.shapes or len(self.shapes[name]) <= axis:
+            raise UserError(f"the weights look like those of {self.family}, but lack {name} (in our names)")
+        return self.shapes[name][axis]
+
+    def norm(self, name: str) -> str | None:
+        return self.kind(name) if self.has(f"{name}.weight") else None
+
+    def embedding(self) -> Options:
+        """Returns the options of the embedding but sizes and positions."""
+        projection, registers = f"{EMBEDDING}.projection", f"{EMBEDDING}.register_tokens.token"
+        return {
+            "patch_bias": self.has(f"{projection}.conv.bias") or self.has(f"{projection}.linear.bias"),
+            "patch_norm": self.norm(f"{projection}.patch_norm"),
+            "patch_token_norm": self.norm(f"{projection}.norm"),
+            "class_token": self.has(f"{EMBEDDING}.class_token.token"),
+            "distillation_token": self.has(f"{EMBEDDING}.distillation_token.token"),
+            "register_tokens": self.size(registers, 1) if self.has(registers) else 0,
+            "embedding_norm": self.norm(f"{EMBEDDING}.norm"),
+        }
+
+    def block(self, number: int = 0) -> Options:
+        """Returns the options of a block but number and width of its heads."""
+        half, second = f"encoder.{number}.attention.fn", f"encoder.{number}.feed_forward"
+        attention, part = f"{half}.attention", f"{second}.fn.feed_forward"
+        projection = self.has(f"{attention}.projection.weight")
+        options: Options = {
+            "norm": self.norm(f"{half}.norm"),
+            "layer_scale": 1e-5 if self.has(f"{half}.layer_scale.scale") else None,
+            "qk_norm": self.norm(f"{attention}.query_norm"),
+            "attention_norm": self.norm(f"{attention}.norm"),
+            "qkv_bias": self.has(f"{attention}.qkv.bias"),
+            "projection": projection,
+            "projection_bias": not projection or self.has(f"{attention}.projection.bias"),
+        }
+        if self.has(dictionary := f"{second}.feed_forward.dictionary"):
+            return {**options, "feed_forward": "ista", "hidden": self.size(dictionary)}
+        hidden = self.size(f"{part}.contract.weight", 1)
+        packed = self.has(f"{part}.gate_expand.weight") and self.size(f"{part}.gate_expand.weight") == 2 * hidden
+        kind = "swiglu" if self.has(f"{part}.gate.weight") else "swiglu_packed" if packed else "mlp"
+        options |= {"activation": "silu"} if kind != "mlp" else {}
+        options |= {"feed_forward": kind, "hidden": hidden, "feed_forward_norm": self.norm(f"{part}.norm")}
+        return {**options, "feed_forward_bias": self.has(f"{part}.contract.bias")}
+
+    def head(self) -> Options:
+        """Returns the options of last norm and head but the kind of the pool."""
+        last = "before_pool" if self.has("norm.weight") else "after_pool" if self.has("head.norm.weight") else "none"
+        representation, linear = "head.representation.linear.weight", "head.linear.weight"
+        hidden = "head.pool.feed_forward.expand.weight"
+        return {
+            "final_norm": last,
+            "pool_hidden": self.size(hidden) if self.has("head.pool.probe") else None,
+            "representation_size": self.size(representation) if self.has(representation) else None,
+            "num_classes": self.size(linear) if self.has(linear) else 0,
+        }
 
 
 def describe(vit: ViT) -> Options:
     """Returns the options of a ViT.
 
     Raises:
-        UserError: names blocks that are not ours, and blocks that differ from one another.
+        UserError: names parts that are not ours, and blocks that differ from one another.
     """
-    refuse(dict.fromkeys(_foreign("block", block) for block in vit.encoder if not _is_ours(block)))
-    problems: list[str] = []
-    sizes = {name: getattr(vit, name) for name in SIZES}
-    options = {**OPTIONS, **sizes, **_embedding(vit, problems), **_head(vit, problems)}
-    blocks = [_block(block, problems) for block in vit.encoder]
-    rates = [block.pop("drop_path") for block in blocks]
-    options |= {**blocks[0], "drop_path": vit.drop_path}
-    for name in blocks[0]:
-        if any(block.get(name) != blocks[0][name] for block in blocks):
-            problems.append(f"{name}: the blocks of the encoder differ from one another")
-    if rates != drop_path_rates(vit.drop_path, len(rates)):
-        problems.append(f"drop_path={rates} of the blocks does not grow linearly to {vit.drop_path}")
-    after_pool = _at(vit, "head.norm")
-    last = _at(vit, "norm", after_pool)
-    options["final_norm"] = "none" if last is None else "before_pool" if after_pool is None else "after_pool"
-    if last is not None and (text := _norm(last, "norm", problems)) != options["norm"]:
-        problems.append(f"norm={options['norm']} of the blocks and {text} at the end differ")
-    refuse(dict.fromkeys(problems))
-    return options
+    refuse(dict.fromkeys(_problems(vit)))
+    shapes = {name: tuple(tensor.shape) for name, tensor in canonical_state(vit).items()}
+    told = Told(shapes, lambda name: _norm(vit.get_submodule(name)))
+    blocks = [{**told.block(number), **_block(block)} for number, block in enumerate(vit.encoder)]
+    refuse(
+        f"{name}: the blocks of the encoder differ from one another"
+        for name in blocks[0]
+        if any(block.get(name) != blocks[0][name] for block in blocks)
+    )
+    embedding = vit.patch_embedding
+    return {
+        **OPTIONS,
+        **told.embedding(),
+        **blocks[0],
+        **told.head(),
+        **{name: getattr(vit, name) for name in (*SIZES, "drop_path")},
+        "positions": _positions(_at(embedding, "positions"), vit.prefix_tokens),
+        "emb_dropout": _at(embedding, "dropout.p"),
+        "patch_dropout": _at(embedding, "patch_dropout.p", 0.0),
+        "head_dropout": _at(vit.head, "dropout.p", 0.0),
+        **({} if isinstance(vit.head, DistilledHead) else _pool(vit.head.pool, vit.prefix_tokens)),
+    }
 
 
 def _at(module: Any, path: str, default: Any = None) -> Any:
@@ -66,55 +158,47 @@ def _at(module: Any, path: str, default: Any = None) -> Any:
     return module
 
 
-def _norm(module: nn.Module | None, name: str, problems: list[str]) -> str | None:
-    if module is None:
-        return None
-    if isinstance(module, nn.LayerNorm):
-        return norm_text("layernorm", module.eps)
-    if isinstance(module, nn.RMSNorm) and module.eps is not None:
-        return norm_text("rmsnorm", module.eps)
-    problems.append(_foreign(name, module))
-    return None
+def _half(block: nn.Module, name: str) -> Any:
+    """Returns norm and part of a block, which are inside of a residual where there is one."""
+    return _at(block, f"{name}.fn", _at(block, name))
+
+
+def _problems(vit: ViT) -> Iterator[str]:
+    """Yields what no option can tell: parts that are not ours, and blocks with several norms or rates of their own."""
+    foreign = [block for block in vit.encoder if not _is_ours(block)]
+    halves = [(_half(block, "attention"), _half(block, "feed_forward")) for block in vit.encoder if _is_ours(block)]
+    parts, pool = [second.feed_forward for _, second in halves], _at(vit, "head.pool")
+    yield from (_foreign("block", block) for block in foreign)
+    yield from _of_others("patch_projection", [vit.patch_embedding.projection], (ConvProjection, LinearProjection))
+    positions = _at(vit, "patch_embedding.positions")
+    yield from _of_others("positions", [positions], (SinCos2dPositions, *POSITIONS.values()))
+    attentions = (SeparateAttention, RotaryAttention, *ATTENTIONS.values())
+    yield from _of_others("attention", [first.attention for first, _ in halves], attentions)
+    yield from _of_others("feed_forward", parts, FEED_FORWARDS.values())
+    yield from _of_others("pool", [pool], POOLS.values())
+    for activation in (_at(part, "activation") for part in (*parts, _at(pool, "feed_forward"))):
+        if activation is not None and _activation(activation) is None:
+            yield _foreign("activation", activation)
+    for name, module in vit.named_modules():
+        last = name.rpartition(".")[2]
+        if last.endswith("norm") and _norm(module) is None:
+            yield _foreign(last, module)
+    norms = [[_norm(half.norm) for half in both] for both in halves]
+    yield from (f"norm: the two of a block differ ({a}, {b})" for a, b in norms if a != b)
+    end = _at(vit, "norm", _at(vit, "head.norm"))
+    if end is not None and norms and _norm(end) != norms[0][0]:
+        yield f"norm={norms[0][0]} of the blocks and {_norm(end)} at the end differ"
+    rates = [_at(first, "drop_path.p", 0.0) for first, _ in halves]
+    if not foreign and rates != drop_path_rates(vit.drop_path, len(rates)):
+        yield f"drop_path={rates} of the blocks does not grow linearly to {vit.drop_path}"
+
+
+def _of_others(name: str, modules: Iterable[Any], kinds: Iterable[type]) -> Iterator[str]:
+    return (_foreign(name, each) for each in modules if each is not None and type(each) not in tuple(kinds))
 
 
 def _foreign(name: str, module: object) -> str:
     return f"{name}: {type(module).__name__} is no block of ours, so no other family has it"
-
-
-def _kind(module: nn.Module, kinds: Kinds, name: str, problems: list[str]) -> str | None:
-    """Returns the name of a module's class."""
-    kind = next((kind for kind, made in kinds.items() if type(module) is made), None)
-    problems += [_foreign(name, module)] if kind is None else []
-    return kind
-
-
-def _embedding(vit: ViT, problems: list[str]) -> Options:
-    embedding = vit.patch_embedding
-    projection = embedding.projection
-    if not isinstance(projection, ConvProjection | LinearProjection):
-        problems.append(_foreign("patch_projection", projection))
-    registers = _at(embedding, "register_tokens.token")
-    return {
-        "patch_bias": _at(projection, "conv.bias", _at(projection, "linear.bias")) is not None,
-        "patch_norm": _norm(_at(projection, "patch_norm"), "patch_norm", problems),
-        "patch_token_norm": _norm(_at(projection, "norm"), "patch_token_norm", problems),
-        "class_token": _at(embedding, "class_token") is not None,
-        "distillation_token": _at(embedding, "distillation_token") is not None,
-        "register_tokens": 0 if registers is None else registers.shape[1],
-        "positions": _positions(_at(embedding, "positions"), vit.prefix_tokens, problems),
-        "embedding_norm": _norm(_at(embedding, "norm"), "embedding_norm", problems),
-        "emb_dropout": _at(embedding, "dropout.p"),
-        "patch_dropout": _at(embedding, "patch_dropout.p", 0.0),
-    }
-
-
-def _positions(positions: nn.Module | None, prefix_tokens: int, problems: list[str]) -> str | None:
-    if positions is None:
-        return "none"
-    if type(positions) is SinCos2dPositions:
-        return f"sincos2d {positions.form} {float(positions.temperature)!r}"
-    kind = _kind(positions, POSITIONS, "positions", problems)
-    return kind if prefix_tokens or kind is None else "learned"  # without such tokens both are the same
 
 
 def _is_ours(block: nn.Module) -> bool:
@@ -122,91 +206,88 @@ def _is_ours(block: nn.Module) -> bool:
     return type(block) is (CrateBlock if ista else TransformerEncoderBlock)
 
 
-def _block(block: nn.Module, problems: list[str]) -> Options:
-    attention, feed_forward = (_at(block, f"{name}.fn", _at(block, name)) for name in ("attention", "feed_forward"))
-    norms = {_norm(_at(half, "norm"), "norm", problems) for half in (attention, feed_forward)}
-    if len(norms) > 1:
-        problems.append(f"norm: the two of a block differ ({', '.join(map(str, norms))})")
-    return {
-        "norm": norms.pop(),
-        "layer_scale": _at(attention, "layer_scale.init"),
-        "drop_path": _at(attention, "drop_path.p", 0.0),
-        **_attention(attention.attention, problems),
-        **_feed_forward(feed_forward.feed_forward, problems),
-    }
+def _kind(module: object, kinds: Kinds) -> str:
+    """Returns the name of a module's class."""
+    return next(kind for kind, made in kinds.items() if type(module) is made)
 
 
-def _attention(attention: Any, problems: list[str]) -> Options:
-    rotary = isinstance(attention, RotaryAttention)
-    softmax = type(attention) in (SeparateAttention, RotaryAttention)
-    kind = "softmax" if softmax else _kind(attention, ATTENTIONS, "attention", problems)
-    if kind is None:
-        return {}
-    layer = next(iter(attention.children()))
-    return {
-        "attention": kind,
-        "rotary": _rotary(attention) if rotary else None,
+def _norm(module: nn.Module) -> str | None:
+    """Returns kind and epsilon of a norm with weights; None of another module."""
+    eps = getattr(module, "eps", None)
+    kind = "layernorm" if isinstance(module, nn.LayerNorm) else "rmsnorm" if isinstance(module, nn.RMSNorm) else ""
+    return norm_text(kind, eps) if kind and eps is not None and module.weight is not None else None
+
+
+def _activation(module: nn.Module) -> str | None:
+    ours = {name: make() for name, make in ACTIVATIONS.items()}
+    same = (name for name, made in ours.items() if type(made) is type(module))
+    return next((name for name in same if ours[name].extra_repr() == module.extra_repr()), None)
+
+
+def _positions(positions: nn.Module | None, prefix_tokens: int) -> str:
+    if positions is None:
+        return "none"
+    if isinstance(positions, SinCos2dPositions):
+        return f"sincos2d {positions.form} {float(positions.temperature)!r}"
+    return _kind(positions, POSITIONS) if prefix_tokens else "learned"  # without such tokens both are the same
+
+
+def _block(block: nn.Module) -> Options:
+    """Returns the options of a block that no tensor tells."""
+    half, part = _half(block, "attention"), _half(block, "feed_forward").feed_forward
+    attention = half.attention
+    options: Options = {
+        "layer_scale": _at(half, "layer_scale.init"),
+        "attention": "softmax",
+        "rotary": None,
         "dim_head": attention.dim_head,
         "scale": attention.attend.scale,
-        "qkv_bias": layer.bias is not None,
-        "qk_norm": _norm(attention.query_norm, "qk_norm", problems),
-        "attention_norm": _norm(attention.norm, "attention_norm", problems),
-        "projection": attention.projection is not None,
-        "projection_bias": attention.projection is None or attention.projection.bias is not None,
         "dropout": attention.attend.dropout,
         "projection_dropout": attention.projection_dropout.p if attention.projection is not None else 0.0,
     }
-
-
-def _rotary(attention: RotaryAttention) -> str:
-    key = "temperature" if attention.max_resolution is None else "max_resolution"
-    return f"{key} {getattr(attention, key)}, reference_grid {attention.reference_grid}"
-
-
-def _activation(module: nn.Module, problems: list[str]) -> str | None:
-    for name, make in ACTIVATIONS.items():
-        ours = make()
-        if type(ours) is type(module) and ours.extra_repr() == module.extra_repr():
-            return name
-    problems.append(_foreign("activation", module))
-    return None
-
-
-def _feed_forward(part: Any, problems: list[str]) -> Options:
-    kind = _kind(part, FEED_FORWARDS, "feed_forward", problems)
-    if kind is None:
-        return {}
+    if isinstance(attention, RotaryAttention):
+        grid = None if attention.reference_grid is None else list(attention.reference_grid)
+        options["rotary"] = Rotary(attention.temperature, attention.max_resolution, grid)
+    elif not isinstance(attention, SeparateAttention):
+        options["attention"] = _kind(attention, ATTENTIONS)
     if isinstance(part, ISTA):
-        sizes = {"hidden": len(part.dictionary), "step_size": part.step_size, "threshold": part.threshold}
-        return {"feed_forward": kind, **sizes}
-    return {
-        "feed_forward": kind,
-        "hidden": part.contract.in_features,
-        "activation": _activation(part.activation, problems),
-        "feed_forward_bias": part.contract.bias is not None,
-        "feed_forward_norm": _norm(_at(part, "norm"), "feed_forward_norm", problems),
-        "feed_forward_dropout": part.dropout.p,
-        "output_dropout": part.output_dropout.p,
-    }
+        return {**options, "step_size": part.step_size, "threshold": part.threshold}
+    options |= {"feed_forward_dropout": part.dropout.p, "output_dropout": part.output_dropout.p}
+    return {**options, "activation": _activation(part.activation)}
 
 
-def _head(vit: ViT, problems: list[str]) -> Options:
-    options: Options = {
-        "head_dropout": _at(vit.head, "dropout.p", 0.0),
-        "representation_size": _at(vit.head, "representation.linear.out_features"),
-    }
-    if isinstance(vit.head, DistilledHead):
-        return options
-    pool: Any = vit.head.pool
-    kind = _kind(pool, POOLS, "pool", problems)
-    if kind is not None:
-        name = kind + ("_all" if getattr(pool, "prefix", False) else "")
-        options["pool"] = name if vit.prefix_tokens else name.removesuffix("_all")
+def _pool(pool: Any, prefix_tokens: int) -> Options:
+    kind = _kind(pool, POOLS)
+    name = kind + ("_all" if getattr(pool, "prefix", False) else "")
+    options: Options = {"pool": name if prefix_tokens else name.removesuffix("_all")}
     if kind == "attention":
-        options["pool_hidden"] = pool.feed_forward.contract.in_features
-        options["pool_activation"] = _activation(pool.feed_forward.activation, problems)
-        options["pool_norm"] = _norm(pool.norm, "pool_norm", problems)
+        options |= {"pool_activation": _activation(pool.feed_forward.activation), "pool_norm": _norm(pool.norm)}
     return options
+
+
+def model_config(model: nn.Module | Options) -> dict[str, Any]:
+    """Returns ``class_path`` and ``init_args`` of a ViT in plain data, as a config has them under ``model``.
+
+    The network that a config builds from it has the same names of weights and, given the same weights, computes the
+    same. Dropouts are left out.
+
+    Args:
+        model: a ViT of our blocks, or its options.
+
+    Raises:
+        UserError: it is another network, or has blocks that are not ours.
+    """
+    if not isinstance(model, nn.Module):
+        return as_part(model).config()
+    if not isinstance(model, ViT):
+        raise UserError(f"{type(model).__name__} is no ViT of ours")
+    arguments: dict[str, Any] = {**as_part(describe(model)).arguments}
+    paths = {"attention": "encoder.0.attention.fn.attention", "patch_projection": f"{EMBEDDING}.projection"}
+    for name, path in paths.items():
+        kind = type(model.get_submodule(path))
+        if kind in (SeparateAttention, LinearProjection):  # the same function of other tensors
+            arguments[name] = Part(kind, arguments[name].arguments)
+    return Part(ViT, arguments).config()
 
 
 def canonical_state(vit: ViT) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +20,8 @@ from vit_lightning.limits import refuse
 from vit_lightning.models.crate import SIZES as CRATE_SIZES
 from vit_lightning.models.presets import PRESETS
 from vit_lightning.sizes import pair
-from vit_lightning.weights.as_config import model_config
 from vit_lightning.weights.convert import FAMILIES, from_reference
+from vit_lightning.weights.describe import EMBEDDING, Told, model_config
 from vit_lightning.weights.fields import Field
 from vit_lightning.weights.files import WeightsFile
 from vit_lightning.weights.options import OPTIONS, SIZES, Options
@@ -110,16 +111,15 @@ def _as_family(
     file: WeightsFile, table: Family, stated: Config, given: Config, model: Mapping[str, Any] | None
 ) -> Identified:
     """Returns the weights as those of a family; raises UserError if they are not."""
-    notes: list[str] = []
     layout = table.find_layout({name: tuple(tensor.shape) for name, tensor in file.tensors.items()})
     on_meta = {name: tensor.to("meta") for name, tensor in file.tensors.items()}
     unpacked = {name: tuple(tensor.shape) for name, tensor in table.unpack(on_meta, layout).items()}
     words = {**table.defaults, **table.without}
     known = {name: value for name, value in stated.items() if name in words or name == "id2label"} | given
-    base = _base_options(table, layout)
-    options = {**base, **_known_options(table, known)}
+    base, known_options = _base_options(table, layout), _known_options(table, known)
     shapes, heads = _under_our_names(unpacked, table, base, layout)
-    options = _options(shapes, heads, options, set(_known_options(table, known)), table, notes, model)
+    clues = _Clues(shapes, {**base, **known_options}, frozenset(known_options), table, heads, model)
+    options = clues.options()
     written = table.write(options, layout)
     if options["positions"] == "none" and table.read({**written, **known}, layout)["positions"] != "none":
         options["positions"] = "sincos2d big_vision 10000.0"  # which the family has where it has no table
@@ -127,9 +127,8 @@ def _as_family(
     config = {name: value for name, value in {**written, **known}.items() if value != words.get(name, ...)}
     with torch.device("meta"):
         from_reference(on_meta, family=table.name, config=config)  # names all tensors that do not fit
-    if not stated:
-        notes.append(_assumed(table.name, options))
-    return Identified(table.name, config, layout, tuple(notes))
+    assumed = () if stated else (_assumed(table.name, options),)
+    return Identified(table.name, config, layout, (*clues.notes, *assumed))
 
 
 def _identify_ours(shapes: Shapes, given: Config, of_config: Mapping[str, Any] | None) -> Identified:
@@ -138,14 +137,14 @@ def _identify_ours(shapes: Shapes, given: Config, of_config: Mapping[str, Any] |
     sizes |= {name: pair(sizes[name]) for name in ("image_size", "patch_size") if name in sizes}
     if "patch_embedding.positions.table" not in shapes and "positions" not in given:
         raise UserError("the weights do not tell the positions: give config={'positions': ...}, sincos2d or none")
-    notes: list[str] = []
-    options = _options(shapes, None, {**OPTIONS, **sizes}, set(sizes), None, notes, of_config)
+    clues = _Clues(shapes, {**OPTIONS, **sizes}, frozenset(sizes), None, None, of_config)
+    options = clues.options()
     model = model_config({**options, "positions": "none"} if "positions" in given else options)
     if "patch_embedding.projection.linear.weight" in shapes:
         model["init_args"]["patch_projection"]["class_path"] = "vit_lightning.LinearProjection"
     more = {name: value for name, value in given.items() if name not in sizes}
     told = {name: value for name, value in options.items() if name not in more}
-    return Identified(OURS, _with_arguments(model, more), {}, (*notes, _assumed(OURS, told)))
+    return Identified(OURS, _with_arguments(model, more), {}, (*clues.notes, _assumed(OURS, told)))
 
 
 def _with_arguments(model: Mapping[str, Any], given: Config) -> Config:
@@ -165,9 +164,9 @@ def _assumed(family: str, options: Options) -> str:
 def _base_options(table: Family, layout: Layout) -> Options:
     """Returns the options of a family's constructor without arguments; those that have to be given as in ViT-B/16."""
     options = {**OPTIONS, **table.fixed}
-    for field in table.fields:
-        if field.default is not ...:
-            options |= {name: field.read(field.default) for name in field.options}
+    for argument in table.fields:
+        if argument.default is not ...:
+            options |= {name: argument.read(argument.default) for name in argument.options}
     return options | {ours: layout[key] for key, ours in table.layout_options.items()}
 
 
@@ -239,151 +238,149 @@ def _under_our_names(
     return found, heads
 
 
-def _options(
-    shapes: Shapes,
-    heads: int | None,
-    base: Options,
-    known: set[str],
-    table: Family | None,
-    notes: list[str],
-    model: Mapping[str, Any] | None,
-) -> Options:
-    """Returns the options of a ViT from the shapes of its tensors.
+@dataclass(frozen=True)
+class _Clues:
+    """Shapes of the tensors of a ViT, and all else that is known about it.
 
     Args:
         shapes: shapes under our names.
-        heads: number of heads, if a kernel tells it.
         base: options that hold where the tensors do not tell, the given ones among them.
         known: names of options that were given.
         table: the family; None for weights under our own names.
-        notes: list to which sentences on what was assumed are added.
+        kernel_heads: number of heads, if a kernel has an axis for them.
         model: heads in the user's config; None without one.
+        notes: sentences on what was assumed.
     """
-    family = OURS if table is None else table.name
-    words = {name: field.theirs for field in (table.fields if table else ()) for name in field.options}
 
-    def has(name: str) -> bool:
-        return name in shapes and 0 not in shapes[name]
+    shapes: Shapes
+    base: Options
+    known: frozenset[str]
+    table: Family | None
+    kernel_heads: int | None
+    model: Mapping[str, Any] | None
+    notes: list[str] = field(default_factory=list)
 
-    def size(name: str, axis: int = 0) -> int:
-        if name not in shapes or len(shapes[name]) <= axis:
-            raise UserError(f"the weights look like those of {family}, but lack {name} (in our names)")
-        return shapes[name][axis]
+    @property
+    def family(self) -> str:
+        return OURS if self.table is None else self.table.name
 
-    attention, feed_forward = "encoder.0.attention.fn", "encoder.0.feed_forward.fn.feed_forward"
-    embedding = "patch_embedding"
-    options: Options = {}
-    kind = "conv" if f"{embedding}.projection.conv.weight" in shapes else "linear"
-    kernel = f"{embedding}.projection.{kind}.weight"
-    width = options["emb_size"] = size(kernel)
-    if len(shapes[kernel]) == 4:
-        options |= {"in_channels": shapes[kernel][1], "patch_size": shapes[kernel][2:]}
-    else:
-        options |= _patch_of(size(kernel, 1), base, known, words)
-    blocks = {int(found[1]) for name in shapes if (found := re.match(r"encoder\.(\d{1,4})\.", name))}
-    depth = options["depth"] = len(blocks)
-    if blocks != set(range(depth)) or ("depth" in known and base["depth"] != depth):
-        wanted = base["depth"] if "depth" in known else max(blocks) + 1
-        raise UserError(f"the weights are those of {depth} blocks, and not of {wanted}")
-    options["patch_bias"] = has(f"{embedding}.projection.{kind}.bias")
-    if has(f"{embedding}.projection.norm.weight") and base["patch_token_norm"] is None:
-        options["patch_token_norm"] = base["norm"]
-    options["class_token"] = has(f"{embedding}.class_token.token")
-    options["distillation_token"] = has(f"{embedding}.distillation_token.token")
-    registers = f"{embedding}.register_tokens.token"
-    options["register_tokens"] = shapes[registers][1] if has(registers) else 0
+    @property
+    def words(self) -> dict[str, str]:
+        """The family's own words for options."""
+        return {name: each.theirs for each in (self.table.fields if self.table else ()) for name in each.options}
 
-    def norm(name: str) -> str | None:
-        if not has(f"{name}.weight"):
-            return None
-        return str(base["norm"]) if has(f"{name}.bias") else "rmsnorm_1e-06"
+    @property
+    def told(self) -> Told:
+        return Told(self.shapes, self._kind, self.family)
 
-    options["embedding_norm"] = norm(f"{embedding}.norm")
-    options["patch_norm"] = base["patch_norm"] or norm(f"{embedding}.projection.patch_norm")
-    options["norm"] = norm(f"{attention}.norm") or base["norm"]
-    options["attention_norm"] = norm(f"{attention}.attention.norm")
-    options["qk_norm"] = norm(f"{attention}.attention.query_norm")
-    if has(f"{attention}.attention.subspaces.weight"):
-        inner = size(f"{attention}.attention.subspaces.weight")
-    else:
-        inner = size(f"{attention}.attention.qkv.weight") // 3
-        options["qkv_bias"] = has(f"{attention}.attention.qkv.bias")
-    options["projection"] = has(f"{attention}.attention.projection.weight")
-    options["projection_bias"] = not options["projection"] or has(f"{attention}.attention.projection.bias")
-    if options["qk_norm"]:
-        heads = inner // size(f"{attention}.attention.query_norm.weight")
-    options |= _feed_forward(shapes, feed_forward, base, size, has)
-    options |= _heads(inner, width, depth, heads, {**base, **options}, known, family, words, notes, model)
-    options["layer_scale"] = 1e-5 if has(f"{attention}.layer_scale.scale") else None
-    options["feed_forward_norm"] = norm(f"{feed_forward}.norm")
-    last = "before_pool" if has("norm.weight") else "after_pool" if has("head.norm.weight") else "none"
-    options["final_norm"] = last
-    options["representation_size"] = (
-        size("head.representation.linear.weight") if has("head.representation.linear.weight") else None
-    )
-    options["num_classes"] = size("head.linear.weight") if has("head.linear.weight") else 0
-    if has("head.pool.probe"):
-        hidden = size("head.pool.feed_forward.expand.weight")
-        options |= {"pool": "attention", "pool_hidden": hidden, "pool_norm": base["norm"]}
-        options["pool_activation"] = base["activation"]
-    elif table is None or "pool" not in table.fixed:
-        norm_says = last == "after_pool" and base["final_norm"] != "after_pool"
-        options["pool"] = "mean" if norm_says or not options["class_token"] else "cls"
-    given = {name: base[name] for name in known}
-    options = {**base, **options, **given}
-    return {**options, **_positions(shapes, options, known, words, notes)}
+    def _kind(self, norm: str) -> str:
+        return str(self.base["norm"]) if self.told.has(f"{norm}.bias") else "rmsnorm_1e-06"
 
+    def options(self) -> Options:
+        """Returns the options of the ViT.
 
-def _patch_of(pixels: int, base: Options, known: set[str], words: Mapping[str, str]) -> Options:
-    """Returns channels and patch size from the number of values of a patch."""
-    if "patch_size" in known:
-        height, width = pair(base["patch_size"])
-        return {"in_channels": pixels // (height * width)}
-    for channels in [base["in_channels"]] if "in_channels" in known else (3, 1):
-        side = math.isqrt(pixels // channels)
-        if side * side * channels == pixels:
-            return {"in_channels": channels, "patch_size": (side, side)}
-    word = words.get("patch_size", "patch_size")
-    raise UserError(f"patches have {pixels} values, which are no squares: give config={{'{word}': [height, width]}}")
+        Raises:
+            UserError: tensors are missing, or do not tell what then has to be given.
+        """
+        told, base = self.told, self.base
+        options = {**base, **self._sizes(), **told.embedding(), **told.block(), **told.head()}
+        options |= {name: base[name] for name in ("patch_norm", "patch_token_norm") if base[name]}
+        options["norm"] = options["norm"] or base["norm"]
+        options |= self._heads(options)
+        if options["pool_hidden"]:
+            options |= {"pool": "attention", "pool_norm": base["norm"], "pool_activation": base["activation"]}
+        elif self.table is None or "pool" not in self.table.fixed:
+            norm_says = options["final_norm"] == "after_pool" != base["final_norm"]
+            options["pool"] = "mean" if norm_says or not options["class_token"] else "cls"
+        options |= {name: base[name] for name in self.known}
+        return {**options, **self._positions(options)}
 
+    def _sizes(self) -> Options:
+        """Returns width, depth, channels and patch size."""
+        kind = "conv" if f"{EMBEDDING}.projection.conv.weight" in self.shapes else "linear"
+        kernel = f"{EMBEDDING}.projection.{kind}.weight"
+        width, pixels = self.told.size(kernel), self.told.size(kernel, 1)
+        patch = self.shapes[kernel][2:]
+        numbers = {int(found[1]) for name in self.shapes if (found := re.match(r"encoder\.(\d{1,4})\.", name))}
+        depth = len(numbers)
+        wanted = self.base["depth"] if "depth" in self.known else max(numbers, default=-1) + 1
+        if wanted != depth:
+            raise UserError(f"the weights are those of {depth} blocks, and not of {wanted}")
+        sizes = {"in_channels": pixels, "patch_size": patch} if len(patch) == 2 else self._patch(pixels)
+        return {"emb_size": width, "depth": depth, **sizes}
 
-def _heads(
-    inner: int,
-    width: int,
-    depth: int,
-    heads: int | None,
-    options: Options,
-    known: set[str],
-    family: str,
-    words: Mapping[str, str],
-    notes: list[str],
-    model: Mapping[str, Any] | None,
-) -> Options:
-    """Returns number and width of the heads, which are ``inner`` channels together."""
-    published = {**_HEADS, **_HEADS_OF_FAMILY.get(family, {})}
-    own_width = "dim_head" in words  # an argument of the family
-    swiglu = (width, depth) == (1536, 40) and options["feed_forward"] != "mlp"
-    if "num_heads" in known:
-        heads = int(options["num_heads"])
-    elif heads is None and own_width and "dim_head" in known:
-        heads = inner // int(options["dim_head"])
-    elif heads is None and not options["projection"]:
-        heads = 1
-    elif heads is None and (own := _heads_of_config(model or {}, inner)):
-        heads = own
-    elif heads is None and inner == width and (width, depth) in published and not swiglu:
-        heads = published[width, depth]
-        notes.append(f"{heads} heads: those of the published model with {depth} blocks of width {width}")
-    elif heads is None and inner % 64 == 0:
-        heads = inner // 64
-        notes.append(f"{heads} heads: 64 channels for each were assumed (width {width}, {depth} blocks)")
-    elif heads is None:
-        word = words.get("num_heads", "num_heads")
-        ask = f"config={{'{word}': ...}}" if model is None else "--model.num_heads=..."
-        raise UserError(f"the weights do not tell the number of heads: give {ask}")
-    if heads < 1 or inner % heads:
-        raise UserError(f"{heads} heads do not divide the {inner} channels of the queries")
-    return {"num_heads": heads, "dim_head": inner // heads, "scale": (inner // heads) ** -0.5}
+    def _patch(self, pixels: int) -> Options:
+        """Returns channels and patch size from the number of values of a patch."""
+        if "patch_size" in self.known:
+            height, width = pair(self.base["patch_size"])
+            return {"in_channels": pixels // (height * width)}
+        for channels in [self.base["in_channels"]] if "in_channels" in self.known else (3, 1):
+            side = math.isqrt(pixels // channels)
+            if side * side * channels == pixels:
+                return {"in_channels": channels, "patch_size": (side, side)}
+        word = self.words.get("patch_size", "patch_size")
+        raise UserError(
+            f"patches have {pixels} values, which are no squares: give config={{'{word}': [height, width]}}"
+        )
+
+    def _heads(self, options: Options) -> Options:
+        """Returns number and width of the heads."""
+        attention = "encoder.0.attention.fn.attention"
+        told, width, depth = self.told, options["emb_size"], options["depth"]
+        one = told.has(f"{attention}.subspaces.weight")  # layer for queries, keys and values
+        inner = told.size(f"{attention}.subspaces.weight") if one else told.size(f"{attention}.qkv.weight") // 3
+        published = {**_HEADS, **_HEADS_OF_FAMILY.get(self.family, {})}.get((width, depth))
+        if inner != width or ((width, depth) == (1536, 40) and options["feed_forward"] != "mlp"):
+            published = None
+        heads = self.kernel_heads
+        if options["qk_norm"]:
+            heads = inner // told.size(f"{attention}.query_norm.weight")
+        if "num_heads" in self.known:
+            heads = int(self.base["num_heads"])
+        elif heads is None and "dim_head" in self.known and "dim_head" in self.words:
+            heads = inner // int(self.base["dim_head"])
+        elif heads is None and not options["projection"]:
+            heads = 1
+        elif heads is None and not (heads := _heads_of_config(self.model or {}, inner)):
+            if not published and inner % 64:
+                word = self.words.get("num_heads", "num_heads")
+                ask = f"config={{'{word}': ...}}" if self.model is None else "--model.num_heads=..."
+                raise UserError(f"the weights do not tell the number of heads: give {ask}")
+            heads = published or inner // 64
+            why = f"those of the published model with {depth} blocks of width {width}"
+            assumed = f"64 channels for each were assumed (width {width}, {depth} blocks)"
+            self.notes.append(f"{heads} heads: {why if published else assumed}")
+        if heads < 1 or inner % heads:
+            raise UserError(f"{heads} heads do not divide the {inner} channels of the queries")
+        return {"num_heads": heads, "dim_head": inner // heads, "scale": (inner // heads) ** -0.5}
+
+    def _positions(self, options: Options) -> Options:
+        """Returns kind of the positions, and the size of the images."""
+        height, width = pair(options["patch_size"])
+        table, word = self.shapes.get(f"{EMBEDDING}.positions.table"), self.words.get("image_size", "image_size")
+        image = pair(options["image_size"]) if "image_size" in self.known else None
+        if table is None:
+            kind = "none" if str(options["positions"]).startswith("learned") else options["positions"]
+            if image is None:
+                image = (224, 224) if 224 % height == 0 == 224 % width else (14 * height, 14 * width)
+                told = "there is no table of positions that would tell"
+                self.notes.append(f"{word}={image[0]}x{image[1]} was assumed: {told}")
+            if max(image) > _LARGEST_IMAGE:
+                raise UserError(f"{word}={options['image_size']} must be at most {_LARGEST_IMAGE}")
+            return {"positions": kind, "image_size": image}
+        prefix = options["class_token"] + options["distillation_token"] + options["register_tokens"]
+        for before, kind in (prefix, "learned"), (0, "learned_patches"):
+            patches = max(0, table[-2] - before)
+            side = math.isqrt(patches)
+            if image is None and side and side * side == patches:
+                return {"positions": kind, "image_size": (side * height, side * width)}
+            if image is not None and patches == (image[0] // height) * (image[1] // width):
+                return {"positions": kind}
+        if image is None:
+            ask = f"give config={{'{word}': [height, width]}}"
+            raise UserError(f"the {table[-2]} positions are no square of patches: {ask}")
+        patches = (image[0] // height) * (image[1] // width)
+        raise UserError(f"{word}={image[0]}x{image[1]} has {patches} patches, the table of positions {table[-2]} rows")
 
 
 def _heads_of_config(model: Mapping[str, Any], inner: int) -> int:
@@ -392,52 +389,6 @@ def _heads_of_config(model: Mapping[str, Any], inner: int) -> int:
     if heads.isdecimal():
         return int(heads)
     return inner // int(width) if width.isdecimal() and int(width) else 0
-
-
-def _feed_forward(shapes: Shapes, name: str, base: Options, size: Any, has: Any) -> Options:
-    dictionary = f"{name.replace('.fn', '')}.dictionary"
-    if has(dictionary):
-        return {"feed_forward": "ista", "hidden": size(dictionary)}
-    hidden = size(f"{name}.contract.weight", 1)
-    found: Options = {"hidden": hidden, "feed_forward_bias": has(f"{name}.contract.bias")}
-    packed = has(f"{name}.gate_expand.weight") and size(f"{name}.gate_expand.weight") == 2 * hidden
-    kind = "swiglu" if has(f"{name}.gate.weight") else "swiglu_packed" if packed else "mlp"
-    gated = {"activation": "silu"} if kind != "mlp" else {}
-    return {**found, "feed_forward": kind, **gated}
-
-
-def _positions(
-    shapes: Shapes, options: Options, known: set[str], words: Mapping[str, str], notes: list[str]
-) -> Options:
-    """Returns kind of the positions, and the size of the images."""
-    height, width = pair(options["patch_size"])
-    table = shapes.get("patch_embedding.positions.table")
-    word = words.get("image_size", "image_size")
-    if table is None:
-        learned = str(options["positions"]).startswith("learned")
-        kind = "none" if learned else options["positions"]
-        if "image_size" in known:
-            if max(pair(options["image_size"])) > _LARGEST_IMAGE:
-                raise UserError(f"{word}={options['image_size']} must be at most {_LARGEST_IMAGE}")
-            return {"positions": kind}
-        size = (224, 224) if 224 % height == 0 == 224 % width else (14 * height, 14 * width)
-        notes.append(f"{word}={size[0]}x{size[1]} was assumed: there is no table of positions that would tell")
-        return {"positions": kind, "image_size": size}
-    count = table[-2]
-    prefix = options["class_token"] + options["distillation_token"] + options["register_tokens"]
-    if "image_size" in known:
-        image = pair(options["image_size"])
-        patches = (image[0] // height) * (image[1] // width)
-        fits = [rest for rest in (prefix, 0) if count - rest == patches]
-        if not fits:
-            raise UserError(f"{word}={image[0]}x{image[1]} has {patches} patches, the table of positions {count} rows")
-        return {"positions": "learned" if fits[0] == prefix else "learned_patches"}
-    for rest in (prefix, 0):
-        side = math.isqrt(max(0, count - rest))
-        if side and side * side == count - rest:
-            kind = "learned" if rest == prefix else "learned_patches"
-            return {"positions": kind, "image_size": (side * height, side * width)}
-    raise UserError(f"the {count} positions are no square of patches: give config={{'{word}': [height, width]}}")
 
 
 def _stated(config: Mapping[str, Any]) -> Config:

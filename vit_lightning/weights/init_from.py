@@ -17,9 +17,8 @@ from vit_lightning.models.resize import Interpolation
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import Size, pair
 from vit_lightning.weights.adapt import TOKENS, Adapted, adapt
-from vit_lightning.weights.as_config import model_config
 from vit_lightning.weights.convert import from_reference
-from vit_lightning.weights.describe import describe
+from vit_lightning.weights.describe import describe, model_config
 from vit_lightning.weights.files import WeightsFile, read_weights
 from vit_lightning.weights.identify import OURS, identify
 from vit_lightning.weights.sources import MakeNetwork, open_source

@@ -1,4 +1,4 @@
-"""The options of a ViT as plain data, which our models and other people's share, and a ViT built from them.
+"""The options of a ViT as plain data, which our models and other people's share; a ViT and a config made from them.
 
 Implementations of the same function have the same options: one layer or three for queries, keys and values, a
 convolution or a matrix over patches.
@@ -6,15 +6,15 @@ convolution or a matrix over patches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from vit_lightning.models import heads
-from vit_lightning.models.attention import DividedAfterSoftmaxAttention, MultiHeadAttention
-from vit_lightning.models.blocks import LayerNorm, RMSNorm, TransformerEncoderBlock
+from vit_lightning.models.attention import DividedAfterSoftmaxAttention, MultiHeadAttention, RotaryAttention
+from vit_lightning.models.blocks import LayerNorm, RMSNorm
 from vit_lightning.models.crate import ISTA, MSSA, CrateBlock
 from vit_lightning.models.feed_forward import FeedForwardBlock, PackedSwiGLU, SwiGLU
 from vit_lightning.models.patches import ConvProjection, LinearProjection
@@ -74,7 +74,16 @@ OPTIONS: Options = {
 }
 """All options, with the values of ViT-B/16; a norm is its kind and epsilon, such as layernorm_1e-06."""
 
-Kinds = dict[str, Callable[..., nn.Module]]
+
+class Rotary(NamedTuple):
+    """Arguments of RotaryAttention."""
+
+    temperature: float
+    max_resolution: float | None
+    reference_grid: list[int] | None
+
+
+Kinds = dict[str, type[nn.Module]]
 
 NORMS: Kinds = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
 POSITIONS: Kinds = {"learned": LearnedPositions, "learned_patches": LearnedPatchPositions}
@@ -95,30 +104,50 @@ DROPOUTS = ("emb_dropout", "projection_dropout", "feed_forward_dropout", "output
 """Dropouts that most families set to one value: of the embedded patches, inside the MLP, and of both branches."""
 
 SIZES = ("image_size", "patch_size", "in_channels", "num_classes", "emb_size", "depth", "num_heads")
-_VIT_ARGUMENTS = (
-    *SIZES,
-    *("class_token", "distillation_token", "register_tokens", "final_norm", "layer_scale", "representation_size"),
+_ARGUMENTS = (
+    *("in_channels", "num_classes", "emb_size", "depth", "num_heads", "class_token", "distillation_token"),
+    *("register_tokens", "final_norm", "representation_size", "layer_scale"),
     *("emb_dropout", "patch_dropout", "head_dropout", "drop_path"),
 )
 """Options that are arguments of ViT as they are."""
 
-_ATTENTION_ARGUMENTS = {
-    "softmax": ("dim_head", "projection", "projection_bias", "scale", "qkv_bias", "dropout", "projection_dropout"),
-    "divided_after_softmax": ("qkv_bias", "dropout", "projection_dropout"),
-    "mssa": ("dim_head", "projection", "dropout", "projection_dropout"),
-}
+
+class Part(NamedTuple):
+    """A class of ours with arguments, which may be such parts themselves; an argument of None is left out."""
+
+    kind: type[nn.Module]
+    arguments: Mapping[str, Any]
+
+    def factory(self) -> Callable[..., nn.Module]:
+        """Returns what makes the part from the arguments that ViT gives it."""
+        given = {name: value for name, value in self.arguments.items() if value is not None}
+        return partial(self.kind, **{name: _made(value) for name, value in given.items()})
+
+    def config(self) -> dict[str, Any]:
+        """Returns the part as a config names it, in plain data, without dropouts."""
+        stay = {name: value for name, value in self.arguments.items() if value is not None and not _is_dropout(name)}
+        arguments = {name: value.config() if isinstance(value, Part) else value for name, value in stay.items()}
+        return {"class_path": f"vit_lightning.{self.kind.__name__}"} | ({"init_args": arguments} if arguments else {})
+
+
+def _made(value: Any) -> Any:
+    return value.factory() if isinstance(value, Part) else value
+
+
+def _is_dropout(name: str) -> bool:
+    return "dropout" in name or name == "drop_path"
 
 
 def norm_text(kind: str, eps: float) -> str:
     return f"{kind}_{eps!r}"
 
 
-def _make_norm(text: str | None) -> Any:
-    """Returns what makes the norm of a text such as layernorm_1e-06, or None."""
+def _norm(text: str | None) -> Part | None:
+    """Returns the norm of a text such as layernorm_1e-06."""
     if text is None:
         return None
     kind, _, eps = text.rpartition("_")
-    return partial(NORMS[kind], eps=float(eps))
+    return Part(NORMS[kind], {"eps": float(eps)})
 
 
 def build(options: Options) -> ViT:
@@ -127,63 +156,84 @@ def build(options: Options) -> ViT:
     Raises:
         UserError: names options that do not fit together.
     """
-    pixels = _make_norm(options["patch_norm"])
-    projection = ConvProjection if pixels is None else partial(LinearProjection, patch_norm=pixels)
-    return ViT(
-        **{name: options[name] for name in _VIT_ARGUMENTS},
-        pool=_make_pool(options),
-        patch_projection=partial(projection, bias=options["patch_bias"], norm=_make_norm(options["patch_token_norm"])),
-        positions=_make_positions(options["positions"]),
-        norm=_make_norm(options["norm"]),
-        embedding_norm=_make_norm(options["embedding_norm"]),
-        block=CrateBlock if options["feed_forward"] == "ista" else TransformerEncoderBlock,
-        attention=_make_attention(options),
-        feed_forward=_make_feed_forward(options),
+    vit: Any = as_part(options).factory()()
+    return vit  # type: ignore[no-any-return]
+
+
+def as_part(options: Options) -> Part:
+    """Returns ViT with the arguments that these options are."""
+    ista = options["feed_forward"] == "ista"
+    patch_norm, norm = _norm(options["patch_norm"]), _norm(options["patch_token_norm"])
+    projection = ConvProjection if patch_norm is None else LinearProjection
+    return Part(
+        ViT,
+        {
+            **{name: options[name] for name in _ARGUMENTS},
+            **{name: _side(options[name]) for name in ("image_size", "patch_size")},
+            "embedding_norm": _norm(options["embedding_norm"]),
+            "norm": _norm(options["norm"]),
+            "pool": _pool(options),
+            "positions": _positions(options["positions"]),
+            "patch_projection": Part(
+                projection, {"bias": options["patch_bias"], "patch_norm": patch_norm, "norm": norm}
+            ),
+            "attention": _attention(options),
+            "feed_forward": _feed_forward(options),
+            "block": Part(CrateBlock, {}) if ista else None,
+        },
     )
 
 
-def _make_pool(options: Options) -> Any:
+def _side(size: tuple[int, int]) -> int | list[int]:
+    return size[0] if size[0] == size[1] else list(size)
+
+
+def _pool(options: Options) -> Any:
     name = options["pool"]
     if name in ("cls", "mean"):
         return name
-    pool = POOLS.get(name) or partial(POOLS[name.removesuffix("_all")], prefix=True)
     if not name.startswith("attention"):
-        return pool
-    return partial(
-        pool,
-        prefix=name == "attention_all",
-        expansion=options["pool_hidden"] / options["emb_size"],
-        activation=options["pool_activation"],
-        norm=_make_norm(options["pool_norm"]),
-    )
+        return Part(POOLS.get(name) or POOLS[name.removesuffix("_all")], {"prefix": None if name in POOLS else True})
+    expansion, norm = options["pool_hidden"] / options["emb_size"], _norm(options["pool_norm"])
+    given = {"prefix": name == "attention_all", "expansion": expansion}
+    return Part(POOLS["attention"], {**given, "activation": options["pool_activation"], "norm": norm})
 
 
-def _make_positions(name: str) -> Any:
-    if not name.startswith("sincos2d"):
-        return POSITIONS.get(name, name)
-    form: Any
-    _, form, temperature = name.split(" ")
-    return partial(SinCos2dPositions, form=form, temperature=float(temperature))
+def _positions(name: str) -> Any:
+    if name.startswith("sincos2d"):
+        _, form, temperature = name.split(" ")
+        return Part(SinCos2dPositions, {"form": form, "temperature": float(temperature)})
+    return name if name in ("learned", "none") else Part(POSITIONS[name], {})
 
 
-def _make_attention(options: Options) -> Any:
+def _attention(options: Options) -> Part:
     kind = options["attention"]
-    arguments = {name: options[name] for name in _ATTENTION_ARGUMENTS[kind]}
-    if kind == "softmax":
-        arguments |= {"qk_norm": _make_norm(options["qk_norm"]), "norm": _make_norm(options["attention_norm"])}
-    return partial(ATTENTIONS[kind], **arguments)
+    usual = options["dim_head"] * options["num_heads"] == options["emb_size"]
+    sizes = {"dim_head": None if usual else options["dim_head"], "projection": options["projection"]}
+    given = {name: options[name] for name in ("dropout", "projection_dropout")}
+    if kind == "mssa":
+        return Part(MSSA, {**sizes, **given})
+    given |= {"qkv_bias": options["qkv_bias"]}
+    if kind == "divided_after_softmax":
+        return Part(DividedAfterSoftmaxAttention, given)
+    given |= {"qk_norm": _norm(options["qk_norm"])}
+    if options["rotary"] is not None:
+        return Part(RotaryAttention, {**given, **options["rotary"]._asdict()})
+    scale = None if options["scale"] == options["dim_head"] ** -0.5 else options["scale"]
+    given |= {"scale": scale, "norm": _norm(options["attention_norm"])}
+    return Part(MultiHeadAttention, {**sizes, **given, "projection_bias": options["projection_bias"]})
 
 
-def _make_feed_forward(options: Options) -> Any:
+def _feed_forward(options: Options) -> Part:
     kind = options["feed_forward"]
     if kind == "ista":
-        return partial(ISTA, step_size=options["step_size"], threshold=options["threshold"])
-    return partial(
-        FEED_FORWARDS[kind],
-        expansion=options["hidden"] / options["emb_size"],
-        activation=options["activation"],
-        bias=options["feed_forward_bias"],
-        norm=_make_norm(options["feed_forward_norm"]),
-        dropout=options["feed_forward_dropout"],
-        **({"output_dropout": options["output_dropout"]} if kind == "mlp" else {}),
-    )
+        return Part(ISTA, {"step_size": options["step_size"], "threshold": options["threshold"]})
+    given = {
+        "expansion": options["hidden"] / options["emb_size"],
+        "activation": options["activation"],
+        "bias": options["feed_forward_bias"],
+        "norm": _norm(options["feed_forward_norm"]),
+        "dropout": options["feed_forward_dropout"],
+        "output_dropout": options["output_dropout"] if kind == "mlp" else None,
+    }
+    return Part(FEED_FORWARDS[kind], given)

@@ -21,8 +21,8 @@ from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair
 from vit_lightning.storage.checkpoint_files import load_network
 from vit_lightning.weights.adapt import adapt, merged
-from vit_lightning.weights.as_config import model_config
 from vit_lightning.weights.convert import from_reference
+from vit_lightning.weights.describe import model_config
 from vit_lightning.weights.files import WeightsFile, read_weights
 from vit_lightning.weights.identify import OURS, identify
 from vit_lightning.weights.trust import refuse_untrusted
