@@ -14,26 +14,10 @@ from numpy.typing import NDArray
 from vit_lightning.config.files import word
 from vit_lightning.report.comparisons import ArmComparison, Standing, compare, read_predictions, standings
 from vit_lightning.report.study import Run, Study
-from vit_lightning.report.variance import Components, Effect, components, factor_effects, highest_rate, spread
+from vit_lightning.report.variance import Components, Effect, components, factor_effects, spread
 
 Correct = Mapping[tuple[str, int], NDArray[np.bool_]]
 """Correctness of the prediction for each test image, by arm and seed."""
-
-
-@dataclass(frozen=True)
-class Collapsed:
-    """Runs that ended near chance: below the midpoint between chance and the median accuracy of their arm."""
-
-    seeds: list[int]
-    runs: int
-    """Runs of the arm with results."""
-    below: float
-    """The midpoint."""
-
-    @property
-    def highest(self) -> float:
-        """Largest rate of collapse that these runs are compatible with: the one-sided 95 % limit."""
-        return highest_rate(len(self.seeds), self.runs)
 
 
 @dataclass(frozen=True)
@@ -45,8 +29,9 @@ class Arm:
     runs: list[Run]
     values: dict[int, float]
     """The compared metric by seed, of the runs that are done."""
-    collapsed: Collapsed | None
-    """None where the metric is no accuracy, or nothing is known of its classes."""
+    collapsed: list[int] | None
+    """Seeds that ended near chance: below the midpoint between chance and the median accuracy of the arm. None where
+    the metric is no accuracy, or nothing is known of its classes."""
 
     @property
     def n(self) -> int:
@@ -144,7 +129,7 @@ def _arm(study: Study, name: str, tested: TestSets) -> Arm:
     collapsed = None
     if tested.classes and values and study.compare.metric == "test/acc":
         below = (1 / tested.classes + float(np.median(list(values.values())))) / 2
-        collapsed = Collapsed([seed for seed, value in values.items() if value < below], len(values), below)
+        collapsed = [seed for seed, value in values.items() if value < below]
     return Arm(name, study.arms[name], runs, values, collapsed)
 
 

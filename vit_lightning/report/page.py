@@ -40,19 +40,20 @@ td { max-width: 26rem; } .short { white-space: nowrap; }
   table { font-size: 8pt; } th, td { padding-right: .4rem; } a { color: inherit; } }
 """
 
-CURVE = (
-    "The mean of each arm with a band of one standard deviation over seeds; on the right, or below, the last third. "
-)
 CAPTIONS = {
     "differences": "Mean differences and their intervals; small points, if any, are seeds. The grey band holds "
     "differences too small to matter.",
     "seeds": "Every run, the best mean first. Grey lines join the runs of one seed.",
-    "curves_0": CURVE + "Dotted: runs that failed.",
-    "curves_1": CURVE,
-    "curves_2": CURVE,
+    "curves": "The mean of each arm with a band of one standard deviation over seeds; on the right, or below, the last "
+    "third. Dotted: runs that failed.",
     "tuning": "Mean over the seeds of the tuning, on validation images; a ring marks what was chosen.",
     "costs": "Result (mean, standard error) against cost (median). The line joins arms that no other beats in both.",
 }
+
+
+def caption_of(figure: str) -> str:
+    """Returns the caption of a figure by its name, such as curves_1."""
+    return CAPTIONS[figure.partition("_")[0]]
 
 
 def make_page(report: Report) -> str:
@@ -110,7 +111,7 @@ def _recommendation(report: Report) -> str:
 
 
 def _figure(name: str, figure: Figure, narrow: Figure) -> str:
-    caption, both = escape(CAPTIONS[name]), {"screen": figure, "phone": narrow}
+    caption, both = escape(caption_of(name)), {"screen": figure, "phone": narrow}
     drawn = [f'<div class="{kind}">{inline_svg(one, f"{name}-{kind}", caption)}</div>' for kind, one in both.items()]
     return f"<figure>{''.join(drawn)}<figcaption>{caption}</figcaption></figure>\n"
 

@@ -16,6 +16,7 @@ from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.checks import Check
 from vit_lightning.report.configs import ConfigDifference
 from vit_lightning.report.study import Study
+from vit_lightning.report.variance import highest_rate
 from vit_lightning.report.wording import (
     MINUS,
     NONE,
@@ -168,10 +169,10 @@ def arm_table(analysis: Analysis) -> Table:
     baseline = study.baseline if study.compare.arms == "baseline" else None
 
     def collapsed(arm: Arm) -> str:
-        found = arm.collapsed
-        if found is None:
+        if arm.collapsed is None:
             return NONE
-        return f"{len(found.seeds)} of {found.runs} (up to {show_fraction(found.highest)})"
+        count = len(arm.collapsed)
+        return f"{count} of {arm.n} (up to {show_fraction(highest_rate(count, arm.n))})"
 
     return tabulate(
         f"{unit.label(study.compare.metric)} of each arm",

@@ -13,6 +13,7 @@ from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.comparisons import MIRRORED, ArmComparison
 from vit_lightning.report.study import Run, Study
+from vit_lightning.report.variance import highest_rate
 
 NONE = "\N{EN DASH}"
 """Stands where there is no number."""
@@ -341,11 +342,10 @@ def notes(analysis: Analysis) -> list[str]:
     return [
         *(_failures(analysis, arm) for arm in analysis.arms if arm.failed),
         *(
-            f"{arm.name}: {len(arm.collapsed.seeds)} of {arm.collapsed.runs} runs collapsed (seed "
-            f"{listed([str(seed) for seed in arm.collapsed.seeds])}); a rate of up to "
-            f"{show_fraction(arm.collapsed.highest)} is compatible with that."
+            f"{arm.name}: {len(arm.collapsed)} of {arm.n} runs collapsed (seed {listed([*map(str, arm.collapsed)])}); "
+            f"a rate of up to {show_fraction(highest_rate(len(arm.collapsed), arm.n))} is compatible with that."
             for arm in analysis.arms
-            if arm.collapsed is not None and arm.collapsed.seeds
+            if arm.collapsed
         ),
         *(
             f"{one.arm} and {one.other} have the same result with every seed: do the keys of this arm change anything?"

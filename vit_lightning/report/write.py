@@ -8,7 +8,7 @@ from typing import Any
 
 from vit_lightning.report.analysis import Analysis
 from vit_lightning.report.figures import to_svg
-from vit_lightning.report.page import CAPTIONS, make_page
+from vit_lightning.report.page import caption_of, make_page
 from vit_lightning.report.report import Report
 from vit_lightning.report.tables import costs_csv, markdown, paper_table, results_csv
 from vit_lightning.report.wording import claim_is_about, rule
@@ -53,7 +53,7 @@ def make_markdown(report: Report) -> str:
     parts = [f"# {markdown(study.question or f'Ablation {study.name}')}", f"**{markdown(report.headline)}**"]
     parts += [markdown(report.recommendation), report.tables["verdicts"].to_markdown()]
     parts.append("\n".join(f"- {markdown(text)}" for text in report.warnings))
-    parts += [f"![{CAPTIONS[name]}](figures/{name}.svg)" for name in report.figures]
+    parts += [f"![{caption_of(name)}](figures/{name}.svg)" for name in report.figures]
     parts.append("\n".join(f"- {name}: {markdown(text)}" for name, text in report.facts.items()))
     parts += [markdown(claim_is_about(report.analysis)), markdown(rule(report.analysis))]
     parts += [table.to_markdown() for name, table in report.tables.items() if name != "verdicts"]
