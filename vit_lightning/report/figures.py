@@ -74,7 +74,7 @@ def coloured(analysis: Analysis) -> dict[str, str]:
 
 
 @dataclass
-class Key:
+class Legend:
     """Colours of the arms in a figure, and its legend: the best mean first, then all arms without a colour as one."""
 
     analysis: Analysis
@@ -89,7 +89,7 @@ class Key:
     def colour(self, arm: Arm) -> str:
         return self.colours.get(arm.name, GREY)
 
-    def note(self, arm: Arm, handle: Any) -> None:
+    def add(self, arm: Arm, handle: Any) -> None:
         """Keeps what stands for an arm in the legend."""
         others = f"{len(self.arms) - len(self.colours)} other arms"
         self.handles[arm.name if arm.name in self.colours else others] = handle
@@ -213,24 +213,25 @@ def curve_figures(analysis: Analysis, curves: Curves, width: float = WIDE) -> li
 
 
 def _curves(analysis: Analysis, curves: Curves, name: str, width: float) -> Figure:
-    unit, key = unit_of(name), Key(analysis)
+    unit, legend = unit_of(name), Legend(analysis)
     figure, axes = _canvas(width, 2.9, panels=2)
-    bands = {arm.name: _band([curves.get((arm.name, seed), {}).get(name) for seed in arm.values]) for arm in key.arms}
+    found = {run: series[name] for run, series in curves.items() if name in series}
+    bands = {arm.name: _band([found.get((arm.name, seed)) for seed in arm.values]) for arm in legend.arms}
     last = max((steps[-1] for steps, _, _ in bands.values() if len(steps)), default=0)
     ends: list[Curve] = []
-    for arm in key.arms:
+    for arm in legend.arms:
         steps, mean, sd = bands[arm.name]
-        own, known = key.colour(arm), arm.name in key.colours
+        own, known = legend.colour(arm), arm.name in legend.colours
         for axis in axes if len(steps) else ():
             [handle] = axis.plot(steps, unit.scale * mean, color=own, linewidth=1.8 if known else 0.6)
-            key.note(arm, handle)
+            legend.add(arm, handle)
             if known:
                 edges = unit.scale * (mean - sd), unit.scale * (mean + sd)
                 axis.fill_between(steps, *edges, color=own, alpha=0.18, linewidth=0)
         if known and len(steps):
             ends.append(unit.scale * np.array([mean, sd])[:, steps >= 2 / 3 * last])
         for run in arm.failed:
-            cut_short, values = curves.get((arm.name, run.seed), {}).get(name, NO_SERIES)
+            cut_short, values = found.get((arm.name, run.seed), NO_SERIES)
             axes[0].plot(*_thinned(cut_short, unit.scale * values), color=own, linewidth=0.8, linestyle=":")
             axes[0].scatter(cut_short[-1:], unit.scale * values[-1:], marker="x", s=24, color=own)
     for axis in axes:
@@ -241,7 +242,7 @@ def _curves(analysis: Analysis, curves: Curves, name: str, width: float) -> Figu
         mean, sd = np.concatenate(ends, axis=1)
         room = 0.1 * np.ptp(mean) + min(sd.max(), 3 * np.median(sd)) + 1e-3 * unit.scale  # of a collapsed run, not all
         axes[1].set_ylim(mean.min() - room, mean.max() + room)
-    return key.draw(figure)
+    return legend.draw(figure)
 
 
 NO_SERIES: Series = np.empty(0, dtype=int), np.empty(0)
@@ -265,14 +266,14 @@ def _thinned(steps: Steps, values: Curve, most: int = 400) -> Series:
 
 def tuning_figure(analysis: Analysis, width: float = WIDE) -> Figure:
     """Draws the validation metric of each arm against the values that were tried; the chosen one has a ring."""
-    tuning, key, unit = analysis.study.tuning, Key(analysis), unit_of(analysis.study.metric)
+    tuning, legend, unit = analysis.study.tuning, Legend(analysis), unit_of(analysis.study.metric)
     assert tuning is not None
     tried, (figure, [axis]) = tuning.tried, _canvas(width, 2.9)
-    for arm in key.arms:
-        own, known = key.colour(arm), arm.name in key.colours
+    for arm in legend.arms:
+        own, known = legend.colour(arm), arm.name in legend.colours
         means = unit.scale * np.array([tuning.mean(arm.name, values) for values in tried])
         [line] = axis.plot(means, color=own, marker="o", markersize=4, linewidth=1.8 if known else 0.6)
-        key.note(arm, line)
+        legend.add(arm, line)
         if known and (chosen := tuning.chosen.get(arm.name)) in tried:
             place = tried.index(chosen)
             axis.scatter([place], [means[place]], s=110, facecolor="none", edgecolor=own, linewidth=1.6, zorder=4)
@@ -281,32 +282,32 @@ def tuning_figure(analysis: Analysis, width: float = WIDE) -> Figure:
     axis.set(xlabel=", ".join(tuning.options), ylabel=unit.label(analysis.study.metric))
     axis.grid(alpha=0.3)
     axis.margins(0.08, 0.15)
-    return key.draw(figure)
+    return legend.draw(figure)
 
 
 def costs_figure(analysis: Analysis, width: float = WIDE) -> Figure:
     """Draws the compared metric against costs; arms that no other beats in both are joined."""
-    metric, key, shown = analysis.study.compare.metric, Key(analysis), _known_costs(analysis)
+    metric, legend, shown = analysis.study.compare.metric, Legend(analysis), _known_costs(analysis)
     unit, figure = unit_of(metric), Figure(figsize=(width, 2.7), layout="constrained")
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    points = {name: POINTS[number] for number, name in enumerate(key.colours)}
+    points = {name: POINTS[number] for number, name in enumerate(legend.colours)}
     for axis, (cost, text) in zip(axes, shown.items(), strict=True):
         divisor = 1e6 if cost == "flops" else 1.0
-        known = [arm for arm in key.arms if arm.n and arm.median(cost) > 0]
+        known = [arm for arm in legend.arms if arm.n and arm.median(cost) > 0]
         places = {arm.name: (arm.median(cost) / divisor, arm.mean) for arm in known}
         line = np.array([places[name] for name in front(places, analysis.study.goal)]).reshape(-1, 2)
         axis.plot(line[:, 0], unit.scale * line[:, 1], color="0.5", linewidth=1, zorder=1)
         for arm in known:
             error = 0.0 if math.isnan(arm.sd) else unit.scale * arm.sd / math.sqrt(arm.n)
             x, y = places[arm.name]
-            style: dict[str, Any] = {"color": key.colour(arm), "fmt": points.get(arm.name, "o"), "capsize": 2}
+            style: dict[str, Any] = {"color": legend.colour(arm), "fmt": points.get(arm.name, "o"), "capsize": 2}
             size = 6 if arm.name in points else 3
-            key.note(arm, axis.errorbar(x, unit.scale * y, yerr=error, markersize=size, **style))
+            legend.add(arm, axis.errorbar(x, unit.scale * y, yerr=error, markersize=size, **style))
         axis.set_xlabel(text)
         axis.grid(alpha=0.3)
         axis.margins(0.15)
     axes[0].set_ylabel(unit.label(metric))
-    return key.draw(figure)
+    return legend.draw(figure)
 
 
 def _known_costs(analysis: Analysis) -> dict[str, str]:
