@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
 import math
@@ -18,7 +19,8 @@ import yaml
 from PIL import Image
 
 from vit_lightning.cli import main
-from vit_lightning.storage.folder import hold
+from vit_lightning.report.board import read_board
+from vit_lightning.storage.folder import hold, runs_in
 from vit_lightning.storage.metrics import write_results
 
 CLASSES = ["cat", "<b>dog</b>"]
@@ -66,13 +68,13 @@ def make_run(folder: Path, *, seed: int = 0, depth: int = 2, rows: int = 40, fin
     return folder
 
 
-def data_of(page: Path) -> dict:
+def charts_of(page: Path) -> list[dict]:
     text = page.read_text()
-    assert text.count("<script") == text.count("</script>") == 2
-    return json.loads(
-        re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL).group(1),
-        parse_constant=pytest.fail,
-    )
+    assert text.count("<script") == text.count("</script>") == 3
+    packed = re.search(r'<script type="text/plain" id="plots">(.*?)</script>', text).group(1)
+    found = gzip.decompress(base64.b64decode(packed)).decode()
+    assert str(Path.home()) not in found
+    return json.loads(found, parse_constant=pytest.fail)
 
 
 def test_a_page_holds_what_the_files_of_runs_say(tmp_path, capsys):
@@ -93,46 +95,81 @@ def test_a_page_holds_what_the_files_of_runs_say(tmp_path, capsys):
     (empty / "environment.json").write_text("{broken")
     for name in ("config.yaml", "metrics.jsonl", "test_predictions.npz", "worst_errors.png", "classes.csv"):
         (empty / name).write_bytes(b"\xff: [")
+    (empty / "test_images.png").symlink_to(Path("/proc/self/environ"))  # a file that is no picture
     with hold(live, "test"):
         holder = os.fork()
         if holder == 0:  # another process, since a lock does not hold against one's own
+            (tmp_path / "data.json").write_text(json.dumps(read_board(runs_in(runs))))
             os._exit(main(["board", str(runs)]))
         assert os.waitpid(holder, 0)[1] == 0
-    data = data_of(runs / "board.html")
+    data = json.loads((tmp_path / "data.json").read_text())
     by_name = {run["name"]: run for run in data["runs"]}
     assert data["name"] == "<runs>"
     assert data["differing"] == ["model.depth"]
     states = {name: run["state"] for name, run in by_name.items()}
     assert states == dict.fromkeys("abc", "finished") | {"d": "running", "e": "diverged", "f": "stopped", "g": "failed"}
     assert by_name["g"]["cause"] == "out of memory"
+    assert by_name["f"]["pictures"] == []
     assert [by_name[name]["group"] for name in "abcde"] == [0, 0, 1, 1, 2]  # seeds of one config belong together
     a, c, e = by_name["a"], by_name["c"], by_name["e"]
     assert a["results"]["test/acc"] == 0.7
     assert a["config"]["model.depth"] == "2"
-    assert a["series"]["val/acc"]["s"] == [9, 19, 29, 39]
+    assert a["series"]["val/acc"]["step"] == [10, 20, 30, 40]  # steps done, as best_step is counted
     assert a["steps_per_epoch"] == 10
     assert a["environment"]["command"] == "lightning fit --data.root=~/images --init_from=***"
     assert a["environment"]["git"]["package"]["commit"] == "a" * 40
-    assert str(Path.home()) not in (runs / "board.html").read_text()
     assert e["series"]["train/loss_step"]["bad"] == 1
-    assert len(e["series"]["train/loss_step"]["v"]) == 40
+    assert len(e["series"]["train/loss_step"]["y"]) == 40
     assert [one["title"] for one in a["evaluations"]] == ["validation, epoch 1", "validation, epoch 4", "test"]
     assert a["evaluations"][2]["confusion"] == [[0, 1, 2], [1, 0, 2]]
     assert a["evaluations"][2]["classes"] == CLASSES
     thin = c["series"]["train/loss_step"]
     whole = [2.0 / (1 + step) + 0.1 * math.sin(step) for step in range(5000)]
     assert thin["n"] == 5000
-    assert len(thin["v"]) == len(thin["lo"]) < 2500
-    assert (thin["s"][0], thin["s"][-1]) == (0, 4999)
-    assert [thin["v"][0], thin["v"][-1]] == pytest.approx([whole[0], whole[-1]], rel=1e-4)
-    assert (min(thin["lo"]), max(thin["hi"])) == pytest.approx((min(whole), max(whole)), rel=1e-4)
+    assert len(thin["y"]) == len(thin["low"]) < 2500
+    assert (thin["step"][0], thin["step"][-1]) == (1, 5000)
+    assert [thin["y"][0], thin["y"][-1]] == pytest.approx([whole[0], whole[-1]], rel=1e-4)
+    assert (min(thin["low"]), max(thin["high"])) == pytest.approx((min(whole), max(whole)), rel=1e-4)
     figure = next(one for one in a["pictures"] if one["title"] == "Worst errors of the test")
     with Image.open(io.BytesIO(base64.b64decode(figure["url"].partition(",")[2]))) as image:
         assert image.width == 1400
+    page = (runs / "board.html").read_text()
+    assert len(page) < 5_000_000
+    assert str(Path.home()) not in page
+    assert "<b>dog" not in page
+    assert "alert(1)</script>" not in page
+    assert '<tr class="differs"><th>model.depth</th><td>2</td></tr>' in page
+    drawn = [[line["trace"]["name"] for line in plot.get("lines", ())] for plot in charts_of(runs / "board.html")]
+    assert [*"abceg", "2 seeds of a"] in drawn
     capsys.readouterr()
     assert main(["board", str(first), f"--out={tmp_path / 'new' / 'one.html'}"]) == 0
-    assert [run["name"] for run in data_of(tmp_path / "new" / "one.html")["runs"]] == ["a"]
+    assert "<h1>a <span" in (tmp_path / "new" / "one.html").read_text()
     assert capsys.readouterr().out == f"{tmp_path / 'new' / 'one.html'}\n"
+
+
+def lines_of(page: Path) -> dict[str, list[tuple]]:
+    """Colour, dash and places of the curves of a page, by metric."""
+    lines = [line for plot in charts_of(page) for line in plot.get("lines", ())]
+    return {
+        line["trace"]["name"]: (line["trace"]["line"]["color"], line["trace"]["line"]["dash"], line["step"])
+        for line in lines
+    }
+
+
+def test_a_split_has_one_colour_and_dash_and_nothing_is_drawn_twice_or_empty(tmp_path):
+    run = make_run(tmp_path / "run", finished=False, rows=0)
+    names = ("train/acc", "val/acc", "train/ce", "val/loss", "train/loss", "train/loss_step")
+    row = {"step": 9, "epoch": 0, **dict.fromkeys(names, 0.5), "optim/grad_norm": "nan", "time": 1}
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert main(["board", str(run)]) == 0
+    drawn = lines_of(run / "board.html")
+    assert "train/loss_step" not in drawn  # of one epoch: it repeats the loss
+    assert "optim/grad_norm" not in drawn
+    assert {name: drawn[name] for name in names[:-1]} == {
+        name: ("--c0", "solid", [10]) if name.startswith("train") else ("--c1", "dash", [10]) for name in names[:-1]
+    }
+    for plot in charts_of(run / "board.html"):
+        assert all(line["trace"]["mode"] == "lines+markers" for line in plot.get("lines", ()))  # a point is seen
 
 
 def test_folders_without_a_run_are_named(tmp_path, capsys):
@@ -157,7 +194,14 @@ def test_a_browser_draws_the_page_without_errors_and_asks_for_nothing(tmp_path, 
     for folder in (tmp_path / "runs", tmp_path / "runs" / "a"):
         assert main(["board", str(folder)]) == 0
         command = [
-            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+            *(
+                CHROMIUM,
+                "--headless",
+                "--virtual-time-budget=20000",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-background-networking",
+            ),
             *("--disable-component-update", "--disable-sync", "--no-first-run", "--enable-logging=stderr"),
             *(f"--user-data-dir={tmp_path}/profile", f"--log-net-log={tmp_path}/net.json", "--dump-dom"),
             *(f"--window-size={width},900", (folder / "board.html").as_uri()),
@@ -165,12 +209,11 @@ def test_a_browser_draws_the_page_without_errors_and_asks_for_nothing(tmp_path, 
         result = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert result.returncode == 0, result.stderr
         assert "CONSOLE" not in result.stderr
-        drawn = result.stdout.partition('<script type="application/json"')[0]
-        assert '<canvas role="img"' in drawn
-        assert "train/loss_step" in drawn
-        assert "&lt;b&gt;dog&lt;/b&gt;" in drawn
+        drawn = result.stdout.partition('<script type="text/plain"')[0]
+        assert 'class="scatterlayer' in drawn
+        assert "loss of a batch" in drawn or "train/loss_step" in drawn
         assert "<b>dog" not in drawn
-        assert "Confusion matrix, test" in drawn
+        assert "Confusion matrix" in drawn
         asked = set(re.findall(r'"url":"([a-z]+:[^"]*)"', (tmp_path / "net.json").read_text()))
         own = [place for place in asked if "google" not in place and "gvt1" not in place]
         assert all(place.startswith(("file:///", "data:")) for place in own), own

@@ -26,18 +26,19 @@ from vit_lightning.config.changes import PER_RUN, changes, options_of
 from vit_lightning.config.files import word
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
+from vit_lightning.report.board_charts import rounded
 from vit_lightning.report.board_page import board_page
 from vit_lightning.report.configs import read_config
 from vit_lightning.storage.folder import in_use, read_json, runs_in, write_whole
 from vit_lightning.storage.metrics import read_metrics, read_results
 from vit_lightning.storage.redaction import Redaction
 
-NUMBERS = 300_000
-"""Numbers of all curves of a page, 7 bytes each; longer curves are thinned."""
-PICTURES = 1_500_000
+NUMBERS = 250_000
+"""Numbers of all curves of a page, about 3 bytes each; longer curves are thinned."""
+PICTURES = 1_400_000
 """Bytes of all pictures of a page; the less important ones are left out."""
-CELLS = 60_000
-"""Cells of all confusion matrices of a page; the less important ones are left out."""
+CELLS = 40_000
+"""Cells of all confusion matrices of a page, about 5 bytes each; the less important ones are left out."""
 FIGURES = {"test_images": "Test images", "worst_errors": "Worst errors of the test", "calibration": "Calibration"}
 Rows = Sequence[dict[str, Any]]
 
@@ -97,6 +98,8 @@ def read_board(folders: Iterable[Path]) -> dict[str, Any]:
     arms = [tuple(run["config"].get(key) for key in differing if not is_chance(key)) for run in runs]
     for run, arm in zip(runs, arms, strict=True):
         run["group"] = list(dict.fromkeys(arms)).index(arm)
+    for place, run in enumerate(runs):
+        run["seed_place"] = sum(other["group"] == run["group"] for other in runs[:place])
     runs = _redacted(runs)
     for run, folder in zip(runs, folders, strict=True):
         run["pictures"], run["left_out"] = _pictures(folder, PICTURES // len(folders))
@@ -114,7 +117,7 @@ def _read_run(folder: Path, name: str, share: float) -> dict[str, Any]:
     times = [float(row["time"]) for row in rows if isinstance(row.get("time"), int | float)]
     monitor = str(_at(config, "checkpoint", "monitor") or "val/acc")
     series = _series(rows)
-    parts = max(50, min(2000, int(NUMBERS * share / 4) // max(1, len(series))))
+    parts = max(50, min(2000, int(NUMBERS * share / 6) // max(1, len(series))))
     return {
         "name": name,
         "state": state,
@@ -127,7 +130,6 @@ def _read_run(folder: Path, name: str, share: float) -> dict[str, Any]:
         "seconds": results.get("train_seconds", times[-1] - times[0] if times else None),
         "images_per_second": results.get("images_per_second", _last(series.get("speed/images_per_second"))),
         "results": {key: value for key, value in results.items() if isinstance(value, int | float)},
-        "plain": _is_plain(config),
         "steps_per_epoch": 1 + max((row["step"] for row in rows if row.get("epoch") == 0 and row["step"]), default=0),
         "clock": _minutes(rows),
         "series": {name: _thin(one, parts) for name, one in series.items()},
@@ -169,17 +171,8 @@ def state_of(folder: Path, finished: bool) -> tuple[str, str]:
     return "stopped", "neither finished nor running: lightning fit --resume continues it"
 
 
-def _is_plain(config: dict[str, Any]) -> bool:
-    """Whether the training loss is plain cross entropy, which can be drawn beside that of the validation."""
-    loss = config.get("loss")
-    options = (_at(loss, "label_smoothing"), _at(config, "data", "init_args", "mixing"))
-    return not any((*options, _at(config, "distillation", "teacher"), _at(loss, "class_path"))) and (
-        _at(loss, "name") in (None, "ce")
-    )
-
-
 def _series(rows: Rows) -> dict[str, dict[str, Any]]:
-    """Returns steps and values of each metric, but for those of the test; nan and infinity are counted alone."""
+    """Returns steps done and values of each metric, but for those of the test; nan and infinity are counted alone."""
     found = {}
     rows = [row for row in rows if row["step"] is not None]
     names = {name: None for row in rows for name in row if name not in ("step", "epoch", "time")}
@@ -190,51 +183,49 @@ def _series(rows: Rows) -> dict[str, dict[str, Any]]:
             finite = np.isfinite(values).reshape(len(own))
         except (TypeError, ValueError):  # not numbers
             continue
-        steps = np.array([row["step"] for row in own])
-        found[name] = {"s": steps[finite], "v": values[finite], "bad": int((~finite).sum())}
+        steps = np.array([row["step"] + 1 for row in own])
+        found[name] = {"step": steps[finite], "y": values[finite], "bad": int((~finite).sum())}
     return found
 
 
 def _best(series: dict[str, Any] | None, monitor: str) -> float | None:
-    if series is None or not len(series["v"]):
+    if series is None or not len(series["y"]):
         return None
-    return float((np.max if goal_of(monitor) == "maximize" else np.min)(series["v"]))
+    return float((np.max if goal_of(monitor) == "maximize" else np.min)(series["y"]))
 
 
 def _last(series: dict[str, Any] | None) -> float | None:
-    return float(series["v"][-1]) if series and len(series["v"]) else None
+    return float(series["y"][-1]) if series and len(series["y"]) else None
 
 
-def _minutes(rows: Rows, most: int = 100) -> list[list[float]]:
-    """Returns steps and the minutes from the first row to them."""
-    known = [(row["step"], row["time"]) for row in rows if row["step"] is not None and "time" in row]
+def _minutes(rows: Rows, most: int = 100) -> tuple[list[int], list[float]] | None:
+    """Returns steps done and the minutes from the first row to them."""
+    known = [(row["step"] + 1, row["time"]) for row in rows if row["step"] is not None and "time" in row]
     known = [pair for pair in known if isinstance(pair[1], int | float)]
+    if not known:
+        return None
     chosen = [known[place] for place in np.linspace(0, len(known) - 1, min(most, len(known))).round().astype(int)]
-    return [[step, round((seconds - known[0][1]) / 60, 3)] for step, seconds in chosen]
+    return [step for step, _ in chosen], [round((seconds - known[0][1]) / 60, 3) for _, seconds in chosen]
 
 
 def _thin(series: dict[str, Any], parts: int) -> dict[str, Any]:
     """Returns rounded values; of a long curve mean, least and largest value of as many parts as there is room for.
 
-    The first and the last value stay. ``n`` is the number of values, and a thinned curve has ``lo`` and ``hi``.
+    The first and the last value stay. ``n`` is the number of values, and a thinned curve has ``low`` and ``high``.
     """
-    steps, values, count = series["s"], series["v"], len(series["v"])
+    steps, values, count = series["step"], series["y"], len(series["y"])
     found = {"n": count, "bad": series["bad"]}
     if count <= max(parts, 150):
-        return {**found, "s": steps.tolist(), "v": _rounded(values)}
+        return {**found, "step": steps.tolist(), "y": rounded(values)}
     edges = [0, *np.linspace(1, count - 1, parts - 1).astype(int).tolist(), count]
     pieces = [values[a:b] for a, b in itertools.pairwise(edges)]
     return {
         **found,
-        "s": [int(steps[(a + b - 1) // 2]) for a, b in itertools.pairwise(edges)],
-        "v": _rounded(piece.mean() for piece in pieces),
-        "lo": _rounded(piece.min() for piece in pieces),
-        "hi": _rounded(piece.max() for piece in pieces),
+        "step": [int(steps[(a + b - 1) // 2]) for a, b in itertools.pairwise(edges)],
+        "y": rounded(piece.mean() for piece in pieces),
+        "low": rounded(piece.min() for piece in pieces),
+        "high": rounded(piece.max() for piece in pieces),
     }
-
-
-def _rounded(values: Iterable[float]) -> list[float]:
-    return [float(f"{value:.5g}") for value in values]
 
 
 def _options(config: dict[str, Any]) -> dict[str, Any]:
@@ -342,17 +333,17 @@ def _pictures(folder: Path, room: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def _small(path: Path, most: int = 40_000) -> tuple[bytes, str]:
-    """Returns a PNG as it is, or if it is large, as WebP at most 1400 pixels wide; empty if it is damaged."""
+    """Returns a PNG as it is, or if it is large, as WebP at most 1400 pixels wide; empty if it is none or damaged."""
     try:
         content = path.read_bytes()
-        if len(content) <= most:
-            return content, "png"
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+            if len(content) <= most:
+                return content, "png"
             image.thumbnail((1400, 4000))
             file = io.BytesIO()
             image.convert("RGB").save(file, "WEBP", quality=85)
             return file.getvalue(), "webp"
-    except (OSError, ValueError):
+    except (OSError, ValueError, Image.DecompressionBombError):
         return b"", ""
 
 
