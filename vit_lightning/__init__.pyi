@@ -28,8 +28,8 @@ from vit_lightning.data.small_sets import CIFAR10 as CIFAR10
 from vit_lightning.data.small_sets import CIFAR100 as CIFAR100
 from vit_lightning.data.small_sets import Digits as Digits
 from vit_lightning.data.small_sets import TorchvisionSet as TorchvisionSet
-from vit_lightning.data.wrapped_dataset import WrappedDataset as WrappedDataset
-from vit_lightning.data.wrapped_module import WrappedDataModule as WrappedDataModule
+from vit_lightning.data.wrapped import WrappedDataModule as WrappedDataModule
+from vit_lightning.data.wrapped import WrappedDataset as WrappedDataset
 from vit_lightning.errors import UserError as UserError
 from vit_lightning.models.attention import DividedAfterSoftmaxAttention as DividedAfterSoftmaxAttention
 from vit_lightning.models.attention import MultiHeadAttention as MultiHeadAttention

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -34,6 +35,15 @@ class Diverged(UserError):
     """Training in which loss, gradients or weights are no longer finite. Exit code 4."""
 
     exit_code = 4
+
+
+@contextmanager
+def named(place: str) -> Iterator[None]:
+    """Puts the place, such as ``data.``, before each problem of a UserError inside."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError([f"{place}{problem}" for problem in error.problems]) from error.__cause__
 
 
 def first_line(fault: BaseException) -> str:

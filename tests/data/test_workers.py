@@ -23,6 +23,20 @@ def test_a_loader_with_workers_of_its_own_keeps_them():
     assert list(with_our_workers(OwnIterator([1, 2], num_workers=2))) == [7]
 
 
+def test_a_process_that_inherits_a_loader_leaves_its_workers_alone():
+    numbers = iter(with_our_workers(DataLoader(range(8), batch_size=None, num_workers=1, timeout=20)))
+    assert next(numbers) == 0
+    child = os.fork()
+    if child == 0:  # as a worker of another loader, in which the first is collected as garbage
+        try:
+            numbers._shutdown_workers()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [*numbers] == [*range(1, 8)]
+
+
 class Slow(Dataset):
     """Numbers of the processes that read them; the third is never ready."""
 

@@ -240,8 +240,8 @@ def test_a_transform_of_single_images_depends_on_keys_alone():
     assert not torch.equal(changed, change(images, keys + 6))
     # in the loader or after it, the same pixels
     first, second = Digits(augment=[v2.RandomInvert(0.5)]), Digits(augment=[v2.RandomInvert(0.5)])
-    second._changed_when_loaded = list  # type: ignore[method-assign]
-    batches = [next(iter(data.train_dataloader())) for data in (first, second)]
+    request = next(second._train_requests())
+    batches = [next(iter(first.train_dataloader())), second.dataset("train").__getitems__(request)]
     assert [batch.augmented for batch in batches] == [1, 0]
     assert torch.equal(
         *(data.model_input(batch, 0).images for data, batch in zip((first, second), batches, strict=True))

@@ -15,8 +15,7 @@ from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.own_code import argument_names, make, plain_arguments
 from vit_lightning.data.per_image import PerImage
-from vit_lightning.data.wrapped_dataset import WrappedDataset
-from vit_lightning.data.wrapped_module import WrappedDataModule
+from vit_lightning.data.wrapped import WrappedDataModule, WrappedDataset
 from vit_lightning.errors import UserError
 
 TRANSFORMS = "torchvision.transforms.v2"

@@ -185,8 +185,7 @@ class ImageData(LightningDataModule):
         parts = []
         for split in ("train", "val"):
             dataset: Any = self.dataset(split)
-            own = getattr(dataset, "fingerprint", None)
-            parts.append(str(own()) if callable(own) else str(len(dataset)))
+            parts.append(str(dataset.fingerprint() if hasattr(dataset, "fingerprint") else len(dataset)))
         return hashlib.sha256("".join(parts).encode()).hexdigest()
 
     def fingerprint(self) -> str:
@@ -260,15 +259,13 @@ class ImageData(LightningDataModule):
         return self.transform(batch, num_classes=self.num_classes if self.mixing else 0, key=key)
 
     def _train_requests(self) -> Iterator[Request]:
-        if self.trainer is None:  # outside of a trainer: the first epoch
-            return self._requests_after(0, self.train_batches_per_epoch)
-        progress = self.trainer.fit_loop.epoch_loop.batch_progress
-        # overfit_batches shows the same batches in every epoch, those of epoch 0
-        overfit = self.trainer.overfit_batches  # type: ignore[attr-defined]
-        completed = progress.current.ready if overfit else progress.total.completed
-        return self._requests_after(completed, int(self.trainer.num_training_batches))
-
-    def _requests_after(self, completed: int, batches_per_epoch: int) -> Iterator[Request]:
+        completed, batches_per_epoch = 0, self.train_batches_per_epoch  # outside of a trainer: the first epoch
+        if self.trainer is not None:
+            progress = self.trainer.fit_loop.epoch_loop.batch_progress
+            # overfit_batches shows the same batches in every epoch, those of epoch 0
+            overfit = self.trainer.overfit_batches  # type: ignore[attr-defined]
+            completed = progress.current.ready if overfit else progress.total.completed
+            batches_per_epoch = int(self.trainer.num_training_batches)
         return train_requests(
             size=self.image_count("train"),
             batch_size=self.batch_size,
@@ -310,7 +307,9 @@ class ImageData(LightningDataModule):
             dataset = self.dataset(split)
             device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
             loaded: Any = dataset
-            if split == "train" and (first := self._changed_when_loaded()):
+            # changes of single images before all augmentations of whole batches
+            first = [*takewhile(lambda change: isinstance(change, PerImage), self.augment or [])]
+            if split == "train" and first:
                 loaded = PerImageFirst(dataset, first)
             elif split == "train" and isinstance(dataset, Images) and device.type == "cuda":
                 dataset.move_to(device)
@@ -325,11 +324,6 @@ class ImageData(LightningDataModule):
                 on_skipped=partial(self._on_skipped, split),
             )
         return self._loaders[split]
-
-    def _changed_when_loaded(self) -> list[PerImage]:
-        """Returns the changes of single images before all augmentations of whole batches."""
-        first = takewhile(lambda change: isinstance(change, PerImage), self.augment or [])
-        return [change for change in first if isinstance(change, PerImage)]
 
     def _on_skipped(self, split: Split, problems: Sequence[str]) -> None:
         """Lists images that were left out, in the run folder too; stops when there are too many."""

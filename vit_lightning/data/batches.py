@@ -11,14 +11,19 @@ from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
+from vit_lightning.data.bad_images import all_damaged
 from vit_lightning.errors import UserError
 from vit_lightning.signals import die_with, withheld
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+"""An image (H, W, c)."""
 
 
 class Batch:
@@ -86,6 +91,45 @@ class Request(NamedTuple):
 
     indices: list[int]
     keys: list[int] | None
+
+
+Read = Callable[[int, int | None], tuple[Pixels, int]]
+"""Function of the index and the key of an image that returns its pixels (H, W, c) and its label."""
+
+
+def gather(
+    request: Request,
+    shape: tuple[int, ...],
+    read: Callable[[int, int | None], tuple[Pixels, int]],
+    *,
+    skip: bool = False,
+) -> Batch | UserError:
+    """Returns the batch of single images; an error is returned, since raising it would bury it in a worker's traceback.
+
+    Args:
+        request: the images.
+        shape: (c, H, W) of each image.
+        read: reads an image.
+        skip: whether images that cannot be read are left out; otherwise they are the error.
+    """
+    images = torch.empty(len(request.indices), *shape, dtype=torch.uint8)
+    rows, labels, good, skipped = images.numpy(), list[int](), list[int](), list[str]()
+    for position, index in enumerate(request.indices):
+        try:
+            pixels, label = read(index, None if request.keys is None else request.keys[position])
+        except UserError as error:
+            if not skip:
+                return error
+            skipped += error.problems
+            continue
+        rows[len(good)] = pixels.transpose(2, 0, 1)
+        labels.append(label)
+        good.append(position)
+    if not good:
+        return all_damaged(skipped)
+    indices, keys = (None if part is None else torch.tensor(part)[good] for part in request)
+    assert indices is not None
+    return Batch(images[: len(good)], torch.tensor(labels), indices, keys, skipped=tuple(skipped))
 
 
 class _Requests:
@@ -207,12 +251,14 @@ class _Workers(_MultiProcessingDataLoaderIter):
     """The workers of one loader; PyTorch waits ten seconds for each that is stuck, and then sends it SIGTERM."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._has_ended = False
+        self._has_ended, self._process = False, os.getpid()
         super().__init__(loader)
         # at exit, before multiprocessing waits for its children without any limit
         Finalize(self, _end, args=(weakref.ref(self),), exitpriority=10)
 
     def _shutdown_workers(self) -> None:
+        if os.getpid() != self._process:  # inherited by a worker of another loader, which must not end these
+            return
         if not self._has_ended:
             self._has_ended = True
             self._end_workers()

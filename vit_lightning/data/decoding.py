@@ -15,6 +15,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from torch.nn.functional import interpolate
 
 from vit_lightning.data.bad_images import DamagedImage
+from vit_lightning.data.batches import Pixels
 from vit_lightning.errors import UserError
 
 try:
@@ -24,7 +25,6 @@ except ImportError:
 
 Box = tuple[float, float, float, float]
 """Left, upper, right and lower edge of a crop, in pixels."""
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Interpolation = Literal["bicubic", "bilinear", "fast_bicubic", "fast_bilinear"]
 """How images are resized, antialiased: by Pillow, or by torch's vectorised kernels for 8 bits (fast)."""
 

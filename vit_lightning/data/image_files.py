@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
 from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.batches import Batch, Request
+from vit_lightning.data.batches import Batch, Pixels, Request, gather
 from vit_lightning.data.decoding import Interpolation
 from vit_lightning.data.image_set import SPLIT_NAMES, ImageSet
 from vit_lightning.data.images import DecodedImages, Encoded
@@ -202,20 +201,19 @@ class _Files(DecodedImages):
 
     gray: bool
 
-    def __getitems__(self, request: Request) -> Batch:
-        images = torch.full((len(request.indices), 1 if self.gray else 3, *self.image_size), 255, dtype=torch.uint8)
-        labels = torch.zeros(len(request.indices), dtype=torch.long)
+    def __getitems__(self, request: Request) -> Batch | UserError:
         problems: list[str] = []
-        for position, index in enumerate(request.indices):
+
+        def read(index: int, key: int | None) -> tuple[Pixels, int]:
             try:
                 image = Image.fromarray(self.pixels(index, None))
             except UserError as error:
-                problems += error.problems
-                labels[position] = DAMAGED
-            else:
-                pixels = np.atleast_3d(np.asarray(image.convert("L") if self.gray else image))
-                images.numpy()[position] = pixels.transpose(2, 0, 1)
-        return Batch(images, labels, torch.tensor(request.indices), None, skipped=tuple(problems))
+                problems.extend(error.problems)
+                return np.full((*self.image_size, 1 if self.gray else 3), 255, dtype=np.uint8), DAMAGED
+            return np.atleast_3d(np.asarray(image.convert("L") if self.gray else image)), 0
+
+        batch = gather(request, (1 if self.gray else 3, *self.image_size), read)
+        return batch.replace(skipped=tuple(problems)) if isinstance(batch, Batch) else batch
 
 
 def _itself(image: Path | Image.Image) -> Path | Image.Image:

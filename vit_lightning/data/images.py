@@ -20,8 +20,8 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from vit_lightning.data.bad_images import all_damaged
-from vit_lightning.data.batches import Batch, Request
-from vit_lightning.data.decoding import Box, Interpolation, Pixels, decode, decode_whole
+from vit_lightning.data.batches import Batch, Pixels, Request, gather
+from vit_lightning.data.decoding import Box, Interpolation, decode, decode_whole
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 
@@ -150,24 +150,10 @@ class DecodedImages(Dataset[Batch]):
         return len(self.labels)
 
     def __getitems__(self, request: Request) -> Batch | UserError:
-        keys: Sequence[int | None] = [None] * len(request.indices) if request.keys is None else request.keys
-        images = torch.empty(len(keys), 3, *self.image_size, dtype=torch.uint8)
-        rows = images.numpy()
-        good: list[int] = []
-        skipped: list[str] = []
-        for position, (index, key) in enumerate(zip(request.indices, keys, strict=True)):
-            try:
-                rows[len(good)] = self.pixels(index, key).transpose(2, 0, 1)
-                good.append(position)
-            except UserError as error:
-                if not self.skip:
-                    return error
-                skipped += error.problems
-        if not good:
-            return all_damaged(skipped)
-        indices = torch.tensor(request.indices)[good]
-        kept = None if request.keys is None else torch.tensor(request.keys)[good]
-        return Batch(images[: len(good)], self.labels[indices], indices, kept, skipped=tuple(skipped))
+        return gather(request, (3, *self.image_size), self._read, skip=self.skip)
+
+    def _read(self, index: int, key: int | None) -> tuple[Pixels, int]:
+        return self.pixels(index, key), self.encoded.labels[index]
 
     def source(self, index: int) -> Path | bytes | Image.Image:
         """Returns the file of an image, its content, or the image itself."""

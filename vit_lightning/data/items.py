@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from tqdm import tqdm
 
-from vit_lightning.data.batches import Batch, Request
-from vit_lightning.data.decoding import Pixels, to_rgb
+from vit_lightning.data.batches import Batch, Pixels, Request, gather
+from vit_lightning.data.decoding import to_rgb
 from vit_lightning.data.images import centre_box
-from vit_lightning.data.own_code import seeded
-from vit_lightning.errors import UserError, with_place
+from vit_lightning.data.per_image import seeded
+from vit_lightning.errors import UserError, named, with_place
 from vit_lightning.random_keys import one_key
 
 WANTED = "(image, label), the image a PIL image, a uint8 or float tensor (c, H, W) or a numpy array (H, W, c)"
@@ -65,20 +65,14 @@ class Items(Dataset[Batch]):
         return len(self.indices)
 
     def __getitems__(self, request: Request) -> Batch | UserError:
-        images = torch.empty(len(request.indices), self.in_channels, *self.image_size, dtype=torch.uint8)
-        labels = torch.empty(len(request.indices), dtype=torch.int64)
-        rows = images.numpy()
-        fixed = [one_key(0, 0, index) for index in request.indices]
-        try:
-            with seeded() as seed:
-                for position, (index, key) in enumerate(zip(request.indices, request.keys or fixed, strict=True)):
-                    seed(key)
-                    image, labels[position] = self._read(index)
-                    rows[position] = self._resized(image, index).transpose(2, 0, 1)
-        except UserError as error:
-            return error
-        keys = None if request.keys is None else torch.tensor(request.keys)
-        return Batch(images, labels, torch.tensor(request.indices), keys)
+        with seeded() as seed:
+
+            def read(index: int, key: int | None) -> tuple[Pixels, int]:
+                seed(one_key(0, 0, index) if key is None else key)
+                image, label = self._read(index)
+                return self._resized(image, index), label
+
+            return gather(request, (self.in_channels, *self.image_size), read)
 
     def _read(self, index: int) -> tuple[Any, int]:
         image, label = read_item(self.dataset, self.indices[index], self.title)
@@ -89,10 +83,8 @@ class Items(Dataset[Batch]):
 
     def _pixels(self, image: Any, index: int) -> Pixels:
         """Returns an image at its own size, uint8 (H, W, c)."""
-        try:
+        with named(f"{self.title}: item {self.indices[index]}: "):
             return to_pixels(image, self.in_channels)
-        except UserError as error:
-            raise UserError(f"{self.title}: item {self.indices[index]}: {error}") from error
 
     def _resized(self, image: Any, index: int) -> Pixels:
         pixels = self._pixels(image, index)

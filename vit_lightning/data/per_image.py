@@ -1,20 +1,26 @@
-"""Augmentations of single images, such as torchvision's v2 transforms, on batches."""
+"""Augmentations of single images, such as torchvision's v2 transforms; random numbers of others from a key."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.batches import Batch, Request
-from vit_lightning.data.own_code import Own, make, name_of, seeded
-from vit_lightning.errors import UserError, with_place
+from vit_lightning.data.own_code import make
+from vit_lightning.errors import UserError, named, with_place
 from vit_lightning.random_keys import mix
+
+Own = type[Any] | Callable[..., Any]
+"""A class or function of others; a config names it by its path."""
 
 
 class PerImage(Augmentation):
@@ -32,10 +38,8 @@ class PerImage(Augmentation):
     def __init__(self, transform: Own, arguments: dict[str, Any] | None = None) -> None:
         self.name = name_of(transform).rpartition(".")[2]
         if isinstance(transform, type):
-            try:
+            with named(f"augment.{self.name}: "):
                 transform = make(transform, arguments or {})
-            except UserError as error:
-                raise UserError(f"augment.{self.name}: {error}") from error
         elif arguments:
             transform = partial(transform, **arguments)
         if not callable(transform):
@@ -75,7 +79,7 @@ class PerImageFirst(Dataset[Batch]):
         changes: the first augmentations of the training images.
     """
 
-    def __init__(self, dataset: Any, changes: Sequence[PerImage]) -> None:
+    def __init__(self, dataset: Any, changes: Sequence[Augmentation]) -> None:
         self.dataset, self.changes = dataset, changes
 
     def __getitems__(self, request: Request) -> Batch | UserError:
@@ -84,8 +88,33 @@ class PerImageFirst(Dataset[Batch]):
             return batch
         images = batch.images
         try:
-            for number, change in enumerate(self.changes):
-                images = change(images, mix(batch.keys, number))
+            with named("data."):
+                for number, change in enumerate(self.changes):
+                    images = change(images, mix(batch.keys, number))
         except UserError as error:
-            return UserError([f"data.{problem}" for problem in error.problems])
+            return error
         return batch.replace(images=images, augmented=len(self.changes))
+
+
+def name_of(own: Any) -> str:
+    """Returns the module and name of a class, a function, or the class of an object."""
+    named = own if hasattr(own, "__qualname__") else type(own)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+@contextmanager
+def seeded() -> Iterator[Callable[[int], None]]:
+    """Gives a function that seeds torch (on the CPU), ``random`` and numpy with a key; restores their states after."""
+    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield _seed
+    finally:
+        torch.default_generator.set_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])  # noqa: NPY002
+
+
+def _seed(key: int) -> None:
+    torch.default_generator.manual_seed(key)
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002

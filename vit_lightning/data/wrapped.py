@@ -1,0 +1,382 @@
+"""Datasets and data modules of others in the place of ours."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from vit_lightning.data.base import ImageData
+from vit_lightning.data.batches import Batch
+from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAMES
+from vit_lightning.data.items import labels_of, read_item, to_pixels
+from vit_lightning.data.own_code import make
+from vit_lightning.data.per_image import Own, name_of, seeded
+from vit_lightning.data.splits import SPLITS, Split, cut_missing, cut_problems
+from vit_lightning.errors import UserError, named, with_place
+from vit_lightning.limits import problems_of, refuse
+from vit_lightning.sizes import pair
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class WrappedDataset(ImageData):
+    """Any map-style ``Dataset`` of (image, label) items: order, resume, augmentation and normalisation are ours.
+
+    In a config ``data.class_path`` names the dataset itself, with its arguments beside those of this class. If it takes
+    ``train`` or ``split``, it is made once for each split; a split that it lacks is cut from the training images,
+    stratified, by ``split_seed``. See ``Items`` for the kinds of images.
+
+    Args:
+        dataset_class: the class, or a function that returns a dataset.
+        arguments: its arguments.
+        num_workers: processes that load images.
+        image_size: height and width in pixels of the model's input, by default those of the images; others are cropped
+            at the centre and resized.
+        in_channels: 1 or 3 channels of PIL images; by default those of the first.
+        num_classes: number of classes; by default that of the dataset's ``classes``, else of its labels.
+        class_names: name of each class; by default the dataset's ``classes``, else numbers.
+        val_share: fraction of the training images that is cut off for validation if the dataset has no such split.
+        test_share: fraction of the training images that is cut off for the test if the dataset has no such split.
+        mean: mean of each channel, of pixels between 0 and 1; by default ImageNet's, 0.5 for other than 3 channels.
+        std: standard deviation of each channel; by default ImageNet's, 0.25 for other than 3 channels.
+    """
+
+    dataset_class: Own
+    arguments: dict[str, Any] | None = None
+    num_workers: int = 2
+    image_size: int | tuple[int, int] | None = None  # type: ignore[assignment]  # a pair once __post_init__ is done
+    in_channels: int | None = None  # type: ignore[assignment]
+    num_classes: int | None = None  # type: ignore[assignment]
+    class_names: list[str] | None = None  # type: ignore[assignment]
+    val_share: float = 0.1
+    test_share: float = 0.2
+    mean: tuple[float, ...] | None = None  # type: ignore[assignment]
+    std: tuple[float, ...] | None = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._parts = self._make_splits()
+        train = self._parts["train"][0]
+        with seeded():
+            first, *others = [read_item(train, index, self.title)[0] for index in (0, len(train) // 2, len(train) - 1)]
+        self._take_images(first, others)
+        self._take_classes(train)
+        self._cut_missing()
+
+    def problems(self) -> list[str]:
+        problems = super().problems() + cut_problems(val_share=self.val_share, test_share=self.test_share)
+        if self.image_size is not None:
+            problems += problems_of(("image_size", self.image_size, min(pair(self.image_size)) >= 1, "at least 1"))
+        for key in ("mean", "std"):
+            values = getattr(self, key)
+            if values is not None and self.in_channels is not None and len(values) != self.in_channels:
+                problems.append(f"{key}={list(values)} must have {self.in_channels} values, one for each channel")
+        return problems
+
+    @property
+    def title(self) -> str:
+        """Name of the dataset, as in errors."""
+        return f"class_path={name_of(self.dataset_class)}"
+
+    def _make(self, **which: Any) -> Any:
+        with seeded() as seed, named(f"{self.title}: "):
+            seed(self.split_seed)  # it may draw a split, or the images: the same for each split, rank and resumed run
+            return make(self.dataset_class, {**(self.arguments or {}), **which})
+
+    def _make_splits(self) -> dict[Split, tuple[Any, Sequence[int]]]:
+        """Makes the dataset of each split that it has; returns it with the indices of its images."""
+        given, takes = self.arguments or {}, _takes(self.dataset_class)
+        if "train" in given:
+            raise UserError(f"train={given['train']}: it is set for each split (leave it out)")
+        key = next((key for key in ("train", "split") if key in takes and key not in given), None)
+        made: dict[Split, Any]
+        if key is None:
+            made = {"train": self._make()}
+        elif key == "train":
+            made = {"train": self._make(train=True), "test": self._make(train=False)}
+        else:
+            names: dict[Split, tuple[str, ...]] = {**SPLIT_NAMES, "train": (*SPLIT_NAMES["train"], "trainval")}
+            found = {split: self._first_that_works(names[split]) for split in SPLITS}
+            made = {split: dataset for split, dataset in found.items() if dataset is not None}
+        for split, dataset in made.items():
+            there = all(hasattr(dataset, name) for name in ("__getitem__", "__len__"))
+            if not there or isinstance(dataset, IterableDataset):
+                text = f"gives a {type(dataset).__name__} without __getitem__ and __len__"
+                raise UserError(f"{self.title} {text} (a LightningDataModule takes any loader)")
+            if not len(dataset):
+                raise UserError(f"{self.title}: its {split} images are none")
+        return {split: (dataset, range(len(dataset))) for split, dataset in made.items()}
+
+    def _first_that_works(self, names: Sequence[str]) -> Any:
+        """Returns the dataset of the first name of a split that it accepts; None if validation or test has none."""
+        faults = []
+        for name in names:
+            try:
+                dataset = self._make(split=name)
+            except UserError as error:
+                cause = error.__cause__
+                if not isinstance(cause, ValueError | KeyError | FileNotFoundError | AssertionError):
+                    raise
+                faults.append(error)
+                continue
+            if not hasattr(dataset, "__len__") or len(dataset):
+                return dataset
+        if "train" in names:
+            raise faults[0] if faults else UserError(f"{self.title}: split=train has no images")
+        return None
+
+    def _take_images(self, first: Any, others: Sequence[Any]) -> None:
+        """Takes size and channels from the first image, and default statistics from its channels."""
+        with named(f"{self.title}: "):
+            pixels = to_pixels(first, self.in_channels)
+            self.in_channels = pixels.shape[2]
+            shapes = [pixels.shape[:2], *(to_pixels(other, self.in_channels).shape[:2] for other in others)]
+        if self.image_size is None and len({*shapes}) > 1:
+            sizes = ", ".join(dict.fromkeys(f"{height}x{width}" for height, width in shapes))
+            raise UserError(f"image_size is missing: the images have several sizes ({sizes})")
+        self.image_size = pair(self.image_size or shapes[0])
+        colour = self.in_channels == 3
+        self.mean = self.mean or (IMAGENET_MEAN if colour else (0.5,) * self.in_channels)
+        self.std = self.std or (IMAGENET_STD if colour else (0.25,) * self.in_channels)
+        refuse(self.problems())
+
+    def _take_classes(self, train: Any) -> None:
+        """Takes the names of the classes from the dataset, else their number from the labels."""
+        names = self.class_names or getattr(train, "classes", None) or getattr(train, "class_names", None)
+        if names is None:
+            count = self.num_classes or 1 + max(labels_of(train, self.title))
+            names = [str(label) for label in range(count)]
+        self.class_names = [str(name) for name in names]
+        if self.num_classes not in (None, len(self.class_names)):
+            raise UserError(f"num_classes={self.num_classes}: {self.title} names {len(self.class_names)} classes")
+        self.num_classes = len(self.class_names)
+        if self.num_classes < 2:
+            raise UserError(f"num_classes={self.num_classes} must be at least 2 to classify")
+
+    def _cut_missing(self) -> None:
+        train = self._parts["train"][0]
+        shares: dict[Split, float] = {"test": self.test_share, "val": self.val_share}
+        if missing := {split: share for split, share in shares.items() if split not in self._parts}:
+            parts = cut_missing(labels_of(train, self.title), missing, self.split_seed)
+            self._parts |= {split: (train, indices) for split, indices in parts.items()}
+
+    @property
+    def cut_splits(self) -> tuple[Split, ...]:
+        train = self._parts["train"][0]
+        return tuple(split for split, (dataset, _) in self._parts.items() if split != "train" and dataset is train)
+
+    @property
+    def notice(self) -> str:
+        dataset, indices = self._parts["train"]
+        if not (self.cut_splits and _draws_at_random(dataset, indices[0], self.title)):
+            return ""
+        return (
+            f"{self.title} changes its images at random, also those cut off for {' and '.join(self.cut_splits)} "
+            "(leave these transforms to data.augment, or give the dataset an argument train or split)"
+        )
+
+    def make_dataset(self, split: Split) -> Dataset[Batch]:
+        dataset, indices = self._parts[split]
+        return self.batches_of(dataset, indices)
+
+
+def _takes(function: Own) -> set[str]:
+    """Returns the arguments of a function, or of a class and of the bases that it hands ``**kwargs`` on to."""
+    bases = function.__mro__ if isinstance(function, type) else ()
+    names = set[str]()
+    for call in [vars(base)["__init__"] for base in bases if "__init__" in vars(base)] or [function]:
+        parameters = inspect.signature(call).parameters
+        names |= {*parameters}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            break
+    return names
+
+
+def _draws_at_random(dataset: Any, index: int, title: str) -> bool:
+    """Whether eight readings of an item differ."""
+    images = []
+    with seeded() as seed:
+        for key in range(8):
+            seed(key)
+            images.append(to_pixels(read_item(dataset, index, title)[0]))
+    return any(image.shape != images[0].shape or (image != images[0]).any() for image in images)
+
+
+class WrappedDataModule(ImageData):
+    """Any ``LightningDataModule`` of (images, labels) batches, used as it is: its loaders, its augmentation.
+
+    In a config ``data.class_path`` names the module itself, with its arguments beside those of this class. Images are
+    floats (b, c, H, W), labels whole numbers (b,). A fact that is not given is an attribute of the module, or is read
+    from its first training batch; the number of classes must be given or an attribute.
+
+    Args:
+        module: the module.
+        num_classes: number of classes; by default the module's attribute, or the number of its ``class_names``.
+        class_names: name of each class; by default the module's attribute, else numbers.
+        image_size: height and width of the images in pixels.
+        in_channels: channels of the images.
+    """
+
+    own_loaders = False
+
+    def __init__(
+        self,
+        *,
+        module: LightningDataModule,
+        num_classes: int | None = None,
+        class_names: list[str] | None = None,
+        image_size: int | tuple[int, int] | None = None,
+        in_channels: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        loaders = [f"{kind}_dataloader" for kind in ("train", "val", "test")]
+        if missing := [name for name in loaders if not is_overridden(name, module)]:
+            raise UserError(f"{self.title} has no {' and no '.join(missing)}")
+        names = class_names or getattr(module, "class_names", None)
+        count = num_classes or getattr(module, "num_classes", None) or (len(names) if names else None)
+        if not isinstance(count, int) or count < 2:
+            raise UserError(
+                f"num_classes={count}: give data.num_classes, or {name_of(self.module)} an attribute num_classes"
+            )
+        if names and len(names) != count:
+            raise UserError(f"class_names has {len(names)} names for {count} classes")
+        self._names = [str(name) for name in names or range(count)]
+        size: Any = image_size or getattr(module, "image_size", None)
+        channels = in_channels or getattr(module, "in_channels", None)
+        if size is None or channels is None:
+            shape = self._first_images().shape
+            size, channels = size or shape[2:], channels or shape[1]
+        self.image_size, self.in_channels = pair(size), channels
+
+    @property
+    def title(self) -> str:
+        return f"class_path={name_of(self.module)}"
+
+    @property
+    def class_names(self) -> list[str]:
+        return self._names
+
+    @property
+    def notice(self) -> str:
+        return (
+            f"{name_of(self.module)} is used as it is: no augmentation, mixing or normalisation of ours, no check that "
+            "a resumed run has the same images, and a run that is resumed inside an epoch is not bit-identical"
+        )
+
+    def _first_images(self) -> Tensor:
+        """Returns the images of the first training batch."""
+        try:
+            with seeded():
+                self.module.prepare_data()
+                self.module.setup("fit")
+                return self._pair(next(iter(self.module.train_dataloader())))[0]
+        except UserError:
+            raise
+        except Exception as fault:
+            raise UserError(f"{self.title}: its first batch: {with_place(fault)}") from fault
+
+    def _pair(self, batch: Any) -> tuple[Tensor, Tensor]:
+        images, labels = batch[:2] if isinstance(batch, tuple | list) and len(batch) >= 2 else (batch, None)
+        if (
+            not (isinstance(images, Tensor) and isinstance(labels, Tensor))
+            or not images.is_floating_point()
+            or labels.is_floating_point()
+            or (images.ndim, labels.ndim) != (4, 1)
+        ):
+            found = [
+                f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                for value in (images, labels)
+            ]
+            wanted = "float images (b, c, H, W) and whole labels (b,)"
+            raise UserError(f"{self.title}: a batch holds {' and '.join(found)}, not {wanted}")
+        return images, labels.long()
+
+    def make_dataset(self, split: Split) -> Dataset[Batch]:
+        raise UserError(f"data.{self.title}: single images of a LightningDataModule cannot be read")
+
+    def model_input(self, batch: Batch, completed: int) -> Batch:
+        raise UserError(f"data.{self.title}: the images of a LightningDataModule cannot be drawn")
+
+    def test_view(self) -> Any:
+        """Returns None: the preprocessing of test images is the module's own."""
+        return None
+
+    def check_augment(self) -> None:
+        """Returns at once: there is nothing of ours."""
+
+    def fingerprint(self) -> str:
+        """Returns an empty text: the images are not known."""
+        return ""
+
+    @property
+    def train_batches_per_epoch(self) -> Any:
+        """None: Lightning counts the batches."""
+        return None
+
+    def prepare_data(self) -> None:
+        self.module.prepare_data()
+
+    def setup(self, stage: str = "fit") -> None:
+        self.module.trainer = self.trainer
+        self.module.setup(stage)
+
+    def teardown(self, stage: str) -> None:
+        self.module.teardown(stage)
+
+    def train_dataloader(self) -> Any:
+        return _made_again_by_attributes(self.module.train_dataloader())
+
+    def val_dataloader(self) -> Any:
+        return _made_again_by_attributes(self.module.val_dataloader())
+
+    def test_dataloader(self) -> Any:
+        self._seen = 0
+        return _made_again_by_attributes(self.module.test_dataloader())
+
+    def predict_dataloader(self) -> Any:
+        return self.test_dataloader()
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return self.module.transfer_batch_to_device(batch, device, dataloader_idx)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return self.module.on_before_batch_transfer(batch, dataloader_idx)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Batch:
+        """Returns the batch in the form of ours; test images are numbered in the order of the loader."""
+        assert self.trainer is not None
+        with named("data."):
+            images, labels = self._pair(self.module.on_after_batch_transfer(batch, dataloader_idx))
+        indices: Any = None
+        if self.trainer.testing or self.trainer.predicting:
+            indices = (self._seen + torch.arange(len(labels))) * self._ranks + self._rank
+            self._seen += len(labels)
+        return Batch(images.to(self.trainer.lightning_module.dtype), labels, indices, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.module.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.module.load_state_dict(state_dict)
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.module.on_exception(exception)
+
+
+def _made_again_by_attributes(loader: Any) -> Any:
+    """Returns a loader that Lightning can make again, with a sampler of its own for several ranks or predictions.
+
+    It takes the arguments that it has recorded, and cannot replace one that was given by position.
+    """
+    if type(loader) is DataLoader:
+        for name in [name for name in vars(loader) if name.startswith("__pl_saved")]:
+            vars(loader).pop(name)
+    return loader
