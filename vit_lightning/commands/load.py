@@ -52,6 +52,7 @@ def load(
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
     config: Mapping[str, Any] | None = None,
+    trust: bool = False,
 ) -> Model:
     """Loads a trained model; writes nothing, and leaves the global random numbers as they were.
 
@@ -63,12 +64,18 @@ def load(
         num_classes: classes of a new, untrained head; 0 for features.
         config: what is not known or is to be replaced: mean, std, centre_share and class_names, and for weights of
             others the arguments of their own constructor.
+        trust: whether classes that the source names may be of any package, and so run code.
 
     Raises:
         UserError: it is not there, damaged, needs code that may not be imported, or its architecture cannot be told.
     """
     found = open_source(
-        str(source), make_network=network_in_file, image_size=image_size, num_classes=num_classes, config=config
+        str(source),
+        make_network=network_in_file,
+        image_size=image_size,
+        num_classes=num_classes,
+        config=config,
+        trust=trust,
     )
     for note in found.notes:
         warnings.warn(f"{found.place}: {note}", stacklevel=2)

@@ -167,12 +167,13 @@ class ViTClassifier(LightningModule):
         _reset(self.train_metrics)  # a checkpoint from the end of an epoch still holds that epoch's counts
 
     @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trust: bool = False, **kwargs: Any) -> Self:
         """Returns a classifier with the weights of a checkpoint, of a run or of any Trainer with this module.
 
         Args:
             checkpoint_path: the file, which is read as data alone.
             args: further arguments as those of ``LightningModule.load_from_checkpoint``.
+            trust: whether classes that the file names may be of any package, and so run code.
             kwargs: likewise, and arguments of this class; ``network`` is needed only where the file does not tell its
                 architecture: a network that is no ViT, or with blocks of your own.
 
@@ -181,7 +182,7 @@ class ViTClassifier(LightningModule):
         """
         if "network" not in kwargs:
             try:  # by the public name, as a program does: this room may not import those that read files
-                kwargs["network"] = vit_lightning.load(checkpoint_path).network.train()
+                kwargs["network"] = vit_lightning.load(checkpoint_path, trust=trust).network.train()
             except UserError as error:
                 hint = "or give the network: load_from_checkpoint(..., network=...)"
                 raise UserError([*error.problems, hint]) from error

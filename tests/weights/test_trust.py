@@ -1,0 +1,138 @@
+"""What comes inside a file of weights is data, whatever command or function reads it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from runs import SMALL
+from safetensors.torch import save_file
+
+from vit_lightning import Digits, UserError, ViTClassifier, load
+from vit_lightning.cli import main
+from vit_lightning.commands.module import load_teacher
+from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint
+from vit_lightning.weights.trust import refuse_untrusted
+
+FOREIGN = """
+from pathlib import Path
+from torch import nn
+Path("harmed").write_text("ran")
+class Thing(nn.Identity): ...
+"""
+
+DOORS = {
+    "load": lambda place: load(place),
+    "load_from_checkpoint": lambda place: ViTClassifier.load_from_checkpoint(place),
+    "teacher": lambda place: load_teacher(place, Digits()),
+    "convert": ["convert", "{}", "out.pth", "--to=timm"],
+    "export": ["export", "--ckpt={}", "--out=out"],
+    "embed": ["embed", "--ckpt={}", "images"],
+    "summary": ["summary", "--ckpt={}"],
+    "test": ["test", "--ckpt={}"],
+    "predict": ["predict", "--ckpt={}"],
+    "init_from": ["fit", *SMALL, "--init_from={}"],
+}
+
+
+@pytest.fixture
+def foreign(in_folder, monkeypatch):
+    """A module that could be imported, and leaves its mark if it is."""
+    (in_folder / "foreign_part.py").write_text(FOREIGN)
+    (in_folder / "images").mkdir()
+    (in_folder / "images/a.png").write_bytes(b"")
+    monkeypatch.syspath_prepend(in_folder)
+    yield "foreign_part.Thing"
+    sys.modules.pop("foreign_part", None)
+
+
+def checkpoint_naming(model, trained):
+    contents = read_checkpoint(trained[0] / "checkpoints/best.ckpt", mmap=False)
+    AtomicCheckpointIO().save_checkpoint({**contents, "config": {**contents["config"], "model": model}}, "evil.ckpt")
+    return "evil.ckpt"
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_no_door_imports_what_a_file_names(door, foreign, trained, capsys):
+    attention = {"class_path": "vit_lightning.ViT", "init_args": {"attention": {"class_path": foreign}}}
+    for model in ({"class_path": foreign}, attention):
+        place, read = checkpoint_naming(model, trained), DOORS[door]
+        if callable(read):
+            with pytest.raises(UserError, match=r"class_path=foreign_part.Thing .*trust=True"):
+                read(place)
+        else:
+            assert main([word.format(place) for word in read]) == 2
+            said = capsys.readouterr().err
+            assert "class_path=foreign_part.Thing is of none of the packages" in said
+            assert "trust" in said
+    assert not Path("harmed").exists()
+
+
+@pytest.mark.parametrize("form", ["safetensors", "beside"])
+def test_descriptions_of_weights_import_nothing(form, foreign):
+    config = {"model": {"class_path": foreign}}
+    if form == "safetensors":
+        save_file({"x": torch.zeros(1)}, "a.safetensors", {"config": json.dumps(config)})
+    else:
+        torch.save({"x": torch.zeros(1)}, "a.pth")
+        Path("a.json").write_text(json.dumps(config))
+    place = "a.safetensors" if form == "safetensors" else "a.pth"
+    with pytest.raises(UserError, match=r"model.class_path=foreign_part.Thing is of none of the packages"):
+        load(place)
+    assert main(["convert", place, "out.pth", "--to=timm"]) == 2
+    assert not Path("harmed").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "option"),
+    [
+        ({"trainer": {"callbacks": ["os.Thing"]}}, "trainer.callbacks.0=os.Thing"),
+        ({"trainer": {"callbacks+": [{"class_path": "a.b.C"}]}}, "trainer.callbacks+.0.class_path=a.b.C"),
+        ({"model": "foreign.Net"}, "model=foreign.Net"),
+        ({"model": '{"class_path": "foreign.Net"}'}, "model.class_path=foreign.Net"),
+        ({"model": {"init_args": {"activation": "os.system"}}}, "model.init_args.activation=os.system"),
+        ({"model": {"init_args": {"a": ["torch.hub.load"]}}}, "model.init_args.a.0=torch.hub.load"),
+        ({"model": {"class_path": "torch.load"}}, "model.class_path=torch.load"),
+        ({"model": {"class_path": "lightning.pytorch.cli.LightningCLI"}}, "LightningCLI: a file of weights may name"),
+        ({"model": {"class_path": "lightning.pytorch.LightningModule.load_from_checkpoint"}}, "may name modules"),
+        ({"model": {"class_path": "torchvision.models.vgg.torch.hub.load"}}, "hub.load: a file of weights may name"),
+        ({"data": {"dataset_class": "torchvision.datasets.folder.default_loader"}}, "data.dataset_class="),
+        ({"data": {"init_args": {"loader": "torchvision.io.read_file"}}}, "data.init_args.loader=torchvision.io"),
+        ({"model": {"class_path": "vit_lightning.commands.fit.fit"}}, "may name modules, datasets and functions"),
+    ],
+)
+def test_what_a_file_of_weights_must_not_name(config, option):
+    with pytest.raises(UserError) as caught:
+        refuse_untrusted(config)
+    assert option in str(caught.value)
+    assert "--trust on the command line" in str(caught.value)
+
+
+def test_what_a_file_of_weights_may_name(trained):
+    refuse_untrusted(read_checkpoint(trained[0] / "checkpoints/best.ckpt")["config"])
+    refuse_untrusted(
+        {
+            "experiment": "os.path.first",
+            "model": {"class_path": "timm.create_model", "init_args": {"model_name": "vit_tiny_patch16_224.augreg"}},
+            "module": {"class_path": "ViTClassifier", "init_args": {"loss": {"class_path": "torch.nn.MSELoss"}}},
+            "data": {
+                "class_path": "vit_lightning.ImageFolder",
+                "init_args": {"root": "photos.v2", "labels": "test.csv"},
+            },
+            "metrics": ["torchmetrics.F1Score", {"name": "acc", "function": "torchmetrics.functional.accuracy"}],
+            "optimizer": {"class_path": "torch.optim.AdamW"},
+            "trainer": {"callbacks": [{"class_path": "lightning.pytorch.callbacks.EarlyStopping"}], "strategy": "ddp"},
+        }
+    )
+
+
+def test_all_is_named_at_once():
+    with pytest.raises(UserError) as caught:
+        refuse_untrusted({"model": {"class_path": "a.B", "init_args": {"norm": {"class_path": "c.D"}}}})
+    assert [text.split(" is of")[0] for text in caught.value.problems] == [
+        "model.class_path=a.B",
+        "model.init_args.norm.class_path=c.D",
+    ]
