@@ -17,7 +17,8 @@ _ROOT = Path(vit_lightning.__file__).parent
 def shipped_configs() -> dict[str, Path]:
     """Returns the files by name: of the folder ``experiments`` in a clone, of ``vit_lightning/configs`` installed."""
     folder = next(filter(Path.is_dir, (_ROOT / "configs", _ROOT.parent / "experiments")), _ROOT)
-    found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
+    paths = [*folder.glob("*.yaml"), *folder.glob("*/*.yaml")]  # not those of runs, which lie deeper
+    found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
     return dict(sorted(found.items(), key=lambda item: (item[0] != "digits", "/" in item[0], item[0])))
 
 
