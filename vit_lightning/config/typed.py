@@ -98,7 +98,7 @@ def is_plain(value: Any) -> bool:
 
 
 class Place(NamedTuple):
-    """What may stand where a type asks for a class.
+    """Stand-in for a class where a type asks for one.
 
     Args:
         base: class from which it derives; None for any.
