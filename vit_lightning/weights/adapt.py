@@ -96,7 +96,9 @@ def adapt(
     weights = dict(source.state_dict() if isinstance(source, nn.Module) else source)
     own = network.state_dict()
     if isinstance(network, ViT):
-        rules: _Rules = _RulesOfViT(network, source if isinstance(source, ViT) else None, grid, interpolation)
+        rules: _RulesOfViT | _RulesOfOthers = _RulesOfViT(
+            network, source if isinstance(source, ViT) else None, grid, interpolation
+        )
     else:
         rules = _RulesOfOthers(network, grid, interpolation)
     adapted, problems = Adapted({}), list[str]()
@@ -146,45 +148,25 @@ def merged(network: nn.Module) -> nn.Module:
     return plain.requires_grad_(True)
 
 
-class _Rules:
-    """Rules for weights that need not be the same in both networks."""
+class _RulesOfViT:
+    """Rules for weights of a ViT of ours that need not be the same in the source."""
 
-    def __init__(self, grid: Size | None, interpolation: Interpolation) -> None:
-        self.grid, self.interpolation = grid, interpolation
+    def __init__(self, vit: ViT, source: ViT | None, grid: Size | None, interpolation: Interpolation) -> None:
+        self.vit, self.source, self.grid, self.interpolation = vit, source, grid, interpolation
 
     def is_head(self, name: str) -> bool:
         """Whether a weight belongs to the head."""
-        raise NotImplementedError
-
-    def optional(self, name: str, weight: Tensor) -> str:
-        """Returns the part of a network that a weight belongs to, if only one of the two networks may have it."""
-        raise NotImplementedError
-
-    def resized(self, name: str, value: Tensor, weight: Tensor) -> tuple[Tensor, str] | None:
-        """Returns a value with the shape of a weight and how it was made; None if there is no way."""
-        raise NotImplementedError
-
-    def positions(self, value: Tensor, old: Size, new: Size, prefix: int) -> tuple[Tensor, str]:
-        table = resize(value, old, new, prefix, f"timm_{self.interpolation}_antialias")
-        same = old == new
-        return table, "positions" if same else f"positions {_shape(old)} -> {_shape(new)} {self.interpolation}"
-
-
-class _RulesOfViT(_Rules):
-    def __init__(self, vit: ViT, source: ViT | None, grid: Size | None, interpolation: Interpolation) -> None:
-        super().__init__(grid, interpolation)
-        self.vit, self.source = vit, source
-
-    def is_head(self, name: str) -> bool:
         return name.startswith("head.")
 
     def optional(self, name: str, weight: Tensor) -> str:
+        """Returns the part of a network that a weight belongs to, if only one of the two networks may have it."""
         if name.startswith(("norm.", "head.norm.")):
             return "last norm"
         token = name.removeprefix("patch_embedding.").removesuffix(".token")
         return token.replace("_", " ") if token in TOKENS else ""
 
     def resized(self, name: str, value: Tensor, weight: Tensor) -> tuple[Tensor, str] | None:
+        """Returns a value with the shape of a weight and how it was made; None if there is no way."""
         if name == POSITIONS and value.ndim == 3 and value.shape[2] == weight.shape[2]:
             return self._positions(value, weight)
         if name == f"{PROJECTION}.conv.weight":
@@ -207,7 +189,7 @@ class _RulesOfViT(_Rules):
         old, own = known_grid or _square(value.shape[1] - before), self.vit.patch_embedding.positions
         if old is None or before + old[0] * old[1] != value.shape[1] or not isinstance(own, LearnedPositions):
             return None
-        table, text = self.positions(value, old, own.grid, before)
+        table, text = _resized_positions(value, old, own.grid, before, self.interpolation)
         known = dict(zip(there, torch.split(table[0, :before], list(there.values())), strict=True))
         rows = []
         for token, count in here.items():
@@ -227,12 +209,13 @@ def _rows_before(vit: ViT) -> dict[str, int]:
     return {name: getattr(embedding, name).token.shape[1] for name in TOKENS if hasattr(embedding, name)}
 
 
-class _RulesOfOthers(_Rules):
+class _RulesOfOthers:
+    """The same rules for another network, as far as its names tell them."""
+
     heads: tuple[str, ...] = ()
 
     def __init__(self, network: nn.Module, grid: Size | None, interpolation: Interpolation) -> None:
-        super().__init__(grid, interpolation)
-        self.network = network
+        self.network, self.grid, self.interpolation = network, grid, interpolation
         with contextlib.suppress(UserError):  # a network without a head
             self.heads = tuple(f"{name}." for name in find_head(network))
         kernels = (name for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
@@ -258,8 +241,15 @@ class _RulesOfOthers(_Rules):
             old = self.grid or _square(value.shape[1] - prefix)
             new = tuple(size) if size else _square(weight.shape[1] - prefix)
             if old and new and [prefix + a * b for a, b in (old, new)] == [value.shape[1], weight.shape[1]]:
-                return self.positions(value, old, new, prefix)
+                return _resized_positions(value, old, new, prefix, self.interpolation)
         return None
+
+
+def _resized_positions(
+    value: Tensor, old: Size, new: Size, prefix: int, interpolation: Interpolation
+) -> tuple[Tensor, str]:
+    table = resize(value, old, new, prefix, f"timm_{interpolation}_antialias")
+    return table, "positions" if old == new else f"positions {_shape(old)} -> {_shape(new)} {interpolation}"
 
 
 def _projection(value: Tensor, weight: Tensor) -> tuple[Tensor, str] | None:

@@ -163,30 +163,21 @@ def _assumed(family: str, options: Options) -> str:
 
 def _base_options(table: Family, layout: Layout) -> Options:
     """Returns the options of a family's constructor without arguments; those that have to be given as in ViT-B/16."""
-    options = {**OPTIONS, **table.fixed}
-    for argument in table.fields:
-        if argument.default is not ...:
-            options |= {name: argument.read(argument.default) for name in argument.options}
-    return options | {ours: layout[key] for key, ours in table.layout_options.items()}
+    defaults = {name: value for name, value in table.defaults.items() if value is not ...}
+    of_layout = {ours: layout[key] for key, ours in table.layout_options.items()}
+    return {**OPTIONS, **table.fixed, **table.set_by(defaults), **of_layout}
 
 
 def _known_options(table: Family, known: Config) -> Options:
     """Returns the options that the given arguments set."""
-    options: Options = {}
-    problems: list[str] = []
     try:
         flat = table.flatten(known)
-        for field in table.fields:
-            if field.theirs in flat:
-                problems += field.problems(flat[field.theirs])
-                if not problems:
-                    options |= {name: field.read(flat[field.theirs]) for name in field.options}
+        refuse(table.wrong_types(flat))
+        return table.set_by(flat)
+    except UserError:
+        raise
     except (TypeError, ValueError, LookupError, AttributeError) as fault:
-        if isinstance(fault, UserError):
-            raise
         raise UserError(f"config of {table.name}: {fault}") from fault
-    refuse(problems)
-    return options
 
 
 def _coverage(shapes: Shapes, table: Family) -> float:

@@ -150,14 +150,7 @@ class Family:
             UserError: names arguments that are unknown, missing, unsupported or of the wrong type.
         """
         given = self._complete(self.flatten(config))
-        options = {**OPTIONS, **self.fixed, "dim_head": None, "scale": None}
-        problems: list[str] = []
-        for argument in self.fields:
-            try:
-                options |= {name: argument.read(given[argument.theirs]) for name in argument.options}
-            except UserError as error:
-                problems += error.problems
-        refuse(problems)
+        options = {**OPTIONS, **self.fixed, "dim_head": None, "scale": None, **self.set_by(given)}
         options |= {ours: layout[key] for key, ours in self.layout_options.items()}
         if options["dim_head"] is None:  # heads share the width of the tokens
             emb_size, num_heads = options["emb_size"], options["num_heads"]
@@ -168,6 +161,28 @@ class Family:
         options |= self.read_rest(given, options, layout)
         assert set(options) == set(OPTIONS), f"{self.name}: no such options: {set(options) - set(OPTIONS)}"
         return options
+
+    def set_by(self, arguments: Config) -> Options:
+        """Returns the options that arguments set, each by itself.
+
+        Raises:
+            UserError: names arguments whose values are none of the family's.
+        """
+        options: Options = {}
+        problems: list[str] = []
+        for argument in self.fields:
+            if argument.theirs in arguments:
+                try:
+                    options |= {name: argument.read(arguments[argument.theirs]) for name in argument.options}
+                except UserError as error:
+                    problems += error.problems
+        refuse(problems)
+        return options
+
+    def wrong_types(self, arguments: Config) -> list[str]:
+        """Returns a problem for each value that is not of its argument's type."""
+        given = [argument for argument in self.fields if argument.theirs in arguments]
+        return [problem for argument in given for problem in argument.problems(arguments[argument.theirs])]
 
     def write(self, options: Options, layout: Layout) -> Config:
         """Returns a complete config; options that it cannot express come out different when it is read again."""
@@ -190,7 +205,5 @@ class Family:
             for key, value in self.without.items()
             if key in given and given[key] != value
         ]
-        for argument in self.fields:
-            problems += argument.problems(given[argument.theirs]) if argument.theirs in given else []
-        refuse(problems)
+        refuse(problems, self.wrong_types(given))
         return {**known, **given}
