@@ -21,7 +21,7 @@ from vit_lightning.report.analysis import analyse
 from vit_lightning.report.configs import config_differences, read_configs
 from vit_lightning.report.figures import coloured, differences_figure, front, seeds_figure
 from vit_lightning.report.report import make_report
-from vit_lightning.report.study import Compare, Trial, Tuning
+from vit_lightning.report.study import Compare, Run, Tuning
 from vit_lightning.report.tables import Table
 from vit_lightning.report.wording import headline
 from vit_lightning.report.write import make_markdown, verdicts, write_report
@@ -142,9 +142,11 @@ def test_tuning_is_shown_with_its_budget_and_an_edge_that_was_chosen(tmp_path):
     study = make_study(tmp_path / "study", images=60)
     options = {"optimizer.lr": [0.001, 0.002, 0.004]}
     trials = [
-        Trial(arm, {"optimizer.lr": lr}, 1000, "", "done", 0.9 + lr) for arm in ARMS for lr in options["optimizer.lr"]
+        Run(arm, 1000, "", "done", results={"val/acc": 0.9 + lr}, tried={"optimizer.lr": lr})
+        for arm in ARMS
+        for lr in options["optimizer.lr"]
     ]
-    tuning = Tuning(options, [1000], trials, {arm: {"optimizer.lr": 0.004} for arm in ARMS})
+    tuning = Tuning("val/acc", options, [1000], trials, {arm: {"optimizer.lr": 0.004} for arm in ARMS})
     report = make_report(replace(study, tuning=tuning))
     assert report.facts["tuning"] == "3 trials of each arm with seeds 1000, chosen by val/acc"
     assert any("smallest or largest optimizer.lr" in note for note in report.notes)
@@ -387,7 +389,7 @@ def test_values_that_tuning_chose_and_splits_that_vary_are_as_planned(tmp_path):
         made = replace(study, **changed)
         return {one.key for one in config_differences(made, read_configs(made)) if not one.planned}
 
-    tuning = Tuning({"optimizer.weight_decay": [0.001, 0.002, 0.003]}, [1000], [], chosen)
+    tuning = Tuning("val/acc", {"optimizer.weight_decay": [0.001, 0.002, 0.003]}, [1000], [], chosen)
     assert unplanned() == {"optimizer.weight_decay", "data.split_seed"}
     assert unplanned(tuning=tuning, split_varies=True) == set()
 

@@ -40,13 +40,14 @@ from vit_lightning.config.own_metrics import recorded_goal
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.report.schedule import Schedule, analyses_of, make_schedule
-from vit_lightning.report.study import Compare, Run, Study, Trial, Tuning, combinations
+from vit_lightning.report.study import Compare, Run, State, Study, Tuning, combinations
 from vit_lightning.storage.environment import PACKAGES
 from vit_lightning.storage.folder import read_json, write_whole
 from vit_lightning.storage.metrics import read_metrics, read_results
 
 SILENT_DEATHS = 10
 """Processes that may die in a row on a run that gets no further."""
+Results = dict[str, Any] | None
 Kind = Literal[
     "diverged", "configuration", "cannot resume", "out of memory", "hang", "no result", "error", "killed", "stopped"
 ]
@@ -80,9 +81,8 @@ class Ledger:
     """Seconds of a run of each arm, where they were timed before the first."""
     schedule: Schedule = field(init=False)
     """Runs that the analyses need, by the runs that this process has seen end."""
-    _ended: dict[Planned, Run | Trial] = field(default_factory=dict)
+    _ended: dict[Planned, Run] = field(default_factory=dict)
     _planned: list[Planned] = field(default_factory=list)
-    _seconds: dict[Planned, float] = field(default_factory=dict)
 
     @property
     def trials(self) -> dict[str, dict[str, Any]]:
@@ -108,16 +108,13 @@ class Ledger:
         failure = self.failure(run) if results is None else None
         if results is None and failure is None:
             return False
-        state: Literal["done", "failed"] = "failed" if results is None else "done"
-        if run.trial is None:
-            cause = None if failure is None else f"{failure['kind']}: {failure['cause']}"
-            self._ended[run] = Run(run.arm, run.seed, self._place(run), state, cause, results or {})
-        else:
-            value = None if results is None else float(results[self.facts["metric"]])
-            self._ended[run] = Trial(run.arm, self.trials[run.trial], run.seed, self._place(run), state, value)
-        if results is not None and "seconds" in results:
-            self._seconds[run] = float(results["seconds"])
+        cause = None if failure is None else f"{failure['kind']}: {failure['cause']}"
+        self._ended[run] = self._run(run, "done" if failure is None else "failed", cause, results)
         return True
+
+    def _run(self, run: Planned, state: State = "missing", cause: str | None = None, results: Results = None) -> Run:
+        tried = None if run.trial is None else self.trials[run.trial]
+        return Run(run.arm, run.seed, self._place(run), state, cause, results or {}, tried)
 
     def _plan(self) -> list[Planned]:
         """Returns the runs that are needed after those that this process has seen end."""
@@ -131,8 +128,8 @@ class Ledger:
             why = (self.failure(failed) or {}).get("cause")
             cause = f"tuning: a trial of each value failed, such as {self._place(failed)}: {why}"
             for run in (Planned(arm, seed) for seed in seeds[:first]):
-                self._ended[run] = Run(arm, run.seed, self._place(run), "failed", cause)
-        study = self._study([run for run in self._ended.values() if isinstance(run, Run)])
+                self._ended[run] = self._run(run, "failed", cause)
+        study = self._study([run for run in self._ended.values() if run.tried is None])
         self.schedule = make_schedule(study)
         needed = self.schedule.seeds
         runs = [Planned(arm, seed) for n, seed in enumerate(seeds) for arm in arms if arm in chosen and n < needed[arm]]
@@ -157,45 +154,37 @@ class Ledger:
         return self.folder / "ledger" / "tuning" / f"{slug(arm)}.json"
 
     def _chosen(self) -> dict[str, dict[str, Any]]:
-        if self.facts["tune"] is None:
+        if (tune := self.facts["tune"]) is None:
             return {arm: {} for arm in self.facts["arms"]}
         found, sign = {}, {"min": 1, "max": -1}[self.facts["mode"]]
+        trials = [run for run in self._ended.values() if run.tried is not None]
+        tuning = Tuning(self.facts["metric"], tune["options"], tune["seeds"], trials, {})
         for arm in self.facts["arms"]:
             if begun := read_json(self._choice(arm)):
                 found[arm] = begun
                 continue
-            means = {}
-            for trial in self.trials:
-                ended = [self._ended.get(Planned(arm, seed, trial)) for seed in self.facts["tune"]["seeds"]]
-                if None in ended:
-                    break
-                values = [run.value for run in ended if isinstance(run, Trial) and run.value is not None]
-                if len(values) == len(ended):
-                    means[trial] = sign * statistics.fmean(values)
-            else:
-                if means:
-                    found[arm] = self.trials[min(means, key=means.__getitem__)]  # of equal ones the first
+            if all(Planned(arm, seed, trial) in self._ended for seed in tune["seeds"] for trial in self.trials):
+                means = {trial: sign * tuning.mean(arm, values) for trial, values in self.trials.items()}
+                known = {trial: mean for trial, mean in means.items() if not math.isnan(mean)}
+                if known:
+                    found[arm] = self.trials[min(known, key=known.__getitem__)]  # of equal ones the first
         return found
 
     def expected_seconds(self, run: Planned) -> float | None:
         """Returns the median time of the runs of an arm, else of all runs, else the forecast; None if nobody knows."""
-        alike = [seconds for other, seconds in self._seconds.items() if other.arm == run.arm]
-        return statistics.median(alike or self._seconds.values()) if self._seconds else self.forecast.get(run.arm)
+        known = [(ended.arm, ended.results["seconds"]) for ended in self._ended.values() if "seconds" in ended.results]
+        alike = [seconds for arm, seconds in known if arm == run.arm] or [seconds for _, seconds in known]
+        return statistics.median(alike) if alike else self.forecast.get(run.arm)
 
     def study(self) -> Study:
         """Returns the ablation with the outcomes of its runs so far."""
-        trials: list[Any] = []
-        runs: list[Any] = []
-        for run in self.planned():
-            if run.trial is not None:
-                missing = Trial(run.arm, self.trials[run.trial], run.seed, self._place(run), "missing")
-                trials.append(self._ended.get(run, missing))
-        for arm, count in self.schedule.seeds.items():
-            for run in (Planned(arm, seed) for seed in self.facts["seeds"][:count]):
-                runs.append(self._ended.get(run, Run(arm, run.seed, self._place(run), "missing")))
-        trials.sort(key=lambda trial: list(self.facts["arms"]).index(trial.arm))
-        tune = self.facts["tune"]
-        tuning = None if tune is None else Tuning(tune["options"], tune["seeds"], trials, self.chosen())
+        facts, tune, arms = self.facts, self.facts["tune"], list(self.facts["arms"])
+        trials = [self._ended.get(run, self._run(run)) for run in self.planned() if run.trial is not None]
+        trials.sort(key=lambda trial: arms.index(trial.arm))
+        seeds = {arm: facts["seeds"][:count] for arm, count in self.schedule.seeds.items()}
+        planned = [Planned(arm, seed) for arm in seeds for seed in seeds[arm]]
+        runs = [self._ended.get(run, self._run(run)) for run in planned]
+        tuning = None if tune is None else Tuning(facts["metric"], **tune, trials=trials, chosen=self.chosen())
         return dataclasses.replace(self._study(runs), tuning=tuning)
 
     def _study(self, runs: list[Run]) -> Study:
@@ -254,7 +243,7 @@ class Ledger:
         failed = [run for run in planned if run in self._ended and self._ended[run].state == "failed"]
         again = [run for run in failed if arm in (None, run.arm) and (run.trial is None or run.arm not in chosen)]
         last = {run: claim for run in again if (claim := self._last_claim(run)) is not None}
-        if last and not self.pending() and any(run.results for run in self._ended.values() if isinstance(run, Run)):
+        if last and not self.pending() and any(run.results for run in self._ended.values() if run.tried is None):
             names = ", ".join(f"{run.name} ({claim.stem})" for run, claim in last.items())
             _note_change(self.folder, f"failed runs were tried again after an answer: {names}")
         self.retried = {run: int(claim.stem) for run, claim in last.items()}

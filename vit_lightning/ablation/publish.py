@@ -9,7 +9,7 @@ from vit_lightning.commands import sync as one_run
 from vit_lightning.errors import UserError
 from vit_lightning.report import dashboard as wandb_dashboard
 from vit_lightning.report.report import make_report
-from vit_lightning.report.study import Run, Study, Trial
+from vit_lightning.report.study import Study
 from vit_lightning.report.wandb_report import log_report
 from vit_lightning.report.write import write_report
 from vit_lightning.storage.folder import hold, runs_in
@@ -58,5 +58,5 @@ def _is_ablation(folder: Path) -> bool:
 
 def _finished(study: Study) -> list[Path]:
     """Returns the folders of an ablation's finished runs and trials."""
-    runs: list[Run | Trial] = [*study.runs, *(study.tuning.trials if study.tuning else [])]
+    runs = [*study.runs, *(study.tuning.trials if study.tuning else [])]
     return [study.folder / run.folder for run in runs if run.state == "done"]

@@ -43,37 +43,28 @@ class Compare:
     disagreement: float = 0.05
 
 
+State = Literal["done", "failed", "missing"]
+
+
 @dataclass(frozen=True)
 class Run:
-    """A training run of the plan: one arm with one seed."""
+    """A training run of the plan: one arm with one seed, or a trial of the arm's tuning."""
 
     arm: str
     seed: int
     folder: str
     """Run folder, relative to the study's; it may not exist yet."""
-    state: Literal["done", "failed", "missing"]
+    state: State
     cause: str | None = None
     """Cause of a failure, in one line."""
     results: dict[str, Any] = field(default_factory=dict)
     """Contents of ``results.json``; empty unless the run is done."""
+    tried: dict[str, Any] | None = None
+    """Values that a trial tries, by dotted keys; it is never tested. None for the runs that are compared."""
 
 
 TUNING = "tuning"
 """W&B job type of the runs that tune; that of the others is their arm."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A run that tunes an arm; it is never tested."""
-
-    arm: str
-    values: dict[str, Any]
-    """Dotted keys that it tries."""
-    seed: int
-    folder: str
-    state: Literal["done", "failed", "missing"]
-    value: float | None = None
-    """Validation metric of its best checkpoint."""
 
 
 def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -85,9 +76,11 @@ def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 class Tuning:
     """Equal tuning of all arms: each tries the same values with the same seeds."""
 
+    metric: str
+    """Validation metric of the best checkpoint, by which values are chosen."""
     options: dict[str, list[Any]]
     seeds: list[int]
-    trials: list[Trial]
+    trials: list[Run]
     chosen: dict[str, dict[str, Any]]
     """Values of each arm with the best mean over the seeds; without the arms that have not finished."""
 
@@ -98,8 +91,8 @@ class Tuning:
 
     def mean(self, arm: str, values: dict[str, Any]) -> float:
         """Returns the mean validation metric of some values; nan where a trial is missing or has failed."""
-        found = [trial.value for trial in self.trials if (trial.arm, trial.values) == (arm, values)]
-        known = [value for value in found if value is not None]
+        found = [run for run in self.trials if (run.arm, run.tried, run.state) == (arm, values, "done")]
+        known = [float(run.results[self.metric]) for run in found]
         return statistics.fmean(known) if known and len(known) == len(self.seeds) else math.nan
 
 
