@@ -52,6 +52,22 @@ def test_a_call_that_was_killed_is_resumed_and_rows_are_merged_and_drawn(through
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_another_checkout_of_the_package_is_measured_beside_this_one(throughput, tmp_path, monkeypatch):
+    monkeypatch.setattr(throughput, "NETWORKS", dict(throughput.NETWORKS))
+    path = tmp_path / "pair.json"
+    small = ("--shapes=tiny", "--precision=fp32", "--mode=inference", "--minutes=0", "--calls=1", f"--out={path}")
+    monkeypatch.setattr("sys.argv", ["throughput.py", *small, f"--checkout={REPOSITORY}"])
+    throughput.main()
+    rows = [row for row in json.loads(path.read_text()) if row["kind"] == "network"]
+    assert [(row["name"], row["rounds"]) for row in rows] == [("ours", 12), (throughput.CHECKOUT, 12)]
+    other = throughput.NETWORKS[throughput.CHECKOUT](throughput.SHAPES["tiny"])
+    assert type(other).__name__ == "FastViT"
+    assert not isinstance(other, throughput.ViT), "it is of modules of its own"
+    monkeypatch.setattr("sys.argv", ["throughput.py", *small, f"--checkout={tmp_path}"])
+    with pytest.raises(SystemExit, match="there is no vit_lightning"):
+        throughput.main()
+
+
 def test_a_misspelt_mode_is_refused(throughput, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["throughput.py", "--mode=train"])
     with pytest.raises(SystemExit):

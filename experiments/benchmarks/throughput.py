@@ -4,6 +4,7 @@ python experiments/benchmarks/throughput.py --minutes 16                (S/16, T
 python experiments/benchmarks/throughput.py --minutes 16 --resume       (what is left of it after it was killed)
 python experiments/benchmarks/throughput.py --table                     (Markdown and figure of what has been measured)
 python experiments/benchmarks/throughput.py --shapes b16,l16 --precision bf16 --device cuda --compiled
+python experiments/benchmarks/throughput.py --checkout FOLDER --out before.json        (another commit of this package)
 
 All have a class token, learned positions, a GELU MLP of four times the width, and no dropout; parameters are float32,
 bf16 is ``torch.autocast``. A training step is forward, cross entropy, backward, and AdamW (fused, no weight decay on
@@ -17,6 +18,9 @@ the fastest equal one; the table then says how many rounds it had.
 
 In a round each network makes some steps in a row, on a CPU as many as ours makes in a tenth of a second: a real loop
 finds in the caches what the same network left there, not what another one did.
+
+``--checkout FOLDER`` measures the ViT of another checkout of this package beside ours, in the same process and rounds:
+``git worktree add FOLDER COMMIT``. Its speed is ``ours_over_this`` of the rows named "another checkout".
 
 Matrix products are interleaved too: a share of the ceiling is the rate of floating-point operations of a step over
 that of a product of two matrices of 2048 x 2048 in the same round. The rows of each measurement are written to
@@ -153,7 +157,35 @@ def hugging_face(shape: Shape) -> nn.Module:
     return library.ViTForImageClassification(library.ViTConfig(**shape.named(names), intermediate_size=4 * shape.width))
 
 
-OURS, OWN_DEFAULTS = "ours", "vit-pytorch, its defaults"
+def of_checkout(folder: Path) -> Callable[[Shape], nn.Module]:
+    """Returns what makes the ViT of another checkout, whose package is imported beside ours under the same name."""
+
+    def ours_in_use() -> dict[str, Any]:
+        names = [name for name in sys.modules if name.partition(".")[0] == "vit_lightning"]
+        return {name: sys.modules.pop(name) for name in names}
+
+    kept = ours_in_use()
+    sys.path.insert(0, str(folder))
+    try:
+        package = importlib.import_module("vit_lightning")
+        if not Path(str(package.__file__)).is_relative_to(folder.resolve()):
+            raise SystemExit(f"--checkout {folder}: there is no vit_lightning (found {package.__file__})")
+        make, accelerates = package.ViT, hasattr(package, "accelerate")
+        swap = package.accelerate if accelerates else lambda network: None  # older ones are fast as they are built
+    finally:
+        sys.path.pop(0)
+        ours_in_use()
+        sys.modules.update(kept)
+
+    def network_of(shape: Shape) -> nn.Module:
+        network: nn.Module = make(**shape.named("image_size patch_size emb_size depth num_heads num_classes"))
+        swap(network)
+        return network
+
+    return network_of
+
+
+OURS, OWN_DEFAULTS, CHECKOUT = "ours", "vit-pytorch, its defaults", "another checkout"
 NETWORKS: dict[str, Callable[[Shape], nn.Module]] = {
     OURS: ours,
     "timm": lambda shape: timm(shape, fused=True),
@@ -269,7 +301,8 @@ def measure(
 
 def clearly_slower(rounds: Rounds) -> list[str]:
     """Returns the networks than which ours is faster by a quarter and more, but for the fastest equal one."""
-    ratios = {name: rounds.ratio(OURS, name) for name in rounds.seconds if name in NETWORKS and name != OURS}
+    ratios = {name: rounds.ratio(OURS, name) for name in rounds.seconds if name in NETWORKS}
+    ratios = {name: ratio for name, ratio in ratios.items() if name not in (OURS, CHECKOUT)}
     most = max(map(len, rounds.seconds.values()))
     there = [name for name in ratios if name != OWN_DEFAULTS and len(rounds.seconds[name]) == most]
     fastest = min(there, key=lambda name: ratios[name].median, default=None)
@@ -429,7 +462,7 @@ def network_cell(row: dict[str, Any], rounds: int) -> str:
 def fastest_peer(rows: list[dict[str, Any]], shape: str) -> dict[str, Any] | None:
     """Returns the row of the peer with our options against which our median ratio is the smallest."""
     others = [row for row in rows if row["shape"] == shape and row["kind"] == "network"]
-    others = [row for row in others if row["name"] not in (OURS, OWN_DEFAULTS)]
+    others = [row for row in others if row["name"] not in (OURS, OWN_DEFAULTS, CHECKOUT)]
     return min(others, key=lambda row: row["ours_over_this"]["median"], default=None)
 
 
@@ -512,7 +545,10 @@ def main() -> None:
         "--calls", type=int, help="steps in a row in a round; by default 10 on CUDA, else 0.1 s of ours"
     )
     parser.add_argument(
-        "--peers", type=some_of(NETWORKS, ";"), default=";".join(NETWORKS), help=f"by default all: {';'.join(NETWORKS)}"
+        "--peers", type=some_of(NETWORKS, ";"), help=f"by default all, or with --checkout none: {';'.join(NETWORKS)}"
+    )
+    parser.add_argument(
+        "--checkout", type=Path, help="folder of another checkout of this package to measure; with --out"
     )
     parser.add_argument("--resume", action="store_true", help="leave out what this commit has measured here")
     parser.add_argument("--table", action="store_true", help="measure nothing: print and draw all that --out has")
@@ -520,6 +556,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
+    args.peers = args.peers or ([] if args.checkout else [*NETWORKS])
+    if args.checkout:
+        if args.out == RESULTS:
+            parser.error("--checkout: give --out too, since throughput.json holds the comparison with other libraries")
+        NETWORKS[CHECKOUT] = of_checkout(args.checkout)
+        args.peers.append(CHECKOUT)
     if args.table and not args.out.is_file():
         parser.error(f"--table: {args.out} is not there")
     shown = read(args.out)
