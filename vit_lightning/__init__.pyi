@@ -62,7 +62,6 @@ from vit_lightning.models.vit import ViT as ViT
 from vit_lightning.random_keys import sample_keys as sample_keys
 from vit_lightning.storage.metrics import read_metrics as read_metrics
 from vit_lightning.training.classifier import ViTClassifier as ViTClassifier
-from vit_lightning.training.crate_measures import CrateMeasures as CrateMeasures
 from vit_lightning.training.distillation import Distillation as Distillation
 from vit_lightning.training.distillation import DistillationConfig as DistillationConfig
 from vit_lightning.training.distillation import Teacher as Teacher
@@ -71,6 +70,7 @@ from vit_lightning.training.fast_paths import accelerate as accelerate
 from vit_lightning.training.image_sizes import ProgressiveImageSize as ProgressiveImageSize
 from vit_lightning.training.losses import LossConfig as LossConfig
 from vit_lightning.training.optim import OptimizerConfig as OptimizerConfig
+from vit_lightning.training.probes import CrateMeasures as CrateMeasures
 from vit_lightning.training.probes import KNNProbe as KNNProbe
 from vit_lightning.training.probes import LinearProbe as LinearProbe
 from vit_lightning.weights.convert import from_reference as from_reference

@@ -24,7 +24,7 @@ from vit_lightning.models.attention import DotProductAttention
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.training import fast_paths
 from vit_lightning.training.fast_paths import Forms
-from vit_lightning.training.memory import keep_freed_memory
+from vit_lightning.training.resources import keep_freed_memory
 
 TYPES = (torch.float32, torch.bfloat16)
 

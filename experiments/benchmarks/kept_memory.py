@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from vit_lightning import ViT
 from vit_lightning.commands.measuring import paired_rounds
-from vit_lightning.training.memory import keep_freed_memory
+from vit_lightning.training.resources import keep_freed_memory
 
 SIZES = {"patch_size": 4, "emb_size": 128, "depth": 6, "num_heads": 4, "class_token": False, "pool": "mean"}
 

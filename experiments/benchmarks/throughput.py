@@ -50,9 +50,8 @@ from vit_lightning.commands.measuring import Interval, Rounds, combined, matrix_
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import write_whole
 from vit_lightning.training.fast_paths import accelerate, left_out_flops
-from vit_lightning.training.flops import forward_flops
-from vit_lightning.training.memory import keep_freed_memory, peak_memory
 from vit_lightning.training.optim import parameter_groups
+from vit_lightning.training.resources import forward_flops, keep_freed_memory, peak_memory
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "throughput.json"

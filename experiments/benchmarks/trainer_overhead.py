@@ -47,8 +47,8 @@ from vit_lightning.commands.measuring import median
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.batches import Batch
 from vit_lightning.storage.environment import describe_environment
-from vit_lightning.training.memory import keep_freed_memory
 from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule
+from vit_lightning.training.resources import keep_freed_memory
 
 BATCH, BATCHES_OF_VALIDATION, CLASSES, SIDE = 128, 10, 10, 16
 BATCHES_OF_EPOCH = 51

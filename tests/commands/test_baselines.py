@@ -14,7 +14,7 @@ from vit_lightning.commands.fit import fit
 from vit_lightning.config.check_network import network_problems
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
-from vit_lightning.training.flops import forward_flops
+from vit_lightning.training.resources import forward_flops
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from vit_lightning import Digits, UserError, ViT, ViTClassifier
 from vit_lightning.models.blocks import LayerNorm, ResidualAdd
 from vit_lightning.models.crate import ISTA, MSSA, SIZES, CrateBlock, coding_rate
-from vit_lightning.training.crate_measures import CrateMeasures
+from vit_lightning.training.probes import CrateMeasures
 from vit_lightning.weights.convert import from_reference, to_reference
 
 MICRO = {"image_size": 8, "patch_size": 4, "num_classes": 5, "dim": 12, "depth": 2, "heads": 2, "dim_head": 5}

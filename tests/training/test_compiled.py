@@ -18,7 +18,7 @@ from vit_lightning.cli import main
 from vit_lightning.commands.session import chosen_matmul
 from vit_lightning.config.resolve import resolve
 from vit_lightning.training.compiled import compile_module
-from vit_lightning.training.precision import auto_precision, has_fast_bfloat16, is_fast_in_bfloat16
+from vit_lightning.training.resources import auto_precision, has_fast_bfloat16, is_fast_in_bfloat16
 
 
 def test_one_graph_for_training_and_one_for_evaluation():

@@ -16,8 +16,8 @@ from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.heads import ClassificationHead
 from vit_lightning.training import fast_paths
 from vit_lightning.training.fast_paths import FastAttention, FastLinear, FastPatches, FastViT, left_out_flops
-from vit_lightning.training.flops import forward_flops
-from vit_lightning.training.lora import LoraConfig, add_lora
+from vit_lightning.training.fine_tuning import LoraConfig, add_lora
+from vit_lightning.training.resources import forward_flops
 
 SIZES = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 

@@ -16,7 +16,7 @@ from vit_lightning.config.experiment import make_network, network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import load_network, read_checkpoint
 from vit_lightning.training.divergence import FiniteGuard
-from vit_lightning.training.lora import LoraConfig, add_lora
+from vit_lightning.training.fine_tuning import LoraConfig, add_lora
 from vit_lightning.weights.adapt import merged
 from vit_lightning.weights.sources import open_source
 

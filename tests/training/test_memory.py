@@ -7,12 +7,12 @@ import sys
 import pytest
 import torch
 
-from vit_lightning.training.memory import peak_memory
+from vit_lightning.training.resources import peak_memory
 
 KEPT = """
 import torch
 from pathlib import Path
-from vit_lightning.training.memory import keep_freed_memory
+from vit_lightning.training.resources import keep_freed_memory
 torch.set_num_threads(1)
 def addresses():
     return int(Path("/proc/self/statm").read_text().split()[0]) * 4096

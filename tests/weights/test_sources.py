@@ -21,7 +21,7 @@ from vit_lightning.commands.module import load_teacher
 from vit_lightning.config.experiment import network_in_file
 from vit_lightning.config.trust import KNOWN_PACKAGES, PACKAGES, Imports, may_import, trusts
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint
-from vit_lightning.training.features import features
+from vit_lightning.training.probes import features
 from vit_lightning.weights import sources
 from vit_lightning.weights.init_from import open_initial_weights
 

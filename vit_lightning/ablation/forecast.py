@@ -26,7 +26,7 @@ from vit_lightning.commands.tune import plain_steps
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.forecast import assumed_spread, forecast_sentences, measured_spread
-from vit_lightning.training.memory import keep_freed_memory
+from vit_lightning.training.resources import keep_freed_memory
 
 WARM_UP, MOST, MOMENT = 2, 20, 0.5
 """Steps that are not timed, most steps, and seconds after which no further one is."""

@@ -31,9 +31,8 @@ from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.fast_paths import left_out_flops
-from vit_lightning.training.flops import forward_flops
-from vit_lightning.training.memory import keep_freed_memory, peak_memory
 from vit_lightning.training.optim import optimizer_and_schedule
+from vit_lightning.training.resources import forward_flops, keep_freed_memory, peak_memory
 from vit_lightning.weights import FAMILIES, to_reference
 
 STEP, TRAINER, INFERENCE, PRODUCT = "training step", "whole Trainer", "inference", "matrix product"

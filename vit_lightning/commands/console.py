@@ -23,7 +23,7 @@ from vit_lightning.metric_facts import Stage, facts_of
 from vit_lightning.notation import counted as counted
 from vit_lightning.storage.folder import FULL
 from vit_lightning.training.classifier import ViTClassifier
-from vit_lightning.training.precision import AUTO, auto_precision
+from vit_lightning.training.resources import AUTO, auto_precision
 
 
 @rank_zero_only

@@ -63,11 +63,10 @@ from vit_lightning.training.callbacks import EpochMetrics, LearningRate, StepSee
 from vit_lightning.training.checkpoints import Checkpoints, space_problem
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
-from vit_lightning.training.flops import forward_flops
 from vit_lightning.training.lightning_detours import count_as_trained
-from vit_lightning.training.memory import keep_freed_memory
 from vit_lightning.training.monitor import Monitor
 from vit_lightning.training.probes import Probe
+from vit_lightning.training.resources import forward_flops, keep_freed_memory
 from vit_lightning.training.stop_on_signal import StopOnSignal
 
 

@@ -23,7 +23,7 @@ from vit_lightning.data.sampling import evaluation_requests
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.sizes import pair
-from vit_lightning.training.features import features
+from vit_lightning.training.probes import features
 from vit_lightning.weights.sources import Source, open_source
 
 AnImage = str | PathLike[str] | Image.Image | np.ndarray[Any, Any]

@@ -23,7 +23,7 @@ from vit_lightning.training.classifier import ViTClassifier, classify
 from vit_lightning.training.compiled import compile_module
 from vit_lightning.training.distillation import Distillation, Teacher
 from vit_lightning.training.fast_paths import accelerate
-from vit_lightning.training.freeze import head_state
+from vit_lightning.training.fine_tuning import head_state
 from vit_lightning.training.lightning_detours import predict_with
 from vit_lightning.weights.init_from import open_initial_weights
 from vit_lightning.weights.sources import open_teacher

@@ -40,7 +40,7 @@ from vit_lightning.training.lightning_detours import (
     profile_nothing,
     start_ranks_without_signals,
 )
-from vit_lightning.training.precision import AUTO, auto_precision
+from vit_lightning.training.resources import AUTO, auto_precision
 
 Results = dict[str, Any]
 

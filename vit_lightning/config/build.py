@@ -40,8 +40,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
 from vit_lightning.sizes import pair
 from vit_lightning.storage.checkpoint_files import find_checkpoint, network_weights, read_checkpoint
-from vit_lightning.training.freeze import freeze_backbone
-from vit_lightning.training.lora import LoraConfig, add_lora, idle_adapters
+from vit_lightning.training.fine_tuning import LoraConfig, add_lora, freeze_backbone, idle_adapters
 from vit_lightning.training.losses import OwnLoss
 from vit_lightning.training.optim import OptimizerConfig, group_problems
 from vit_lightning.training.probes import Probe

@@ -22,8 +22,7 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.models.resize import Interpolation
 from vit_lightning.training.fast_paths import describe
-from vit_lightning.training.freeze import freeze_backbone, head_state
-from vit_lightning.training.lora import LoraConfig, add_lora
+from vit_lightning.training.fine_tuning import LoraConfig, add_lora, freeze_backbone, head_state
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from vit_lightning.storage.wandb_mirror import WandbConfig
 from vit_lightning.training.checkpoints import CheckpointConfig
 from vit_lightning.training.distillation import DistillationConfig
 from vit_lightning.training.ema import EMAConfig
-from vit_lightning.training.lora import LoraConfig
+from vit_lightning.training.fine_tuning import LoraConfig
 from vit_lightning.training.losses import LossConfig, OwnLoss
 from vit_lightning.training.optim import OptimizerConfig
 

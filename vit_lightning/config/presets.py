@@ -12,7 +12,7 @@ from vit_lightning.models.crate import ISTA, MSSA, CrateBlock
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.presets import PRESETS
 from vit_lightning.models.vit import ViT
-from vit_lightning.training.flops import forward_flops
+from vit_lightning.training.resources import forward_flops
 
 USUAL = {
     "Ti": ((16,), "Touvron et al. 2021, DeiT (arXiv 2012.12877), table 1"),

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import METRICS
 from vit_lightning.random_keys import one_key
-from vit_lightning.training.log_again import log_again
+from vit_lightning.training.lightning_detours import log_again
 
 
 class StepSeeds(Callback):

@@ -21,7 +21,7 @@ from vit_lightning.metric_facts import CROSS_ENTROPY, MeanLoss, Stage, make_metr
 from vit_lightning.training.callbacks import TrainingBar
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
-from vit_lightning.training.log_again import log_again
+from vit_lightning.training.lightning_detours import log_again
 from vit_lightning.training.losses import Criterion, HeadsLoss, LossConfig, OwnLoss, make_loss, mean_over_heads
 from vit_lightning.training.optim import ConfiguredGroups, OptimizerConfig, optimizer_and_schedule
 

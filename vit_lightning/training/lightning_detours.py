@@ -17,6 +17,8 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.tuner import lr_finder
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torchmetrics import Metric
 from tqdm import tqdm
 
 from vit_lightning.signals import is_ended_by_signals, withheld
@@ -134,3 +136,20 @@ def validates_now(trainer: Trainer) -> bool:
 def epoch_ends(trainer: Trainer) -> bool:
     """Whether all batches of the epoch have been trained, and validated."""
     return trainer._logger_connector._first_loop_iter is None and not trainer.validating
+
+
+def log_again(module: LightningModule, name: str, value: Tensor | Metric, *, prog_bar: bool = False) -> None:
+    """Logs a metric of the epoch, or a number of the step, as ``module.log`` does.
+
+    That checks and copies so much that it takes as long as a layer of a small network. Here it is called once in each
+    epoch, and then its entry gets the new value. Without ``prog_bar`` nothing waits for the device.
+    """
+    trainer = module._trainer  # none outside of a training
+    results: Any = None if trainer is None else trainer._results
+    entry = None if results is None else results.get(f"{module._current_fx_name}.{name}")
+    if entry is None or entry.has_reset:
+        module.log(
+            name, value, prog_bar=prog_bar, on_step=isinstance(value, Tensor), on_epoch=isinstance(value, Metric)
+        )
+    else:
+        entry.update(value.detach() if isinstance(value, Tensor) else value, 1)

@@ -1,26 +1,72 @@
-"""Probes of the features of a network during training: nearest neighbours and linear classifiers."""
+"""Measures of a network's features during training: nearest neighbours, linear classifiers, CRATE's objectives."""
 
 from __future__ import annotations
 
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, problems_of, refuse
-from vit_lightning.models.heads import find_head
+from vit_lightning.models.crate import ISTA, MSSA, coding_rate
+from vit_lightning.models.heads import ClassificationHead, DistilledHead, find_head
+from vit_lightning.models.vit import ViT
 from vit_lightning.random_keys import one_key
 from vit_lightning.training.callbacks import is_due
-from vit_lightning.training.features import features
+
+
+def features(network: nn.Module, images: Tensor, blocks: Sequence[int] = ()) -> list[Tensor]:
+    """Returns the pooled features (b, e) before the classifier, and behind them the tokens after chosen blocks.
+
+    Args:
+        network: a network whose last linear layer is its classifier, or that has none and returns features.
+        images: images (b, c, H, W) as the network takes them.
+        blocks: numbers of blocks, 0 the first and -1 the last.
+
+    Raises:
+        UserError: the network has no such blocks.
+    """
+    encoder: Any = network.encoder if isinstance(network, ViT) else getattr(network, "blocks", ())
+    if wrong := [number for number in blocks if not -len(encoder) <= number < len(encoder)]:
+        raise UserError(f"blocks={wrong}: {type(network).__name__} has {len(encoder)} blocks, from 0")
+    found: list[Tensor] = []
+    tokens: dict[int, Tensor] = {}
+    hooks = [module.register_forward_pre_hook(_keep_input(found)) for module in _classifiers(network)]
+    hooks += [encoder[number].register_forward_hook(_keep_output(tokens, number)) for number in blocks]
+    try:
+        output = network(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    pooled = torch.stack(found).mean(dim=0) if found else output  # DeiT has a classifier on each of two tokens
+    return [pooled, *(tokens[number] for number in blocks)]
+
+
+def _classifiers(network: nn.Module) -> list[nn.Module]:
+    """Returns the layers from features to logits; none if the network returns features."""
+    head: Any = getattr(network, "head", None)
+    if isinstance(head, ClassificationHead | DistilledHead):
+        return [module for name, module in head.named_children() if name in ("linear", "distillation")]
+    return [] if getattr(network, "num_classes", None) == 0 else list(find_head(network).values())
+
+
+def _keep_input(found: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    return lambda module, given: found.append(given[0])
+
+
+def _keep_output(found: dict[int, Tensor], number: int) -> Callable[[nn.Module, Any, Tensor], None]:
+    return lambda module, given, output: found.update({number: output})
 
 
 class Features(NamedTuple):
@@ -220,3 +266,77 @@ def _features(trainer: Trainer, module: LightningModule, split: str, indices: Te
         order = parts[0].argsort()
         parts = [part[order] for part in parts]
     return Features(parts[1].float(), parts[2])
+
+
+class CrateMeasures(Callback):
+    """Callback that logs two measures of each layer on the first batch of a validation (Yu et al. 2023, section 3.1).
+
+    ``crate/coding_rate/N`` is R^c of the tokens after the MSSA of layer N, in the subspaces of that layer, a mean over
+    the images; MSSA is to minimize it. ``crate/sparsity/N`` is the fraction of entries that are not zero after the ISTA
+    of layer N, which ISTA is to minimize.
+
+    Args:
+        precision: epsilon of the coding rate.
+    """
+
+    def __init__(self, precision: float = 0.5) -> None:
+        self.precision = precision
+        self._handles: list[RemovableHandle] = []
+        self._measures: dict[str, Tensor] = {}
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if batch_idx or dataloader_idx:
+            return
+        blocks = [block for block in pl_module.modules() if _is_crate(block)]
+        for number, block in enumerate(blocks):
+            attention = block.get_submodule("attention")
+            subspaces = attention.get_submodule("fn.attention")
+            assert isinstance(subspaces, MSSA)
+            self._handles += [
+                attention.register_forward_hook(self._measure_rate(f"crate/coding_rate/{number}", subspaces)),
+                block.register_forward_hook(self._measure_sparsity(f"crate/sparsity/{number}")),
+            ]
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._remove()
+        for name, value in self._measures.items():
+            pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1)
+        self._measures = {}
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _measure_rate(self, name: str, attention: MSSA) -> Any:
+        def hook(module: nn.Module, inputs: Any, tokens: Tensor) -> None:
+            matrix = rearrange(attention.subspaces.weight, "(h d) e -> h d e", h=attention.num_heads)
+            with torch.autocast(tokens.device.type, enabled=False):  # bfloat16 is too coarse for a determinant
+                rates = coding_rate(tokens.float(), matrix.float(), precision=self.precision)
+            self._measures[name] = rates.mean()
+
+        return hook
+
+    def _measure_sparsity(self, name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, tokens: Tensor) -> None:
+            self._measures[name] = (tokens != 0).float().mean()
+
+        return hook
+
+
+def _is_crate(block: nn.Module) -> bool:
+    parts = [child for half in block.children() for child in half.modules()]
+    kinds = {type(part) for part in parts}
+    return {"attention", "feed_forward"} == {name for name, _ in block.named_children()} and kinds >= {MSSA, ISTA}

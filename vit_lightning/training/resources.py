@@ -1,16 +1,35 @@
-"""Memory of training: its peak, and on the CPU freed memory that is kept for the next step."""
+"""Resources of a network on a machine: floating-point operations, memory, and the precision that is fast there."""
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def forward_flops(network: nn.Module, shape: tuple[int, int, int]) -> int | None:
+    """Returns the floating-point operations of a forward pass of one image (c, H, W); a multiply-add counts as two.
+
+    torch counts them on the meta device. None for a network that cannot run there.
+    """
+    try:
+        empty = copy.deepcopy(network).to("meta").eval()
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            empty(torch.empty(1, *shape, device="meta"))
+    except Exception:  # a network of the user may raise anything
+        return None
+    return int(counter.get_total_flops())
+
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # M_... of glibc's malloc.h
 _LARGEST = 2**31 - 1
@@ -74,3 +93,53 @@ def peak_memory(step: Callable[[], object], device: torch.device) -> int:
     with allocated:
         step()
     return allocated.peak
+
+
+AUTO = "auto"
+
+
+def auto_precision(accelerator: Any = "auto") -> str:
+    """Returns the precision that ``auto`` stands for on this machine: bf16-mixed with fast bfloat16, else 32-true.
+
+    Args:
+        accelerator: as Lightning's Trainer takes it.
+    """
+    return "bf16-mixed" if has_fast_bfloat16(_device_type(accelerator)) else "32-true"
+
+
+def has_fast_bfloat16(device_type: str) -> bool:
+    """Whether products of bfloat16 matrices beat those of float32: on GPUs from Ampere on, and CPUs with instructions.
+
+    On a CPU these are AMX, AVX512-BF16 of AMD, or BF16 of ARM. An Intel CPU with AVX512-BF16 and without AMX was slower
+    in bfloat16 (experiments/README.md).
+    """
+    if device_type == "cuda":
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    if device_type != "cpu":
+        return False
+    try:
+        return is_fast_in_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    except OSError:
+        return False
+
+
+def is_fast_in_bfloat16(cpuinfo: str) -> bool:
+    """Whether a processor, as Linux describes it, is one of those of ``has_fast_bfloat16``."""
+    fields: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip().lower(), value)
+    instructions = set(fields.get("flags", fields.get("features", "")).split())
+    if "avx512_bf16" in instructions and "GenuineIntel" not in fields.get("vendor_id", ""):
+        return True
+    return not {"amx_bf16", "bf16"}.isdisjoint(instructions)
+
+
+def _device_type(accelerator: Any) -> str:
+    """Returns the type of the device that Lightning takes for ``trainer.accelerator``."""
+    name = str(accelerator or "auto").lower()
+    if name in ("cuda", "gpu", "auto") and torch.cuda.is_available():
+        return "cuda"
+    if name in ("mps", "gpu", "auto") and torch.backends.mps.is_available():
+        return "mps"
+    return "cpu" if name in ("cpu", "auto") else name

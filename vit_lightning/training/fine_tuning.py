@@ -1,18 +1,57 @@
-"""Low-rank adapters (Hu et al. 2022, LoRA), made by the package peft."""
+"""Which weights are trained: a frozen backbone, of which only the head is, or low-rank adapters by the package peft."""
 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.models.heads import find_head
 from vit_lightning.training.fast_paths import FastLinear
+
+
+def freeze_backbone(network: nn.Module) -> None:
+    """Freezes all but the head for good: no gradients, and evaluation mode, so neither dropout nor new statistics.
+
+    No graph is kept of what comes before the head, since nothing there needs a gradient.
+
+    Raises:
+        UserError: the network has no head.
+    """
+    heads = find_head(network)
+    network.requires_grad_(False)
+    for head in heads.values():
+        head.requires_grad_(True)
+    for name, module in network.named_modules():
+        if not any(_contains(name, head) or _contains(head, name) for head in heads):
+            module.eval()
+            module.train = partial(_stay, module)
+    warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")  # Lightning's, at each start
+
+
+def head_state(network: nn.Module) -> dict[str, Tensor]:
+    """Returns a copy of the weights of the head, by their names in the network."""
+    return {
+        f"{name}.{key}": value.clone()
+        for name, head in find_head(network).items()
+        for key, value in head.state_dict().items()
+    }
+
+
+def _contains(outer: str, inner: str) -> bool:
+    return not outer or f"{inner}.".startswith(f"{outer}.")
+
+
+def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
+    """Replaces ``train`` of a frozen module, which stays in evaluation mode."""
+    return module
 
 
 @dataclass
