@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
 from vit_lightning.sizes import Size
 
 T = TypeVar("T")
@@ -43,16 +45,30 @@ def needs(setting: str, given: bool, needed: Mapping[str, bool]) -> list[str]:
     return [f"{setting} needs {need}" for need, met in needed.items() if given and not met]
 
 
-def block(name: str, make: Callable[..., object], *sizes: object) -> list[str]:
-    """Returns what a block reports against its arguments, so that it is reported together with all other problems.
+@contextlib.contextmanager
+def all_at_once(problems: Sequence[str], parts: Mapping[str, tuple[Any, ...]]) -> Iterator[None]:
+    """Raises the problems of a network's arguments and, where something is wrong within, what its parts report too.
 
-    The block is built on the meta device, which takes no memory and draws no random numbers. Sizes below 1 have been
-    reported by themselves.
+    Args:
+        problems: the problems that have been found.
+        parts: what makes each part, with its sizes, by name of the option; the last may depend on all others.
     """
+    try:
+        refuse(problems)
+        yield
+    except UserError:
+        *others, last = [(name, *part) for name, part in parts.items()]
+        refuse(problems, *(_refused(*part) for part in others))
+        refuse(_refused(*last))
+        raise
+
+
+def _refused(name: str, make: Callable[..., object], *sizes: object) -> list[str]:
+    """Returns what a part reports against its arguments; sizes below 1 have been reported by themselves."""
     if any(isinstance(size, int) and size < 1 for size in sizes):
         return []
     try:
-        with torch.device("meta"):
+        with torch.device("meta"):  # which takes no memory
             make(*sizes)
     except UserError as error:
         of_the_network = ("num_heads", "emb_size", "pool")

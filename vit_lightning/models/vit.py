@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -137,6 +136,13 @@ class ViT(NamedSequential):
             "representation_size=null": representation_size is None,
             "final_norm other than after_pool": final_norm != "after_pool",
         }
+        parts = {
+            "attention": (attention, emb_size, num_heads),
+            "feed_forward": (feed_forward, emb_size),
+            "positions": (make_positions, (1, 1), emb_size, 1),
+            "block": (block, emb_size, Identity(), Identity(), norm, layer_scale, 0.0),
+            "pool": (make_pool, emb_size, num_heads, prefix_tokens),
+        }
         problems = [
             *at_least(1, in_channels=in_channels, emb_size=emb_size, depth=depth, num_heads=num_heads),
             *at_least(1, representation_size=representation_size),
@@ -151,43 +157,38 @@ class ViT(NamedSequential):
             *checks.choice("drop_path_schedule", drop_path_schedule, ("linear", "constant")),
             *checks.needs("pool=cls", pool == "cls", {"class_token=true (or choose pool=mean)": class_token}),
             *checks.needs("distillation_token=true", distillation_token, with_distillation),
-            *checks.block("attention", attention, emb_size, num_heads),
-            *checks.block("feed_forward", feed_forward, emb_size),
-            *checks.block("positions", make_positions, (1, 1), emb_size, 1),
-            *checks.block("block", block, emb_size, Identity(), Identity(), norm, layer_scale, 0.0),
         ]
-        refuse(problems or checks.block("pool", partial(make_pool, emb_size, num_heads, prefix_tokens)))
-
-        grid = (image_size[0] // patch_size[0], image_size[1] // patch_size[1])
-        super().__init__(
-            patch_embedding=PatchEmbedding(
-                projection=make_projection(in_channels, patch_size, emb_size),
-                register_tokens=RegisterTokens(emb_size, register_tokens) if register_tokens else None,
-                distillation_token=DistillationToken(emb_size) if distillation_token else None,
-                class_token=ClassToken(emb_size) if class_token else None,
-                positions=make_positions(grid, emb_size, prefix_tokens),
-                dropout=Dropout(emb_dropout),
-                patch_dropout=PatchDropout(patch_dropout, prefix_tokens) if patch_dropout > 0.0 else None,
-                norm=None if embedding_norm is None else embedding_norm(emb_size),
-            ),
-            encoder=TransformerEncoder(
-                *(
-                    block(emb_size, attention(emb_size, num_heads), feed_forward(emb_size), norm, layer_scale, p)
-                    for p in drop_path_rates(drop_path, depth, drop_path_schedule)
-                )
-            ),
-            norm=norm(emb_size) if final_norm == "before_pool" else None,
-            head=DistilledHead(emb_size=emb_size, num_classes=num_classes, dropout=head_dropout)
-            if distillation_token
-            else ClassificationHead(
-                pool=make_pool(emb_size, num_heads, prefix_tokens),
-                emb_size=emb_size,
-                num_classes=num_classes,
-                norm=norm if final_norm == "after_pool" else None,
-                dropout=head_dropout,
-                representation_size=representation_size,
-            ),
-        )
+        with checks.all_at_once(problems, parts):
+            grid = (image_size[0] // patch_size[0], image_size[1] // patch_size[1])
+            super().__init__(
+                patch_embedding=PatchEmbedding(
+                    projection=make_projection(in_channels, patch_size, emb_size),
+                    register_tokens=RegisterTokens(emb_size, register_tokens) if register_tokens else None,
+                    distillation_token=DistillationToken(emb_size) if distillation_token else None,
+                    class_token=ClassToken(emb_size) if class_token else None,
+                    positions=make_positions(grid, emb_size, prefix_tokens),
+                    dropout=Dropout(emb_dropout),
+                    patch_dropout=PatchDropout(patch_dropout, prefix_tokens) if patch_dropout > 0.0 else None,
+                    norm=None if embedding_norm is None else embedding_norm(emb_size),
+                ),
+                encoder=TransformerEncoder(
+                    *(
+                        block(emb_size, attention(emb_size, num_heads), feed_forward(emb_size), norm, layer_scale, p)
+                        for p in drop_path_rates(drop_path, depth, drop_path_schedule)
+                    )
+                ),
+                norm=norm(emb_size) if final_norm == "before_pool" else None,
+                head=DistilledHead(emb_size=emb_size, num_classes=num_classes, dropout=head_dropout)
+                if distillation_token
+                else ClassificationHead(
+                    pool=make_pool(emb_size, num_heads, prefix_tokens),
+                    emb_size=emb_size,
+                    num_classes=num_classes,
+                    norm=norm if final_norm == "after_pool" else None,
+                    dropout=head_dropout,
+                    representation_size=representation_size,
+                ),
+            )
         self.image_size, self.patch_size, self.in_channels = image_size, patch_size, in_channels
         self.num_classes, self.emb_size, self.depth, self.num_heads = num_classes, emb_size, depth, num_heads
         self.prefix_tokens, self.drop_path = prefix_tokens, drop_path
