@@ -22,6 +22,7 @@ from vit_lightning.data.splits import Split
 from vit_lightning.metric_facts import Stage, facts_of
 from vit_lightning.notation import counted as counted
 from vit_lightning.storage.folder import FULL
+from vit_lightning.training.callbacks import training_steps
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.resources import AUTO, auto_precision
 
@@ -200,9 +201,8 @@ def _steps(trainer: Trainer) -> tuple[int, int]:
     """Returns the optimizer steps of an epoch and of the training; 0 where that is not known."""
     if math.isinf(trainer.num_training_batches):
         return 0, 0
-    per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
-    limits = (per_epoch * (trainer.max_epochs or 0), trainer.max_steps)
-    return per_epoch, min((limit for limit in limits if limit > 0), default=0)
+    per_epoch, total = training_steps(trainer, int(trainer.num_training_batches))
+    return per_epoch, 0 if math.isinf(total) else int(total)
 
 
 def _whole_warmup(trainer: Trainer, module: LightningModule) -> str | None:

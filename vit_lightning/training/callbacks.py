@@ -117,7 +117,7 @@ class Stopwatch(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.seconds, self.images = state_dict["seconds"], state_dict["images"]
-        self._earlier = state_dict.get("run_seconds", self.seconds)  # runs of earlier versions lack it
+        self._earlier = state_dict["run_seconds"]
 
 
 class EpochMetrics(Callback):
@@ -220,6 +220,14 @@ def fits(outputs: Any, batch: Any) -> bool:
     """Whether a step of validation or test returned the logits of a batch."""
     labels = getattr(batch, "labels", ())
     return isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and len(outputs) == len(labels)
+
+
+def training_steps(trainer: Trainer, batches: int) -> tuple[int, float]:
+    """Returns the optimizer steps of an epoch of so many batches, and of the whole training: inf if it has no end."""
+    per_epoch = max(1, math.ceil(batches / trainer.accumulate_grad_batches))
+    epochs, steps = trainer.max_epochs, trainer.max_steps
+    by_epochs = math.inf if epochs is None or epochs < 0 else epochs * per_epoch
+    return per_epoch, min(by_epochs, math.inf if steps < 0 else steps)
 
 
 def is_due(trainer: Trainer, every_n_epochs: int) -> bool:

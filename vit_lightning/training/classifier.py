@@ -18,7 +18,7 @@ from torchmetrics import Metric
 import vit_lightning
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import CROSS_ENTROPY, MeanLoss, Stage, make_metrics, with_own
-from vit_lightning.training.callbacks import TrainingBar
+from vit_lightning.training.callbacks import TrainingBar, training_steps
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
 from vit_lightning.training.lightning_detours import log_again
@@ -212,7 +212,7 @@ class ViTClassifier(LightningModule):
             without_average(checkpoint)
         own = self.state_dict()
         for name in (f"train_metrics.ce.{part}" for part in ("total", "count")):
-            if name in own:  # checkpoints of earlier versions lack it
+            if name in own:  # one of a loss that is plain cross entropy lacks it
                 state.setdefault(name, torch.zeros_like(own[name]))
             else:
                 state.pop(name, None)
@@ -225,13 +225,13 @@ class ViTClassifier(LightningModule):
                 state[name].zero_()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        batches = self._batches_per_epoch()
-        steps_per_epoch = max(1, math.ceil(batches / self.trainer.accumulate_grad_batches))
+        per_epoch, total = training_steps(self.trainer, self._batches_per_epoch())
+        if math.isinf(total):
+            raise UserError(
+                "trainer.max_epochs=-1: the learning rate schedule needs an end (give trainer.max_epochs or max_steps)"
+            )
         optimizer, schedule = optimizer_and_schedule(
-            self.network,
-            self.optimizer_config,
-            total_steps=self._total_steps(steps_per_epoch),
-            steps_per_epoch=steps_per_epoch,
+            self.network, self.optimizer_config, total_steps=int(total), steps_per_epoch=per_epoch
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -249,16 +249,6 @@ class ViTClassifier(LightningModule):
             return int(count)
         limit = self.trainer.limit_train_batches
         return int(batches * limit) if isinstance(limit, float) else min(int(batches), int(limit or batches))
-
-    def _total_steps(self, steps_per_epoch: int) -> int:
-        epochs, steps = self.trainer.max_epochs, self.trainer.max_steps
-        by_epochs = math.inf if epochs is None or epochs < 0 else epochs * steps_per_epoch
-        total = min(by_epochs, math.inf if steps < 0 else steps)
-        if math.isinf(total):
-            raise UserError(
-                "trainer.max_epochs=-1: the learning rate schedule needs an end (give trainer.max_epochs or max_steps)"
-            )
-        return int(total)
 
 
 def classify(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, Tensor]:
