@@ -163,7 +163,7 @@ def test_the_help_imports_nothing_heavy():
     assert not {"torch", "lightning", "jsonargparse"} & {*done.stdout.splitlines()[-1].split()}
 
 
-def test_print_config_prints_a_page_and_does_nothing(in_folder, capsys):
+def test_print_config_prints_a_config_and_does_nothing(in_folder, capsys):
     assert main(["fit", *SMALL, "--print_config"]) == 0
     assert "num_classes: 10" in capsys.readouterr().out
     assert not list(in_folder.iterdir())
@@ -237,7 +237,7 @@ def test_two_processes_train_and_count_each_image_once(lightning, tmp_path):
         assert results[name] == pytest.approx(value, abs=1e-6), name
 
 
-def test_a_class_in_a_file_beside_the_page_is_found(lightning, tmp_path):
+def test_a_class_in_a_file_beside_the_config_is_found(lightning, tmp_path):
     (tmp_path / "mine.py").write_text(
         "import torch\nclass Net(torch.nn.Sequential):\n"
         "    def __init__(self, num_classes: int):\n"
@@ -247,6 +247,6 @@ def test_a_class_in_a_file_beside_the_page_is_found(lightning, tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-def test_a_further_rank_of_a_program_goes_on_after_the_command(monkeypatch):
+def test_a_further_rank_of_a_program_continues_after_the_command(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert main(["sync", "--help"]) == 0

@@ -1,4 +1,4 @@
-"""``experiments/benchmarks/gpu.py`` without a GPU: what it keeps, and that a call goes on where one stopped."""
+"""``experiments/benchmarks/gpu.py`` without a GPU: what it keeps, and that a call continues where one stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gpu(monkeypatch):
     return gpu
 
 
-def test_a_call_goes_on_where_the_last_one_stopped(gpu, tmp_path, capfd):
+def test_a_call_continues_where_the_last_one_stopped(gpu, tmp_path, capfd):
     def note(place, name: str):
         with (place.runs / name).open("a") as file:
             file.write(f"{os.getpid()}\n")

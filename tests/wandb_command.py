@@ -28,13 +28,13 @@ def command_and_a_late_warning(*arguments: str) -> None:
             logging.getLogger("wandb").warning("late")
 
 
-def start(folder: Path, verb: str, *arguments: str, **environment: str) -> Running:
+def start(folder: Path, name: str, *arguments: str, **environment: str) -> Running:
     """Starts the command with an empty home and none of the user's W&B settings; nobody sits at the terminal."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
     environment = {**kept, "HOME": str(home), "MY_TOKEN": SECRET, **environment}
-    return Running(command_and_a_late_warning, verb, *arguments, folder=folder, environment=environment)
+    return Running(command_and_a_late_warning, name, *arguments, folder=folder, environment=environment)
 
 
 def finished(process: Running) -> str:

@@ -151,7 +151,7 @@ def test_a_retry_after_an_answer_is_noted(tmp_path):
     assert ledgers._noted_changes(tmp_path) == [f"{said} (0002)", f"{said} (0003)"]
 
 
-def test_runs_go_on_from_analysis_to_analysis_for_the_arms_that_are_open(tmp_path):
+def test_runs_continue_from_analysis_to_analysis_for_the_arms_that_are_open(tmp_path):
     ledger, _ = make_ledger(tmp_path, arms={"a": {}, "b": {}, "c": {}})
     assert ledger.planned() == [Planned(arm, seed) for seed in range(6) for arm in "abc"]
     scores = {"a": 0.5, "b": 0.9, "c": 0.5}

@@ -48,7 +48,7 @@ def test_flops_of_resnet18_are_those_of_its_paper():
     assert flops == pytest.approx(2 * 1.814e9, rel=1e-3)  # torchvision's table: 1.814 GFLOPS, of multiply-adds
 
 
-def test_its_page_resolves_to_itself(images, tmp_path):
+def test_its_config_resolves_to_itself(images, tmp_path):
     once = resolve(flags(images, "torchvision.models.swin_t", "--model.dropout=0.1")).to_yaml()
     (tmp_path / "page.yaml").write_text(once)
     again = resolve(["--config", str(tmp_path / "page.yaml")])

@@ -32,8 +32,8 @@ def dirty_folder(root: Path) -> tuple[list[str], list[Path]]:
 
 
 def check(root: Path, *arguments: str) -> int:
-    page = ["--data.class_path=ImageFolder", f"--data.root={root}", "--data.image_size=8", *SMALL]
-    return main(["check-data", *page, "--out=report", *arguments])
+    words = ["--data.class_path=ImageFolder", f"--data.root={root}", "--data.image_size=8", *SMALL]
+    return main(["check-data", *words, "--out=report", *arguments])
 
 
 def test_everything_that_is_wrong_is_found(in_folder, capsys):

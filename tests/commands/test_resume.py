@@ -34,7 +34,7 @@ def leave_unfinished(name: str) -> None:
     (Path("runs/run") / name / "results.json").unlink()
 
 
-def test_auto_goes_on_with_the_newest_run_of_the_same_page_that_is_not_over(in_folder):
+def test_auto_continues_with_the_newest_run_of_the_same_config_that_is_not_over(in_folder):
     first = start("--resume=auto")
     assert len(runs()) == 1
     start("--resume=auto")
@@ -52,7 +52,7 @@ def test_auto_goes_on_with_the_newest_run_of_the_same_page_that_is_not_over(in_f
     assert Path(f"runs/run/{runs()[-1]}/results.json").exists()
 
 
-def test_must_ends_where_nothing_can_go_on(in_folder, trained, capsys):
+def test_must_ends_where_nothing_can_continue(in_folder, trained, capsys):
     assert main(["fit", *SMALL, "--resume=must"]) == 3
     assert "resume=must: runs/run holds no unfinished run of this config" in capsys.readouterr().err
     assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 3
@@ -63,7 +63,7 @@ def test_must_ends_where_nothing_can_go_on(in_folder, trained, capsys):
     assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 0, "it is over: there is nothing left to do"
 
 
-def test_the_given_folder_holds_another_page(results, capsys):
+def test_the_given_folder_holds_another_config(results, capsys):
     Path("out/results.json").unlink()
     assert main(["fit", *SMALL, "--resume=auto", "--out=out", "--model.depth=2"]) == 2
     assert "model.depth=2, but out has 1 (its training has finished; for a new run" in capsys.readouterr().err
@@ -87,7 +87,7 @@ def test_must_wants_a_checkpoint(results):
     assert start("--out=out", "--resume=auto")["steps"] == 21
 
 
-def test_changes_name_keys_as_pages_do():
+def test_changes_name_keys_as_configs_do():
     before = {"model": {"class_path": "a.B", "init_args": {"x": 1, "y": [1, 2]}}, "seed": 0, "data": {"num_workers": 2}}
     after = {"model": {"class_path": "a.B", "init_args": {"x": 2, "y": [1, 2]}}, "seed": 0, "data": {"num_workers": 0}}
     assert changes(before, after) == {"model.x": (1, 2)}
@@ -101,7 +101,7 @@ def test_a_group_allows_its_keys_and_no_others():
     assert [problem.split("=")[0] for problem in caught.value.problems] == ["optimizers", "seed_everything"]
 
 
-def test_a_page_remembers_what_it_was(tmp_path):
+def test_a_config_remembers_what_it_was(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("a: 1\n")
     path.write_text(note_changes("a: 2\n", path, {"a": (1, 2)}, 5))
@@ -109,13 +109,13 @@ def test_a_page_remembers_what_it_was(tmp_path):
     assert path.read_text() == "# a was 1 until step 5\n# a was 2 until step 9\na: 3\n"
 
 
-def test_what_may_change_is_only_for_runs_that_go_on(in_folder, capsys):
+def test_what_may_change_is_only_for_runs_that_continue(in_folder, capsys):
     assert main(["test", "--ckpt=x", "--allow-config-change=model.depth"]) == 2
     assert "is for a run that is resumed" in capsys.readouterr().err
     assert main(["fit", *SMALL, "--allow-config-change=model.depth"]) == 2
 
 
-def test_a_run_can_be_trained_in_a_thread_and_its_checkpoint_holds_the_page(in_folder):
+def test_a_run_can_be_trained_in_a_thread_and_its_checkpoint_holds_the_config(in_folder):
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(start, "--out=out", "--resume=auto").result()["steps"] == 21
     page = read_checkpoint(Path("out/checkpoints/last.ckpt"))["config"]
@@ -123,7 +123,7 @@ def test_a_run_can_be_trained_in_a_thread_and_its_checkpoint_holds_the_page(in_f
     assert json.dumps(page), "plain data"
 
 
-def test_what_writes_checkpoints_is_not_for_the_page(in_folder, capsys):
+def test_what_writes_checkpoints_is_not_for_the_config(in_folder, capsys):
     plugin = '--trainer.plugins=[{"class_path": "lightning.pytorch.plugins.AsyncCheckpointIO"}]'
     assert main(["fit", *SMALL, plugin]) == 2
     assert "trainer.plugins: a CheckpointIO cannot be given" in capsys.readouterr().err

@@ -126,7 +126,7 @@ def test_a_run_can_be_repeated_from_its_config(results):
 
 
 @pytest.mark.parametrize("place", ["out", "out/checkpoints/best.ckpt"])
-def test_testing_again_needs_no_page_and_gives_the_same_numbers(results, place):
+def test_testing_again_needs_no_config_and_gives_the_same_numbers(results, place):
     again = evaluate(resolve([f"--ckpt={place}"], "test"), "test")
     assert again == {name: value for name, value in results.items() if name.startswith("test/")}
     assert len(list(Path("out/test").iterdir())) == 1
@@ -187,7 +187,7 @@ def test_fast_dev_run_leaves_nothing(in_folder):
     assert not list(in_folder.iterdir())
 
 
-def test_lightning_s_callbacks_loggers_and_profilers_come_from_the_page(in_folder):
+def test_lightning_s_callbacks_loggers_and_profilers_come_from_the_config(in_folder):
     Path("page.yaml").write_text(
         "trainer:\n"
         "  max_epochs: 5\n"
@@ -276,7 +276,7 @@ def killed(folder: str, *flags: str, before_step: int) -> None:
 
 
 @pytest.mark.parametrize("before_step", [5, *(pytest.param(step, marks=pytest.mark.full) for step in (0, 21, 30, 41))])
-def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(in_folder, capsys, before_step):
+def test_a_stopped_run_continues_and_ends_as_if_it_had_not_been_stopped(in_folder, capsys, before_step):
     flags = ["--trainer.max_epochs=2", "--checkpoint.every_n_steps=4", "--model.emb_dropout=0.1"]
     flags += ["--trainer.log_every_n_steps=3", "--loss.label_smoothing=0.1"]
     reference = run(*flags, out="reference")
@@ -340,7 +340,7 @@ def test_the_curves_are_a_picture(results):
         assert picture.size == (2 * 585, 570)  # loss and accuracy at 150 dpi; too few steps for a learning rate
 
 
-def test_a_page_s_own_checkpoints_do_not_stand_in_the_way_of_testing(in_folder):
+def test_a_config_s_own_checkpoints_do_not_stand_in_the_way_of_testing(in_folder):
     Path("page.yaml").write_text(
         "trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: {monitor: val/loss}}]}\n"
     )

@@ -121,6 +121,6 @@ def test_the_batch_is_the_largest_that_the_memory_holds(in_folder, monkeypatch, 
     assert (results["batch_size"], results["ended_by"]) == (best, "memory")
 
 
-def test_a_page_of_the_project_is_searched(in_folder):
+def test_a_config_of_the_project_is_searched(in_folder):
     config = resolve([f"--config={REPOSITORY / 'experiments' / 'digits.yaml'}", "--trainer.accelerator=cpu"], "lr-find")
     assert 3e-4 < find_learning_rate(config)["suggestion"] < 1e-2

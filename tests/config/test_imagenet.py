@@ -1,4 +1,4 @@
-"""The pages of ImageNet against the tables of their papers, and run for a few steps on generated photographs."""
+"""The configs of ImageNet against the tables of their papers, and run for a few steps on generated photographs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vit_lightning.config.experiment import make_network
 from vit_lightning.config.resolve import resolve
 from vit_lightning.training.optim import optimizer_and_schedule
 
-PAGES = {path.stem: path for path in (REPOSITORY / "experiments" / "imagenet").glob("*.yaml")}
+CONFIGS = {path.stem: path for path in (REPOSITORY / "experiments" / "imagenet").glob("*.yaml")}
 CIFAR = sorted((REPOSITORY / "experiments").glob("cifar*_vit_*.yaml"))
 
 TABLES: dict[str, dict[str, Any]] = {
@@ -161,14 +161,14 @@ def classes(items: list[Any]) -> dict[str, dict[str, Any]]:
     return {item["class_path"].rpartition(".")[2]: item["init_args"] for item in items or []}
 
 
-def test_every_page_has_a_table():
-    assert PAGES.keys() == TABLES.keys()
+def test_every_config_has_a_table():
+    assert CONFIGS.keys() == TABLES.keys()
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
-def test_a_page_says_what_its_paper_says(name, photographs):
+def test_a_config_says_what_its_paper_says(name, photographs):
     table = dict(TABLES[name])
-    experiment = resolve([f"--config={PAGES[name]}", f"--data.root={photographs}"])
+    experiment = resolve([f"--config={CONFIGS[name]}", f"--data.root={photographs}"])
     data, model = (experiment.config[key]["init_args"] for key in ("data", "model"))
     settings, trainer = experiment.settings, experiment.trainer
     said = {**data, **model, **vars(settings.optimizer)}
@@ -199,7 +199,7 @@ def test_the_rates_of_training_follow_the_table(photographs):
     """Peak, warm-up and end in the steps of the whole of ImageNet, where 1 % of its images is validation."""
     steps_per_epoch = math.ceil(0.99 * 1_281_167 / 1024)
     experiment = resolve(
-        [f"--config={PAGES['deit']}", f"--data.root={photographs}", "--model.depth=1", "--model.emb_size=12"]
+        [f"--config={CONFIGS['deit']}", f"--data.root={photographs}", "--model.depth=1", "--model.emb_size=12"]
     )
     module = make_module(experiment)
     optimizer, schedule = optimizer_and_schedule(
@@ -217,24 +217,24 @@ SMALLER = ["--model.depth=2", "--model.emb_size=24", "--model.num_heads=2", "--d
 
 def few_steps(photographs: Path, name: str) -> list[str]:
     flags = ["--data.batch_size=8", "--data.num_workers=0", "--trainer.accelerator=cpu", "--trainer.fast_dev_run=2"]
-    return ["fit", f"--config={PAGES[name]}", f"--data.root={photographs}", *flags]
+    return ["fit", f"--config={CONFIGS[name]}", f"--data.root={photographs}", *flags]
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
-def test_a_page_trains_at_a_small_size(name, photographs, in_folder, capsys):
+def test_a_config_trains_at_a_small_size(name, photographs, in_folder, capsys):
     assert main([*few_steps(photographs, name), *SMALLER]) == 0
     assert "training, validation and test work" in capsys.readouterr().out
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted(TABLES))
-def test_a_page_trains_at_its_own_size(name, photographs, in_folder, capsys):
+def test_a_config_trains_at_its_own_size(name, photographs, in_folder, capsys):
     assert main(few_steps(photographs, name)) == 0
     assert "training, validation and test work" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", CIFAR, ids=lambda path: path.stem)
-def test_a_page_of_cifar_trains_at_a_small_size(path, photographs, in_folder, capsys):
+def test_a_config_of_cifar_trains_at_a_small_size(path, photographs, in_folder, capsys):
     """On photographs in the place of CIFAR, which is not here."""
     experiment = resolve([f"--config={path}"])
     arguments = experiment.config["model"]["init_args"]
@@ -243,9 +243,9 @@ def test_a_page_of_cifar_trains_at_a_small_size(path, photographs, in_folder, ca
     # 12 blocks, 65 positions, a class token, patches of 4 x 4 x 3, the last norm, the classifier
     blocks = 12 * (12 * width**2 + 13 * width)
     assert count == blocks + 65 * width + width + 48 * width + width + 2 * width + (width + 1) * classes
-    page = Path("page.yaml")
+    config = Path("config.yaml")
     text = path.read_text().replace(f"vit_lightning.CIFAR{classes}", "vit_lightning.ImageFolder")
-    page.write_text(text.replace("root: data\n", f"root: {photographs}\n    image_size: 32\n    min_area: 1.0\n"))
+    config.write_text(text.replace("root: data\n", f"root: {photographs}\n    image_size: 32\n    min_area: 1.0\n"))
     flags = ["--model.depth=1", "--model.emb_size=12", "--model.num_heads=2", "--data.batch_size=8"]
-    assert main(["fit", f"--config={page}", *flags, "--trainer.accelerator=cpu", "--trainer.fast_dev_run=1"]) == 0
+    assert main(["fit", f"--config={config}", *flags, "--trainer.accelerator=cpu", "--trainer.fast_dev_run=1"]) == 0
     assert "training, validation and test work" in capsys.readouterr().out

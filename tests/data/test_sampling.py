@@ -351,7 +351,7 @@ def test_repetitions_show_fewer_images_each_with_keys_of_its_own(repetitions):
     assert pairs == keyed([r for rank in (0, 1) for r in requests_of(rank, 2, repetitions=repetitions)])
 
 
-def test_repetitions_go_on_where_they_were():
+def test_repetitions_continue_where_they_were():
     whole = requests_of(0, 1, repetitions=3)
     assert requests_of(0, 1, repetitions=3, completed=2) == whole[2:]
 

@@ -5,6 +5,7 @@ import os
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -33,14 +34,14 @@ def shards(folder: str = "shards", **arguments: object) -> HuggingFaceSet:
     return HuggingFaceSet(path=folder, image_size=8, cache=Path("cache"), **{"num_workers": 0, **arguments})
 
 
-def page(root: Path, *more: str) -> list[str]:
+def shard_words(root: Path, *more: str) -> list[str]:
     return ["shard", "--data.class_path=ImageFolder", f"--data.root={root}", "--data.image_size=8", *SMALL, *more]
 
 
 @installed
 def test_shards_hold_the_images_of_the_folder(in_folder):
     folder = ImageFolder(root=images(in_folder / "images"), image_size=8, num_workers=0)
-    assert main(page(folder.root, "shards")) == 0
+    assert main(shard_words(folder.root, "shards")) == 0
     data = shards()
     assert data.class_names == folder.class_names
     for split in ("train", "val", "test"):
@@ -53,13 +54,13 @@ def test_shards_hold_the_images_of_the_folder(in_folder):
 
 @installed
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_goes_on_at_the_right_image(in_folder, workers):
-    assert main(page(images(in_folder / "images"), "shards")) == 0
-    data = shards(num_workers=workers, batch_size=7)
-    whole = list(data.train_dataloader())
+def test_a_stream_continues_at_the_right_image(in_folder, workers):
+    assert main(shard_words(images(in_folder / "images"), "shards")) == 0
+    whole_data = shards(num_workers=workers, batch_size=7)
+    whole = list(whole_data.train_dataloader())
     assert len(whole) == 9
     rest = shards(num_workers=2 - workers, batch_size=7)
-    rest._train_requests = lambda: rest._requests_after(4, 9)
+    rest._train_requests = lambda: islice(whole_data._train_requests(), 4, None)
     for one, other in zip(whole[4:], rest.train_dataloader(), strict=True):
         assert one.indices.tolist() == other.indices.tolist()
         assert torch.equal(one.images, other.images)
@@ -74,7 +75,7 @@ def test_writing_that_was_killed_gives_the_same_shards(tmp_path):
     root = images(tmp_path / "images", 60)
 
     def start(out: Path) -> Running:
-        experiment = resolve([*page(root)[1:], f"--out={out}"], "shard")
+        experiment = resolve([*shard_words(root)[1:], f"--out={out}"], "shard")
         return Running(shard, experiment, 5, folder=tmp_path)
 
     assert start(tmp_path / "once").finish().returncode == 0
@@ -99,15 +100,15 @@ def test_writing_that_was_killed_gives_the_same_shards(tmp_path):
 def test_damage_is_an_error_or_left_out(in_folder, capsys):
     root = images(in_folder / "images")
     (root / "train" / "cat" / "004.jpg").write_bytes(b"no image")
-    assert main(page(root, "shards")) == 2
+    assert main(shard_words(root, "shards")) == 2
     assert "004.jpg" in capsys.readouterr().err
     with pytest.raises(UserError, match="path=shards is not finished"):
         shards().check()
-    assert main(page(root, "shards")) == 2
-    assert main(page(root, "--data.on_bad_image=skip", "others")) == 0
+    assert main(shard_words(root, "shards")) == 2
+    assert main(shard_words(root, "--data.on_bad_image=skip", "others")) == 0
     assert len(shards("others").dataset("train")) == 59
-    assert main(page(root, "--data.on_bad_image=skip", "shards")) == 0
-    assert main(page(root, "shards")) == 2
+    assert main(shard_words(root, "--data.on_bad_image=skip", "shards")) == 0
+    assert main(shard_words(root, "shards")) == 2
     assert "files of other images" in capsys.readouterr().err
 
 
@@ -123,14 +124,14 @@ def test_the_folder_may_be_given_without_its_option(in_folder, given):
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="datasets is installed")
 def test_without_the_library_the_way_out_is_named(in_folder, capsys):
-    assert main(page(images(in_folder / "images", 5), "shards")) == 2
+    assert main(shard_words(images(in_folder / "images", 5), "shards")) == 2
     assert "vit-lightning[datasets]" in capsys.readouterr().err
 
 
 @installed
 def test_threads_get_the_images_that_they_ask_for(in_folder):
     root = images(in_folder / "images", 150)
-    shard(resolve([*page(root)[1:], "--out=shards"], "shard"), images_in_file=5)
+    shard(resolve([*shard_words(root)[1:], "--out=shards"], "shard"), images_in_file=5)
     source = shards().dataset("train").source
     expected = [path.read_bytes() for path in sorted((root / "train").rglob("*.jpg"))]
     order = random.Random(0).choices(range(300), k=3000)
@@ -141,7 +142,7 @@ def test_threads_get_the_images_that_they_ask_for(in_folder):
 @installed
 def test_shards_that_are_not_as_written_are_refused(in_folder):
     root = images(in_folder / "images", 5)
-    shard(resolve([*page(root)[1:], "--out=shards"], "shard"), images_in_file=5)
+    shard(resolve([*shard_words(root)[1:], "--out=shards"], "shard"), images_in_file=5)
     part = Path("shards/val-00001-of-00002.parquet")
     part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(UserError, match="damaged Parquet"):
@@ -155,7 +156,7 @@ def test_shards_that_are_not_as_written_are_refused(in_folder):
 def test_large_row_groups_are_unpacked_once(in_folder, monkeypatch):
     """A row group is read for one image: what is too large for that goes through the cache of ``datasets``."""
     folder = ImageFolder(root=images(in_folder / "images"), image_size=8, num_workers=0)
-    assert main(page(folder.root, "shards")) == 0
+    assert main(shard_words(folder.root, "shards")) == 0
     monkeypatch.setattr("vit_lightning.data.hugging_face.MAX_GROUP_BYTES", 100)
     ours, theirs = (d.dataset("test").__getitems__(Request([0, 59, 31], None)) for d in (shards(), folder))
     assert torch.equal(ours.images, theirs.images)
@@ -165,7 +166,7 @@ def test_large_row_groups_are_unpacked_once(in_folder, monkeypatch):
 @installed
 def test_the_flags_that_read_the_shards_are_printed(in_folder, capsys):
     root = images(in_folder / "images", 10)
-    assert main(page(root, "--data.mean=[0.5,0.5,0.25]", "shards")) == 0
+    assert main(shard_words(root, "--data.mean=[0.5,0.5,0.25]", "shards")) == 0
     flags = capsys.readouterr().out.splitlines()[-1].split()[2:]
     data = resolve(flags, "fit").data
     assert isinstance(data, HuggingFaceSet)
@@ -184,9 +185,9 @@ def test_what_is_left_out_is_listed_and_not_too_much(in_folder, capsys):
     root = images(in_folder / "images", 10)
     for name in ("train/cat/003.jpg", "test/dog/000.jpg"):
         (root / name).write_bytes(b"no image")
-    assert main(page(root, "--data.on_bad_image=skip", "--data.max_bad_share=0.04", "shards")) == 2
+    assert main(shard_words(root, "--data.on_bad_image=skip", "--data.max_bad_share=0.04", "shards")) == 2
     assert "data.max_bad_share=0.04: 1 of 20 train" in capsys.readouterr().err
-    assert main(page(root, "--data.on_bad_image=skip", "shards")) == 0
+    assert main(shard_words(root, "--data.on_bad_image=skip", "shards")) == 0
     listed = [line.split(": ")[0] for line in Path("shards/bad_images.txt").read_text().splitlines()]
     assert listed == [str(root / "train/cat/003.jpg"), str(root / "test/dog/000.jpg")]
     assert "left out 2 damaged images" in capsys.readouterr().out

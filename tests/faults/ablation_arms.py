@@ -1,4 +1,4 @@
-"""What goes wrong in the runs of an ablation, for its tests: a callback that a page names."""
+"""What goes wrong in the runs of an ablation, for its tests: a callback that a config names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Breaks(Callback):
         elif how == "nan":
             with torch.no_grad():
                 next(pl_module.parameters()).fill_(float("nan"))
-        elif how == "page":
+        elif how == "config":
             raise UserError("model.depth=9 is more than there is")
         elif how == "hang":
             time.sleep(1000)

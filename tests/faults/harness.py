@@ -63,7 +63,7 @@ def fit(folder: Path, *flags: str, fault: str = "", **environment: str) -> int:
     return command(folder, "fit", *FLAGS, *flags, fault=fault, **environment)
 
 
-def go_on(folder: Path, *flags: str, fault: str = "", **environment: str) -> int:
+def resume(folder: Path, *flags: str, fault: str = "", **environment: str) -> int:
     return command(folder, "fit", "--resume=run", "--trust-config", *flags, fault=fault, **environment)
 
 

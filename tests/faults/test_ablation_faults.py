@@ -48,10 +48,10 @@ def write_plan(
     folder: Path, arms: dict[str, dict[str, object]], max_seeds: int = 6, tune: object = None, **compare: object
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "page.yaml").write_text("seed_everything: 0\n")
+    (folder / "short.yaml").write_text("seed_everything: 0\n")
     plan = {
         "name": "p",
-        "config": "page.yaml",
+        "config": "short.yaml",
         "fixed": {**MICRO, **compare.pop("fixed", {})},
         "arms": arms,
         "baseline": next(iter(arms)),
@@ -213,7 +213,7 @@ def test_fifty_kills_over_an_ablation_with_tuning_and_three_analyses(tmp_path):
 
 @pytest.fixture
 def in_arms(tmp_path, monkeypatch):
-    """A folder whose pages may name the callbacks beside this file."""
+    """A folder whose configs may name the callbacks beside this file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     sys.modules.pop("ablation_arms", None)
@@ -225,7 +225,7 @@ def test_runs_that_fail_for_good(in_arms, monkeypatch, capsys):
     causes = {
         "memory": ("out of memory", "can't allocate memory"),
         "nan": ("diverged", "training diverged in step"),
-        "page": ("configuration", "model.depth=9 is more than there is"),
+        "config": ("configuration", "model.depth=9 is more than there is"),
         "hang": ("hang", "nothing was written for 0.1 minutes"),
         "leaves": ("no result", "the process returned 0 and left no results.json"),
         "status": ("no result", "the process returned 255 and left no results.json"),
@@ -252,7 +252,7 @@ def test_runs_that_fail_for_good(in_arms, monkeypatch, capsys):
 
 
 def test_two_processes_that_try_failed_runs_again(in_arms):
-    write_plan(in_arms, {"good": {}, "bad": {"trainer.callbacks": breaking("page")}})
+    write_plan(in_arms, {"good": {}, "bad": {"trainer.callbacks": breaking("config")}})
     run = Planned("bad", 3)
     ledger = pretend("plan.yaml", "out", run.name)
     ledger.end_attempt(run, ledger.claim(run), "configuration", "x")

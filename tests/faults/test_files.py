@@ -147,7 +147,7 @@ def test_row_07_a_damaged_newest_falls_back_and_says_so(tmp_path, killed, whole,
     shutil.copytree(killed / "run", tmp_path / "run")
     shutil.copy(killed / "witness0.jsonl", tmp_path)
     DAMAGE[damage](tmp_path / "run/checkpoints/last.ckpt")
-    assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)
+    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
     said = harness.log(tmp_path)
     assert "run/checkpoints/last.ckpt" in said
     assert ": falling back to previous.ckpt\n" in said
@@ -166,7 +166,7 @@ def test_row_07_without_any_that_can_be_read_nothing_starts(tmp_path, killed, da
         DAMAGE[damage](tmp_path / f"run/checkpoints/{name}.ckpt")
     before = contents(tmp_path / "run")
     assert harness.fit(tmp_path, "--resume=must") == 3
-    assert harness.go_on(tmp_path) == 3
+    assert harness.resume(tmp_path) == 3
     assert "run/checkpoints" in harness.log(tmp_path)
     assert "Traceback" not in harness.log(tmp_path)
     assert before == contents(tmp_path / "run")
@@ -187,10 +187,10 @@ def test_row_07_two_hundred_flipped_bits_are_detected(tmp_path, killed):
             read_checkpoint(path)
 
 
-def test_row_07_a_damaged_best_is_named_before_training_goes_on(tmp_path, killed):
+def test_row_07_a_damaged_best_is_named_before_training_continues(tmp_path, killed):
     shutil.copytree(killed / "run", tmp_path / "run")
     flip(tmp_path / "run/checkpoints/best.ckpt", 5000, 1)
-    assert harness.go_on(tmp_path) == 2
+    assert harness.resume(tmp_path) == 2
     assert "best.ckpt is damaged" in harness.log(tmp_path)
     assert not (tmp_path / "witness0.jsonl").exists()
 
@@ -212,11 +212,11 @@ def test_row_13_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path, whole):
     assert not list((tmp_path / "run/checkpoints").glob(".*"))
 
 
-def test_row_13_a_run_that_lost_a_save_still_goes_on(tmp_path, whole):
+def test_row_13_a_run_that_lost_a_save_still_continues(tmp_path, whole):
     faults = "0:9:batch_start:FULL,0:20:batch_start:KILL"
     assert harness.fit(tmp_path, *EVERY_EIGHT, fault=faults) == -9, harness.log(tmp_path)
     assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 8
-    assert harness.go_on(tmp_path) == 0
+    assert harness.resume(tmp_path) == 0
     assert not harness.differences(whole, harness.outcome(tmp_path))
 
 
@@ -227,7 +227,7 @@ def test_row_13_a_disk_that_stays_full_ends_training(tmp_path, whole):
     assert "Traceback" not in said
     assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 10
     assert not list((tmp_path / "run/checkpoints").glob(".*"))
-    assert harness.go_on(tmp_path) == 0
+    assert harness.resume(tmp_path) == 0
     assert not harness.differences(whole, harness.outcome(tmp_path))
 
 
@@ -241,7 +241,7 @@ def test_row_13_a_disk_that_is_full_at_the_end_or_from_the_start_is_one_line(tmp
     if "BRIM" not in fault:  # else the log takes no line either
         assert len([line for line in said.splitlines() if line.startswith("lightning fit: run")]) == 1, said
     assert not (tmp_path / "run/results.json").exists()
-    assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)
+    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
     assert not harness.differences(whole, harness.outcome(tmp_path))
 
 
@@ -263,7 +263,7 @@ def test_row_13_a_real_disk_that_fills_up(small_disk, whole):
     (small_disk / "fill").unlink()
     witness = small_disk / "witness0.jsonl"
     witness.write_text("".join(line for line in witness.read_text().splitlines(True) if line.endswith("}\n")))
-    assert harness.go_on(small_disk) == 0, harness.log(small_disk)
+    assert harness.resume(small_disk) == 0, harness.log(small_disk)
     assert not harness.differences(whole, harness.outcome(small_disk))
 
 
@@ -370,14 +370,14 @@ def test_row_14_a_rate_that_is_far_too_high(tmp_path, precision):
         pytest.param("15:ckpt_write:LATE_KILL", 15, 8, marks=pytest.mark.full),  # in the validation that follows
     ],
 )
-def test_row_06_killed_while_training_goes_on_during_a_write(tmp_path, whole, fault, newest, best):
+def test_row_06_killed_while_training_continues_during_a_write(tmp_path, whole, fault, newest, best):
     assert harness.fit(tmp_path, fault=f"0:{fault}") == -9, harness.log(tmp_path)
     assert len(list((tmp_path / "run/checkpoints").glob(".*.part"))) == ("write" in fault)
     found = newest_checkpoint(tmp_path / "run")
     assert found is not None
     assert found.checkpoint["global_step"] == newest
     assert read_checkpoint(tmp_path / "run/checkpoints/best.ckpt")["global_step"] == best
-    assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)
+    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
     assert not harness.differences(whole, harness.outcome(tmp_path))
     assert not list((tmp_path / "run/checkpoints").glob(".*"))
 
@@ -396,7 +396,7 @@ def test_row_08_a_signal_during_a_write_waits_for_the_file(tmp_path, whole, faul
     assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == trained
     assert not list((tmp_path / "run/checkpoints").glob(".*"))
     assert "Traceback" not in harness.log(tmp_path)
-    assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)
+    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
     assert not harness.differences(whole, harness.outcome(tmp_path))
 
 
@@ -404,5 +404,5 @@ def test_row_06_killed_between_the_renames_of_the_last_save(tmp_path, finished, 
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     (tmp_path / "run/results.json").unlink()
     (tmp_path / "run/checkpoints/last.ckpt").unlink()
-    assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)
+    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
     assert harness.results(tmp_path) == whole["results"]

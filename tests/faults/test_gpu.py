@@ -28,7 +28,7 @@ def run(folder: Path, *flags: str, faults: Sequence[str] = ()):
     """The outcome of a run that ends by each fault in turn and is resumed."""
     flags = (f"--trainer.accelerator={ACCELERATOR}", *flags)
     for number, fault in enumerate((*faults, "")):
-        code = harness.go_on(folder, fault=fault) if number else harness.fit(folder, *flags, fault=fault)
+        code = harness.resume(folder, fault=fault) if number else harness.fit(folder, *flags, fault=fault)
         assert code == (0 if not fault else 143 if fault.endswith("TERM") else -9), harness.log(folder)
     return harness.outcome(folder)
 

@@ -23,7 +23,7 @@ def write_splits(root: Path, *, train: int = 60, other: int = 10) -> Path:
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs the extra datasets")
 @pytest.mark.parametrize("workers", [(0, 2), pytest.param((2, 0), marks=pytest.mark.full)], ids=str)
-def test_a_run_on_shards_that_is_killed_in_mid_epoch_goes_on_at_the_right_image(tmp_path, workers):
+def test_a_run_on_shards_that_is_killed_in_mid_epoch_continues_at_the_right_image(tmp_path, workers):
     images = write_splits(tmp_path / "images")
     folder = ["--data.class_path=ImageFolder", f"--data.root={images}", "--data.image_size=8"]
     shards = tmp_path / "shards"
@@ -34,7 +34,7 @@ def test_a_run_on_shards_that_is_killed_in_mid_epoch_goes_on_at_the_right_image(
     assert harness.command(reference, "fit", *flags) == 0, harness.log(reference)
     assert len(harness.batches(reference)) == 24  # 4 epochs of 6 batches
     assert harness.command(killed, "fit", *flags, fault="0:9:batch_start:KILL") < 0
-    assert harness.go_on(killed, f"--data.num_workers={workers[1]}") == 0, harness.log(killed)
+    assert harness.resume(killed, f"--data.num_workers={workers[1]}") == 0, harness.log(killed)
     assert not harness.differences(harness.outcome(reference), harness.outcome(killed))
 
 

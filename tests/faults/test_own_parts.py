@@ -218,7 +218,7 @@ def test_a_part_beside_the_config_is_killed_once_and_resumes_to_the_same_bits(tm
     fault = f"0:{24 if part == 'data module' else 13}:batch_start:KILL"
     assert harness.command(killed, *START, fault=fault) == -9, harness.log(killed)[-3000:]
     (tmp_path / "killed" / "project").rename(tmp_path / "killed" / "moved")  # the run has its own copy
-    assert harness.go_on(killed) == 0, harness.log(killed)[-3000:]
+    assert harness.resume(killed) == 0, harness.log(killed)[-3000:]
     assert not harness.differences(outcome(whole), outcome(killed))
     assert harness.command(killed, "test", "--ckpt=run", "--trust-config") == 0, harness.log(killed)[-3000:]
 
@@ -231,7 +231,7 @@ def test_a_run_of_own_parts_is_ended_by_a_signal_and_resumes_to_the_same_bits(tm
     said = harness.log(stopped)
     assert "to resume: lightning fit --resume run --trust-config" in said
     assert read_checkpoint(stopped / "run/checkpoints/last.ckpt")["global_step"] == 14
-    assert harness.go_on(stopped) == 0, harness.log(stopped)[-3000:]
+    assert harness.resume(stopped) == 0, harness.log(stopped)[-3000:]
     if part != "data module":  # whose loaders begin an interrupted epoch again
         assert not harness.differences(outcome(whole), outcome(stopped))
 

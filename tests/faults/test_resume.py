@@ -47,11 +47,11 @@ def uninterrupted(tmp_path_factory, whole):
 
 
 def check_chain(folder: Path, expected, *faults: str, flags: tuple[str, ...] = ()) -> None:
-    """A run with ``flags`` that ends by each fault in turn, and goes on, comes out as expected."""
+    """A run with ``flags`` that ends by each fault in turn, and is resumed, comes out as expected."""
     for number, fault in enumerate(faults):
-        code = harness.go_on(folder, fault=fault) if number else harness.fit(folder, *flags, fault=fault)
+        code = harness.resume(folder, fault=fault) if number else harness.fit(folder, *flags, fault=fault)
         assert code == -9, harness.log(folder)
-    assert harness.go_on(folder) == 0, harness.log(folder)
+    assert harness.resume(folder) == 0, harness.log(folder)
     assert not harness.differences(expected, harness.outcome(folder))
 
 
@@ -255,7 +255,7 @@ def test_row_04_what_a_review_found(tmp_path, uninterrupted, case):
     fault, flags = PARTICULAR[case]
     expected = uninterrupted(*flags)
     assert harness.fit(tmp_path, *flags, fault=f"0:{fault}") in (-9, 143), harness.log(tmp_path)
-    assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)
+    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
     outcome = harness.outcome(tmp_path)
     if "early stop" in case:  # the last file is that of the epoch's end, which was also that of training
         parts = ("best", "rows", "results", "predictions", "batches", "optimizer", "schedule")
@@ -273,14 +273,14 @@ def test_row_03_first_weights_are_taken_once(tmp_path, finished):
 def test_row_17_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path, killed):
     copy(killed, tmp_path)
     change = ("--optimizer.lr=0.5", "--allow-config-change=optimizer.lr")
-    assert harness.go_on(tmp_path, *change, fault="0:13:batch_start:KILL") == -9
-    assert harness.go_on(tmp_path) == 0, harness.log(tmp_path)
+    assert harness.resume(tmp_path, *change, fault="0:13:batch_start:KILL") == -9
+    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
     assert (tmp_path / "run/config.yaml").read_text().count("# optimizer.lr was") == 1
 
 
 def test_row_05_the_number_of_workers_may_change(tmp_path, killed, whole):
     copy(killed, tmp_path)
-    assert harness.go_on(tmp_path, "--data.num_workers=2") == 0, harness.log(tmp_path)
+    assert harness.resume(tmp_path, "--data.num_workers=2") == 0, harness.log(tmp_path)
     assert not harness.differences(whole, harness.outcome(tmp_path))
 
 
@@ -304,7 +304,7 @@ def copy(killed: Path, folder: Path) -> bytes:
 def test_row_05_what_would_make_other_batches_is_refused(tmp_path, killed, flags, allowed):
     before = copy(killed, tmp_path)
     keys = [flag.strip("-").partition("=")[0] for flag in flags]
-    assert harness.go_on(tmp_path, *flags, *([f"--allow-config-change={','.join(keys)}"] if allowed else [])) == 2
+    assert harness.resume(tmp_path, *flags, *([f"--allow-config-change={','.join(keys)}"] if allowed else [])) == 2
     for key in keys:
         assert f"{key}=" in harness.log(tmp_path)
     assert (tmp_path / "run/checkpoints/last.ckpt").read_bytes() == before
@@ -320,27 +320,27 @@ def test_row_05_other_images_are_refused(tmp_path):
     callback = "--trainer.callbacks=[{'class_path': 'fault.Fault'}]"
     assert harness.command(tmp_path, "fit", *flags, callback, "--trust-config", fault="0:8:batch_start:KILL") == -9
     write_images(tmp_path / "images" / "train" / "a", 13, size=(8, 8))
-    assert harness.go_on(tmp_path) == 2
+    assert harness.resume(tmp_path) == 2
     assert "data: the training or validation images are no longer those" in harness.log(tmp_path)
 
 
-def test_row_17_a_changed_page_is_refused_with_the_difference(tmp_path, killed):
+def test_row_17_a_changed_config_is_refused_with_the_difference(tmp_path, killed):
     copy(killed, tmp_path)
-    assert harness.go_on(tmp_path, "--model.emb_dropout=0.5", "--optimizer.lr=0.5") == 2
+    assert harness.resume(tmp_path, "--model.emb_dropout=0.5", "--optimizer.lr=0.5") == 2
     said = harness.log(tmp_path)
     assert "model.emb_dropout=0.5, but run has 0.1 (to change it: --allow-config-change model.emb_dropout)" in said
     assert "optimizer.lr=0.5, but run has" in said
     assert len(harness.batches(tmp_path)) == 14
-    page = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    page["model"]["init_args"]["emb_dropout"] = 0.5
-    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(page))
-    assert harness.go_on(tmp_path) == 2, "a page that was edited is a change as well"
+    written = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    written["model"]["init_args"]["emb_dropout"] = 0.5
+    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(written))
+    assert harness.resume(tmp_path) == 2, "a config that was edited is a change as well"
 
 
 def test_row_17_a_change_that_is_allowed_holds(tmp_path, killed):
     copy(killed, tmp_path)
     changes = ["--optimizer.lr=0.5", "--optimizer.weight_decay=0.7", "--optimizer.schedule=constant"]
-    assert harness.go_on(tmp_path, *changes, "--allow-config-change=optimizer") == 0, harness.log(tmp_path)
+    assert harness.resume(tmp_path, *changes, "--allow-config-change=optimizer") == 0, harness.log(tmp_path)
     rates = [row["lr"] for row in read_metrics(tmp_path / "run") if "lr" in row]
     assert rates[13:] == [0.5] * 19
     assert max(rates[:13]) < 0.01

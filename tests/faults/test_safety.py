@@ -1,4 +1,4 @@
-"""What others can send is data: nothing in a page or a checkpoint runs, and nothing of the environment gets out."""
+"""What others can send is data: nothing in a config or a checkpoint runs, and nothing of the environment gets out."""
 
 from __future__ import annotations
 
@@ -139,25 +139,29 @@ def test_row_23_the_payloads_are_live(evil, marker):
     assert marker.exists()
 
 
-VERBS = ("test", "predict", "init_from", "resume")
+COMMANDS = ("test", "predict", "init_from", "resume")
 
 
 @pytest.mark.parametrize(
-    ("evil", "verb"),
+    ("evil", "command"),
     [
-        *((zip_with_pickle, verb) for verb in VERBS),
+        *((zip_with_pickle, command) for command in COMMANDS),
         *((kind, "test") for kind in (legacy, raw_pickle)),
-        *(pytest.param(kind, verb, marks=pytest.mark.full) for kind in (legacy, raw_pickle) for verb in VERBS[1:]),
+        *(
+            pytest.param(kind, command, marks=pytest.mark.full)
+            for kind in (legacy, raw_pickle)
+            for command in COMMANDS[1:]
+        ),
     ],
     indirect=["evil"],
 )
-def test_row_23_a_pickle_does_not_run(evil, tmp_path, trained, verb):
+def test_row_23_a_pickle_does_not_run(evil, tmp_path, trained, command):
     words = {
         "test": ("test", "--ckpt=evil.ckpt"),
         "predict": ("predict", "--ckpt=evil.ckpt"),
         "init_from": ("fit", *RUN, "--init_from=evil.ckpt"),
     }
-    refused(tmp_path, *(words[verb] if verb in words else resume_from(tmp_path, evil, trained)))
+    refused(tmp_path, *(words[command] if command in words else resume_from(tmp_path, evil, trained)))
 
 
 @pytest.mark.parametrize("evil", [zip_with_pickle, raw_pickle], indirect=True)
@@ -207,7 +211,7 @@ def test_row_23_an_address_with_its_checksum_is_loaded_and_kept(tmp_path, server
     assert "cannot be downloaded" in refused(tmp_path, *words)
 
 
-FOREIGN_PAGES = {
+FOREIGN_CONFIGS = {
     "model": {"model": {"class_path": "foreign.Thing"}},
     "model, in short": {"model": "foreign.Thing"},
     "callbacks": {"trainer": {"callbacks": [{"class_path": "foreign.Thing", "init_args": {}}]}},
@@ -216,25 +220,25 @@ FOREIGN_PAGES = {
 }
 
 
-@pytest.mark.parametrize("where", FOREIGN_PAGES)
-def test_row_23_a_page_of_tensors_only_imports_nothing(foreign, tmp_path, trained, where):
+@pytest.mark.parametrize("where", FOREIGN_CONFIGS)
+def test_row_23_a_config_of_tensors_only_imports_nothing(foreign, tmp_path, trained, where):
     contents = read_checkpoint(trained / "checkpoints/best.ckpt")
-    sealed_file({**contents, "config": {**contents["config"], **FOREIGN_PAGES[where]}}, tmp_path / "evil.ckpt")
+    sealed_file({**contents, "config": {**contents["config"], **FOREIGN_CONFIGS[where]}}, tmp_path / "evil.ckpt")
     assert "--trust-config" in refused(tmp_path, "test", "--ckpt=evil.ckpt")
 
 
-def test_row_23_with_trust_such_a_page_would_run(foreign, tmp_path, trained, marker):
+def test_row_23_with_trust_such_a_config_would_run(foreign, tmp_path, trained, marker):
     contents = read_checkpoint(trained / "checkpoints/best.ckpt")
-    sealed_file({**contents, "config": {**contents["config"], **FOREIGN_PAGES["callbacks"]}}, tmp_path / "evil.ckpt")
+    sealed_file({**contents, "config": {**contents["config"], **FOREIGN_CONFIGS["callbacks"]}}, tmp_path / "evil.ckpt")
     words = "test", "--ckpt=evil.ckpt", "--model.patch_size=3", "--trust-config"
     harness.command(tmp_path, *words, WANDB_MODE="disabled")
     assert marker.exists()
 
 
-def test_row_23_the_page_of_a_run_that_goes_on_imports_nothing(foreign, tmp_path, trained):
+def test_row_23_the_config_of_a_run_that_continues_imports_nothing(foreign, tmp_path, trained):
     shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("results.json"))
-    page = yaml.safe_load((trained / "config.yaml").read_text())
-    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump({**page, **FOREIGN_PAGES["callbacks"]}))
+    written = yaml.safe_load((trained / "config.yaml").read_text())
+    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump({**written, **FOREIGN_CONFIGS["callbacks"]}))
     assert "--trust-config" in refused(tmp_path, "fit", "--resume=run")
 
 
@@ -244,7 +248,7 @@ def test_row_23_hyper_parameters_build_nothing(foreign, tmp_path, trained, marke
     nested = {**names, "network": {"class_path": "foreign.Thing"}}
     hyper = {"hyper_parameters": nested, "datamodule_hyper_parameters": nested, "hparams_name": "kwargs"}
     sealed_file({**contents, **hyper}, tmp_path / "evil.ckpt")
-    # they are not read at all: the weights and the page are good, so this works
+    # they are not read at all: the weights and the config are good, so this works
     assert harness.command(tmp_path, "test", "--ckpt=evil.ckpt", WANDB_MODE="disabled") == 0
     words = "fit", *RUN, "--init_from=evil.ckpt", "--print_config"
     assert harness.command(tmp_path, *words, WANDB_MODE="disabled") == 0
@@ -252,10 +256,10 @@ def test_row_23_hyper_parameters_build_nothing(foreign, tmp_path, trained, marke
 
 
 @pytest.mark.parametrize("tag", ["object/apply:builtins.open", "object/new:builtins.open", "module:foreign"])
-def test_row_23_a_page_with_python_in_it_is_no_page(foreign, tmp_path, tag):
+def test_row_23_a_config_with_python_in_it_is_no_config(foreign, tmp_path, tag):
     what = f"!!python/{tag} [marker, w]" if "open" in tag else f"!!python/{tag} ''"
-    (tmp_path / "page.yaml").write_text(f"experiment: {what}\n")
-    assert "is not valid YAML" in refused(tmp_path, "fit", "--config=page.yaml", *RUN)
+    (tmp_path / "own.yaml").write_text(f"experiment: {what}\n")
+    assert "is not valid YAML" in refused(tmp_path, "fit", "--config=own.yaml", *RUN)
     (tmp_path / "log.txt").unlink()
     refused(tmp_path, "fit", f"--trainer.callbacks=[{what}]", *RUN)
 
@@ -412,11 +416,11 @@ class Own(Callback):
 """
 
 
-def test_row_25_a_class_beside_the_page_is_imported_where_it_is_trusted(tmp_path):
+def test_row_25_a_class_beside_the_config_is_imported_where_it_is_trusted(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
-    (tmp_path / "page.yaml").write_text("trainer: {callbacks: [{class_path: own.Own}]}\n")
-    refused(tmp_path, "fit", "--config=page.yaml", *RUN)
-    words = "fit", "--config=page.yaml", *RUN, "--test=false", "--trust-config"
+    (tmp_path / "own.yaml").write_text("trainer: {callbacks: [{class_path: own.Own}]}\n")
+    refused(tmp_path, "fit", "--config=own.yaml", *RUN)
+    words = "fit", "--config=own.yaml", *RUN, "--test=false", "--trust-config"
     assert harness.command(tmp_path, *words, WANDB_MODE="disabled") == 0, harness.log(tmp_path)
     assert "own callback is there" in harness.log(tmp_path)
 
@@ -454,9 +458,9 @@ def test_row_26_no_secret_of_the_environment_gets_into_a_run(tmp_path):
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_row_26_a_page_that_holds_a_secret_is_refused(tmp_path, name):
-    (tmp_path / "page.yaml").write_text(f"wandb: {{tags: [good, 'key {SECRETS[name]}']}}\n")
-    text = refused(tmp_path, "fit", "--config=page.yaml", *RUN, **SECRETS)
+def test_row_26_a_config_that_holds_a_secret_is_refused(tmp_path, name):
+    (tmp_path / "own.yaml").write_text(f"wandb: {{tags: [good, 'key {SECRETS[name]}']}}\n")
+    text = refused(tmp_path, "fit", "--config=own.yaml", *RUN, **SECRETS)
     assert "wandb.tags.1" in text
     assert name in text
     assert SECRETS[name] not in text

@@ -85,14 +85,14 @@ def test_a_run_that_is_killed_twice_is_one_run_there_with_each_step_once(tmp_pat
 def test_the_runs_of_an_ablation_carry_group_arm_and_seed_and_are_sent_together(tmp_path, server, monkeypatch):
     plan = {
         "name": "pool",
-        "config": "page.yaml",
+        "config": "short.yaml",
         "arms": {"cls": {"model.pool": "cls"}, "the mean": {"model.pool": "mean"}},
         "fixed": {key: parse_yaml(value, key) for key, value in read_flags(SMALL)},
         "baseline": "cls",
         "seeds": {"first": 7},
         "compare": {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 6},
     }
-    (tmp_path / "page.yaml").write_text("optimizer: {lr: 0.01}\n")
+    (tmp_path / "short.yaml").write_text("optimizer: {lr: 0.01}\n")
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
     monkeypatch.chdir(tmp_path)
     pretend("plan.yaml", "out", "cls-seed7", "the-mean-seed7")

@@ -52,7 +52,7 @@ def test_best_is_the_first_best_and_last_the_end(tmp_path, mode, best_step):
     assert read_checkpoint(tmp_path / "checkpoints/last.ckpt")["global_step"] == 21
 
 
-def test_a_checkpoint_holds_page_and_metrics_as_plain_data(tmp_path):
+def test_a_checkpoint_holds_config_and_metrics_as_plain_data(tmp_path):
     fit(tmp_path, max_epochs=1)
     checkpoint = read_checkpoint(tmp_path / "checkpoints/last.ckpt")
     assert checkpoint["config"] == {"seed_everything": 3}
@@ -119,7 +119,7 @@ class Stop(Callback):
 @pytest.mark.parametrize(
     "killed_at", [7, 10, 20, *(pytest.param(step, marks=pytest.mark.full) for step in (2, 13, 14))]
 )
-def test_a_run_that_goes_on_ends_in_the_same_weights(tmp_path, killed_at):
+def test_a_run_that_continues_ends_in_the_same_weights(tmp_path, killed_at):
     config = CheckpointConfig(every_n_steps=1)
     _, reference, _ = fit(tmp_path / "reference", config=config)
     with pytest.raises(KeyError, match="killed"):
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_architecture_names_the_difference(tmp_path):
 
 @pytest.mark.parametrize("every_n_steps", [1, 2])
 @pytest.mark.parametrize("killed_at", [4, 7, 11, *(pytest.param(step, marks=pytest.mark.full) for step in (8, 15))])
-def test_a_run_with_validation_in_mid_epoch_goes_on_to_the_same_best(tmp_path, killed_at, every_n_steps):
+def test_a_run_with_validation_in_mid_epoch_continues_to_the_same_best(tmp_path, killed_at, every_n_steps):
     config, often = CheckpointConfig(every_n_steps=every_n_steps), {"val_check_interval": 0.5}
     _, reference, kept = fit(tmp_path / "reference", config=config, **often)
     with pytest.raises(KeyError, match="killed"):

@@ -153,7 +153,7 @@ def make(flags):
     return make_module(resolve(flags))
 
 
-def test_a_run_does_not_go_on_with_another_teacher():
+def test_a_run_does_not_continue_with_another_teacher():
     first, second = (Distillation(DistillationConfig("there"), Teacher(network(seed))) for seed in (1, 2))
     trainer, module, checkpoint = Trainer(**QUIET), ViTClassifier(network(1)), {}
     trainer.state.fn = TrainerFn.FITTING

@@ -78,7 +78,7 @@ def test_ours_validates_tests_and_keeps_one_and_the_same(tmp_path, weights_only)
     assert outcome_of_test(fresh, Probe(ema=EMAConfig(decay=0.5)), ckpt_path=path) == AVERAGE
 
 
-def test_training_goes_on_with_the_weights_that_were_trained(tmp_path):
+def test_training_continues_with_the_weights_that_were_trained(tmp_path):
     ema = EMAConfig(decay=0.5, warmup=True)
     probe, one = Probe(ema=ema), Probe(ema=ema)
     _, _, path = train(tmp_path, probe)
@@ -94,7 +94,7 @@ def test_training_goes_on_with_the_weights_that_were_trained(tmp_path):
     assert float(one.network.weight) == float(probe.network.weight) == pytest.approx(expected, rel=1e-6)
 
 
-def test_training_may_go_on_without_an_average(tmp_path):
+def test_training_may_continue_without_an_average(tmp_path):
     _, _, path = train(tmp_path, Probe(ema=EMAConfig(decay=0.5)))
     probe = Probe()
     Trainer(**QUIET, max_epochs=2, enable_checkpointing=False).fit(probe, LOADER, LOADER, ckpt_path=path)

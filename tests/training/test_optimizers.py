@@ -1,4 +1,4 @@
-"""LAMB, Lion and Muon against implementations that nobody here wrote, and what the page says of optimizers."""
+"""LAMB, Lion and Muon against implementations that nobody here wrote, and what a config says of optimizers."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_others_are_torch_s(name, settings, reference, more):
 
 
 @pytest.mark.parametrize("name", ["lamb", "lion", "muon", "sgd"])
-def test_an_optimizer_goes_on_from_its_state(name):
+def test_an_optimizer_continues_from_its_state(name):
     straight, stopped = network(), network()
     train(straight, ours(straight, name=name), steps=8)
     first = ours(stopped, name=name)

@@ -61,7 +61,7 @@ def test_warmup_in_epochs_steps_and_as_a_share(warmup):
     assert rates(schedule="constant", **warmup)[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
 
 
-def test_wsd_of_a_page_falls_in_its_share():
+def test_wsd_of_a_config_falls_in_its_share():
     used = rates(schedule="wsd", decay_fraction=0.25, warmup_steps=2, min_lr=0.0)
     assert used == pytest.approx([0.5, *[1.0] * 14, 0.8, 0.6, 0.4, 0.2, 0.0])
 

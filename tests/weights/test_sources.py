@@ -152,7 +152,7 @@ def test_models_of_libraries(monkeypatch, theirs):
         open_source("torchvision:squeezenet1_1", config={"num_heads": 3})
 
 
-def test_a_program_goes_on_with_its_own_imports(trained):
+def test_a_program_continues_with_its_own_imports(trained):
     """It may use jsonargparse itself, whose lists are those of the process."""
     try:
         Imports((*PACKAGES, "own"), trust=True).allow()
