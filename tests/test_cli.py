@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import yaml
@@ -114,7 +116,20 @@ def test_a_command_explains_its_options(capsys):
         assert key in said
 
 
-@pytest.mark.parametrize("command", [name for name, command in COMMANDS.items() if command.takes == "experiment"])
+def function_of(command: str) -> Any:
+    module, _, name = COMMANDS[command].function.partition(":")
+    return getattr(importlib.import_module(f"vit_lightning.{module}"), name)
+
+
+def takes_config(command: str) -> bool:
+    first = next(iter(inspect.signature(function_of(command)).parameters.values()))
+    return first.name == "experiment" and first.default is first.empty
+
+
+WITH_CONFIG = [name for name in COMMANDS if takes_config(name)]
+
+
+@pytest.mark.parametrize("command", WITH_CONFIG)
 def test_the_help_read_from_the_source_lists_the_options_of_the_parser(command, capsys):
     from vit_lightning.config.help import USED
     from vit_lightning.config.parser import make_parser
@@ -132,18 +147,20 @@ def test_the_help_read_from_the_source_lists_the_options_of_the_parser(command, 
             assert {name for name in listed if name.startswith(f"{group}.")} == {
                 f"{group}.{name}" for name in vars(parts[group])
             }
+    known |= {*inspect.signature(function_of(command)).parameters}
     assert {name for name in shown if "." not in name} <= known | {"config", "allow-config-change", "trust-config"}
 
 
 def test_switches_are_shown_and_given_without_a_value(capsys):
-    from vit_lightning.ablation.ablate import read_arguments
+    from vit_lightning.ablation.ablate import ablate
+    from vit_lightning.commands.arguments import read_call
     from vit_lightning.config.files import SWITCHES, split_words
 
-    assert main(["ablate", "--help"]) == main(["fit", "--help"]) == 0
+    assert main(["ablate", "--help"]) == main(["fit", "--help"]) == main(["embed", "--help"]) == 0
     shown = re.findall(r"^  --(\S+)(?: {2}.*)?$", capsys.readouterr().out, flags=re.MULTILINE)
     assert {*SWITCHES} <= {*shown}
-    given = read_arguments(["--dry_run", "--retry", "plan.yaml"])
-    assert (given.file.name, given.dry_run, given.retry) == ("plan.yaml", True, True)
+    given = read_call("ablate", ablate, ["--dry_run", "--retry", "plan.yaml"]).words[0]
+    assert (given.plan.name, given.dry_run, given.retry) == ("plan.yaml", True, True)
     assert split_words(["--reset-head", "a.yaml"])[0] == [("reset_head", "true"), ("config", "a.yaml")]
 
 

@@ -6,7 +6,7 @@ import PIL.Image
 import torch.utils.serialization.config  # noqa: F401
 from runs import SMALL
 
-from vit_lightning.commands.arguments import read_experiment
+from vit_lightning.commands.resume import read_experiment
 from vit_lightning.figures.curves import curves
 
 read_experiment("fit", SMALL)

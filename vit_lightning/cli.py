@@ -15,38 +15,23 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 
 class Command(NamedTuple):
-    """One command: its line in the help, and the function that it calls."""
+    """One command: its line in the help, and the function whose arguments are its options."""
 
     summary: str
     function: str
     """``module:function`` within vit_lightning."""
-    positional: str = ""
-    """Positional arguments, and the options of a dataclass that must be given, as the usage line shows them."""
-    takes: Literal["experiment", "folder", "arguments", "options"] = "experiment"
-    """Argument of the function: the checked experiment, one folder, all arguments as they are, with ``--help``, or the
-    dataclass ``options``."""
-    options: str = ""
-    """Dataclass of the options in the function's module, for a command that takes no config."""
 
 
 COMMANDS = {
     "fit": Command("train on the images of a config, then test the best checkpoint", "commands.fit:fit"),
     "validate": Command("measure a trained model on the validation images", "commands.trained:validate"),
     "test": Command("measure a trained model on the test images", "commands.trained:test"),
-    "predict": Command(
-        "classify the test images, or images of your own", "commands.trained:predict", "[IMAGES_OR_FOLDER ...]"
-    ),
-    "embed": Command(
-        "write features of images, before the classifier",
-        "commands.embed:embed",
-        "--ckpt=SOURCE [IMAGES ...]",
-        "options",
-        "EmbedOptions",
-    ),
+    "predict": Command("classify the test images, or images of your own", "commands.trained:predict"),
+    "embed": Command("write features of images, before the classifier", "commands.embed:embed"),
     "lr-find": Command("suggest a learning rate for a config", "commands.tune:find_learning_rate"),
     "scale-batch": Command("find the largest batch size that fits in memory", "commands.tune:scale_batch"),
     "bench": Command(
@@ -54,94 +39,48 @@ COMMANDS = {
         "commands.bench:bench",
     ),
     "check-data": Command("read all images: damage, duplicates, sizes, mean, std", "commands.check_data:check_data"),
-    "show-batch": Command("draw training images as the model gets them", "commands.show_batch:show_batch"),
-    "models": Command(
-        "list the presets: parameters, multiply-adds, sources", "commands.models:models", "", "options", "ModelsOptions"
-    ),
-    "configs": Command(
-        "list the configs of the package with their results, or print one",
-        "commands.configs:main",
-        "[NAME]",
-        "arguments",
-    ),
+    "show-batch": Command("draw training images as the model gets them", "commands.check_data:show_batch"),
+    "models": Command("list the presets: parameters, multiply-adds, sources", "commands.lists:models"),
+    "configs": Command("list the configs of the package with their results, or print one", "commands.lists:configs"),
     "summary": Command(
         "print the layers of a config or a trained model: shapes, parameters, multiply-adds, memory",
-        "commands.summary:main",
-        "[--ckpt SOURCE]",
-        "arguments",
+        "commands.summary:summary",
     ),
-    "shard": Command("write the images of a config to Parquet files", "commands.shard:shard", "OUT"),
+    "shard": Command("write the images of a config to Parquet files", "commands.shard:shard"),
     "export": Command(
         "write a trained model for other programs: safetensors, ONNX, torch.export, Hugging Face",
         "commands.export:export",
-        "--ckpt=SOURCE --out=DIR",
-        "options",
-        "ExportOptions",
     ),
-    "convert": Command(
-        "write a ViT as a file of timm, torchvision, JAX and others",
-        "commands.convert:convert",
-        "SOURCE DST --to=FAMILY",
-        "options",
-        "ConvertOptions",
-    ),
-    "ablate": Command("run an ablation: arms x seeds, then a report", "ablation.ablate:main", "PLAN", "arguments"),
-    "report": Command("write the report of an ablation again", "ablation.publish:report", "ABLATION_FOLDER", "folder"),
-    "dashboard": Command(
-        "make workspaces and a report of runs or an ablation in W&B", "ablation.publish:dashboard", "FOLDER", "folder"
-    ),
+    "convert": Command("write a ViT as a file of timm, torchvision, JAX and others", "commands.convert:convert"),
+    "ablate": Command("run an ablation: arms x seeds, then a report", "ablation.ablate:ablate"),
+    "report": Command("write the report of an ablation again", "ablation.publish:report"),
+    "dashboard": Command("make workspaces and a report of runs or an ablation in W&B", "ablation.publish:dashboard"),
     "board": Command(
         "write an HTML page of a run, or of several side by side: curves, images, errors, configs; no server",
         "report.board:board",
-        "FOLDER ...",
-        "options",
-        "BoardOptions",
     ),
-    "sync": Command(
-        "upload runs or an ablation to W&B, only what is missing there", "ablation.publish:sync", "FOLDER", "folder"
-    ),
+    "sync": Command("upload runs or an ablation to W&B, only what is missing there", "ablation.publish:sync"),
 }
 
 MEANT = {
-    "train": "fit",
-    "training": "fit",
-    "run": "fit",
-    "start": "fit",
-    "resume": "fit --resume RUN_FOLDER",
-    "continue": "fit --resume RUN_FOLDER",
-    "eval": "test",
-    "evaluate": "test",
-    "val": "validate",
-    "valid": "validate",
-    "infer": "predict",
-    "inference": "predict",
-    "classify": "predict",
-    "features": "embed",
-    "embeddings": "embed",
-    "extract": "embed",
-    "sweep": "ablate",
-    "ablation": "ablate",
-    "ablations": "ablate",
-    "compare": "ablate",
-    "tune": "lr-find",
-    "batch-size": "scale-batch",
-    "benchmark": "bench",
-    "speed": "bench",
-    "throughput": "bench",
-    "list-models": "models",
-    "presets": "models",
-    "flops": "summary",
-    "torchinfo": "summary",
-    "data": "check-data",
-    "batch": "show-batch",
-    "upload": "sync",
-    "recipes": "configs",
-    "experiments": "configs",
-    "tensorboard": "board",
-    "view": "board",
-    "plot": "board",
-    "curves": "board",
-    "version": "--version",
+    "fit": "train training run start",
+    "fit --resume RUN_FOLDER": "resume continue",
+    "test": "eval evaluate",
+    "validate": "val",
+    "predict": "infer inference classify",
+    "embed": "features embeddings extract",
+    "ablate": "sweep compare",
+    "lr-find": "tune",
+    "scale-batch": "batch-size",
+    "bench": "speed throughput",
+    "models": "list-models presets",
+    "summary": "flops torchinfo",
+    "check-data": "data",
+    "show-batch": "batch",
+    "sync": "upload",
+    "configs": "recipes experiments",
+    "board": "tensorboard view plot curves",
+    "--version": "version",
 }
 """Words for which users of other programs know these commands."""
 
@@ -195,7 +134,8 @@ def _no_command(name: str, arguments: Sequence[str]) -> str:
         return f"the command comes first: lightning {command} {rest}"
     plain = name.lower().replace("_", "-")
     near = difflib.get_close_matches(plain, COMMANDS, n=1)
-    meant = plain if plain in COMMANDS else MEANT.get(plain, near[0] if near else "")
+    known = next((command for command, words in MEANT.items() if plain in words.split()), near[0] if near else "")
+    meant = plain if plain in COMMANDS else known
     hint = f", did you mean {meant}?" if meant else ""
     return f"there is no command {name}{hint} (choose {', '.join(COMMANDS)})"
 
@@ -233,41 +173,32 @@ def _run(name: str, arguments: list[str], is_program: bool) -> int:
 
 
 def _call(name: str, command: Command, arguments: list[str]) -> None:
-    module, _, function = command.function.partition(":")
-    if command.takes != "arguments" and any(re.fullmatch(r"-h|--help(\..+)?", word) for word in arguments):
-        _explain(name, command, arguments)
+    if any(re.fullmatch(r"-h|--help(\..+)?", word) for word in arguments):
+        from vit_lightning.config.help import help_text
+
+        print(help_text(name, command.summary, command.function, arguments))
+        if name == "ablate":
+            from vit_lightning.ablation.plan import plan_help
+
+            print(f"\nthe plan, a YAML file:\n{plan_help()}")
         return
     from vit_lightning.signals import exit_at_once, handled
 
     with handled(exit_at_once), _loading(name, arguments), _uncollected():
-        call = getattr(importlib.import_module(f"vit_lightning.{module}"), function)
-    if command.takes == "arguments":
-        call(arguments)
-    elif command.takes == "options":
-        from vit_lightning.commands.plain_arguments import read_plain
+        module, _, function = command.function.partition(":")
+        called = getattr(importlib.import_module(f"vit_lightning.{module}"), function)
+    from vit_lightning.commands.arguments import read_call
 
-        call(read_plain(getattr(sys.modules[call.__module__], command.options), arguments, command.positional))
-    elif command.takes == "folder":
-        from vit_lightning.errors import UserError
-
-        flags = [word for word in arguments if word.startswith("-")]
-        if flags or len(arguments) != 1:
-            told = [f"{word}: there is no such option" for word in flags]
-            raise UserError([*told, f"give one folder: lightning {name} {command.positional}"])
-        if not Path(arguments[0]).is_dir():
-            raise UserError(f"{arguments[0]} is no folder: lightning {name} {command.positional}")
-        call(Path(arguments[0]))
-    else:
-        from vit_lightning.commands.arguments import read_experiment
+    call = read_call(name, called, _plain(arguments) if name == "fit" else arguments)
+    if call.experiment is not None:
         from vit_lightning.storage.folder import is_first
 
-        experiment = read_experiment(name, _plain(arguments) if name == "fit" else arguments)
-        for text in experiment.replaced if is_first() else ():
+        for text in call.experiment.replaced if is_first() else ():
             print(f"lightning {name}: {text}", file=sys.stderr)
-        if experiment.print_config:
-            print(experiment.to_yaml(), end="")
-        else:
-            call(experiment)
+        if call.experiment.print_config:
+            print(call.experiment.to_yaml(), end="")
+            return
+    call.run()
 
 
 @contextlib.contextmanager
@@ -311,22 +242,6 @@ def _plain(arguments: list[str]) -> list[str]:
     from vit_lightning.config.files import read_flags
 
     return [f"--{key}={value}" for key, value in plain_flags(read_flags(arguments))]
-
-
-def _explain(name: str, command: Command, arguments: Sequence[str]) -> None:
-    """Prints the help of a command."""
-    if command.takes == "folder":
-        print(f"usage: lightning {name} {command.positional}\n\n{command.summary}")
-        return
-    from vit_lightning.config.help import explained, help_text, options_of
-
-    if command.takes == "options":
-        options = options_of(f"vit_lightning.{command.function.partition(':')[0]}", command.options)
-        usage = " ".join(filter(None, ("lightning", name, command.positional, "[--OPTION=VALUE ...]")))
-        print(f"usage: {usage}\n\n{command.summary}\n")
-        print("\n".join(explained(option) for option in options))
-        return
-    print(help_text(name, command.positional, arguments))
 
 
 def _is_read(stream: TextIO) -> bool:

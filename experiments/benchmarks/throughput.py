@@ -37,6 +37,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +47,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from vit_lightning import ViT
-from vit_lightning.commands.measuring import Interval, Rounds, combined, matrix_product, median, paired_rounds
+from vit_lightning.commands.measuring import (
+    Interval,
+    Rounds,
+    bytes_held,
+    combined,
+    matrix_product,
+    median,
+    paired_rounds,
+    training_step,
+)
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import write_whole
 from vit_lightning.training.fast_paths import accelerate, left_out_flops
@@ -324,20 +334,12 @@ def make_step(
         logits: Tensor = getattr(output, "logits", output)
         return logits.float()
 
-    def train() -> None:
-        optimizer.zero_grad()
-        cross_entropy(forward(), labels).backward()
-        optimizer.step()
-
     def infer() -> None:
         with torch.inference_mode():
             forward()
 
-    def held() -> int:
-        state = [value for values in optimizer.state.values() for value in values.values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in (*network.parameters(), *state))
-
-    return (train if is_training else infer), held
+    train = training_step(lambda: cross_entropy(forward(), labels), optimizer)
+    return (train if is_training else infer), partial(bytes_held, network, optimizer)
 
 
 def repeated(call: Callable[[], object], times: int) -> Callable[[], object]:

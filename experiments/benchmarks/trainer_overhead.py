@@ -37,13 +37,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 
 from vit_lightning import ViT
 from vit_lightning.commands.console import quiet
 from vit_lightning.commands.fit import make_run
-from vit_lightning.commands.measuring import median
+from vit_lightning.commands.measuring import BesideTrainer, Step, median, training_step
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.batches import Batch
 from vit_lightning.storage.environment import describe_environment
@@ -53,6 +53,7 @@ from vit_lightning.training.resources import keep_freed_memory
 BATCH, BATCHES_OF_VALIDATION, CLASSES, SIDE = 128, 10, 10, 16
 BATCHES_OF_EPOCH = 51
 """Odd, so that ends of epochs, rows and checkpoints fall to rounds of both kinds."""
+TRAINER, BARE = "Trainer", "bare step"
 READY, LOADED = "Trainer on ready batches", "Trainer with loading and augmentation"
 WARM_UP = 20
 """Rounds that do not count."""
@@ -109,39 +110,32 @@ class EverySecondReady:
             yield self.ready if self.count % 2 else next(loaded)
 
 
-class TakesTurns(Callback):
+class TakesTurns(BesideTrainer):
     """Callback that takes a bare step at the beginning of each batch, and keeps the seconds of both."""
 
     def __init__(self, seconds: float, profiler: cProfile.Profile | None) -> None:
-        self.until = time.monotonic() + seconds
+        until = time.monotonic() + seconds
+        super().__init__(TRAINER, self._make_step, lambda rounds: time.monotonic() > until)
         self.network = ViT(image_size=SIDE, patch_size=4, emb_size=64, depth=6, num_heads=4, num_classes=CLASSES)
-        self.images, self.labels = torch.randn(BATCH, 3, SIDE, SIDE), torch.randint(CLASSES, (BATCH,))
-        self.optimizer, _ = optimizer_and_schedule(
-            self.network, OptimizerConfig(), total_steps=10_000, steps_per_epoch=BATCHES_OF_EPOCH
-        )
         self.profiler = profiler
-        self.step_of_trainer: list[float] = []
         self.is_ready: list[bool] = []
-        self.step_alone: list[float] = []
         self.pass_of_trainer: list[float] = []
         self.pass_alone: list[float] = []
-        self._left: float | None = None
+
+    def _make_step(self, trainer: Trainer, batch: Any) -> dict[str, Step]:
+        images, labels = torch.randn(BATCH, 3, SIDE, SIDE), torch.randint(CLASSES, (BATCH,))
+        optimizer, _ = optimizer_and_schedule(
+            self.network, OptimizerConfig(), total_steps=10_000, steps_per_epoch=BATCHES_OF_EPOCH
+        )
+        return {BARE: training_step(lambda: F.cross_entropy(self.network(images), labels), optimizer)}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.profiler is not None:
             self.profiler.disable()
-        trainer.strategy.checkpoint_io.finish()  # in the Trainer's time
-        began = time.perf_counter()
-        if self._left is not None:
-            self.step_of_trainer.append(began - self._left)
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if len(self.rounds.seconds[TRAINER]) > len(self.is_ready):
             self.is_ready.append(not isinstance(batch, Batch))
-        self.optimizer.zero_grad()
-        F.cross_entropy(self.network(self.images), self.labels).backward()
-        self.optimizer.step()
-        self._left = time.perf_counter()
-        self.step_alone.append(self._left - began)
-        trainer.should_stop = time.monotonic() > self.until
-        if self.profiler is not None and len(self.step_alone) > WARM_UP:
+        if self.profiler is not None and len(self.is_ready) > WARM_UP:
             self.profiler.enable()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -161,8 +155,7 @@ class TakesTurns(Callback):
         now = time.perf_counter()
         self.network.train()
         self.pass_alone.append(now - began)
-        if self._left is not None:
-            self._left += now - self._began
+        self.left += now - self._began
 
 
 def in_a_terminal() -> None:
@@ -206,11 +199,12 @@ def main() -> None:
         os.chdir("/")
     if turns.profiler is not None:
         turns.profiler.disable()
-        print(f"{len(turns.step_of_trainer) - WARM_UP} steps")
+        print(f"{len(turns.is_ready) - WARM_UP} steps")
         pstats.Stats(turns.profiler, stream=sys.stdout).sort_stats("tottime").print_stats(70)
         pstats.Stats(turns.profiler, stream=sys.stdout).sort_stats("cumtime").print_stats(110)
         return
-    of_trainer, bare = np.array(turns.step_of_trainer[WARM_UP:]), np.array(turns.step_alone[WARM_UP:])
+    seconds = turns.rounds.seconds
+    of_trainer, bare = np.array(seconds[TRAINER][WARM_UP:]), np.array(seconds[BARE][WARM_UP - 1 :])
     alone, is_ready = (bare[:-1] + bare[1:]) / 2, np.array(turns.is_ready[WARM_UP:])
     passes = [bare / whole for bare, whole in zip(turns.pass_alone, turns.pass_of_trainer, strict=True)]
     table = {

@@ -9,9 +9,10 @@ import pytest
 import yaml
 from runs import REPOSITORY
 
-from vit_lightning.ablation.ablate import read_arguments
+from vit_lightning.ablation.ablate import AblateConfig, ablate
 from vit_lightning.ablation.plan import Tune, plan_help, read_plan, slug
 from vit_lightning.ablation.wandb_sweep import plain_flags, write_sweep
+from vit_lightning.commands.arguments import read_call
 from vit_lightning.config.files import read_flags
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
@@ -370,19 +371,19 @@ def test_the_help_has_all_options_of_a_plan():
 
 
 def test_arguments_of_the_command():
+    def read_arguments(words: list[str]) -> AblateConfig:
+        return read_call("ablate", ablate, words).words[0]
+
     config = read_arguments(["plan.yaml", "--dry-run", "--workers", "3"])
-    assert (config.file, config.dry_run, config.workers) == (Path("plan.yaml"), True, 3)
+    assert (config.plan, config.dry_run, config.workers) == (Path("plan.yaml"), True, 3)
     assert read_arguments(["plan.yaml", "--workers=auto"]).workers == "auto"
     for words in (["--dry-run", "a.yaml"], ["--workers", "2", "a.yaml"], ["--retry", "--out", "x", "a.yaml"]):
-        assert read_arguments(words).file == Path("a.yaml")
+        assert read_arguments(words).plan == Path("a.yaml")
     with pytest.raises(UserError, match="patience=0 must be above 0"):
         read_arguments(["plan.yaml", "--patience=0"])
     with pytest.raises(UserError) as caught:
         read_arguments(["--dryrun", "--workers=x", "--launcher=pbs", "--compare.max_seeds=9", "--model.depth", "2"])
     said = "\n".join(caught.value.problems)
-    in_plan = (
-        "compare.max_seeds=9: write it into the plan, under compare",
-        "model.depth=2: write it into the plan, under",
-    )
-    for text in ("did you mean dry-run", "workers=x must be", "launcher=pbs must be", "give a plan", *in_plan):
+    in_plan = ("compare.max_seeds=9: write it into the plan", "model.depth=2: write it into the plan")
+    for text in ("did you mean dry_run", "workers=x must be", "launcher=pbs must be", "PLAN is missing", *in_plan):
         assert text in said

@@ -7,7 +7,7 @@ import yaml
 from runs import REPOSITORY
 
 from vit_lightning.cli import main
-from vit_lightning.commands.configs import images_of, result
+from vit_lightning.commands.lists import images_of, result
 from vit_lightning.config.resolve import resolve
 from vit_lightning.config.shipped import find_config, shipped_configs
 

@@ -124,7 +124,7 @@ def test_the_command_takes_a_config_or_a_trained_model(in_folder, capsys):
     assert "--levels int" in said
     assert "--image-size int | [int, int]\n" in said
     assert main(["convert", "--help"]) == 0
-    assert "usage: lightning convert SOURCE DST --to=FAMILY [--OPTION=VALUE ...]\n" in capsys.readouterr().out
+    assert "usage: lightning convert SOURCE DST --to=TO [--OPTION=VALUE ...]\n" in capsys.readouterr().out
 
 
 def test_sizes_of_crate_stand_beside_its_parts():

@@ -17,8 +17,8 @@ from tensors import write_images
 
 from vit_lightning import UserError
 from vit_lightning.cli import main
-from vit_lightning.commands.arguments import read_run
 from vit_lightning.commands.fit import fit
+from vit_lightning.commands.resume import read_run
 from vit_lightning.commands.trained import evaluate, predict
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint

@@ -6,7 +6,7 @@ from runs import SMALL
 
 from vit_lightning import CutMix, Digits, MixUp
 from vit_lightning.cli import main
-from vit_lightning.commands.show_batch import label_texts, visible
+from vit_lightning.commands.check_data import label_texts, visible
 
 
 def test_a_figure_is_written(in_folder, capsys):

@@ -56,9 +56,9 @@ def test_the_rate_of_each_group_really_varies_and_nothing_else_is_left(in_folder
 
 
 def test_groups_keep_their_shares_of_the_rate(in_folder):
-    flags = ["--steps=30", "--min_lr=1e-5", "--trainer.accumulate_grad_batches=2", "--model.depth=2"]
+    flags = ["--trainer.accumulate_grad_batches=2", "--model.depth=2"]
     flags += ["--optimizer.layer_decay=0.5", "--optimizer.name=muon", "--ema.decay=0.9"]
-    results = find_learning_rate(resolve([*SMALL, *flags], "lr-find"))
+    results = find_learning_rate(resolve([*SMALL, *flags], "lr-find"), steps=30, min_lr=1e-5)
     shares = results["group_shares"]
     assert {round(share, 6) for share in shares} == {1.0, 0.5, 0.25, 0.125}  # head, two blocks, embedding
     rates = np.array(results["group_rates"])
@@ -93,8 +93,8 @@ def test_the_batch_grows_until_the_data_ends_or_the_limit_is_reached(in_folder):
         "trained": [200, 400, 800, 1600],
         "failed": [],
     }
-    flags = ["--data.batch_size=100", "--max_batch_size=400", "--out=out"]
-    results = scale_batch(resolve([*SMALL, *flags], "scale-batch"))
+    flags = ["--data.batch_size=100", "--out=out"]
+    results = scale_batch(resolve([*SMALL, *flags], "scale-batch"), max_batch_size=400)
     assert (results["batch_size"], results["ended_by"], results["trained"]) == (400, "max_batch_size", [100, 200, 400])
     assert json.loads(Path("out/batch_sizes.json").read_text()) == results
     assert sorted(path.name for path in Path("out").iterdir()) == ["batch_sizes.json"]

@@ -5,6 +5,7 @@ import os
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tensors import write_images
 
 from vit_lightning import HuggingFaceSet, ImageFolder, UserError
 from vit_lightning.cli import main
-from vit_lightning.commands.arguments import read_experiment
+from vit_lightning.commands.arguments import read_call
 from vit_lightning.commands.shard import shard
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.batches import Request
@@ -75,8 +76,8 @@ def test_writing_that_was_killed_gives_the_same_shards(tmp_path):
     root = images(tmp_path / "images", 60)
 
     def start(out: Path) -> Running:
-        experiment = resolve([*shard_words(root)[1:], f"--out={out}"], "shard")
-        return Running(shard, experiment, 5, folder=tmp_path)
+        experiment = resolve(shard_words(root)[1:], "shard")
+        return Running(partial(shard, images_in_file=5), experiment, out, folder=tmp_path)
 
     assert start(tmp_path / "once").finish().returncode == 0
     draw = random.Random(0)
@@ -117,9 +118,9 @@ def test_damage_is_an_error_or_left_out(in_folder, capsys):
 )
 def test_the_folder_may_be_given_without_its_option(in_folder, given):
     Path("a.yaml").write_text("data: {class_path: Digits}\nmodel: {patch_size: 4}\n")
-    assert read_experiment("shard", given).out == Path("out")
-    with pytest.raises(UserError, match="out: unexpected argument"):
-        read_experiment("shard", [*given, "two"])
+    assert read_call("shard", shard, given).words == [Path("out")]
+    with pytest.raises(UserError, match="two: unexpected argument"):
+        read_call("shard", shard, [*given, "two"])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="datasets is installed")
@@ -131,7 +132,7 @@ def test_without_the_library_the_way_out_is_named(in_folder, capsys):
 @installed
 def test_threads_get_the_images_that_they_ask_for(in_folder):
     root = images(in_folder / "images", 150)
-    shard(resolve([*shard_words(root)[1:], "--out=shards"], "shard"), images_in_file=5)
+    shard(resolve(shard_words(root)[1:], "shard"), Path("shards"), images_in_file=5)
     source = shards().dataset("train").source
     expected = [path.read_bytes() for path in sorted((root / "train").rglob("*.jpg"))]
     order = random.Random(0).choices(range(300), k=3000)
@@ -142,7 +143,7 @@ def test_threads_get_the_images_that_they_ask_for(in_folder):
 @installed
 def test_shards_that_are_not_as_written_are_refused(in_folder):
     root = images(in_folder / "images", 5)
-    shard(resolve([*shard_words(root)[1:], "--out=shards"], "shard"), images_in_file=5)
+    shard(resolve(shard_words(root)[1:], "shard"), Path("shards"), images_in_file=5)
     part = Path("shards/val-00001-of-00002.parquet")
     part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(UserError, match="damaged Parquet"):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,17 +22,14 @@ from vit_lightning.ablation.ledger import (
     refuse_changes,
     threads_of,
 )
-from vit_lightning.ablation.plan import GROUPS, Plan, plan_help, read_plan
+from vit_lightning.ablation.plan import Plan, read_plan
 from vit_lightning.ablation.slurm import submit
 from vit_lightning.ablation.wandb_sweep import write_sweep
 from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, workers_of
 from vit_lightning.commands.console import quiet
-from vit_lightning.config.files import parse_yaml, split_words, word
-from vit_lightning.config.help import explained, options_of
-from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import Reader
+from vit_lightning.config.files import word
 from vit_lightning.errors import UserError
-from vit_lightning.limits import problems_of
+from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.schedule import analyses_of
 from vit_lightning.report.study import Run
@@ -46,7 +42,7 @@ class AblateConfig:
     """Arguments of ``lightning ablate``.
 
     Args:
-        file: the plan.
+        plan: the plan.
         out: folder of the ablation; runs/ablations/NAME by default. The same command resumes it.
         dry_run: show the plan and exit.
         wandb_sweep: write this file, a sweep of W&B with the runs of the plan, and exit.
@@ -61,7 +57,8 @@ class AblateConfig:
             gpus_per_node: 1, cpus_per_task: 4}; workers is then the number of jobs.
     """
 
-    file: Path
+    plan: Path
+    _: KW_ONLY
     out: Path | None = None
     dry_run: bool = False
     wandb_sweep: Path | None = None
@@ -74,64 +71,19 @@ class AblateConfig:
     launcher: Literal["local", "slurm"] = "local"
     slurm: dict[str, Any] | None = None
 
-
-def read_arguments(arguments: Sequence[str]) -> AblateConfig:
-    """Reads the arguments of the command: a file, and flags.
-
-    Raises:
-        UserError: all that is wrong with them.
-    """
-    flags, words = split_words(arguments)
-    files = [value for name, value in flags if name == "config"] + words
-    reader, given = Reader(), dict[str, Any]()
-    for name, value in flags:
-        if "." in name or name in GROUPS:
-            reader.problems.append(f"{name}={value}: {_place_in_plan(name)}")
-        elif name != "config":
-            given[name.replace("_", "-")] = parse_yaml(value, f"slurm={value}") if name == "slurm" else value
-    options = {name.replace("_", "-"): option for name, option in signature_of(AblateConfig).options.items()}
-    del options["file"]
-    values = reader.arguments(options, given, "")
-    reader.problems += [f"{word}: unexpected argument (options are given as --key=value)" for word in files[1:]]
-    if not files:
-        reader.problems.append("give a plan: lightning ablate pooling (lightning configs pooling prints it)")
-    config = AblateConfig(Path(*files[:1]), **{name.replace("-", "_"): value for name, value in values.items()})
-    hours, patience = config.hours, config.patience
-    numbers = {key: number for key in ("workers", "threads") if isinstance(number := getattr(config, key), int)}
-    reader.problems += problems_of(
-        *((key, number, number >= 1, "at least 1") for key, number in numbers.items()),
-        ("hours", hours, hours is None or hours > 0, "above 0"),
-        ("patience", f"{patience:g}", patience > 0, "above 0 minutes"),
-    )
-    if reader.problems:
-        raise UserError(reader.problems)
-    return config
-
-
-def _place_in_plan(name: str) -> str:
-    """Says where an option goes that the command does not take."""
-    group = name.partition(".")[0]
-    if group in GROUPS:
-        return f"write it into the plan, under {group}, so that the plan says what was compared"
-    return "write it into the plan, under fixed, or under an arm"
+    def __post_init__(self) -> None:
+        workers = None if self.workers == "auto" else self.workers
+        above_0 = problems_of(
+            ("hours", self.hours, self.hours is None or self.hours > 0, "above 0"),
+            ("patience", f"{self.patience:g}", self.patience > 0, "above 0 minutes"),
+        )
+        refuse(at_least(1, workers=workers, threads=self.threads), above_0)
 
 
 class SomeFailed(UserError):
     """Error for failed runs in an ablation whose others are done. Exit code 5."""
 
     exit_code = 5
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Runs ``lightning ablate`` with the arguments of the command line."""
-    if {"-h", "--help"} & {*arguments}:
-        print("usage: lightning ablate PLAN.yaml [--OPTION=VALUE ...]\n")
-        print("\n".join(explained(option) for option in options_of(__name__, "AblateConfig") if option.name != "file"))
-        print(f"\nthe plan, a YAML file:\n{plan_help()}")
-        return
-    if sys.stderr.isatty():
-        print("reading the plan, its config and data ...", file=sys.stderr, flush=True)  # takes seconds
-    ablate(read_arguments(arguments))
 
 
 def ablate(config: AblateConfig) -> None:
@@ -141,9 +93,11 @@ def ablate(config: AblateConfig) -> None:
         UserError: the plan or its config is wrong.
         SomeFailed: no more runs are needed, but some failed.
     """
+    if sys.stderr.isatty():
+        print("reading the plan, its config and data ...", file=sys.stderr, flush=True)  # takes seconds
     torch.set_num_threads(1)  # runs are forked from this process
     quiet()
-    plan = read_plan(config.file)
+    plan = read_plan(config.plan)
     if config.only is not None and config.only not in plan.arms:
         raise UserError(f"only={config.only} is no arm (choose {'; '.join(plan.arms)})")
     folder = config.out or Path("runs/ablations") / plan.name
@@ -175,7 +129,7 @@ def ablate(config: AblateConfig) -> None:
     if ledger.pending():
         print("\n".join(forecast_lines(plan, ledger, workers, devices, timed=config.launcher == "local")), flush=True)
     if config.launcher == "slurm":
-        submit(config.file, ledger, options, config.slurm or {})
+        submit(config.plan, ledger, options, config.slurm or {})
     else:
         run_all(plan, ledger, options)
     if config.hours is not None and (pending := options.pending(ledger)):

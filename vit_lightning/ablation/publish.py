@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vit_lightning.ablation.ledger import read_study
-from vit_lightning.commands import sync as one_run
+from vit_lightning.commands.resume import read_run_config
 from vit_lightning.errors import UserError
 from vit_lightning.report import dashboard as wandb_dashboard
 from vit_lightning.report.report import make_report
@@ -13,10 +13,13 @@ from vit_lightning.report.study import Study
 from vit_lightning.report.wandb_report import log_report
 from vit_lightning.report.write import write_report
 from vit_lightning.storage.folder import hold, runs_in
+from vit_lightning.storage.metrics import read_results
+from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror, run_id
 
 
 def report(folder: Path) -> None:
     """Writes the report of an ablation from its runs, and prints the verdicts."""
+    _must_be_folder(folder)
     study = read_study(folder)
     with hold(folder, "report"):
         made = make_report(study)
@@ -26,6 +29,7 @@ def report(folder: Path) -> None:
 
 def dashboard(folder: Path) -> None:
     """Makes workspaces and a report of a run, a folder of runs or an ablation in W&B."""
+    _must_be_folder(folder)
     if _is_ablation(folder):
         wandb_dashboard.dashboard(make_report(read_study(folder)))
     else:
@@ -38,10 +42,11 @@ def sync(folder: Path) -> None:
     Raises:
         UserError: the first run cannot be sent; or, after all others, the runs that could not.
     """
+    _must_be_folder(folder)
     problems: list[str] = []
     for number, path in enumerate(_finished(read_study(folder)) if _is_ablation(folder) else runs_in(folder)):
         try:
-            one_run.sync(path)
+            sync_run(path)
         except UserError as error:
             problems += error.problems
             if number == 0:  # without an API key, for example, no other run can be sent either
@@ -50,6 +55,34 @@ def sync(folder: Path) -> None:
         raise UserError(problems)
     if _is_ablation(folder):
         print(log_report(make_report(read_study(folder)), send=True))
+
+
+def sync_run(folder: Path) -> None:
+    """Sends a run's ``metrics.jsonl``, figures and results to W&B, which drops the steps that it already has.
+
+    Raises:
+        UserError: the folder holds no run, or W&B cannot be reached.
+    """
+    if not (folder / "metrics.jsonl").is_file():
+        raise UserError(f"{folder} is not a run folder: it has no metrics.jsonl")
+    config = read_run_config(folder)  # plain data: no class that it names is imported
+    settings = WandbConfig(**{**config.get("wandb", {}), "mode": "online"})
+    mirror = WandbMirror(folder, run_id(folder), settings, config)
+    mirror.start(otherwise=())
+    if mirror.mode == "online":
+        mirror.catch_up(folder)
+        if results := read_results(folder):
+            mirror.log_results(results)
+    mirror.finish()
+    if mirror.mode != "online" or mirror.reason:
+        raise UserError(f"{folder} was not sent: {mirror.reason} (for an API key: wandb login)")
+    print(f"{folder} is in W&B as {settings.project}/{mirror.run_id}")
+
+
+def _must_be_folder(path: Path) -> None:
+    """Refuses the path of no folder."""
+    if not path.is_dir():
+        raise UserError(f"{path} is no folder")
 
 
 def _is_ablation(folder: Path) -> bool:

@@ -1,57 +1,146 @@
-"""From the arguments of a command line to the experiment that the command gets."""
+"""From a command line to a call of a command's function: its arguments are the options, its docstring their help.
+
+Words are positional arguments, flags keyword arguments; a function of one dataclass takes its fields. A function whose
+first argument is the experiment gets the one of ``--config`` and all flags that it does not take itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import get_args
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from types import GenericAlias
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from vit_lightning.commands.resume import read_run_config
-from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import read_flags, split_words
-from vit_lightning.config.options import Resume
-from vit_lightning.config.resolve import resolve
+from vit_lightning.config.files import parse_yaml, split_words
+from vit_lightning.config.signatures import REQUIRED, Option
+from vit_lightning.config.typed import Reader
+from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 
-
-def read_experiment(command: str, arguments: Sequence[str]) -> Experiment:
-    """Returns the checked experiment of a command line; for ``fit --resume FOLDER``, that of the run in the folder."""
-    if command == "shard":
-        flags, words = split_words(arguments)
-        if len(words) == 1:
-            arguments = _as_arguments([*flags, ("out", words[0])])
-    if command == "fit":
-        flags = read_flags(arguments)
-        given = dict(flags).get("resume", "never")
-        if given not in get_args(Resume):
-            return read_run(Path(given), _as_arguments([flag for flag in flags if flag[0] != "resume"]))
-    return resolve(arguments, command)
+Flags = Sequence[tuple[str, str]]
 
 
-def read_run(folder: Path, arguments: Sequence[str] = ()) -> Experiment:
-    """Returns the experiment of a run, which ``fit`` resumes in the folder of the run.
+class Call(NamedTuple):
+    """A function with its arguments."""
 
-    Args:
-        folder: the run folder.
-        arguments: options to change, as ``--key=value``, with ``--allow-config-change`` and ``--trust-config``.
+    function: Callable[..., Any]
+    words: list[Any]
+    options: dict[str, Any]
+    experiment: Any = None
+    """The experiment of the command line, if the function takes one."""
+
+    def run(self) -> Any:
+        """Calls the function."""
+        first = [] if self.experiment is None else [self.experiment]
+        return self.function(*first, *self.words, **self.options)
+
+
+class Taken(NamedTuple):
+    """What a function takes."""
+
+    words: list[str]
+    """Names of its positional arguments."""
+    several: tuple[str, Any] | None
+    """Name and type of ``*words``."""
+    options: dict[str, Option]
+    experiment: inspect.Parameter | None
+
+
+def read_call(command: str, function: Callable[..., Any], arguments: Sequence[str]) -> Call:
+    """Returns the call of a command's function with the arguments of a command line.
 
     Raises:
-        UserError: the folder holds no run, or the arguments name another config or folder.
+        UserError: all unknown, missing, repeated and wrong arguments.
     """
-    problems = [
-        f"{key}={value} beside --resume={folder}: a run is resumed in its own folder with its own config"
-        for key, value in read_flags(arguments)
-        if key in ("config", "out", "print_config", "init_from")
-    ]
-    if not (folder / "config.yaml").is_file():
-        problems.append(f"resume={folder} is not a run folder with a config.yaml (choose one, or auto, must, never)")
-    refuse(problems)
-    # the initial weights may be gone by now; they are needed only if the run has no checkpoint yet
-    experiment = resolve(["--config", str(folder / "config.yaml"), *arguments, "--init_from=null"])
-    config = {**experiment.config, "init_from": read_run_config(folder).get("init_from")}
-    return replace(experiment, config=config, out=folder, resume="auto")
+    parameters, hints = inspect.signature(function).parameters, get_type_hints(function)
+    group = hints.get(next(iter(parameters), "")) if len(parameters) == 1 else None
+    if is_dataclass(group) and group.__name__ != "Experiment":  # type: ignore[union-attr]
+        return Call(function, [read_call(command, group, arguments).run()], {})  # type: ignore[arg-type]
+    taken = _taken_by(function)
+    flags, words = split_words(arguments)
+    own = [flag for flag in flags if _is_of(taken.options, *flag)]
+    rest = [flag for flag in flags if flag not in own]
+    reader = Reader()
+    if taken.experiment is None or (taken.experiment.default is not REQUIRED and not rest):
+        files = [value for key, value in rest if key == "config"]  # YAML files, such as a plan
+        in_plan = [flag for flag in rest if "plan" in taken.options and "." in flag[0]]
+        reader.problems += [
+            f"{key}={value}: write it into the plan, which says what is compared" for key, value in in_plan
+        ]
+        own += [flag for flag in rest if flag[0] != "config" and flag not in in_plan]
+        placed, options, others = _bound(command, taken, own, [*files, *words], reader)
+        reader.problems += [f"{word}: unexpected argument (options are given as --key=value)" for word in others]
+        refuse(reader.problems)
+        return Call(function, placed, options)
+    placed, options, others = _bound(command, taken, own, words, reader)
+    from vit_lightning.commands.resume import read_experiment
+
+    try:
+        given = [*(f"--{key}={value}" for key, value in rest), *others]
+        experiment = read_experiment(command, given if own or len(others) < len(words) else arguments)
+    except UserError as error:
+        if not reader.problems:
+            raise
+        raise UserError([*reader.problems, *error.problems]) from error
+    refuse(reader.problems)
+    return Call(function, placed, options, experiment)
 
 
-def _as_arguments(flags: Sequence[tuple[str, str]]) -> list[str]:
-    return [f"--{key}={value}" for key, value in flags]
+def _taken_by(function: Callable[..., Any]) -> Taken:
+    hints = get_type_hints(function)
+    parameters = list(inspect.signature(function).parameters.values())
+    kinds = [hints.get(one.name, Any) for one in parameters[:1]]
+    first = [getattr(kind, "__name__", "") for kind in (*kinds, *(part for kind in kinds for part in get_args(kind)))]
+    experiment = parameters.pop(0) if "Experiment" in first else None
+    several = next(((one.name, hints.get(one.name, Any)) for one in parameters if one.kind == one.VAR_POSITIONAL), None)
+    named = [one for one in parameters if one.kind != one.VAR_POSITIONAL]
+    options = {one.name: Option(one.name, hints.get(one.name, Any), one.default) for one in named}
+    words = [one.name for one in named if one.kind == one.POSITIONAL_OR_KEYWORD]
+    return Taken(words, several, options, experiment)
+
+
+def _bound(
+    command: str, taken: Taken, flags: Flags, words: Sequence[str], reader: Reader
+) -> tuple[list[Any], dict[str, Any], list[str]]:
+    """Returns the positional arguments, the keyword arguments, and the words that are neither."""
+    given, rest = _by_name(taken.options, flags, reader.problems), list(words)
+    for name in taken.words:
+        if name not in given and rest:
+            given[name] = rest.pop(0)
+    several: list[Any] = []
+    if taken.several is not None:
+        several, rest = reader.value(GenericAlias(list, taken.several[1]), rest, taken.several[0]), []
+    values = reader.arguments(taken.options, given, "", provided=taken.options)
+    missing = [name for name, one in taken.options.items() if one.default is REQUIRED and name not in given]
+    shown = [name.upper() if name in taken.words else f"--{name.replace('_', '-')}" for name in missing]
+    reader.problems += [f"{name} is missing (lightning {command} --help)" for name in shown]
+    return [*(values.pop(name) for name in taken.words if name in values), *several], values, rest
+
+
+def _is_of(options: Mapping[str, Option], key: str, value: str) -> bool:
+    """Whether a flag belongs to options of a function; a ``config`` among them is a mapping, and else a file."""
+    name, _, inside = key.replace("-", "_").partition(".")
+    if name not in options:
+        return False
+    return _takes_mapping(options[name]) if inside else name != "config" or value[:1] == "{"
+
+
+def _takes_mapping(option: Option) -> bool:
+    return any(get_origin(kind) is dict for kind in (option.kind, *get_args(option.kind)))
+
+
+def _by_name(options: Mapping[str, Option], flags: Flags, problems: list[str]) -> dict[str, Any]:
+    """Returns the values of flags by the names of arguments; ``--config.key=value`` is an item of a mapping."""
+    given: dict[str, Any] = {}
+    for key, text in flags:
+        name = key.replace("-", "_")
+        group, _, inside = name.partition(".")
+        is_yaml = inside or text[:1] in ("[", "{")
+        value = parse_yaml(text, f"{key}={text}") if is_yaml else text
+        into, name = (given.setdefault(group, {}), inside) if inside and group in options else (given, name)
+        if not isinstance(into, dict) or name in into:
+            problems.append(f"{key} is given twice{'' if inside else f' ({given[name]} and {text})'}")
+        else:
+            into[name] = value
+    return given

@@ -6,27 +6,37 @@ import importlib
 import inspect
 import json
 import os
-import random
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vit_lightning.commands.console import Start, say
 from vit_lightning.commands.fit import Run, make_run
-from vit_lightning.commands.measuring import Rounds, matrix_product, median, paired_rounds, take_turns
+from vit_lightning.commands.measuring import (
+    BesideTrainer,
+    Rounds,
+    Step,
+    bytes_held,
+    calls_of,
+    matrix_product,
+    median,
+    paired_rounds,
+    training_step,
+)
 from vit_lightning.commands.module import compile_chosen
 from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.options import BenchOptions
 from vit_lightning.errors import UserError
+from vit_lightning.limits import at_least, refuse
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier
@@ -42,28 +52,39 @@ PEERS = {"timm": "timm.models", "torchvision": "torchvision.models"}
 """Module of the class VisionTransformer of each library, by the library's name."""
 
 
-def bench(experiment: Experiment) -> dict[str, Any]:
+def bench(experiment: Experiment, *, rounds: int = 100, seconds: float = 30.0, peers: bool = True) -> dict[str, Any]:
     """Measures interleaved: the bare training step, a step of the whole Trainer, other libraries' ViTs of these sizes.
 
     The Trainer loads its images, logs metrics and writes checkpoints to a folder that is deleted; it neither validates
     nor accumulates gradients, and uses one device. The bare steps repeat its first batch.
 
+    Args:
+        rounds: most rounds in which all take a turn.
+        seconds: time after which no further round of training begins; inference has a third of it.
+        peers: whether timm and torchvision, where installed, are interleaved with a ViT of the same options.
+
     Raises:
         UserError: the module of the config is no ViTClassifier, or ``fast_dev_run`` is set.
     """
-    options, settings = experiment.options, experiment.settings
-    assert isinstance(options, BenchOptions)
+    refuse(at_least(3, rounds=rounds), at_least(0, seconds=seconds))
     if experiment.trainer["fast_dev_run"]:
         raise UserError("trainer.fast_dev_run: nothing can be measured in so few steps (leave it out)")
+    settings = experiment.settings
     is_off = (settings.wandb.mode or os.environ.get("WANDB_MODE")) == "disabled"
     wandb = replace(settings.wandb, mode="disabled" if is_off else "offline")
     experiment = replace(experiment, settings=settings._replace(wandb=wandb))
-    arguments = experiment.make_trainer_arguments(_plain_training(options))
+    arguments = experiment.make_trainer_arguments(_plain_training(rounds))
     with session(experiment, "bench") as folder, tempfile.TemporaryDirectory() as place:
         run = make_run(experiment, arguments, Path(place))
         if not isinstance(run.module, ViTClassifier):
             raise UserError(f"module.class_path={type(run.module).__name__} is no ViTClassifier: it has no bare step")
-        turns = Turns(run, options)
+        measured = _Measured(run, peers)
+
+        def is_done(so_far: Rounds) -> bool:
+            done = len(so_far.seconds[TRAINER]) - WARMUP
+            return done >= rounds or (done >= 3 and time.perf_counter() - measured.began > seconds)
+
+        turns = BesideTrainer(TRAINER, measured.make, is_done)
         others = [callback for callback in run.trainer.callbacks if not isinstance(callback, Start)]  # type: ignore
         run.trainer.callbacks = [turns, *others]  # type: ignore[attr-defined]
         if run.trainer.strategy.root_device.type == "cpu":
@@ -74,9 +95,12 @@ def bench(experiment: Experiment) -> dict[str, Any]:
             run.trainer.fit(run.module, datamodule=experiment.data)
         finally:
             run.mirror.finish()
+        run.trainer.strategy.checkpoint_io.finish()  # type: ignore[attr-defined]
         about = describe_environment()
         results = {
-            **turns.results,
+            **measured.facts,
+            "training": measured.rows(turns.rounds.without_first(WARMUP), STEP),
+            "inference": measured.rows(measured.infer(rounds, seconds / 3), INFERENCE),
             **{name: about[name] for name in ("processor", "cores", "threads", "gpus", "packages")},
         }
         if is_first():
@@ -86,11 +110,11 @@ def bench(experiment: Experiment) -> dict[str, Any]:
     return results
 
 
-def _plain_training(options: BenchOptions) -> dict[str, Any]:
-    """Returns arguments of the Trainer for training without validation, until ``Turns`` stops it."""
+def _plain_training(rounds: int) -> dict[str, Any]:
+    """Returns arguments of the Trainer for training without validation, until the measurement stops it."""
     return {
         "max_epochs": -1,
-        "max_steps": 100 * (options.rounds + WARMUP + 1),
+        "max_steps": 100 * (rounds + WARMUP + 1),
         "max_time": None,
         "min_epochs": None,
         "min_steps": None,
@@ -105,164 +129,112 @@ def _plain_training(options: BenchOptions) -> dict[str, Any]:
     }
 
 
-class Turns(Callback):
-    """Callback that lets the alternatives take a turn each between two steps of the Trainer, and times all of them.
+class _Measured:
+    """The bare steps that are measured beside the Trainer, and what is known about them."""
 
-    A step of the Trainer is all that happens from the end of these turns to the start of the next ones.
-    """
-
-    results: dict[str, Any]
-
-    def __init__(self, run: Run, options: BenchOptions) -> None:
-        self._run, self._options = run, options
-        self._rounds = Rounds({TRAINER: []})
-        self._steps: dict[str, Callable[[], object]] = {}
+    def __init__(self, run: Run, peers: bool) -> None:
+        self._run, self._with_peers = run, peers
+        self.began = 0.0
+        self.facts: dict[str, Any] = {}
         self._networks: dict[str, nn.Module] = {}
-        self._draw = random.Random(0)
-        self._batches, self._left, self._began = 0, 0.0, 0.0
-        self._left_out: dict[str, str] = {}
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        device = trainer.strategy.root_device
-        if not self._steps:
-            self._wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else int
-            self._calls = 10 if device.type == "cuda" else 1  # which fill the queue of the device
-            self._make(trainer, batch)
-            self._began = time.perf_counter()
-        self._batches += 1
-        if self._batches % self._calls:
-            return
-        trainer.strategy.checkpoint_io.finish()  # type: ignore[attr-defined]  # in the Trainer's time
-        self._wait()
-        if self._left:
-            self._rounds.seconds[TRAINER].append((time.perf_counter() - self._left) / self._calls)
-            take_turns(self._steps, self._rounds.seconds, self._draw, calls=self._calls, wait=self._wait)
-        enough = len(self._rounds.seconds[TRAINER]) >= self._options.rounds + WARMUP
-        trainer.should_stop = enough or self._is_late()
-        self._left = time.perf_counter()
+    def make(self, trainer: Trainer, batch: Any) -> dict[str, Step]:
+        """Makes the steps from the Trainer's own module and its first batch, and warms them up."""
+        run, device, plugin = self._run, trainer.strategy.root_device, trainer.precision_plugin
+        module: Any = run.module
+        self._context, self._images = plugin.forward_context, batch[0]
+        labels = batch[1] if (mixed := getattr(batch, "targets", None)) is None else mixed  # of mixed images
 
-    def _is_late(self) -> bool:
-        """Whether no further round begins; at least 3 of them count."""
-        done = len(self._rounds.seconds[TRAINER]) - WARMUP
-        return done >= 3 and time.perf_counter() - self._began > self._options.seconds
+        def step_of(network: nn.Module, loss: Callable[[], Tensor]) -> tuple[Step, Optimizer]:
+            chosen = run.experiment.settings.optimizer
+            optimizer = optimizer_and_schedule(network, chosen, total_steps=10**6, steps_per_epoch=1)[0]
+            value, kind = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+            clip = partial(module.clip_gradients, gradient_clip_val=value, gradient_clip_algorithm=kind)
+            return training_step(self._in_context(loss), optimizer, clip if value else None), optimizer
 
-    def _make(self, trainer: Trainer, batch: Any) -> None:
-        """Makes the alternatives from the Trainer's own module and its first batch."""
-        module, device = self._run.module, trainer.strategy.root_device
-        assert isinstance(module, ViTClassifier)
-        context = trainer.precision_plugin.forward_context
-        images, mixed = batch[0], getattr(batch, "targets", None)  # class probabilities of mixed images
-        labels = batch[1] if mixed is None else mixed
-
-        def step_of(loss: Callable[[], Tensor], optimizer: Optimizer) -> Callable[[], None]:
-            def step() -> None:
-                with context():
-                    value = loss()
-                optimizer.zero_grad()
-                value.backward()  # type: ignore[no-untyped-call]
-                if trainer.gradient_clip_val:
-                    module.clip_gradients(optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm)
-                optimizer.step()
-
-            return step
-
-        def optimizer_of(network: nn.Module) -> Optimizer:
-            chosen = self._run.experiment.settings.optimizer
-            return optimizer_and_schedule(network, chosen, total_steps=10**6, steps_per_epoch=1)[0]
-
-        own = optimizer_of(module.network)
-        self._networks["ours"] = module.network
-        self._steps[STEP] = step_of(lambda: module.step(batch, "train").loss, own)
-        peers, self._left_out = _peers(module.network) if self._options.peers else ({}, {})
+        own, optimizer = step_of(module.network, lambda: module.step(batch, "train").loss)
+        steps, self._networks = {STEP: own}, {INFERENCE: module.network}
+        peers, left_out = _peers(module.network) if self._with_peers else ({}, {})
         for name, peer in peers.items():
-            peer = trainer.precision_plugin.convert_module(peer.to(device)).train()
-            if self._run.experiment.compile:
+            peer = plugin.convert_module(peer.to(device)).train()
+            if run.experiment.compile:
                 peer.compile()
-
-            def loss(peer: nn.Module = peer) -> Tensor:
-                return module.training_loss(peer(images).float(), labels)
-
+            loss = partial(_loss_of, module, peer, self._images, labels)
             try:
-                self._steps[name] = step_of(loss, optimizer_of(peer))
+                steps[name] = step_of(peer, loss)[0]
             except UserError as why:  # as layer decay, which these networks do not have
-                self._left_out[name] = "; ".join(str(why).splitlines())
+                left_out[name] = "; ".join(str(why).splitlines())
                 continue
             self._networks[name] = peer
-        with context():
+        with self._context():
             square = torch.ones(2, 2, device=device)
             dtype = (square @ square).dtype
         self._size = 8192 if device.type == "cuda" else 1024
-        self._steps[PRODUCT] = matrix_product(self._size, self._size, self._size, dtype, device)
-        for name, step in self._steps.items():
+        self._product = steps[PRODUCT] = matrix_product(self._size, self._size, self._size, dtype, device)
+        for step in steps.values():
             for _ in range(WARMUP):
                 step()
-            self._rounds.seconds[name] = []
-        own.zero_grad()
-        held = [*module.network.parameters(), *(tensor for state in own.state.values() for tensor in state.values())]
-        bytes_held = sum(tensor.numel() * tensor.element_size() for tensor in held if isinstance(tensor, Tensor))
+        optimizer.zero_grad()
         compiled = any(hasattr(part, "_orig_mod") or part._compiled_call_impl for part in module.network.modules())
-        countable = device.type == "cuda" or not compiled
-        self.results = {
-            "experiment": self._run.experiment.name,
+        peak = None
+        if device.type == "cuda" or not compiled:  # else it cannot be counted
+            peak = round((bytes_held(module.network, optimizer) + peak_memory(steps[STEP], device)) / 1e6, 1)
+        self.facts = {
+            "experiment": run.experiment.name,
             "precision": trainer.precision,
             "device": str(device),
-            "left_out": self._left_out,
-            "batch": len(images),
-            "image": list(images.shape[1:]),
+            "left_out": left_out,
+            "batch": len(self._images),
+            "image": list(self._images.shape[1:]),
             "product": f"{self._size} x {self._size}, {str(dtype).removeprefix('torch.')}",
-            "peak_memory_mb": round((bytes_held + peak_memory(self._steps[STEP], device)) / 1e6, 1)
-            if countable
-            else None,
+            "peak_memory_mb": peak,
         }
-        self._inputs = images, context
+        self.began = time.perf_counter()
+        return steps
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.strategy.checkpoint_io.finish()  # type: ignore[attr-defined]
-        images, context = self._inputs
-        seconds = {name: values[WARMUP:] for name, values in self._rounds.seconds.items()}
-        self.results["training"] = self._rows(Rounds(seconds), STEP, images, 3)
+    def _in_context(self, call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            with self._context():
+                return call()
 
-        def infer_with(network: nn.Module) -> Callable[[], None]:
-            network.eval()
+        return run
 
-            def infer() -> None:
-                with torch.inference_mode(), context():
-                    network(images)
+    def infer(self, rounds: int, seconds: float) -> Rounds:
+        """Measures a forward pass of each network."""
 
-            return infer
+        def infer_with(network: nn.Module) -> Step:
+            return torch.inference_mode()(self._in_context(partial(network.eval(), self._images)))
 
-        steps: dict[str, Callable[[], object]] = {name: infer_with(net) for name, net in self._networks.items()}
-        steps = {INFERENCE if name == "ours" else name: step for name, step in steps.items()}
-        rounds = paired_rounds(
-            {**steps, PRODUCT: self._steps[PRODUCT]},
-            self._options.rounds,
-            calls=self._calls,
-            limit_s=self._options.seconds / 3,
-            synchronize=self._wait,
-        )
-        self.results["inference"] = self._rows(rounds, INFERENCE, images, 1)
+        steps = {name: infer_with(network) for name, network in self._networks.items()}
+        calls, wait = calls_of(self._images.device)
+        turns: dict[str, Any] = {"calls": calls, "limit_s": seconds, "synchronize": wait}
+        return paired_rounds({**steps, PRODUCT: self._product}, rounds, **turns)
 
-    def _rows(self, rounds: Rounds, reference: str, images: Tensor, passes: int) -> dict[str, Any]:
+    def rows(self, rounds: Rounds, reference: str) -> dict[str, Any]:
         """Returns rates, ratios to ``reference`` and its share of the ceiling; a backward pass counts as two passes."""
-        product = 2.0 * self._size**3
-        networks = [name for name in rounds.seconds if name != PRODUCT]
-        networks = sorted(networks, key=lambda name: (name != reference, name != TRAINER))
-        network = self._networks["ours"].train(passes == 3)  # dropout has all tokens computed
-        flops = forward_flops(network, (images.shape[1], images.shape[2], images.shape[3]))
-        ratios = rounds.ratios(reference, PRODUCT)
-        share = None
+        product, count = 2.0 * self._size**3, len(self._images)
+        names = sorted((name for name in rounds.seconds if name != PRODUCT), key=lambda name: name != TRAINER)
+        names = [reference, *(name for name in names if name != reference)]
+        passes = 3 if reference == STEP else 1
+        network = self._networks[INFERENCE].train(passes == 3)  # dropout has all tokens computed
+        channels, height, width = self._images.shape[1:]
+        flops, share = forward_flops(network, (channels, height, width)), None
         if flops is not None:
-            with self._inputs[1]():
-                left_out = 0 if self._run.experiment.compile else left_out_flops(network, images)
-            done = passes * len(images) * (flops - left_out)
-            share = median([done / product * ratio for ratio in ratios])
+            with self._context():
+                left_out = 0 if self._run.experiment.compile else left_out_flops(network, self._images)
+            done = passes * count * (flops - left_out)
+            share = median([done / product * ratio for ratio in rounds.ratios(reference, PRODUCT)])
         return {
             "rounds": len(rounds.seconds[reference]),
-            "images_per_second": {name: round(len(images) / rounds.median(name), 1) for name in networks},
-            f"over_{reference.replace(' ', '_')}": {name: rounds.ratio(name, reference) for name in networks[1:]},
+            "images_per_second": {name: round(count / rounds.median(name), 1) for name in names},
+            f"over_{reference.replace(' ', '_')}": {name: rounds.ratio(name, reference) for name in names[1:]},
             "ceiling_gflops": round(product / rounds.median(PRODUCT) / 1e9, 1),
             "share_of_ceiling": share,
         }
+
+
+def _loss_of(module: ViTClassifier, peer: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return module.training_loss(peer(images).float(), labels)
 
 
 def _peers(network: Any) -> tuple[dict[str, nn.Module], dict[str, str]]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -15,15 +14,15 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from vit_lightning.commands.console import counted, quiet, say
-from vit_lightning.commands.load import Model
-from vit_lightning.commands.open_model import open_model
+from vit_lightning.commands.console import quiet, say
+from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, open_model
 from vit_lightning.config.experiment import make_data
 from vit_lightning.config.trust import restrict_imports
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
+from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import new_folder, to_csv, write_whole
 from vit_lightning.weights.sources import Source
@@ -31,74 +30,57 @@ from vit_lightning.weights.sources import Source
 Columns = dict[str, np.ndarray[Any, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class EmbedOptions:
-    """Options of ``lightning embed``.
+def embed(
+    *images: Path,
+    ckpt: Checkpoint,
+    out: Path | None = None,
+    format: Literal["npz", "parquet", "csv"] | None = None,
+    blocks: Sequence[int] = (),
+    image_size: Size = None,
+    config: Facts = None,
+    trust: Trust = False,
+    batch_size: int = 64,
+    num_workers: int = 0,
+    device: str = "auto",
+) -> Path:
+    """Writes the pooled features of images before the classifier, (n, e), with their names; returns the file.
 
     Args:
-        ckpt: the model: run folder, checkpoint, file or folder of weights, hf-hub:OWNER/NAME, timm:NAME or
-            torchvision:NAME.
         images: image files and folders; by default the test images of the run that trained the model.
         out: new file; by default embeddings.npz in a new folder, RUN/embed/TIME or runs/embed/TIME.
         format: npz, parquet or csv; by default what the name of out says.
         blocks: numbers of encoder blocks, 0 the first and -1 the last, of which the mean over the patch tokens is
             written too.
-        image_size: height and width in pixels of the images that the model gets, if not those of its training.
-        config: what the weights do not tell or is to be replaced: --config='{num_heads: 3, mean: [...], std: [...]}'
-            (also centre_share, class_names, and arguments of their family).
         batch_size: images in a batch.
         num_workers: processes that decode image files.
         device: auto takes a GPU where there is one; or cpu, cuda, cuda:1, mps.
-    """
-
-    ckpt: str
-    images: list[Path] = field(default_factory=list)
-    out: Path | None = None
-    format: Literal["npz", "parquet", "csv"] | None = None
-    blocks: list[int] = field(default_factory=list)
-    image_size: int | tuple[int, int] | None = None
-    config: dict[str, Any] | None = None
-    batch_size: int = 64
-    num_workers: int = 0
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        problems = [*at_least(1, batch_size=self.batch_size), *at_least(0, num_workers=self.num_workers)]
-        if self.out is not None and self.out.exists():
-            problems.append(f"out={self.out} is there already (choose a new file)")
-        if self.suffix not in _WRITERS:
-            problems.append(f"out={self.out} must end in {', '.join(_WRITERS)} (or give --format)")
-        if self.suffix == ".parquet" and find_spec("pyarrow") is None:
-            problems.append("format=parquet needs pyarrow: pip install 'vit-lightning[datasets]'")
-        if self.image_size is not None and not self.images:
-            problems.append(f"image_size={self.image_size} is for images that are given")
-        refuse(problems)
-
-    @property
-    def suffix(self) -> str:
-        """End of the file's name, which tells its format."""
-        return f".{self.format}" if self.format else ".npz" if self.out is None else self.out.suffix
-
-
-def embed(options: EmbedOptions) -> Path:
-    """Writes the pooled features of images before the classifier, (n, e), with their names; returns the file.
 
     Raises:
         UserError: model or images are not there; or, after all others are written, the damaged images.
     """
+    suffix = f".{format}" if format else ".npz" if out is None else out.suffix
+    problems = [*at_least(1, batch_size=batch_size), *at_least(0, num_workers=num_workers)]
+    if out is not None and out.exists():
+        problems.append(f"out={out} is there already (choose a new file)")
+    if suffix not in _WRITERS:
+        problems.append(f"out={out} must end in {', '.join(_WRITERS)} (or give --format)")
+    if suffix == ".parquet" and find_spec("pyarrow") is None:
+        problems.append("format=parquet needs pyarrow: pip install 'vit-lightning[datasets]'")
+    if image_size is not None and not images:
+        problems.append(f"image_size={image_size} is for images that are given")
+    refuse(problems)
     quiet()
-    files = find_images(options.images)
-    source = open_model(options.ckpt, image_size=options.image_size, config=options.config, key="ckpt")
+    files = find_images(images)
+    source = open_model(ckpt, image_size=image_size, config=config, trust=trust)
     model = Model(source)
-    model.network.to(_device(options.device))
-    size, workers = options.batch_size, options.num_workers
-    data = model.data(files, batch_size=size, num_workers=workers) if files else _test_images(source)
-    columns = _columns(model, data, options.blocks)
+    model.network.to(_device(device))
+    data = model.data(files, batch_size=batch_size, num_workers=num_workers) if files else _test_images(source)
+    columns = _columns(model, data, blocks)
     problems = sorted(data.bad_images["test"])
     if len(columns["image"]):
-        with _folder(options.out, source) as folder:
-            path = options.out or folder / f"embeddings{options.suffix}"
-            write_whole(path, _WRITERS[options.suffix](columns))
+        with _folder(out, source) as folder:
+            path = out or folder / f"embeddings{suffix}"
+            write_whole(path, _WRITERS[suffix](columns))
         count, width = columns["features"].shape
         say(f"features of {counted(count, 'image')}, {counted(width, 'number')} each: {path}")
     if problems:
@@ -130,7 +112,7 @@ def _test_images(source: Source) -> ImageData:
     return data
 
 
-def _columns(model: Model, data: ImageData, blocks: list[int]) -> Columns:
+def _columns(model: Model, data: ImageData, blocks: Sequence[int]) -> Columns:
     """Returns the table: image, for test images label, features, and a column for each block."""
     dataset: Any = data.dataset("test")
     names: list[str] = []

@@ -8,7 +8,6 @@ import io
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from vit_lightning.commands.console import quiet, row, say
+from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_model
 from vit_lightning.commands.model_card import model_card, name_of
-from vit_lightning.commands.open_model import open_model
 from vit_lightning.config.experiment import network_in_file
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.storage.folder import whole_folder, write_whole
@@ -30,60 +29,54 @@ from vit_lightning.weights.write import WRITERS
 Form = Literal["safetensors", "onnx", "torch-export", "hf"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """Options of ``lightning export``.
+def export(
+    *,
+    ckpt: Checkpoint,
+    out: Path,
+    to: Form = "safetensors",
+    image_size: Size = None,
+    config: Facts = None,
+    trust: Trust = False,
+    license: str | None = None,
+) -> Path:
+    """Writes the folder of an exported model and returns it; the folder is complete or absent.
 
     Args:
-        ckpt: the model: run folder, checkpoint, file or folder of weights, or hf-hub:OWNER/NAME, timm:NAME,
-            torchvision:NAME.
         out: new folder for weights, config.json and README.md, the model card.
         to: safetensors (the names of this package), onnx (a graph for onnxruntime and others), torch-export (a graph
             for torch alone), or hf (transformers loads it).
-        image_size: height and width in pixels of the images that it will get, if they are not those of its training.
-        config: what the weights do not tell or is to be replaced: --config='{num_heads: 3, mean: [...], std: [...]}'
-            (also centre_share, class_names, and arguments of their family).
         license: licence of the weights, for the model card, such as apache-2.0; not stated unless given.
-    """
-
-    ckpt: str
-    out: Path
-    to: Form = "safetensors"
-    image_size: int | tuple[int, int] | None = None
-    config: dict[str, Any] | None = None
-    license: str | None = None
-
-
-def export(options: ExportOptions) -> Path:
-    """Writes the folder of an exported model and returns it; the folder is complete or absent.
 
     Raises:
         UserError: the model cannot be had, or not in this form, or its logits there differ from those of the source.
     """
     quiet()
-    _need(options.to)
-    source = open_model(options.ckpt, image_size=options.image_size, config=options.config, key="ckpt")
-    with whole_folder(options.out) as folder:
+    _need(to)
+    source = open_model(ckpt, image_size=image_size, config=config, trust=trust)
+    with whole_folder(out) as folder:
         try:
-            difference = write_model(source, folder, options.to)
+            difference = write_model(source, folder, to)
         except UserError as error:
-            raise UserError(
-                [f"ckpt={options.ckpt}, to={options.to}: {problem}" for problem in error.problems]
-            ) from error
+            raise UserError([f"ckpt={ckpt}, to={to}: {problem}" for problem in error.problems]) from error
         card = model_card(
             source,
-            name=options.out.resolve().name,
-            to=options.to,
+            name=out.resolve().name,
+            to=to,
             shape=image_shape(source),
             difference=difference,
-            license=options.license,
-            resized=options.image_size is not None,
+            license=license,
+            resized=image_size is not None,
         )
         write_whole(folder / "README.md", without_home(card))
         names = ", ".join(sorted(path.name for path in folder.iterdir()))
+    say_same_logits(difference)
+    say(row("written", f"{out}: {names}"))
+    return out
+
+
+def say_same_logits(difference: float) -> None:
+    """Says how far the logits of what was written are from those of the source."""
     say(row("same logits", f"within {difference:.2g} (allowed {TOLERANCE:g}) for batches of 1, 2 and 5 images"))
-    say(row("written", f"{options.out}: {names}"))
-    return options.out
 
 
 def write_model(source: Source, folder: Path, to: Form) -> float:

@@ -26,7 +26,6 @@ from tqdm import tqdm
 
 from vit_lightning.commands.console import (
     Start,
-    counted,
     device_line,
     model_line,
     note_on_precision,
@@ -54,6 +53,7 @@ from vit_lightning.figures.curves import draw_curves
 from vit_lightning.figures.test_report import interval, report_test
 from vit_lightning.figures.validation_pictures import ValidationPictures
 from vit_lightning.metric_facts import CROSS_ENTROPY, STEP_METRICS, metric_names, with_own
+from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import Restored, find_checkpoint, newest_checkpoint, read_checkpoint
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import full_disk_named, is_first, log_warnings, new_folder, write_whole

@@ -1,19 +1,21 @@
-"""A trained model in Python: predictions, features and tokens of images, which it prepares as ``lightning predict``."""
+"""Trained models of any source: in Python with their preprocessing, and for the commands that name one."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from vit_lightning.commands.console import row, say
 from vit_lightning.config.experiment import network_in_file
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
@@ -29,6 +31,21 @@ from vit_lightning.weights.sources import Source, open_source
 AnImage = str | PathLike[str] | Image.Image | np.ndarray[Any, Any]
 Images = AnImage | Sequence[AnImage] | Tensor
 """Files, folders, PIL images and uint8 arrays (H, W, c) of any size, or a tensor (b, c, H, W) of the model's size."""
+
+Checkpoint = Annotated[
+    str,
+    "the model: run folder, checkpoint, file or folder of weights, or hf-hub:OWNER/NAME, timm:NAME, torchvision:NAME.",
+]
+Size = Annotated[
+    int | tuple[int, int] | None,
+    "height and width in pixels of the images that it gets, if they are not those of its training.",
+]
+Facts = Annotated[
+    dict[str, Any] | None,
+    "what the weights do not tell or is to be replaced: --config='{num_heads: 3, mean: [...], std: [...]}' (also "
+    "centre_share, class_names, and arguments of their family).",
+]
+Trust = Annotated[bool, "whether classes that the weights name may be of any package, and so run code."]
 
 
 class Prediction(NamedTuple):
@@ -240,3 +257,26 @@ def _of_array(array: Any) -> Image.Image:
         what = f"{type(array).__name__} of {getattr(array, 'dtype', 'no type')} and shape {tuple(np.shape(array))}"
         raise UserError(f"{what} is no image: give a file, a PIL image, a uint8 array (H, W, c), or one tensor of all")
     return Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
+
+
+def open_model(
+    place: str, *, image_size: Size = None, config: Facts = None, trust: Trust = False, key: str = "ckpt"
+) -> Source:
+    """Returns a trained model, and prints what was assumed about it; arguments as those of ``open_source``.
+
+    Raises:
+        UserError: it cannot be had, or needs facts, which are named as they are given on the command line.
+    """
+    try:
+        facts: Any = {"image_size": image_size, "config": config, "trust": trust}
+        source = open_source(place, make_network=network_in_file, **facts, key=key)
+    except UserError as error:
+        raise UserError([as_flag(problem) for problem in error.problems]) from error
+    for note in source.notes:
+        say(row("warning", as_flag(note)))
+    return source
+
+
+def as_flag(text: str) -> str:
+    """Returns a message that shows the argument ``config`` of Python as the flag of the command line."""
+    return re.sub(r"config=\{(.*?)\}", lambda found: "--config='{" + found[1].replace("'", "") + "}'", text)

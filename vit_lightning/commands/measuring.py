@@ -9,10 +9,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Step = Callable[[], object]
 
 
 class Interval(NamedTuple):
@@ -44,13 +49,17 @@ class Rounds(NamedTuple):
         pairs = zip(self.seconds[first], self.seconds[second], strict=False)
         return [theirs / own for own, theirs in pairs]
 
+    def without_first(self, count: int) -> Rounds:
+        """Returns the rounds after the first ones, which warm up."""
+        return Rounds({name: seconds[count:] for name, seconds in self.seconds.items()})
+
     def fastest(self, names: Sequence[str]) -> str:
         """Returns the name whose median round is the shortest."""
         return min(names, key=self.median)
 
 
 def paired_rounds(
-    steps: Mapping[str, Callable[[], object]],
+    steps: Mapping[str, Step],
     rounds: int,
     *,
     warmup: int = 2,
@@ -58,7 +67,7 @@ def paired_rounds(
     limit_s: float | None = None,
     least: int = 3,
     leave_out: Callable[[Rounds], Collection[str]] | None = None,
-    synchronize: Callable[[], object] | None = None,
+    synchronize: Step | None = None,
     seed: int = 0,
 ) -> Rounds:
     """Calls each of ``steps`` once in each round, in random orders that follow from ``seed``, and returns the seconds.
@@ -90,12 +99,12 @@ def paired_rounds(
 
 
 def take_turns(
-    steps: Mapping[str, Callable[[], object]],
+    steps: Mapping[str, Step],
     seconds: Mapping[str, list[float]],
     draw: random.Random,
     *,
     calls: int,
-    wait: Callable[[], object],
+    wait: Step,
 ) -> None:
     """Adds the seconds of one round of ``paired_rounds``."""
     for name in draw.sample(list(steps), len(steps)):
@@ -105,6 +114,71 @@ def take_turns(
             step()
         wait()
         seconds[name].append((time.perf_counter() - began) / calls)
+
+
+class BesideTrainer(Callback):
+    """Callback, the first of a Trainer's, that lets alternatives take a turn each between two of the Trainer's steps.
+
+    A step of the Trainer is all that happens from the end of these turns to the beginning of the next ones.
+
+    Args:
+        name: name of the Trainer's steps among the rounds.
+        make: makes the alternatives from the Trainer and its first batch, and calls each until it is warm.
+        is_done: whether the training ends, asked after each round.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[[Trainer, Any], Mapping[str, Step]], is_done: Callable[[Rounds], bool]
+    ) -> None:
+        self.name, self._make, self._is_done = name, make, is_done
+        self.rounds = Rounds({})
+        self.left = 0.0
+        """Time at which the Trainer went on."""
+        self._steps: Mapping[str, Step] = {}
+        self._draw, self._batches = random.Random(0), 0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        calls, wait = calls_of(trainer.strategy.root_device)
+        if not self._steps:
+            self._steps = self._make(trainer, batch)
+            self.rounds = Rounds({name: [] for name in (self.name, *self._steps)})
+        self._batches += 1
+        if self._batches % calls:
+            return
+        trainer.strategy.checkpoint_io.finish()  # type: ignore[attr-defined]  # in the Trainer's time
+        wait()
+        if self.left:
+            self.rounds.seconds[self.name].append((time.perf_counter() - self.left) / calls)
+            take_turns(self._steps, self.rounds.seconds, self._draw, calls=calls, wait=wait)
+        trainer.should_stop = self._is_done(self.rounds)
+        self.left = time.perf_counter()
+
+
+def calls_of(device: torch.device) -> tuple[int, Step]:
+    """Returns how often a step is called in a turn, to fill the queue of a GPU, and what waits for the device."""
+    return (10, torch.cuda.synchronize) if device.type == "cuda" else (1, int)
+
+
+def training_step(
+    loss: Callable[[], Tensor], optimizer: Optimizer, clip: Callable[[Optimizer], object] | None = None
+) -> Callable[[], None]:
+    """Returns a bare step of training: loss, gradients, which may be clipped, and weights."""
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()  # type: ignore[no-untyped-call]
+        if clip is not None:
+            clip(optimizer)
+        optimizer.step()
+
+    return step
+
+
+def bytes_held(network: nn.Module, optimizer: Optimizer | None = None) -> int:
+    """Returns the bytes of weights and of the optimizer's state."""
+    states = [] if optimizer is None else optimizer.state.values()
+    held = [*network.parameters(), *(value for state in states for value in state.values())]
+    return sum(tensor.numel() * tensor.element_size() for tensor in held if isinstance(tensor, Tensor))
 
 
 def median(values: Sequence[float], *, draws: int = 2000) -> Interval:
@@ -120,9 +194,7 @@ def combined(ratios: Sequence[Interval]) -> Interval:
     return Interval(*(float(np.exp(value)) for value in (middle, middle - half, middle + half)))
 
 
-def matrix_product(
-    rows: int, inner: int, columns: int, dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> Callable[[], object]:
+def matrix_product(rows: int, inner: int, columns: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Step:
     """Returns a call that multiplies two random matrices into memory that is kept: 2 * rows * inner * columns FLOP.
 
     Timed in the same rounds as a network it gives the rate that the machine's matrix units reach at that moment.

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from vit_lightning.commands.console import counted, stage_line
+from vit_lightning.commands.console import stage_line
+from vit_lightning.notation import counted
 from vit_lightning.storage.metrics import read_results
 from vit_lightning.weights.logits import TOLERANCE
 from vit_lightning.weights.sources import Source

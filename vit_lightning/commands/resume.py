@@ -6,20 +6,24 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from lightning.pytorch import LightningModule
 
-from vit_lightning.commands.console import counted, say
+from vit_lightning.commands.console import say
 from vit_lightning.commands.module import network_of
 from vit_lightning.config.changes import changes_since
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.files import read_flags
+from vit_lightning.config.options import Resume
 from vit_lightning.config.own_files import changed_files
+from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import CannotResume, UserError
 from vit_lightning.limits import refuse
+from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import (
     BEST,
     LAST,
@@ -46,6 +50,40 @@ NEVER = (
     "trainer.overfit_batches",
 )
 """Options that decide which images form a batch; they never change within a run."""
+
+
+def read_experiment(command: str, arguments: Sequence[str]) -> Experiment:
+    """Returns the checked experiment of a command line; for ``fit --resume FOLDER``, that of the run in the folder."""
+    if command == "fit":
+        flags = read_flags(arguments)
+        given = dict(flags).get("resume", "never")
+        if given not in get_args(Resume):
+            return read_run(Path(given), [f"--{key}={value}" for key, value in flags if key != "resume"])
+    return resolve(arguments, command)
+
+
+def read_run(folder: Path, arguments: Sequence[str] = ()) -> Experiment:
+    """Returns the experiment of a run, which ``fit`` resumes in the folder of the run.
+
+    Args:
+        folder: the run folder.
+        arguments: options to change, as ``--key=value``, with ``--allow-config-change``.
+
+    Raises:
+        UserError: the folder holds no run, or the arguments name another config or folder.
+    """
+    problems = [
+        f"{key}={value} beside --resume={folder}: a run is resumed in its own folder with its own config"
+        for key, value in read_flags(arguments)
+        if key in ("config", "out", "print_config", "init_from")
+    ]
+    if not (folder / "config.yaml").is_file():
+        problems.append(f"resume={folder} is not a run folder with a config.yaml (choose one, or auto, must, never)")
+    refuse(problems)
+    # the initial weights may be gone by now; they are needed only if the run has no checkpoint yet
+    experiment = resolve(["--config", str(folder / "config.yaml"), *arguments, "--init_from=null"])
+    config = {**experiment.config, "init_from": read_run_config(folder).get("init_from")}
+    return replace(experiment, config=config, out=folder, resume="auto")
 
 
 Changes = Mapping[str, tuple[Any, Any]]

@@ -18,13 +18,14 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 
-from vit_lightning.commands.console import counted, quiet, say
+from vit_lightning.commands.console import quiet, say
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import as_list
 from vit_lightning.config.options import TrainedOptions
 from vit_lightning.config.own_files import OwnFault, own_traceback
 from vit_lightning.data.batches import with_our_workers
 from vit_lightning.errors import UserError, one_line
+from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import (
     AtomicCheckpointIO,
     find_checkpoint,

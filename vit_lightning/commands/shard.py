@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from vit_lightning.commands.console import counted, quiet, say
+from vit_lightning.commands.console import quiet, say
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.bad_images import BAD_IMAGES, bad_image_lines, refuse_too_many
 from vit_lightning.data.base import ImageData
@@ -20,29 +20,33 @@ from vit_lightning.data.items import Items
 from vit_lightning.data.parquet import PLAN, UNFINISHED, file_name, need_datasets
 from vit_lightning.data.splits import SPLITS
 from vit_lightning.errors import UserError
+from vit_lightning.limits import at_least, refuse
+from vit_lightning.notation import counted
 from vit_lightning.storage.folder import hold, write_whole
 
-IMAGES_IN_FILE = 1024
 IMAGES_IN_GROUP = 8
 """Images in a row group, which is read for one of them: fewer read faster, more make a smaller index."""
 SKIPPED = b"skipped"
 """Key of a file's metadata: errors of the images that it leaves out, as JSON."""
 
 
-def shard(experiment: Experiment, images_in_file: int = IMAGES_IN_FILE) -> Path:
-    """Writes the encoded images of all splits to ``experiment.out`` and returns it.
+def shard(experiment: Experiment, out: Path, *, images_in_file: int = 1024) -> Path:
+    """Writes the encoded images of all splits to a folder and returns it.
 
     Each image is decoded once as a check: damaged ones are an error or are left out, by ``data.on_bad_image``. A file
     appears when it is complete and is not written again, so that a stopped command continues where it was and ends in
     the same files.
 
+    Args:
+        out: the folder.
+        images_in_file: images in a file.
+
     Raises:
         UserError: damaged images, or too many; no encoded images; the folder holds files of other images.
     """
+    refuse(at_least(1, images_in_file=images_in_file))
     quiet()
     need_datasets("lightning shard")
-    if experiment.out is None:
-        raise UserError("out is missing: lightning shard --config CONFIG.yaml OUT")
     data = experiment.data
     if not data.own_loaders:
         raise UserError(f"data.{data.title}: single images of a LightningDataModule cannot be read")
@@ -53,7 +57,6 @@ def shard(experiment: Experiment, images_in_file: int = IMAGES_IN_FILE) -> Path:
             f"data.class_path={type(data).__name__} holds decoded images, and so nothing to shard "
             "(choose ImageFolder, HuggingFaceSet, or a Dataset of single images)"
         )
-    out = Path(experiment.out)
     out.mkdir(parents=True, exist_ok=True)
     with hold(out, "out"):
         _refuse_other(out, data, images_in_file)

@@ -8,8 +8,7 @@ outputs of layers for what the backward pass keeps.
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -20,15 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from vit_lightning.commands.arguments import read_experiment
-from vit_lightning.commands.console import counted, quiet, say
+from vit_lightning.commands.console import quiet, say
+from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_model
 from vit_lightning.commands.module import make_module
-from vit_lightning.commands.open_model import open_model
-from vit_lightning.commands.plain_arguments import read_plain
 from vit_lightning.config.check_network import empty_network
-from vit_lightning.config.options import SummaryOptions
+from vit_lightning.config.experiment import Experiment
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.limits import at_least, refuse
+from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
 
 IMAGES = 2
@@ -58,54 +56,37 @@ class Layer:
         return self.kind, self.shape, self.parameters, self.multiply_adds, self.kept, inside
 
 
-@dataclass(frozen=True)
-class SourceSummary(SummaryOptions):
-    """Options of ``lightning summary --ckpt SOURCE``.
+def summary(
+    experiment: Experiment | None = None,
+    *,
+    ckpt: Checkpoint = "",
+    image_size: Size = None,
+    config: Facts = None,
+    trust: Trust = False,
+    batch_size: int = 1,
+    levels: int | None = None,
+) -> None:
+    """Prints the layers of the network of a config, or of a trained model, and their sums.
 
     Args:
-        ckpt: run folder, checkpoint, file or name of a trained model.
-        image_size: height and width of the images in pixels, if they are not those of its training.
-        config: what the weights do not tell or is to be replaced: --config='{num_heads: 3, mean: [...], std: [...]}'
-            (also centre_share, class_names, and arguments of their family).
-        batch_size: number of images for which the activations are added up.
+        batch_size: number of images for which the activations are added up, with --ckpt.
+        levels: levels of layers that are shown; all when not given.
     """
-
-    ckpt: str = ""
-    image_size: int | tuple[int, int] | None = None
-    config: dict[str, Any] | None = None
-    batch_size: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse(at_least(1, batch_size=self.batch_size))
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Prints the layers of the network of a config, or of a trained model, and their sums."""
-    if any(re.fullmatch(r"-h|--help(\..+)?", word) for word in arguments):
-        from vit_lightning.config.help import explained, help_text, options_of
-
-        say(help_text("summary", "[--ckpt SOURCE]", arguments))
-        if not any(word.startswith("--help.") for word in arguments):
-            say("\nwith --ckpt, in place of these:\n")
-            say("\n".join(map(explained, options_of(__name__, "SourceSummary"))))
-        return
+    refuse(at_least(0, levels=levels), at_least(1, batch_size=batch_size))
+    if bool(ckpt) == (experiment is not None):
+        raise UserError("give a config, as lightning summary --config digits, or a model, as --ckpt RUN_FOLDER")
     quiet()
-    if any(word.partition("=")[0] == "--ckpt" for word in arguments):
-        options = read_plain(SourceSummary, arguments)
-        source = open_model(options.ckpt, image_size=options.image_size, config=options.config, key="ckpt")
-        size = options.image_size or source.view.get("image_size")
+    if experiment is None:
+        source = open_model(ckpt, image_size=image_size, config=config, trust=trust)
+        size = image_size or source.view.get("image_size")
         if size is None:
-            raise UserError(f"ckpt={options.ckpt} does not tell the size of its images: give --image_size")
-        shape = (int(source.view.get("in_channels", 3)), *pair(size))
-        say(table(source.network, shape, options.batch_size, options.levels))
-        return
-    experiment = read_experiment("summary", arguments)
-    assert isinstance(experiment.options, SummaryOptions)
-    own = experiment.config["model"] is None
-    network = empty_network((lambda: make_module(experiment)) if own else experiment.make_network)
-    data = experiment.data
-    say(table(network, (data.in_channels, *data.image_size), data.batch_size, experiment.options.levels))
+            raise UserError(f"ckpt={ckpt} does not tell the size of its images: give --image_size")
+        network, shape = source.network, (int(source.view.get("in_channels", 3)), *pair(size))
+    else:
+        data, own = experiment.data, experiment.config["model"] is None
+        network = empty_network((lambda: make_module(experiment)) if own else experiment.make_network)
+        shape, batch_size = (data.in_channels, *data.image_size), data.batch_size
+    say(table(network, shape, batch_size, levels))
 
 
 def table(network: nn.Module, shape: tuple[int, int, int], batch_size: int, levels: int | None = None) -> str:
@@ -244,17 +225,8 @@ def _layer(
     parameters = sum(weight.numel() for weight in module.parameters())
     all_kept = kept.get(path, 0) + sum(layer.kept for layer in inside)
     flops = counts.get(path, 0) // 2
-    if (
-        path
-        and len(inside) == 1
-        and (parameters, flops, all_kept)
-        == (
-            inside[0].parameters,
-            inside[0].multiply_adds,
-            inside[0].kept,
-        )
-    ):
-        only = inside[0]
-        return replace(only, name=f"{name}.{only.name}")
+    sums = parameters, flops, all_kept
+    if path and [(only.parameters, only.multiply_adds, only.kept) for only in inside] == [sums]:
+        return replace(inside[0], name=f"{name}.{inside[0].name}")
     shape = shapes.get(path) or (inside[-1].shape if inside else ())
     return Layer(name, type(module).__name__, shape, parameters, flops, all_kept, tuple(inside))

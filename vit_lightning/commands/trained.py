@@ -11,18 +11,20 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from vit_lightning.commands.console import counted, row, say, stage_line
+from vit_lightning.commands.console import row, say, stage_line
 from vit_lightning.commands.load import Prediction, top_classes
 from vit_lightning.commands.module import compile_chosen, load_weights, make_module
 from vit_lightning.commands.session import Results, logged, make_trainer, session
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.options import PredictOptions, TrainedOptions
+from vit_lightning.config.options import TrainedOptions
 from vit_lightning.data.bad_images import BAD_IMAGES
 from vit_lightning.data.batches import Request
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
 from vit_lightning.errors import UserError
 from vit_lightning.figures.pictures import LARGE, sheet, write_png
 from vit_lightning.figures.test_report import interval, report_test, write_rows
+from vit_lightning.limits import at_least, refuse
+from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.callbacks import TestPredictions, gather
@@ -79,10 +81,16 @@ def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Resu
     return results
 
 
-def predict(experiment: Experiment) -> None:
-    """Predicts the given image files, or all test images of the run without any."""
+def predict(experiment: Experiment, *, top_k: int = 5, format: Literal["csv", "json"] = "csv") -> None:
+    """Predicts the given image files, or all test images of the run without any.
+
+    Args:
+        top_k: number of top classes per image.
+        format: format of the predictions of image files.
+    """
+    refuse(at_least(1, top_k=top_k))
     if experiment.images:
-        predict_files(experiment)
+        predict_files(experiment, top_k, format)
     else:
         predict_test_images(experiment)
 
@@ -104,7 +112,7 @@ def predict_test_images(experiment: Experiment) -> None:
     say(f"predictions of the test images: {path}")
 
 
-def predict_files(experiment: Experiment) -> None:
+def predict_files(experiment: Experiment, top_k: int, format: str) -> None:
     """Writes the most likely classes of each image file, and a sheet of the first ones, to a new folder.
 
     Images are preprocessed like the test images of the run, whose data need not be there. Damaged ones are listed in
@@ -114,19 +122,16 @@ def predict_files(experiment: Experiment) -> None:
         UserError: a path does not exist; or, after everything is written and unless ``data.on_bad_image`` is skip, the
             damaged images.
     """
-    data, options = experiment.data, experiment.options
+    data = experiment.data
     assert isinstance(data, ImageFiles)
-    assert isinstance(options, PredictOptions)
     data.files = files = find_images(experiment.images)
     with session(experiment, "predict") as folder:
         _, batches = _run_network(experiment, folder, _one_device(experiment.trainer["devices"]))
         labels = torch.cat([batch["labels"] for batch in batches]).cpu()
         probabilities = torch.cat([batch["probabilities"] for batch in batches]).cpu()
         good = (labels != DAMAGED).nonzero()[:, 0].tolist()
-        predictions = [
-            top_classes(str(files[row]), probabilities[row], data.class_names, options.top_k) for row in good
-        ]
-        path = folder / f"predictions.{options.format}"
+        predictions = [top_classes(str(files[row]), probabilities[row], data.class_names, top_k) for row in good]
+        path = folder / f"predictions.{format}"
         if predictions:
             _write(path, predictions)
             _draw(folder / "predictions.png", data, good[:SHOWN_IMAGES], predictions[:SHOWN_IMAGES])

@@ -22,9 +22,9 @@ from vit_lightning.commands.console import say
 from vit_lightning.commands.module import make_module, start_weights
 from vit_lightning.commands.session import make_trainer, session
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.options import BatchSizeSearchOptions, LearningRateSearchOptions
 from vit_lightning.errors import UserError
 from vit_lightning.figures.curves import rate_search, save
+from vit_lightning.limits import at_least, refuse
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.ema import EMAConfig
@@ -94,28 +94,37 @@ class BatchSearch(ViTClassifier):
         self.finished.append(self.trainer.datamodule.batch_size)  # type: ignore[attr-defined]
 
 
-def find_learning_rate(experiment: Experiment) -> dict[str, Any]:
+def find_learning_rate(
+    experiment: Experiment, *, min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100
+) -> dict[str, Any]:
     """Trains while the learning rate grows from step to step, draws the losses and suggests a rate (Smith 2017).
 
     Callbacks and loggers of the config are left out.
 
+    Args:
+        min_lr: learning rate of the first step.
+        max_lr: learning rate of the last step.
+        steps: number of optimizer steps.
+
     Raises:
         UserError: the config cannot be searched, or the loss never falls.
     """
-    options, lr = experiment.options, experiment.settings.optimizer.lr
-    assert isinstance(options, LearningRateSearchOptions)
+    lr, problems = experiment.settings.optimizer.lr, at_least(20, steps=steps)
+    if not 0.0 < min_lr < max_lr < math.inf:
+        problems.append(f"min_lr={min_lr}, max_lr={max_lr} must be above 0, the first below the second")
     if lr <= 0.0:
-        raise UserError(f"optimizer.lr={lr} must be above 0, since the rates of parameter groups are relative to it")
+        problems.append(f"optimizer.lr={lr} must be above 0, since the rates of parameter groups are relative to it")
+    refuse(problems)
     with session(experiment, "lr-find") as folder:
         draw_search_in_terminals_alone()
-        module, trainer = _prepare(experiment, RateSearch, folder, options.steps)
+        module, trainer = _prepare(experiment, RateSearch, folder, steps)
         with _tuner_errors():
             Tuner(trainer).lr_find(
                 module,
                 datamodule=experiment.data,
-                min_lr=options.min_lr,
-                max_lr=options.max_lr,
-                num_training=options.steps,
+                min_lr=min_lr,
+                max_lr=max_lr,
+                num_training=steps,
                 update_attr=False,
             )
         # not what the Tuner records: with accumulated gradients it misses the last step of each epoch
@@ -138,7 +147,7 @@ def find_learning_rate(experiment: Experiment) -> dict[str, Any]:
     say(f"loss over learning rate: {folder / 'rates.png'}")
     if suggestion is None:
         raise UserError(
-            f"the loss never falls between min_lr={options.min_lr} and max_lr={options.max_lr} in {len(rates)} steps: "
+            f"the loss never falls between min_lr={min_lr} and max_lr={max_lr} in {len(rates)} steps: "
             "no learning rate is suggested (try a wider range, or more steps)"
         )
     say(f"the loss falls fastest at --optimizer.lr={suggestion:.2g}    (the config has {lr:g})")
@@ -172,27 +181,31 @@ def smooth(losses: Sequence[float]) -> list[float]:
     return smoothed
 
 
-def scale_batch(experiment: Experiment) -> dict[str, Any]:
+def scale_batch(experiment: Experiment, *, max_batch_size: int = 8192, steps: int = 3) -> dict[str, Any]:
     """Doubles the batch size until memory or data run out, and prints the largest one that trained.
+
+    Args:
+        max_batch_size: largest batch size that is tried.
+        steps: optimizer steps with each batch size.
 
     Raises:
         UserError: the config cannot be searched, or not even one image fits in memory.
     """
-    data, options = experiment.data, experiment.options
-    assert isinstance(options, BatchSizeSearchOptions)
+    data = experiment.data
+    refuse(at_least(1, max_batch_size=max_batch_size, steps=steps))
     if not data.own_loaders:
         raise UserError(f"data.{data.title}: the batch size of a LightningDataModule is its own")
-    first, limit = data.batch_size, options.max_batch_size
+    first, limit = data.batch_size, max_batch_size
     if first > limit:
         raise UserError(f"max_batch_size={limit} must not be below data.batch_size={first}, which is tried first")
     with session(experiment, "scale-batch") as folder:
-        module, trainer = _prepare(experiment, BatchSearch, folder, options.steps)
+        module, trainer = _prepare(experiment, BatchSearch, folder, steps)
         # if one image does not fit, the Tuner tries a batch of none
         with _tuner_errors(), contextlib.suppress(ZeroDivisionError):
             Tuner(trainer).scale_batch_size(
                 module,
                 datamodule=data,
-                steps_per_trial=options.steps,
+                steps_per_trial=steps,
                 init_val=first,
                 max_val=limit + 1,  # the Tuner does not try max_val itself
             )

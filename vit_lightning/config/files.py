@@ -25,7 +25,7 @@ NOT_CHOSEN = ("ImageData", "ImageFiles", "WrappedDataset", "WrappedDataModule", 
 """Public classes that no config chooses: a base, images given to ``predict``, what is put around the code of others."""
 
 
-SWITCHES = ("print_config", "trust-config", "reset_head", "dry-run", "retry")
+SWITCHES = ("print_config", "trust-config", "reset_head", "dry-run", "retry", "trust")
 """Flags that need no value: a word behind one is its value only if it is true or false."""
 
 VALUED = {

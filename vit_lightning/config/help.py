@@ -53,6 +53,10 @@ NOT_USED = {"resume", "init_from", "reset_head", "freeze", "test", "pictures_eve
 """General options that only commands that train use."""
 
 
+PLAN = ast.arguments([], [ast.arg("plan")], None, [], [], None, [])
+"""Arguments of ``ablate``, whose other options are those of a dataclass."""
+
+
 class Option(NamedTuple):
     """One option of a class."""
 
@@ -72,22 +76,64 @@ class Option(NamedTuple):
         return f" {self.kind}{f' (default: {self.default})' if self.default else ''}"
 
 
-def help_text(command: str, positional: str, arguments: Sequence[str]) -> str:
-    """Returns all options of a command, a line each with type and default; for ``--help.GROUP`` that group in full."""
+def help_text(command: str, summary: str, function: str, arguments: Sequence[str]) -> str:
+    """Returns all options of a command, a line each with type and default; for ``--help.GROUP`` that group in full.
+
+    Args:
+        command: the command.
+        summary: its line in the list of commands.
+        function: its function, as ``commands.fit:fit``.
+        arguments: the command line.
+    """
+    module, _, name = f"vit_lightning.{function}".partition(":")
+    own = options_of(*_options_class(module, name))
+    if not own or own[0].name != "experiment":
+        lines = [f"usage: {_usage(command, module, name)}", "", summary, "", *map(explained, own)]
+        return "\n".join(lines).rstrip()
     flags, _ = split_words([word for word in arguments if word not in ("-h", "--help")])
     asked = [(key.removeprefix("help."), value) for key, value in flags if key.startswith("help.")]
     if asked:
         return "\n\n".join(_in_full(group, value, flags) for group, value in asked)
-    needs = "--ckpt RUN_FOLDER" if command in MEASURES else ""
-    options = "[--config CONFIG.yaml ...] [--OPTION=VALUE ...]"
-    usage = " ".join(filter(None, ("lightning", command, needs, positional, options)))
+    usage = _usage(command, module, name)
     groups = [group for group in _groups() if group in USED.get(command, _groups())]
     more = MORE.format(command, "|".join(groups))
     lines = [f"usage: {usage}", "", *_wrapped(INTRODUCTION, ""), *_wrapped(more, ""), "", "general:"]
-    lines += [_line("", option) for option in _general(command)]
+    general = {option.name: option for option in _general(command)}
+    instead = "None" in ast.unparse(own[0].annotation) if own[0].annotation else False  # of a config
+    for option in () if instead else own[1:]:
+        general.setdefault(option.name, option)
+    lines += [_line("", option) for option in general.values()]
     for group in groups:
         lines += ["", f"{group}:", *(_line(f"{group}.", option) for option in options_of(*_groups()[group]))]
+    if instead:
+        lines += ["", "in place of all these:", *map(explained, own[1:])]
     return "\n".join(lines)
+
+
+def _usage(command: str, module: str, name: str) -> str:
+    """Returns the usage line of a command, by the arguments of its function."""
+    _, node = _defined(*_options_class(module, name))
+    parts = node.args if isinstance(node, ast.FunctionDef) else PLAN
+    words = [argument.arg.upper() for argument in parts.args if argument.arg != "experiment"]
+    first = len(words) - len(parts.defaults)
+    words = [word if number < first else f"[{word}]" for number, word in enumerate(words)]
+    words += [f"[{parts.vararg.arg.upper()} ...]"] if parts.vararg else []
+    keywords = zip(parts.kwonlyargs, parts.kw_defaults, strict=True)
+    words += [f"--{word.arg.replace('_', '-')}={word.arg.upper()}" for word, default in keywords if default is None]
+    words += ["--ckpt RUN_FOLDER"] if command in MEASURES else []
+    words += ["[--config CONFIG.yaml ...]"] if any(argument.arg == "experiment" for argument in parts.args) else []
+    return " ".join(["lightning", command, *words, "[--OPTION=VALUE ...]"])
+
+
+def _options_class(module: str, name: str) -> tuple[str, str]:
+    """Returns the place of a function, or that of the dataclass which is its only argument."""
+    home, node = _defined(module, name)
+    arguments = node.args.args if isinstance(node, ast.FunctionDef) else []
+    if len(arguments) == 1 and not node.args.kwonlyargs and isinstance(arguments[0].annotation, ast.Name):
+        kind = arguments[0].annotation.id
+        if kind != "Experiment" and isinstance(_defined(home, kind)[1], ast.ClassDef):
+            return home, kind
+    return module, name
 
 
 def _groups() -> dict[str, tuple[str, str]]:
@@ -210,7 +256,7 @@ def options_of(module: str, name: str) -> list[Option]:
     if made is None:
         for base in (ast.unparse(base) for base in node.bases):
             found |= {option.name: option for option in options_of(module, base)}
-        fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+        fields = [item for item in node.body if isinstance(item, ast.AnnAssign) and ast.unparse(item.target) != "_"]
         named = [(ast.unparse(item.target), item.annotation, item.value) for item in fields]
     else:
         parts = made.args
@@ -218,6 +264,7 @@ def options_of(module: str, name: str) -> list[Option]:
         defaults = [*[None] * (len(plain) - len(parts.defaults)), *parts.defaults][-len(plain) or len(parts.defaults) :]
         pairs = [*zip(plain, defaults, strict=True), *zip(parts.kwonlyargs, parts.kw_defaults, strict=True)]
         named = [(item.arg, item.annotation, value) for item, value in pairs]
+        named += [(parts.vararg.arg, parts.vararg.annotation, None)] if parts.vararg and made is node else []
     texts = {
         item.arg_name: _plain(item.description or "")
         for part in (node, made)
@@ -226,7 +273,7 @@ def options_of(module: str, name: str) -> list[Option]:
     }
     hidden = ast.literal_eval(_defined(PARSER, "OWN_TRAINER_ARGUMENTS")[1]) if name == "Trainer" else set()
     for key, annotation, value in named:
-        text = texts.get(key, found[key].text if key in found else "")
+        text = texts.get(key, found[key].text if key in found else _annotated(module, annotation))
         if "init=False" in (ast.unparse(value) if value else "") or "ClassVar" in ast.unparse(
             annotation or ast.Name("")
         ):
@@ -244,6 +291,18 @@ def options_of(module: str, name: str) -> list[Option]:
     return list(found.values())
 
 
+def _annotated(module: str, hint: ast.expr | None) -> str:
+    """Returns the explanation that a type such as ``Size = Annotated[int, "..."]`` carries."""
+    _, alias = _defined(module, hint.id) if isinstance(hint, ast.Name) else (module, None)
+    if (
+        isinstance(alias, ast.Subscript)
+        and ast.unparse(alias.value) == "Annotated"
+        and isinstance(alias.slice, ast.Tuple)
+    ):
+        return _plain(ast.literal_eval(alias.slice.elts[1]))
+    return ""
+
+
 def _plain(text: str) -> str:
     """Returns an explanation without reStructuredText and the default, which is shown anyway."""
     text = " ".join(re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("`", "").split())
@@ -255,7 +314,7 @@ def _shown(value: ast.expr | None) -> str:
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
         value = next((word.value for word in value.keywords if word.arg == "default"), None)
     text = "" if value is None else ast.unparse(value)
-    return {"None": "", "True": "true", "False": "false"}.get(text, text.strip("'"))
+    return {"None": "", "()": "", "True": "true", "False": "false"}.get(text, text.strip("'"))
 
 
 def _kinds(module: str, hint: ast.expr | None) -> Iterator[str]:
@@ -267,7 +326,9 @@ def _kinds(module: str, hint: ast.expr | None) -> Iterator[str]:
         case ast.Subscript(value=value, slice=inner):
             parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
             origin = ast.unparse(value).rpartition(".")[2]
-            if origin == "Literal":
+            if origin == "Annotated":
+                yield from _kinds(module, parts[0])
+            elif origin == "Literal":
                 yield from (str(ast.literal_eval(part)) for part in parts)
             elif origin in ("Union", "Optional"):
                 for part in parts:

@@ -118,100 +118,11 @@ class TrainedOptions:
     ckpt: str
 
 
-@dataclass(frozen=True)
-class PredictOptions(TrainedOptions):
-    """Options of ``lightning predict``.
-
-    Args:
-        top_k: number of top classes per image.
-        format: format of the predictions of image files.
-    """
-
-    top_k: int = 5
-    format: Literal["csv", "json"] = "csv"
-
-    def __post_init__(self) -> None:
-        refuse(at_least(1, top_k=self.top_k))
-
-
-@dataclass(frozen=True)
-class LearningRateSearchOptions:
-    """Options of ``lightning lr-find``.
-
-    Args:
-        min_lr: learning rate of the first step.
-        max_lr: learning rate of the last step.
-        steps: number of optimizer steps.
-    """
-
-    min_lr: float = 1e-7
-    max_lr: float = 1.0
-    steps: int = 100
-
-    def __post_init__(self) -> None:
-        problems = at_least(20, steps=self.steps)
-        if not 0.0 < self.min_lr < self.max_lr < float("inf"):
-            problems.append(f"min_lr={self.min_lr}, max_lr={self.max_lr} must be above 0, the first below the second")
-        refuse(problems)
-
-
-@dataclass(frozen=True)
-class BatchSizeSearchOptions:
-    """Options of ``lightning scale-batch``.
-
-    Args:
-        max_batch_size: largest batch size that is tried.
-        steps: optimizer steps with each batch size.
-    """
-
-    max_batch_size: int = 8192
-    steps: int = 3
-
-    def __post_init__(self) -> None:
-        refuse(at_least(1, max_batch_size=self.max_batch_size, steps=self.steps))
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """Options of ``lightning bench``.
-
-    Args:
-        rounds: most rounds in which all take a turn.
-        seconds: time after which no further round of training begins; inference has a third of it.
-        peers: whether timm and torchvision, where installed, are interleaved with a ViT of the same options.
-    """
-
-    rounds: int = 100
-    seconds: float = 30.0
-    peers: bool = True
-
-    def __post_init__(self) -> None:
-        refuse(at_least(3, rounds=self.rounds), at_least(0, seconds=self.seconds))
-
-
-@dataclass(frozen=True)
-class SummaryOptions:
-    """Options of ``lightning summary``.
-
-    Args:
-        levels: levels of layers that are shown; all when not given.
-    """
-
-    levels: int | None = None
-
-    def __post_init__(self) -> None:
-        refuse(at_least(0, levels=self.levels))
-
-
-CommandOptions = SummaryOptions | TrainedOptions | LearningRateSearchOptions | BatchSizeSearchOptions | BenchOptions
+CommandOptions = TrainedOptions
 
 COMMAND_OPTIONS: dict[str, type[CommandOptions]] = {
     "validate": TrainedOptions,
     "test": TrainedOptions,
-    "predict": PredictOptions,
-    "summary": SummaryOptions,
-    "lr-find": LearningRateSearchOptions,
-    "scale-batch": BatchSizeSearchOptions,
-    "bench": BenchOptions,
+    "predict": TrainedOptions,
 }
-"""Options that only some commands have."""
+"""Options that only some commands have, beside the arguments of their functions."""

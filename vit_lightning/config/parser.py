@@ -154,7 +154,7 @@ def to_plain(config: Namespace) -> dict[str, Any]:
     """Returns the config as plain data, without the options of one call of a command."""
     kept = config.clone()
     for options in (RunOptions, *COMMAND_OPTIONS.values()):
-        for field in fields(options):
+        for field in fields(options):  # type: ignore[arg-type]
             kept.pop(field.name, None)
     parser = make_parser(own=own_parts(kept))
     written = parser.dump(kept, skip_unset=False, skip_validation=True)  # it has been parsed, and so checked

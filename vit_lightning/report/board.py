@@ -15,7 +15,6 @@ import re
 import shlex
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,37 +42,29 @@ FIGURES = {"test_images": "Test images", "worst_errors": "Worst errors of the te
 Rows = Sequence[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class BoardOptions:
-    """Options of ``lightning board``.
+def board(*folder: str, out: str | None = None) -> None:
+    """Writes the page and prints where it is.
 
     Args:
         folder: run folders, folders of runs (runs/digits) and folders of ablations.
         out: the HTML file to write; board.html in the folder, or here where several are given.
     """
-
-    folder: list[str]
-    out: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.out is not None and Path(self.out).suffix != ".html":
-            raise UserError(f"out={self.out} must end with .html")
-
-
-def board(options: BoardOptions) -> None:
-    """Writes the page and prints where it is."""
-    folders = [Path(folder) for folder in options.folder]
+    if out is not None and Path(out).suffix != ".html":
+        raise UserError(f"out={out} must end with .html")
+    if not folder:
+        raise UserError("FOLDER is missing")
+    folders = [Path(text) for text in folder]
     problems, found = [], []
-    for folder in folders:
+    for each in folders:
         try:
-            found += runs_in(folder)
+            found += runs_in(each)
         except UserError as error:
             problems += error.problems
     if problems:
         raise UserError(problems)
-    path = Path(options.out or (folders[0] / "board.html" if len(folders) == 1 else "board.html"))
+    path = Path(out or (folders[0] / "board.html" if len(folders) == 1 else "board.html"))
     data = read_board(found)
-    data["command"] = _redacted(shlex.join(["lightning", "board", *options.folder]))
+    data["command"] = _redacted(shlex.join(["lightning", "board", *folder]))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, board_page(data))
