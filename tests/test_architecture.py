@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"models", "data", "storage", "training", "weights"},
     "figures": {"data", "storage", "training", "config"},
     "commands": {"data", "storage", "training", "config", "weights", "figures"},
-    "report": {"storage", "config"},
+    "report": {"storage", "config", "figures"},
     "ablation": {"data", "storage", "training", "config", "commands", "report"},
 }
 """Rooms that a room may import from, inside functions too. ``cli`` may import all, other root modules none."""

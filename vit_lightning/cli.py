@@ -57,7 +57,7 @@ COMMANDS = {
     "dashboard": Command("make workspaces and a report of runs or an ablation in W&B", "ablation.publish:dashboard"),
     "board": Command(
         "write an HTML page of a run, or of several side by side: curves, images, errors, configs; no server",
-        "report.board:board",
+        "figures.board:board",
     ),
     "sync": Command("upload runs or an ablation to W&B, only what is missing there", "ablation.publish:sync"),
 }

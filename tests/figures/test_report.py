@@ -155,6 +155,11 @@ def test_losses_that_differ_in_kind_share_no_panel():
     assert smoothed[0].get_title() == "label smoothing 0.1"
     assert plain[1].get_title().endswith(": 25.00 %")
     assert smoothed[1].get_title().endswith(": 2.0000")
+    assert all(line.get_marker() == "o" for line in plain[0].lines[:2])  # a point is seen
+    [marked] = [line for line in plain[0].lines if line.get_linestyle() == ":"]
+    [legend] = plain[0].figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["training", "validation", "best checkpoint (step 10)"]
+    assert {*marked.get_xdata()} == {10}
 
 
 @pytest.mark.parametrize(("classes", "lines"), [(2, 2), (12, 1), (30, 0), (101, 0)])

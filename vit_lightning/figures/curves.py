@@ -55,7 +55,8 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
         mixed: whether training images are mixed, so that their accuracy is that of the larger part.
         best_step: optimizer steps before the best checkpoint.
     """
-    training = [("train/loss_step", "0.8"), ("train/loss", "C0")]
+    batches = [("train/loss_step", "0.8")] if _series(rows, "train/loss_step")[0] else []  # none in a short run
+    training = [*batches, ("train/loss", "C0")]
     panels = {"loss": [*training, ("val/loss", "C1")]}
     if objective:
         compared = [("train/ce", "C0"), ("val/loss", "C1")]
@@ -70,15 +71,15 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
     for axis, (label, drawn) in zip(axes, panels.items(), strict=True):
         for name, colour in drawn:
             steps, values = _series(rows, name)
-            thin = {"linewidth": 0.8} if name == "train/loss_step" else {"marker": "o" if len(steps) < 3 else None}
-            axis.plot(steps, values, color=colour, **thin)
-            if name.startswith("val/") and best_step is not None and best_step - 1 in steps:
-                best = values[steps.index(best_step - 1)]
-                axis.plot([best_step - 1], [best], "o", color=colour, markersize=5)
+            marker = "o" if len(steps) < 3 else None
+            axis.plot(steps, values, color=colour, marker=marker, linewidth=0.8 if name == "train/loss_step" else None)
+            if name.startswith("val/") and best_step in steps:
+                best = values[steps.index(best_step)]
+                axis.plot([best_step], [best], "o", color=colour, markersize=5)
                 shown = f"{100 * best:.2f} %" if label == "accuracy" else f"{best:.4f}"
                 axis.set_title(f"validation at the best checkpoint: {shown}", fontsize=8)
         if best_step is not None:
-            axis.axvline(best_step - 1, color="0.4", linestyle=":", linewidth=1)
+            axis.axvline(best_step, color="0.4", linestyle=":", linewidth=1)
         if ("train/loss_step", "0.8") in drawn:
             axis.set(ylim=_without_outliers([value for name, _ in drawn for value in _series(rows, name)[1]]))
         if label == "accuracy":
@@ -90,7 +91,8 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
         axis.grid(alpha=0.3)
     if objective:
         axes[0].set_title(objective, fontsize=8, wrap=True)
-    key = {"training, of a batch": "0.8", "training" + ", mixed images" * mixed: "C0", "validation": "C1"}
+    key = {"training" + ", mixed images" * mixed: "C0", "validation": "C1"}
+    key = {"training, of a batch": "0.8"} | key if batches else key
     lines = [Line2D([], [], color=colour) for colour in key.values()]
     if best_step is not None:
         key[f"best checkpoint (step {best_step:,})"] = "0.4"
@@ -151,7 +153,8 @@ def rate_search(
 
 
 def _series(rows: Rows, name: str) -> tuple[list[int], list[float]]:
-    pairs = [(row["step"], float(row[name])) for row in rows if name in row and row.get("step") is not None]
+    """Returns steps done, as the best checkpoint counts them, and values of a metric."""
+    pairs = [(row["step"] + 1, float(row[name])) for row in rows if name in row and row.get("step") is not None]
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 

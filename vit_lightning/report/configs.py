@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vit_lightning.config.changes import PER_RUN, changes
+from vit_lightning.figures.run_files import RunFiles
 from vit_lightning.report.study import Study
 
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Reads ten times as fast where PyYAML has libyaml."""
 Configs = dict[tuple[str, int], dict[str, Any]]
 """Config of each run, by arm and seed."""
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Returns a run's config as the file has it; an empty one if it cannot be read."""
-    try:
-        found = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), LOADER)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -40,7 +27,7 @@ class ConfigDifference:
 
 def read_configs(study: Study) -> Configs:
     """Returns the configs of an ablation's runs that have one."""
-    read = {(run.arm, run.seed): read_config(study.folder / run.folder) for run in study.runs}
+    read = {(run.arm, run.seed): RunFiles(study.folder / run.folder).config() for run in study.runs}
     return {run: config for run, config in read.items() if config}
 
 

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vit_lightning.config.files import word
+from vit_lightning.figures.style import COLOURS
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.study import Study
-from vit_lightning.report.style import COLOURS
 from vit_lightning.report.wording import lines, unit_of
 from vit_lightning.storage.metrics import read_metrics
 

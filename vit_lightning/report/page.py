@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
+from vit_lightning.figures.style import STYLE
 from vit_lightning.report.figures import inline_svg
 from vit_lightning.report.report import Report
 from vit_lightning.report.study import Run, Study
-from vit_lightning.report.style import STYLE
 from vit_lightning.report.wording import answer, claim_is_about, command, factors, rule
 
 PAGE_STYLE = """

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vit_lightning.config.files import word
-from vit_lightning.report.board import differing_options, is_chance, read_rows, state_of
-from vit_lightning.report.configs import read_config
+from vit_lightning.figures.run_files import RunFiles, differing_options, is_chance
 from vit_lightning.report.tables import Table
 from vit_lightning.storage.folder import is_run, read_json, runs_in
-from vit_lightning.storage.metrics import read_results
 from vit_lightning.storage.redaction import Redaction
 from vit_lightning.storage.wandb_mirror import WandbConfig
 
@@ -69,7 +67,7 @@ def read_sets(folder: Path) -> list[RunSet]:
     """Returns the runs in a folder by experiment and project."""
     found: dict[tuple[str, str, str | None], dict[Path, dict[str, Any]]] = {}
     for path in runs_in(folder):
-        config = read_config(path)
+        config = RunFiles(path).config()
         wandb = config.get("wandb") or {}
         name = str(config.get("experiment") or path.parent.name)
         place = name, str(wandb.get("project") or WandbConfig.project), wandb.get("entity")
@@ -104,7 +102,7 @@ def curve_sections(folders: Sequence[Path], *, grouped: bool, names: Sequence[st
     """
     import wandb_workspaces.reports.v2 as panels
 
-    known = {name for folder in folders for row in read_rows(folder) for name in row}
+    known = {name for folder in folders for row in RunFiles(folder).rows() for name in row}
     drawn = any(folder.glob("validation/epoch-*.json") for folder in folders)
     sections = {
         title: [curve(name, grouped=grouped) for name in chosen if name in known]
@@ -175,12 +173,13 @@ def _sections(runs: RunSet) -> dict[str, list[Any]]:
 def _table(runs: RunSet) -> Table:
     options, rows = runs.options[:MOST_KEYS], []
     for folder, config in zip(runs.folders, runs.configs, strict=True):
-        results = read_results(folder) or {}
+        files = RunFiles(folder)
+        results = files.results()
         node = [_value(config, _nested(runs.configs, key)) for key in options]
         numbers = [results.get(key) for key in RESULTS]
         shown = ["" if number is None else f"{number:.5g}" for number in numbers]
         seed = word(config.get("seed_everything"))
-        rows.append([folder.name, state_of(folder, bool(results))[0], seed, *map(word, node), *shown])
+        rows.append([folder.name, files.state(bool(results))[0], seed, *map(word, node), *shown])
     return Table(runs.name, ["run", "state", "seed", *options, *RESULTS], Redaction().of(rows))
 
 

@@ -186,7 +186,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Returns the mapping in a JSON file; an empty one if it cannot be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -131,7 +131,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     for line in (folder / "metrics.jsonl").read_bytes().splitlines():
         try:
             row = json.loads(line)
-        except ValueError:  # truncated, or not UTF-8
+        except (ValueError, RecursionError):  # truncated, not UTF-8, or nested without end
             continue
         if not isinstance(row, dict) or not isinstance(row.get("step", ""), int | None):
             continue
