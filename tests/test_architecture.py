@@ -99,15 +99,6 @@ def test_the_top_level_is_the_user_s():
     assert {name.split("/")[0] for name in listed.stdout.split() if not name.startswith(".")} <= allowed
 
 
-def test_an_untyped_namespace_stays_in_its_room():
-    users = {
-        name
-        for name, path in MODULES.items()
-        if "jsonargparse import" in (text := path.read_text()) and "Namespace" in text and not name.startswith("config")
-    }
-    assert users == set(), "commands take an Experiment"
-
-
 def test_docstrings_begin_with_a_verb_or_a_noun():
     odd = []
     for name, path in MODULES.items():

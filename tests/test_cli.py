@@ -131,24 +131,27 @@ WITH_CONFIG = [name for name in COMMANDS if takes_config(name)]
 
 @pytest.mark.parametrize("command", WITH_CONFIG)
 def test_the_help_read_from_the_source_lists_the_options_of_the_parser(command, capsys):
+    from vit_lightning.config.build import option_kinds, trainer_options
     from vit_lightning.config.help import USED
-    from vit_lightning.config.parser import make_parser
+    from vit_lightning.config.signatures import signature_of
+    from vit_lightning.models.vit import ViT
 
     assert main([command, "--help"]) == 0
     said = capsys.readouterr().out
     assert "`" not in said
     shown = re.findall(r"^  --(\S+) ", said, flags=re.MULTILINE)
-    known = {action.dest for action in make_parser(command)._actions if hasattr(action, "_typehint")}
+    known = {name for kind in option_kinds(command) for name in signature_of(kind).options}
     listed = {name for name in shown if name.startswith(("trainer.", *(f"{group}." for group in Settings._fields)))}
     assert len(shown) == len(set(shown))
-    parts = make_parser(command).get_defaults()
+    parts = {name: signature_of(type(part)).options for name, part in Settings()._asdict().items()}
+    parts["trainer"] = trainer_options()
     for group in USED.get(command, ("trainer", *Settings._fields)):
         if group != "data":
             assert {name for name in listed if name.startswith(f"{group}.")} == {
-                f"{group}.{name}" for name in vars(parts[group])
+                f"{group}.{name}" for name in parts.get(group) or signature_of(ViT).options
             }
     known |= {*inspect.signature(function_of(command)).parameters}
-    assert {name for name in shown if "." not in name} <= known | {"config", "allow-config-change", "trust-config"}
+    assert {name for name in shown if "." not in name} <= known | {"config", "allow-config-change"}
 
 
 def test_switches_are_shown_and_given_without_a_value(capsys):
@@ -218,7 +221,7 @@ LATE = {"wandb", "pydantic", "sklearn", "pandas", "pyarrow", "timm", "datasets",
 
 def test_a_run_from_start_to_prediction(lightning, installed, tmp_path):
     (tmp_path / "first.py").write_text(LOADED)
-    flags = ["--trust-config", "--trainer.callbacks+=first.Loaded", "--wandb.mode=offline"]
+    flags = ["--trainer.callbacks+=first.Loaded", "--wandb.mode=offline"]
     fitted = installed("fit", *SMALL, "--out=run", *flags)
     assert fitted.returncode == 0, fitted.stderr
     assert fitted.stderr == ""
@@ -229,10 +232,10 @@ def test_a_run_from_start_to_prediction(lightning, installed, tmp_path):
     assert_delivered(told["rows"], tmp_path / "run")
     assert "\nrun         run" in f"\n{told['console']}", "what was printed before W&B started"
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    tested = lightning("test", "--ckpt", "run", "--trust-config")
+    tested = lightning("test", "--ckpt", "run", "--trust")
     assert tested.returncode == 0, tested.stderr
     assert f"accuracy {100 * results['test/acc']:.2f} %" in tested.stdout
-    assert lightning("predict", "--ckpt=run", "--trust-config").returncode == 0
+    assert lightning("predict", "--ckpt=run", "--trust").returncode == 0
 
 
 def test_two_processes_train_and_count_each_image_once(lightning, tmp_path):
@@ -260,7 +263,7 @@ def test_a_class_in_a_file_beside_the_config_is_found(lightning, tmp_path):
         "    def __init__(self, num_classes: int):\n"
         "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
     )
-    result = lightning("fit", "--model.class_path=mine.Net", "--trainer.max_epochs=1", "--out=run", "--trust-config")
+    result = lightning("fit", "--model.class_path=mine.Net", "--trainer.max_epochs=1", "--out=run")
     assert result.returncode == 0, result.stderr
 
 

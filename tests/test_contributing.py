@@ -47,7 +47,7 @@ def test_an_example_is_under_20_lines(name):
 def test_a_block_of_a_file_in_the_working_folder(in_folder, monkeypatch):
     monkeypatch.syspath_prepend(str(in_folder))
     (in_folder / "my_blocks.py").write_text(example("block"))
-    flags = ("--model.block.class_path=my_blocks.PostNorm", "--trust-config", "--out=run", "--wandb.mode=disabled")
+    flags = ("--model.block.class_path=my_blocks.PostNorm", "--out=run", "--wandb.mode=disabled")
     assert main(["fit", DIGITS, *SMALL, *flags]) == 0
     assert json.loads((in_folder / "run" / "results.json").read_text())["test/acc"] > 0.05
     names: dict[str, type] = {}
@@ -69,7 +69,7 @@ def test_a_network_a_classifier_and_a_callback_of_files_beside_the_config(in_fol
     )
     (in_folder / "away").mkdir()
     os.chdir(in_folder / "away")
-    words = ["fit", "--config=../exp.yaml", "--trust-config", "--trainer.log_every_n_steps=1"]
+    words = ["fit", "--config=../exp.yaml", "--trainer.log_every_n_steps=1"]
     assert main([*words, "--out=run", *WITHOUT_SIZES]) == 0
     results = json.loads(Path("run/results.json").read_text())
     assert 0.0 < results["train/brier"] < 1.0
@@ -84,7 +84,7 @@ def test_any_lightning_module_and_a_pool(in_folder):
     pool = ("--model.pool.class_path=my_pool.TopPool", "--model.pool.count=3")
     config = in_folder / "exp.yaml"
     config.write_text("test: false\n")
-    words = ("fit", f"--config={config}", "--trust-config", "--out=run", *SMALL, "--wandb.mode=disabled")
+    words = ("fit", f"--config={config}", "--out=run", *SMALL, "--wandb.mode=disabled")
     assert main([*words, *flags, *pool]) == 0
     results = json.loads((in_folder / "run" / "results.json").read_text())
     assert 0.0 < results["val/loss"] < 3.0
@@ -95,7 +95,7 @@ def test_any_lightning_module_and_a_pool(in_folder):
 def test_a_loss_optimizer_schedule_and_metric_train_and_resume_exactly(in_folder, monkeypatch):
     for name in ("loss", "optimizer", "schedule", "metric"):
         (in_folder / f"my_{name}.py").write_text(example(name))
-    flags = (*SMALL, "--trainer.max_epochs=2", "--wandb.mode=disabled", "--trust-config")
+    flags = (*SMALL, "--trainer.max_epochs=2", "--wandb.mode=disabled")
     flags += ("--loss.class_path=my_loss.focal", "--loss.gamma=1.5", "--optimizer.class_path=my_optimizer.SignSGD")
     flags += ("--optimizer.scale=0.5", "--optimizer.schedule=my_schedule.restarts", "--optimizer.schedule.cycles=2")
     flags += ("--metrics=[F1Score, {class_path: my_metric.Confidence, power: 2, name: sure}]",)
@@ -113,7 +113,7 @@ def test_a_loss_optimizer_schedule_and_metric_train_and_resume_exactly(in_folder
         with pytest.raises(RuntimeError, match="killed"):
             main(["fit", DIGITS, *flags, "--checkpoint.every_n_steps=25", "--out=cut"])
     assert not (in_folder / "cut" / "results.json").exists()
-    assert main(["fit", "--resume", "cut", "--trust-config"]) == 0
+    assert main(["fit", "--resume", "cut"]) == 0
     ends = [read_checkpoint(in_folder / name / "checkpoints" / "last.ckpt") for name in ("whole", "cut")]
     weights = [end["state_dict"] for end in ends]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0] if name.startswith("network."))
@@ -125,7 +125,7 @@ def test_a_loss_optimizer_schedule_and_metric_train_and_resume_exactly(in_folder
 def test_a_data_set_of_a_file_in_the_working_folder(in_folder, monkeypatch):
     monkeypatch.syspath_prepend(str(in_folder))
     (in_folder / "my_data.py").write_text(example("data set"))
-    flags = ("--data.class_path=my_data.Noise", "--data.count=90", "--trust-config", "--out=run")
+    flags = ("--data.class_path=my_data.Noise", "--data.count=90", "--out=run")
     assert main(["fit", *SMALL, *flags, *WITHOUT_SIZES]) == 0
     assert json.loads((in_folder / "run" / "results.json").read_text())["test/acc"] <= 1.0
 
@@ -144,7 +144,7 @@ def test_a_data_set_of_a_file_in_the_working_folder(in_folder, monkeypatch):
 )
 def test_data_of_others(in_folder, name, file, flags):
     (in_folder / f"{file}.py").write_text(example(name))
-    assert main(["fit", *SMALL, *flags, "--trust-config", "--out=run", *WITHOUT_SIZES]) == 0
+    assert main(["fit", *SMALL, *flags, "--out=run", *WITHOUT_SIZES]) == 0
     assert json.loads((in_folder / "run" / "results.json").read_text())["test/acc"] <= 1.0
     with (in_folder / "run" / "config.yaml").open() as config:
         assert f"{file}." in config.read()

@@ -39,7 +39,7 @@ FIT = ("-m", "vit_lightning", "fit", "--config", "digits")
 COMMANDS = {
     "imports": ("-c", IMPORTS),
     "imports alone": ("-c", f"{IMPORTS}, os; os._exit(0)"),
-    "first step": (*FIT, "--trust-config", "--trainer.callbacks+=first_step.FirstStep"),
+    "first step": (*FIT, "--trainer.callbacks+=first_step.FirstStep"),
     "config error": (*FIT, "--model.emb_sizee=3"),
 }
 PAIRS = (("imports", "first step"), ("imports alone", "first step"), ("imports", "config error"))

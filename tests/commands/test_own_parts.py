@@ -126,7 +126,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def test_own_block_attention_module_and_callback_are_killed_and_resumed_from_the_copies(lightning, project, tmp_path):
-    flags = "fit", "--config=project/exp.yaml", "--trust-config"
+    flags = "fit", "--config=project/exp.yaml"
     assert lightning(*flags, "--out=whole").returncode == 0
     environment = {"KILL_AT": "12", "WANDB_MODE": "disabled"}
     killed = Running(command, *flags, "--out=killed", folder=tmp_path, environment=environment).finish()
@@ -139,28 +139,28 @@ def test_own_block_attention_module_and_callback_are_killed_and_resumed_from_the
     assert "pieces/mixing.py has changed" in refused.stderr
     assert "--allow-config-change pieces/mixing.py" in refused.stderr
     (tmp_path / "project").rename(tmp_path / "gone")
-    resumed = lightning("fit", "--resume=killed", "--trust-config")
+    resumed = lightning("fit", "--resume=killed")
     assert resumed.returncode == 0, resumed.stderr
-    assert "lightning test --ckpt killed --trust-config" in resumed.stdout
+    assert "lightning test --ckpt killed --trust" in resumed.stdout
     one, other = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     assert one.keys() == other.keys()
     assert "aux.weight" in one
     assert all(torch.equal(one[name], other[name]) for name in one)
-    tested = lightning("test", "--ckpt=killed", "--trust-config", "--out=tested")
+    tested = lightning("test", "--ckpt=killed", "--trust", "--out=tested")
     assert tested.returncode == 0, tested.stderr
     results = json.loads((tmp_path / "killed" / "results.json").read_text())
     assert json.loads((tmp_path / "tested" / "results.json").read_text())["test/acc"] == results["test/acc"]
 
 
 def test_a_lightning_module_of_its_own_kind_runs_predicts_and_shows_its_errors(lightning, project, tmp_path):
-    flags = "fit", "--config=project/alone.yaml", "--trust-config"
+    flags = "fit", "--config=project/alone.yaml"
     result = lightning(*flags, "--out=run")
     assert result.returncode == 0, result.stderr
     assert "test_step of Alone returns no logits" in result.stdout
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert 0.0 < results["test_loss"] < 2.3
     assert results["val_loss"] < 2.3
-    predicted = lightning("predict", "--ckpt=run", "--trust-config", "--out=predicted")
+    predicted = lightning("predict", "--ckpt=run", "--trust", "--out=predicted")
     assert predicted.returncode == 0, predicted.stderr
     rows = list(csv.DictReader((tmp_path / "predicted" / "predictions.csv").open()))
     assert len(rows) == 360
@@ -188,12 +188,12 @@ def test_own_parts_are_arms_of_an_ablation(lightning: Command, project: Path, tm
     (tmp_path / "plans" / "beside_the_plan.py").write_text(
         "from my_parts import Mixing as Before\n\n\nclass Mixing(Before):\n    pass\n"
     )
-    result = lightning("ablate", "plans/plan.yaml", "--trust-config", "--out=study")
+    result = lightning("ablate", "plans/plan.yaml", "--out=study")
     assert result.returncode == 0, result.stderr + result.stdout
     runs = sorted(path.parent for path in (tmp_path / "study").rglob("results.json"))
     assert len(runs) == 12
     assert all((run / "my_parts.py").is_file() for run in runs)
     (project / "my_parts.py").write_text(f"{PARTS}# changed\n")
-    changed = lightning("ablate", "plans/plan.yaml", "--trust-config", "--out=study")
+    changed = lightning("ablate", "plans/plan.yaml", "--out=study")
     assert "file my_parts.py was" in changed.stdout + changed.stderr
     assert all("test/acc" in json.loads((run / "results.json").read_text()) for run in runs)

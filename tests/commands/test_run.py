@@ -331,7 +331,7 @@ def test_warnings_are_kept_in_the_folder(in_folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(in_folder)
         with pytest.warns(UserWarning, match="something is odd"):
-            fit(resolve([*SMALL, "--out=out", "--config=page.yaml", "--trust-config"]))
+            fit(resolve([*SMALL, "--out=out", "--config=page.yaml"]))
     assert "UserWarning: something is odd" in Path("out/warnings.log").read_text()
 
 

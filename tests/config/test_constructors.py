@@ -15,7 +15,7 @@ from torchvision import models
 from vit_lightning import UserError
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.trained import evaluate
-from vit_lightning.config.experiment import make_network
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 
@@ -122,20 +122,20 @@ def test_weights_of_torchvision_take_other_classes_and_image_sizes(images, monke
     assert config["model"]["init_args"]["weights"] == "IMAGENET1K_V1"
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
     with pytest.raises(UserError, match=r"cannot be had: .*in its cache as .*home/hub/checkpoints/mobilenet_v3_small-"):
-        make_network(config, print)
+        network_in_file(config, print)
     torch.manual_seed(1)
     state = models.mobilenet_v3_small().state_dict()
     torch.save(state, folder / weights.url.rpartition("/")[2])
     torch.manual_seed(3)
-    plain, after = make_network(config), torch.rand(1)
+    plain, after = network_in_file(config), torch.rand(1)
     told = []
     torch.manual_seed(3)
-    network = make_network(config, told.append)
+    network = network_in_file(config, told.append)
     assert torch.rand(1) == after  # the run's own draws
     assert told == ["torchvision.models.mobilenet_v3_small with weights=IMAGENET1K_V1, new head (1000 -> 3 classes)"]
     assert torch.equal(network.features[0][0].weight, state["features.0.0.weight"])
     assert torch.equal(network.classifier[3].weight, plain.classifier[3].weight)
-    assert problems(*images, *named[:1], "--model.weights=V9")[0].startswith("model.weights=V9 must be a member of")
+    assert problems(*images, *named[:1], "--model.weights=V9")[0].startswith("model.weights=V9 must be one of")
 
 
 def offline(*_, **__):
@@ -153,7 +153,7 @@ def test_position_embeddings_of_torchvision_are_interpolated(images, monkeypatch
         [*images, "--data.image_size=48", "--model=torchvision.models.vit_b_16", "--model.weights=DEFAULT"]
     )
     told = []
-    network = make_network(config.config, told.append)
+    network = network_in_file(config.config, told.append)
     assert "positions 14x14 -> 3x3 bicubic, new head (1000 -> 3 classes)" in told[0]
     expected = models.vision_transformer.interpolate_embeddings(48, 16, state)["encoder.pos_embedding"]
     assert torch.equal(network.encoder.pos_embedding, expected)

@@ -14,7 +14,7 @@ from runs import REPOSITORY
 
 from vit_lightning.cli import main
 from vit_lightning.commands.module import make_module
-from vit_lightning.config.experiment import make_network
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.training.optim import optimizer_and_schedule
 
@@ -184,7 +184,9 @@ def test_a_config_says_what_its_paper_says(name, photographs):
         assert arguments.items() <= shown[kind].items()
     assert {kind: arguments["alpha"] for kind, arguments in classes(data["mixing"]).items()} == mixing
     with torch.device("meta"):
-        network = make_network({"model": {**experiment.config["model"], "init_args": {**model, "num_classes": 1000}}})
+        network = network_in_file(
+            {"model": {**experiment.config["model"], "init_args": {**model, "num_classes": 1000}}}
+        )
     assert sum(weight.numel() for weight in network.parameters()) == parameters
 
 

@@ -43,7 +43,7 @@ COMMANDS = {
     "fit --config": "--config needs a value: --config=CONFIG.yaml",
     "fit digits.yaml --experiment": "--experiment needs a value",
     "fit digits.yaml --out": "--out needs a value",
-    "fit digits.yaml --trust_config=yes": "trust-config=yes must be true or false",
+    "fit digits.yaml --trust=yes": "trust=yes must be true or false",
     "fit digits.yaml --help.lost": "help.lost: there is no such group",
     "fit digits.yaml --out=flat": "out=flat ... not empty",
     "fit digits.yaml --ckpt=run": "ckpt=run: there is no such option",
@@ -160,26 +160,26 @@ KEYS = {
     "fit digits.yaml --ema.class_path=NAdam": "ema.class_path=NAdam: ema takes no class",
     "fit digits.yaml --model=resnet18": "resnet18 is not there (did you mean torchvision.models.resnet18?)",
     "fit digits.yaml --model=ViTT": "model.class_path=ViTT is not there (did you mean ViT?)",
-    "fit digits.yaml --model.class_path=no.Net": "model.class_path=no.Net ... --trust-config",
+    "fit digits.yaml --model.class_path=no.Net": "model.class_path=no.Net is not there (give module.Class; searched:",
     "fit digits.yaml --model.attention.class_path=torch.nn.Nothing": "class_path=torch.nn.Nothing is not there",
     "fit digits.yaml --data=cifar10": "data.class_path=cifar10 is not there (did you mean CIFAR10?)",
     "fit digits.yaml --data=ImagesFolder": "data.class_path=ImagesFolder is not there (did you mean ImageFolder?)",
-    "fit digits.yaml --data.augment=[HorizonalFlip]": "data.augment.0=HorizonalFlip ... did you mean HorizontalFlip?",
+    "fit digits.yaml --data.augment=[HorizonalFlip]": "class_path=HorizonalFlip ... did you mean HorizontalFlip?",
     "fit digits.yaml --data.augment='[HorizontalFlip, {class_path: RandomCrop, paddin: 3}]'": "augment.1.padding?",
-    "fit digits.yaml --data.augment='[{class_path: RandomInvert, pp: 1}]'": "data.augment.0.pp=1 ... did you mean p?",
-    "fit digits.yaml --data.augment='[{class_path: RandomInvert, p: x}]'": "data.augment.0.p=x must be of type float",
-    "fit digits.yaml --data.augment='[{padding: 3}]'": "data.augment: a class_path is missing",
+    "fit digits.yaml --data.augment='[{class_path: RandomInvert, pp: 1}]'": "pp=1 ... did you mean data.augment.0.p?",
+    "fit digits.yaml --data.augment='[{class_path: RandomInvert, p: x}]'": "data.augment.0.p=x must be a finite float",
+    "fit digits.yaml --data.augment='[{padding: 3}]'": "data.augment.0: a class_path is missing",
     "fit digits.yaml --trainer.callbacks=[EarlyStoping]": "EarlyStoping is not there (did you mean EarlyStopping?)",
     "fit digits.yaml --trainer.callbacks=[{class_path:EarlyStopping}]": "with a space",
     "fit digits.yaml --trainer.callbacks=[EarlyStopping] --trainer.logger=CSVLoger": [
-        "monitor of lightning.pytorch.callbacks.EarlyStopping is missing",
+        "trainer.callbacks.0.monitor is missing (an argument of lightning.pytorch.callbacks.EarlyStopping)",
         "trainer.logger.class_path=CSVLoger is not there (did you mean CSVLogger?)",
     ],
     "fit digits.yaml --optimizer.class_path=torch.optim.Nadam": "is not there (did you mean torch.optim.NAdam?)",
     "fit digits.yaml --optimizer.class_path=NAdam --optimizer.nesterov=true": (
         "optimizer.nesterov=true: torch.optim.NAdam takes no nesterov (choose "
     ),
-    "fit digits.yaml --metrics=[F1]": "metrics.class_path=F1 is no metric (did you mean F1Score?)",
+    "fit digits.yaml --metrics=[F1]": "metrics.class_path=F1 is not there (did you mean F1Score?)",
     "fit digits.yaml --metrics='[{class_path: F1Score, averge: micro}]'": "did you mean metrics.average?",
     "fit --model=timm.create_model --model.model_name=vit_tiny --model.num_classes=10": (
         "model.model_name=vit_tiny: timm has no such model (did you mean vit_tiny_patch16_224, "
@@ -329,7 +329,7 @@ TOGETHER = {
         "model: Inception3 does not take the images of the data, 3x8x8"
     ),
     "fit images.yaml --data.root=good --model=torchvision.models.vit_b_16 --data.image_size=24": (
-        "model: Problem with given class_path"
+        "model: AssertionError: Input shape indivisible by patch size!"
     ),
     "fit digits.yaml --init_from=nowhere": "init_from=nowhere is neither a run folder nor a file",
     "fit digits.yaml --init_from=other.ckpt": "init_from=other.ckpt is of another architecture",

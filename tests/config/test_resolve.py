@@ -110,7 +110,7 @@ def test_another_network_is_chosen_by_class_path(tmp_path, monkeypatch):
         "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(in_channels * 64, width))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    experiment = resolve(["--model.class_path=imported_net.Net", "--model.width=10", "--trust-config"])
+    experiment = resolve(["--model.class_path=imported_net.Net", "--model.width=10"])
     assert experiment.make_network()[1].weight.shape == (10, 64)
 
 

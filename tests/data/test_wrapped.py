@@ -77,7 +77,7 @@ class Late(Scans):
     def __getitem__(self, index):
         return super().__getitem__(index) if index != 7 else 1 / 0
 '''
-FLAGS = (*SMALL, "--trust-config", "--wandb.mode=disabled")
+FLAGS = (*SMALL, "--wandb.mode=disabled")
 
 
 @pytest.fixture
@@ -114,15 +114,15 @@ def test_a_killed_run_on_a_dataset_and_transforms_of_others_ends_in_the_same_bit
     for name, weight in whole["state_dict"].items():
         assert torch.equal(weight, run["state_dict"][name]), name
     # the written config is read again as it is, with options of the dataset beside those of ours
-    again = resolve(["--ckpt=run", "--trust-config", "--data.batch_size=8", "--wandb.mode=disabled"], "test")
+    again = resolve(["--ckpt=run", "--trust", "--data.batch_size=8", "--wandb.mode=disabled"], "test")
     assert again.data.arguments == {"count": 150}
     assert [type(change).__name__ for change in again.data.augment][::2] == ["PerImage", "RandomCrop"]
-    assert main(["test", "--ckpt=run", "--trust-config", "--out=test"]) == 0
-    assert main(["check-data", "--config=run/config.yaml", "--trust-config", "--out=check"]) == 0
-    assert main(["show-batch", "--config=run/config.yaml", "--trust-config", "--out=shown"]) == 0
-    assert main(["shard", "--config=run/config.yaml", "--trust-config", "shards"]) == 0
+    assert main(["test", "--ckpt=run", "--trust", "--out=test"]) == 0
+    assert main(["check-data", "--config=run/config.yaml", "--out=check"]) == 0
+    assert main(["show-batch", "--config=run/config.yaml", "--out=shown"]) == 0
+    assert main(["shard", "--config=run/config.yaml", "shards"]) == 0
     Image.fromarray(np.zeros((8, 8), np.uint8)).save("zero.png")
-    assert main(["predict", "zero.png", "--ckpt=run", "--trust-config", "--out=predicted"]) == 0
+    assert main(["predict", "zero.png", "--ckpt=run", "--trust", "--out=predicted"]) == 0
 
 
 def test_a_lightning_data_module_trains_tests_and_resumes(own, monkeypatch, capsys):
@@ -134,10 +134,10 @@ def test_a_lightning_data_module_trains_tests_and_resumes(own, monkeypatch, caps
     assert "is used as it is" in capsys.readouterr().out
     with np.load("run/test_predictions.npz") as table:
         assert table["index"].tolist() == list(range(50))
-    assert main(["predict", "--ckpt=run", "--trust-config", "--out=predicted"]) == 0
+    assert main(["predict", "--ckpt=run", "--trust", "--out=predicted"]) == 0
     assert len(Path("predicted", "predictions.csv").read_text().splitlines()) == 51
     capsys.readouterr()
-    given = ["--config=run/config.yaml", "--trust-config"]
+    given = ["--config=run/config.yaml"]
     for command in (["show-batch"], ["check-data"], ["shard", "shards"], ["scale-batch"]):
         assert main([*command, *given]) == 2
         assert capsys.readouterr().err.count("class_path=my_scans.Module: ") == 1

@@ -35,7 +35,6 @@ FLAGS = (
     "--trainer.log_every_n_steps=1",
     "--trainer.callbacks=[{'class_path': 'fault.Fault'}]",
     "--checkpoint.every_n_steps=1",
-    "--trust-config",
     "--out=run",
 )
 """Four epochs of eight batches of digits, with everything random that there is: 32 steps in about a second."""
@@ -64,7 +63,7 @@ def fit(folder: Path, *flags: str, fault: str = "", **environment: str) -> int:
 
 
 def resume(folder: Path, *flags: str, fault: str = "", **environment: str) -> int:
-    return command(folder, "fit", "--resume=run", "--trust-config", *flags, fault=fault, **environment)
+    return command(folder, "fit", "--resume=run", *flags, fault=fault, **environment)
 
 
 def punish(folder: Path, *flags: str, seed: int, kills: int, apart: tuple[float, float]) -> int:

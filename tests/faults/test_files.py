@@ -285,7 +285,7 @@ def fit_without_privileges(*arguments: str) -> None:
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root can give a folder away")
 @pytest.mark.parametrize("flags", [[], ["--out=run"]])
 def test_row_13_a_working_folder_that_cannot_be_written_is_one_line(tmp_path, flags):
-    own = [flag for flag in harness.FLAGS if flag not in ("--out=run", "--trust-config") and "callbacks" not in flag]
+    own = [flag for flag in harness.FLAGS if flag not in ("--out=run") and "callbacks" not in flag]
     (tmp_path / "log.txt").touch()
     os.chown(tmp_path, 65534, 65534)
     tmp_path.chmod(0o555)

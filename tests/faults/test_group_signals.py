@@ -83,7 +83,7 @@ def go_on(folder: Path, whole: dict[str, object], flags: tuple[str, ...]) -> Non
         assert not harness.differences(whole, harness.outcome(folder))
         return
     resumes = (folder / "run/config.yaml").exists()
-    process = begin(folder, *(("fit", "--resume=run", "--trust-config") if resumes else flags))
+    process = begin(folder, *(("fit", "--resume=run") if resumes else flags))
     assert ended(process, 120) == 0, harness.log(folder)
     assert not harness.differences(whole, harness.outcome(folder))
 

@@ -193,7 +193,7 @@ def write_project(folder: Path, part: str) -> Path:
 
 
 MODEL = {"model.patch_size": 4, "model.emb_size": 16, "model.depth": 1, "model.num_heads": 2}
-START = ("fit", "--config=../project/exp.yaml", "--trust-config", "--out=run")
+START = ("fit", "--config=../project/exp.yaml", "--out=run")
 
 
 def outcome(folder: Path) -> dict[str, object]:
@@ -220,7 +220,7 @@ def test_a_part_beside_the_config_is_killed_once_and_resumes_to_the_same_bits(tm
     (tmp_path / "killed" / "project").rename(tmp_path / "killed" / "moved")  # the run has its own copy
     assert harness.resume(killed) == 0, harness.log(killed)[-3000:]
     assert not harness.differences(outcome(whole), outcome(killed))
-    assert harness.command(killed, "test", "--ckpt=run", "--trust-config") == 0, harness.log(killed)[-3000:]
+    assert harness.command(killed, "test", "--ckpt=run", "--trust") == 0, harness.log(killed)[-3000:]
 
 
 @pytest.mark.parametrize("part", ["module", "data module", "dataset"])
@@ -229,7 +229,7 @@ def test_a_run_of_own_parts_is_ended_by_a_signal_and_resumes_to_the_same_bits(tm
     assert harness.command(whole, *START) == 0, harness.log(whole)[-3000:]
     assert harness.command(stopped, *START, fault="0:13:batch_start:TERM") == 143, harness.log(stopped)[-3000:]
     said = harness.log(stopped)
-    assert "to resume: lightning fit --resume run --trust-config" in said
+    assert "to resume: lightning fit --resume run" in said
     assert read_checkpoint(stopped / "run/checkpoints/last.ckpt")["global_step"] == 14
     assert harness.resume(stopped) == 0, harness.log(stopped)[-3000:]
     if part != "data module":  # whose loaders begin an interrupted epoch again

@@ -318,7 +318,7 @@ def test_row_05_other_images_are_refused(tmp_path):
     small = ["--model.emb_size=16", "--model.depth=1", "--model.num_heads=2", "--trainer.accelerator=cpu"]
     flags = ["--data=ImageFolder", "--data.root=images", *sizes, *small, "--trainer.max_epochs=2", "--out=run"]
     callback = "--trainer.callbacks=[{'class_path': 'fault.Fault'}]"
-    assert harness.command(tmp_path, "fit", *flags, callback, "--trust-config", fault="0:8:batch_start:KILL") == -9
+    assert harness.command(tmp_path, "fit", *flags, callback, fault="0:8:batch_start:KILL") == -9
     write_images(tmp_path / "images" / "train" / "a", 13, size=(8, 8))
     assert harness.resume(tmp_path) == 2
     assert "data: the training or validation images are no longer those" in harness.log(tmp_path)
@@ -387,7 +387,7 @@ def test_row_02_two_ranks(tmp_path, rank, workers):
 
     assert run(tmp_path / "reference", *flags) == 0
     assert run(tmp_path / "killed", *flags, fault=f"{rank}:13:batch_start:KILL") != 0
-    assert run(tmp_path / "killed", "--resume=run", "--trust-config") == 0
+    assert run(tmp_path / "killed", "--resume=run") == 0
     assert not harness.differences(harness.outcome(tmp_path / "reference"), harness.outcome(tmp_path / "killed"))
     for number in (0, 1):
         assert harness.batches(tmp_path / "reference", number) == harness.batches(tmp_path / "killed", number)

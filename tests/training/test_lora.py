@@ -12,7 +12,7 @@ from runs import SMALL
 from vit_lightning import UserError, ViT
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.trained import validate
-from vit_lightning.config.experiment import make_network, network_in_file
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import load_network, read_checkpoint
 from vit_lightning.training.divergence import FiniteGuard
@@ -49,7 +49,7 @@ def test_a_run_with_adapters_is_tested_from_its_checkpoint_alone_and_merges(in_f
     assert validate(resolve(["--ckpt=out", "--out=again"], "validate"))["val/acc"] == results["val/acc"]
     path = in_folder / "out/checkpoints/best.ckpt"
     checkpoint = read_checkpoint(path)
-    network = make_network(checkpoint["config"])
+    network = network_in_file(checkpoint["config"])
     load_network(network, checkpoint, path)
     plain, images = merged(network.eval()), torch.randn(5, 1, 8, 8)
     assert not any("lora" in name or "base_layer" in name for name in plain.state_dict())

@@ -12,7 +12,7 @@ from references import CONFIGS, MORE, fresh
 from runs import REPOSITORY
 
 from vit_lightning import UserError, ViT
-from vit_lightning.config.experiment import make_network
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.models.attention import SeparateAttention
 from vit_lightning.models.heads import AttentionPool
@@ -461,7 +461,7 @@ def test_a_config_of_a_family_is_that_family(path):
     assert experiment.trainer["max_epochs"] == 30
     model = experiment.config["model"]
     colour = {**model, "init_args": {**model["init_args"], "in_channels": 3}}  # some families take no others
-    vit = make_network({"model": colour})
+    vit = network_in_file({"model": colour})
     family = FAMILY_OF_CONFIG[path.stem]
     if family is None:
         with pytest.raises(UserError, match=r"rotary=Rotary\(temperature=100\.0"):

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vit_lightning import RotaryAttention, SeparateAttention, UserError, ViT
-from vit_lightning.config.experiment import make_network
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.positions import SinCos2dPositions
 from vit_lightning.weights import FAMILIES, from_reference, to_reference
@@ -44,7 +44,7 @@ def read(state):
 
 @cache
 def built(text):
-    return make_network({"model": json.loads(text)}).eval()
+    return network_in_file({"model": json.loads(text)}).eval()
 
 
 def check_config(vit, *shape):
@@ -316,7 +316,7 @@ def test_weights_under_our_own_names():
     vit = ViT(**sizes, patch_projection="linear").eval()
     found = identify(read(vit.state_dict()))
     assert found.family == "vit_lightning"
-    network = make_network({"model": found.config}).eval()
+    network = network_in_file({"model": found.config}).eval()
     network.load_state_dict(vit.state_dict())
     assert torch.equal(network(images(2, 3, 16, 16).float()), vit(images(2, 3, 16, 16).float()))
     _, options = found.config.values()
@@ -334,7 +334,7 @@ def test_positions_that_no_tensor_tells_are_asked_for():
     vit = ViT(**sizes, positions="sincos2d").eval()
     with pytest.raises(UserError, match=r"do not tell the positions: give config=\{'positions'"):
         identify(read(vit.state_dict()), {"image_size": 16})
-    network = make_network(
+    network = network_in_file(
         {"model": identify(read(vit.state_dict()), {"image_size": 16, "positions": "sincos2d"}).config}
     )
     network.load_state_dict(vit.state_dict())

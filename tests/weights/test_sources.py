@@ -11,7 +11,6 @@ import pytest
 import timm
 import torch
 import transformers
-from jsonargparse import _common
 from safetensors.torch import save_file
 from tensors import randomise
 from torchvision import models
@@ -19,7 +18,6 @@ from torchvision import models
 from vit_lightning import CIFAR10, UserError, ViT, load
 from vit_lightning.commands.module import load_teacher
 from vit_lightning.config.experiment import network_in_file
-from vit_lightning.config.trust import KNOWN_PACKAGES, PACKAGES, Imports, may_import, trusts
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint
 from vit_lightning.training.probes import features
 from vit_lightning.weights import sources
@@ -150,19 +148,6 @@ def test_models_of_libraries(monkeypatch, theirs):
         net.predict(torch.zeros(2, 3, 64, 64))
     with pytest.raises(UserError, match=r"source=torchvision:squeezenet1_1 holds weights of none of the families"):
         open_source("torchvision:squeezenet1_1", config={"num_heads": 3})
-
-
-def test_a_program_continues_with_its_own_imports(trained):
-    """It may use jsonargparse itself, whose lists are those of the process."""
-    try:
-        Imports((*PACKAGES, "own"), trust=True).allow()
-        before = dict(_common.parsing_settings)
-        load(trained[0])
-        assert _common.parsing_settings == before
-        assert trusts()
-        assert may_import("own.Net")
-    finally:
-        KNOWN_PACKAGES.allow()
 
 
 class Bomb:

@@ -33,10 +33,10 @@ from typing import Any, Literal
 import vit_lightning
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
 from vit_lightning.ablation.plan import Plan, grid_name, slug
-from vit_lightning.config.changes import PER_RUN, changes_since
+from vit_lightning.config.adapters import recorded_goal
+from vit_lightning.config.changes import PER_RUN, changes
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import digests
-from vit_lightning.config.own_metrics import recorded_goal
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.report.schedule import Schedule, analyses_of, make_schedule
@@ -442,8 +442,7 @@ def _changes(
     plan += [f"arm {arm} is new" for arm in now["arms"] if arm not in began["arms"]]
     plan += [f"arm {arm} is gone" for arm in began["arms"] if arm not in now["arms"]]
     for arm, config in now["configs"].items():
-        experiments[arm].imports.allow()
-        for key, (before, after) in changes_since(began["configs"].get(arm, config), config).items():
+        for key, (before, after) in changes(began["configs"].get(arm, config), config).items():
             plan.append(f"arm {arm}: {key} was {before}, is {after}")
     before, after = began["code"], now["code"]
     return plan, [

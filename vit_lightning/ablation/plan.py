@@ -176,7 +176,7 @@ class Plan:
 
     def _resolve(self, arm: str, arguments: list[str]) -> Experiment:
         """Returns the experiment of a command line, with the images of its arm where the data is the same."""
-        found = resolve([*arguments, "--trust-config"], folders=[Path(self.file).parent])
+        found = resolve(arguments, folders=[Path(self.file).parent])
         known = self.experiments.get(arm)
         same = known is not None and known.config["data"] == found.config["data"]
         return replace(found, data=known.data) if known is not None and same else found

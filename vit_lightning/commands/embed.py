@@ -17,7 +17,6 @@ from tqdm import tqdm
 from vit_lightning.commands.console import quiet, say
 from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, open_model
 from vit_lightning.config.experiment import make_data
-from vit_lightning.config.trust import restrict_imports
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
 from vit_lightning.errors import UserError
@@ -26,6 +25,7 @@ from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import new_folder, to_csv, write_whole
 from vit_lightning.weights.sources import Source
+from vit_lightning.weights.trust import refuse_untrusted
 
 Columns = dict[str, np.ndarray[Any, Any]]
 
@@ -102,7 +102,7 @@ def _test_images(source: Source) -> ImageData:
     """Returns the data of the run that trained a model."""
     if source.config is None:
         raise UserError(f"ckpt={source.place} is of no run with test images: name images or folders")
-    restrict_imports({"data": source.config["data"]}, trust=False)
+    refuse_untrusted({"data": source.config["data"]})
     data = make_data(source.config)
     try:
         data.check()

@@ -46,7 +46,7 @@ from vit_lightning.commands.resume import find_run, parent_of
 from vit_lightning.commands.session import Results, chosen_matmul, logged, make_trainer, own_faults
 from vit_lightning.commands.summary import table
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.own_files import keep_own_files, trust_flag
+from vit_lightning.config.own_files import keep_own_files
 from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
 from vit_lightning.errors import UserError
 from vit_lightning.figures.curves import draw_curves
@@ -90,7 +90,7 @@ def fit(experiment: Experiment) -> Results:
     ``experiment.resume`` decides whether an unfinished run of this config is resumed.
     """
     quiet()
-    experiment.imports.allow()
+    experiment.files.use()
     if experiment.allowed_changes and experiment.resume == "never":
         named = ",".join(experiment.allowed_changes)
         raise UserError(f"allow-config-change={named} is for a run that is resumed: give --resume")
@@ -313,7 +313,7 @@ def _ended_in_words(run: Run) -> Iterator[None]:
             run.mirror.postponed = None  # before the first step there is nothing to send
         run.mirror.finish(exit_code=1, fault=fault)
         if isinstance(fault, KeyboardInterrupt | SystemExit):
-            say(f"stopped; to resume: lightning fit --resume {run.folder}{trust_flag()}")
+            say(f"stopped; to resume: lightning fit --resume {run.folder}")
             fault.add_note("printed")
         if isinstance(fault, DamagedImage):
             how = "--data.on_bad_image=skip leaves damaged images out, lightning check-data lists them all"

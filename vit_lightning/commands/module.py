@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from vit_lightning.commands.console import row, say
-from vit_lightning.config.build import data_facts
 from vit_lightning.config.experiment import Experiment, network_in_file
-from vit_lightning.config.own_module import class_of, make_own
-from vit_lightning.config.trust import KNOWN_PACKAGES, Imports
+from vit_lightning.config.networks import data_facts
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
@@ -39,8 +36,7 @@ def make_module(
         search: a subclass of ViTClassifier to train with in place of it; a class of the user's own is then mixed in.
         begins: whether training begins, and so with the weights that ``model`` names, of timm or torchvision.
     """
-    experiment.imports.allow()
-    settings, data, kind = experiment.settings, experiment.data, class_of(experiment.config)
+    settings, data, kind = experiment.settings, experiment.data, experiment.module.target
     if search is not None:
         if not issubclass(kind, ViTClassifier):
             raise UserError(f"module.class_path={kind.__name__} is no ViTClassifier: only these can be searched")
@@ -49,7 +45,7 @@ def make_module(
     tell = (lambda text: say(row("weights", text))) if begins else None
     available = {
         **data_facts(data),
-        "network": experiment.make_network(tell) if experiment.config["model"] is not None else None,
+        "network": experiment.make_network(tell) if experiment.network is not None else None,
         "optimizer": settings.optimizer,
         "loss": settings.loss,
         "ema": settings.ema,
@@ -58,10 +54,10 @@ def make_module(
     }
     networks: list[nn.Module] = []
     if chosen.teacher:
-        teacher = load_teacher(chosen.teacher, data, experiment.imports)
+        teacher = load_teacher(chosen.teacher, data, trust=experiment.trust)
         available["distillation"] = Distillation(chosen, teacher)
         networks.append(teacher.network)
-    module = make_own(experiment.config, available, kind)
+    module = experiment.make_module(available, kind)
     if experiment.config["fast_paths"] == "auto":
         for network in (module, *networks):
             accelerate(network)
@@ -69,11 +65,10 @@ def make_module(
     return module
 
 
-def load_teacher(place: str, data: ImageData, imports: Imports = KNOWN_PACKAGES) -> Teacher:
+def load_teacher(place: str, data: ImageData, *, trust: bool = False) -> Teacher:
     """Returns the teacher for the student's data, and warns of what was assumed about it."""
-    make, key = partial(network_in_file, imports=imports), "distillation.teacher"
-    shape = (data.in_channels, *data.image_size)
-    source = open_teacher(place, shape, data.num_classes, make_network=make, trust=imports.trust, key=key)
+    shape, key = (data.in_channels, *data.image_size), "distillation.teacher"
+    source = open_teacher(place, shape, data.num_classes, make_network=network_in_file, trust=trust, key=key)
     for note in source.notes:
         warnings.warn(f"{key}={place}: {note}", stacklevel=2)
     return Teacher(source.network, normalised=(source.view["mean"], source.view["std"]), images=(data.mean, data.std))
@@ -90,13 +85,11 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
         module.load_state_dict(head, strict=False)
         return
     method = experiment.resize_positions
-    make, trust = partial(network_in_file, imports=experiment.imports), experiment.imports.trust
-    initial, data = open_initial_weights(experiment.init_from, make, trust=trust), experiment.data
-    facts = {name: getattr(data, name, None) for name in ("mean", "std", "class_names")}
+    initial = experiment.initial or open_initial_weights(experiment.init_from, network_in_file, trust=experiment.trust)
+    facts = {name: getattr(experiment.data, name, None) for name in ("mean", "std", "class_names")}
     first = initial.fitted(module.network, method, **facts)
     if experiment.config["reset_head"]:
         first = first.with_new_head(module.network, "new head (reset_head)")
-    experiment.imports.allow()
     if str(experiment.trainer["precision"]).startswith("64"):
         module.network.double()  # Lightning converts only later
     first.adapted.load(module.network)

@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule
 
 from vit_lightning.commands.console import say
 from vit_lightning.commands.module import network_of
-from vit_lightning.config.changes import changes_since
+from vit_lightning.config.changes import changes
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import read_flags
 from vit_lightning.config.options import Resume
@@ -126,11 +126,11 @@ def find_run(experiment: Experiment, held: contextlib.ExitStack) -> Resumed | No
     written, given = read_run_config(folder), experiment.config
     results = read_results(folder)
     if results is not None:
-        _refuse_finished(folder, changes_since(written, given) | changed_files(folder))
+        _refuse_finished(folder, changes(written, given) | changed_files(folder))
         return Resumed(folder, results=results)
     newest, files = newest_checkpoint(folder), changed_files(folder)
-    changed = changes_since(written if newest is None else newest.checkpoint["config"], given) | files
-    new = changes_since(written, given) | files
+    changed = changes(written if newest is None else newest.checkpoint["config"], given) | files
+    new = changes(written, given) | files
     # a change that config.yaml notes was allowed then, even if the run was killed before its next checkpoint
     noted = {key for key in changed if key not in new and key in noted_changes(folder / "config.yaml")}
     trained = newest is not None and newest.checkpoint["finished"]
@@ -269,7 +269,7 @@ def unfinished_run(
     passed_over: list[str] = []
     for folder in _newest_first(parent):
         try:
-            changed = changes_since(read_run_config(folder), config) | changed_files(folder)
+            changed = changes(read_run_config(folder), config) | changed_files(folder)
         except UserError:  # its config is damaged, so that it cannot be the same one
             continue
         if any(key in NEVER or not _is_allowed(key, allowed) for key in changed):

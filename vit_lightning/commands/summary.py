@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from vit_lightning.commands.console import quiet, say
 from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_model
 from vit_lightning.commands.module import make_module
-from vit_lightning.config.check_network import empty_network
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.networks import empty_network
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.notation import counted

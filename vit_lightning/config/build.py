@@ -1,232 +1,310 @@
-"""A checked experiment from a merged config: types, then what the parts have to say about each other."""
+"""A checked experiment from a merged config: each part is read and made once, then what they say about each other."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
-import yaml
-from jsonargparse import Namespace
-from lightning.pytorch import LightningModule
+from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Trainer
 from torch import nn
 
-from vit_lightning.config.check_network import (
-    empty_network,
-    leave_out_defaults_of_others,
-    network_problems,
-)
+from vit_lightning.config.adapters import ADAPTERS, read_loss, read_metrics, read_optimizer
 from vit_lightning.config.check_values import average_problems, compiler_problems, monitor_problems, trainer_problems
-from vit_lightning.config.constructors import (
-    arguments_of,
-    constructor_problems,
-    facts_for,
-    without_weights,
-)
-from vit_lightning.config.experiment import Experiment, network_in_file
-from vit_lightning.config.files import Config, as_list, unflatten
-from vit_lightning.config.old_configs import with_block
-from vit_lightning.config.options import COMMAND_OPTIONS, COMPILES, ConfigOptions, RunOptions, Settings
-from vit_lightning.config.own_metrics import choose_metrics
-from vit_lightning.config.own_module import class_of, complete_module, filled_in, make_own, unused_problems
-from vit_lightning.config.parser import DEFAULT_CLASSES, instantiate, parse, parse_part, to_plain
-from vit_lightning.config.trust import KNOWN_PACKAGES, Imports, find_class
+from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.files import Config
+from vit_lightning.config.foreign import OURS
+from vit_lightning.config.modules import CONFIGURED, make_module, read_module, takes, unused_problems
+from vit_lightning.config.named_weights import weights_problems, without_weights
+from vit_lightning.config.names import near
+from vit_lightning.config.networks import data_facts, empty_network, network_problems, read_network, without_unknown
+from vit_lightning.config.options import COMMAND_OPTIONS, COMPILES, ConfigOptions, NoOptions, RunOptions, Settings
+from vit_lightning.config.own_files import where
+from vit_lightning.config.signatures import Option, signature_of
+from vit_lightning.config.typed import WRONG, Part, Place, Reader, plain, unknown
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
 from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
 from vit_lightning.sizes import pair
 from vit_lightning.storage.checkpoint_files import find_checkpoint, network_weights, read_checkpoint
-from vit_lightning.training.fine_tuning import LoraConfig, add_lora, freeze_backbone, idle_adapters
+from vit_lightning.training.fine_tuning import add_lora, freeze_backbone, idle_adapters
 from vit_lightning.training.losses import OwnLoss
-from vit_lightning.training.optim import OptimizerConfig, group_problems
-from vit_lightning.training.probes import Probe
-from vit_lightning.weights.init_from import open_initial_weights, with_resized_positions
+from vit_lightning.training.optim import group_problems
+from vit_lightning.weights.init_from import with_resized_positions
+
+DEFAULT_CLASSES = {"model": "vit_lightning.ViT", "data": "vit_lightning.Digits"}
+
+GROUPS = ("module", "model", "data", "trainer", *Settings._fields)
+"""Options that hold options; ``model:`` with nothing under it changes nothing."""
+
+FAULTS = (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException)
+"""Errors of classes of others about their arguments."""
+
+OWN_GROUPS = {"optimizer": read_optimizer, "loss": read_loss}
+"""Groups of settings in whose place a class of others may stand."""
 
 
-def build(merged: Config, command: str, given: Mapping[str, Any]) -> Experiment:
-    """Makes and checks all parts of an experiment, each once."""
-    data_config = _with_class(merged, "data")
-    data: ImageData = instantiate(parse_part("data", unflatten(data_config)), "data")
-    try:
-        data.check()
-        data_config |= data.pinned()
-        facts = data_facts(data)
-    except UserError as error:
-        raise UserError([f"data.{problem}" for problem in error.problems]) from error
-    try:
-        data.check_augment()
-    except UserError as error:
-        raise Unfit([f"data.{problem}" for problem in error.problems]) from error
-    model = _with_class(merged, "model")
-    chosen, module_class = complete_module(merged), class_of(merged)
-    with_facts = {**facts_for(facts, model), **model}
-    metrics = choose_metrics(merged.get("metrics"), data.num_classes)
-    complete = with_block({**merged, "module": None, "metrics": None, "data": data_config, "model": with_facts})
-    config = parse(complete, command)
-    for name, fact in facts.items():  # an argument that a function hands on shows only now
-        if name in (config.model.get("init_args") or ()) and name not in model:
-            config.model.init_args[name] = fact
-    leave_out_defaults_of_others(config.model, {**with_facts, **facts})
-    if config.experiment is None:
-        config.experiment = "run"
-    problems: list[str] = []
-    kind = COMMAND_OPTIONS.get(command)
-    options = None if kind is None else _made(kind, config, problems)
-    _made(ConfigOptions, config, problems)
-    run = _made(RunOptions, config, problems)
-    named = arguments_of(config.model)
-    for name, fact in facts.items():
-        same = pair if name == "image_size" else int
-        if name in named and same(named[name]) != same(fact):
-            problems.append(f"model.{name}={named[name]} does not fit the data, which has {fact} (leave it out)")
-    settings: dict[str, Any] = {}
-    for key in Settings._fields:
-        try:
-            settings[key] = instantiate(config, key)
-        except UserError as error:
-            problems += error.problems
-    if isinstance(settings.get("loss"), OwnLoss):
-        found = settings["loss"].problems(data.num_classes, mixes=bool(getattr(data, "mixing", None)))
-        problems += [f"loss.class_path={config.loss.class_path}: {text}" for text in found]
-    problems += unused_problems(merged, module_class, settings)
-    problems += _freeze_problems(config, settings.get("lora"), module_class)
-    has_network = "network" in filled_in(module_class)
-    if has_network and not any(problem.startswith("model.") for problem in problems):
-        imports = given.get("imports", KNOWN_PACKAGES)
-        problems += _model_problems(config, data, settings, imports)
-        imports.allow()  # those of the source were others
-    if metrics and "metrics" not in filled_in(module_class):
-        problems.append(f"metrics: module.class_path={module_class.__name__} logs its own (leave them out)")
-    if chosen is not None and not problems:
-        problems += _module_problems(config, chosen, module_class, {**facts, **settings, "metrics": {}})
-    problems += [*trainer_problems(config.trainer), *average_problems(config)]
-    problems += compiler_problems() if config.compile and command in COMPILES else []
-    own = {item.name: item.metric for item in metrics}
-    table = with_own(own)
-    monitored = [*metric_names("val", "train", classes=facts["num_classes"], table=table), *STEP_METRICS]
-    for callback in as_list(config.trainer.callbacks):
-        probe: Any = find_class(callback.class_path)
-        monitored += probe.logs if isinstance(probe, type) and issubclass(probe, Probe) else ()
-    if chosen is None:
-        problems += monitor_problems(config, monitored)
-    if problems:
-        raise Unfit(problems)
-    try:
-        plain = {**to_plain(config), "module": chosen}
-        if metrics:
-            plain["metrics"] = [item.plain for item in metrics]
-        if not has_network:
-            plain["model"] = None
-    except (TypeError, ValueError, yaml.YAMLError) as fault:  # of a default of some callback, such as an enum
-        raise Unfit([f"the config cannot be written to config.yaml: {' '.join(str(fault).split())}"]) from fault
+def build(config: Config, command: str, given: Mapping[str, Any], problems: list[str]) -> Experiment:
+    """Returns the experiment of a merged config.
+
+    Args:
+        config: the merged config.
+        command: the command.
+        given: more arguments of ``Experiment``.
+        problems: what was wrong with its files, to be told with all other problems.
+
+    Raises:
+        UserError: all problems.
+    """
+    reader = Reader(ADAPTERS, problems, complete=not problems)
+    general = _read_general(reader, config, command)
+    settings = {key: _read_settings(reader, key, config) for key in Settings._fields}
+    data_part, data = _read_data(reader, with_class(config, "data"))
+    facts = None if data is None else data_facts(data)
+    module = read_module(reader, config)
+    has_network = module is not WRONG and takes(module, "model")
+    network = read_network(reader, with_class(config, "model"), facts) if has_network else None
+    trainer = Part(Trainer, reader.arguments(trainer_options(), config.get("trainer") or {}, "trainer"))
+    metrics = read_metrics(reader, config.get("metrics"), 10 if data is None else data.num_classes)
+
+    _, run, options = (_options(reader, kind, general) for kind in option_kinds(command))
+    made = {key: _made(reader, key, part) for key, part in settings.items()}
+    if module is not WRONG:
+        reader.problems += unused_problems(module, config)
+    if data is not None and isinstance(made["loss"], OwnLoss):
+        found = made["loss"].problems(data.num_classes, mixes=bool(getattr(data, "mixing", None)))
+        reader.problems += [f"loss.class_path={settings['loss'].name}: {text}" for text in found]
+    if module is not WRONG and not has_network:
+        reader.problems += _frozen_without_network(module, made, general)
+    if data is not None and isinstance(network, Part):
+        network = _with_problems(reader, network, data, made, general, given.get("initial"))
+    if data is not None and module is not WRONG and module.name and not reader.problems:
+        _try_module(reader, module, network, {**data_facts(data), **made, "metrics": {}, "distillation": None})
+    reader.problems += [*trainer_problems(trainer.arguments), *average_problems(trainer, made["ema"])]
+    reader.problems += compiler_problems() if general.get("compile") and command in COMPILES else []
+    if data is not None and module is not WRONG and not module.name:
+        own = with_own({item.name: item.metric for item in metrics})
+        known = [*metric_names("val", "train", classes=data.num_classes, table=own), *STEP_METRICS]
+        reader.problems += monitor_problems(trainer, made["checkpoint"], known)
+    refuse(reader.problems)
+    assert data is not None
+
+    config = plain(general | {"metrics": [item.plain for item in metrics] or None})
+    config = {name: config[name] for name in signature_of(ConfigOptions).options}
+    config |= {"experiment": config["experiment"] or "run"}
+    config["module"] = plain(module) if module.name else None
+    config["model"] = plain(network)
+    config["data"] = plain(data_part)
+    config |= {key: plain(part) if _is_used(module, key) else None for key, part in settings.items()}
     return Experiment(
-        config=plain, data=data, settings=Settings(**settings), options=options, metrics=own, **vars(run), **given
+        config={**config, "trainer": plain(trainer)},
+        data=data,
+        network=network,
+        module=module,
+        trainer_part=trainer,
+        settings=Settings(**made),
+        options=options,
+        metrics={item.name: item.metric for item in metrics},
+        **vars(run),
+        **given,
     )
 
 
-def _with_class(merged: Config, key: str) -> Config:
-    """Returns what a config says of ``model`` or ``data``, with its class."""
-    given = merged.get(key) or {}
-    if isinstance(given, str):
-        return {"class_path": given}
-    if not isinstance(given, dict):
-        raise UserError(f"{key}={given} must be a class path or its arguments")
-    return {"class_path": DEFAULT_CLASSES[key], **given}
+def _is_used(module: Part, key: str) -> bool:
+    return key not in CONFIGURED or takes(module, key)
 
 
-class Unfit(UserError):
-    """Values of the right types that do not fit, alone or together; nothing else is wrong."""
+def with_class(config: Config, key: str) -> Any:
+    """Returns what a merged config says of ``model`` or ``data``, with its class."""
+    given = config.get(key) or {}
+    return {"class_path": DEFAULT_CLASSES[key], **given} if isinstance(given, Mapping) else given
 
 
-def _made(kind: type[Any], config: Namespace, problems: list[str]) -> Any:
-    """Returns the options of a class, with their values in a parsed config."""
+def _read_general(reader: Reader, config: Config, command: str) -> dict[str, Any]:
+    """Returns the values of the options that belong to no group; refuses keys that are nothing."""
+    options = {key: option for kind in option_kinds(command) for key, option in signature_of(kind).options.items()}
+    own = {key: value for key, value in config.items() if key not in (*GROUPS, "metrics")}
+    for name in [name for name in own if name not in options]:
+        reader.problems.append(_unknown(name, own.pop(name), config, [*options, *GROUPS]))
+    return reader.arguments({name: options[name] for name in options if name != "metrics"}, own, "")
+
+
+def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str:
+    """Returns the problem of a key that is nothing, which may be an option of a group without its group."""
+    found = {key: Reader().find(None, with_class(config, key), key) for key in DEFAULT_CLASSES}
+    groups: dict[str, Any] = {key: target[1] for key, target in found.items() if target is not None}
+    groups |= {"trainer": Trainer, **{key: type(settings) for key, settings in Settings()._asdict().items()}}
+    inner = {last: f"{key}.{last}" for key in reversed(groups) for last in signature_of(groups[key]).options}
+    likely = near(name, names, 0.8) or [inner[last] for last in near(name.rpartition("-")[2], inner, 0.7)]
+    if isinstance(value, dict | list) or not likely:
+        return unknown(name, value, "", names)
+    return f"{name}={value}: there is no such option (did you mean {likely[0]}?)"
+
+
+def option_kinds(command: str) -> list[type[Any]]:
+    """Returns the classes of the options that belong to no group."""
+    return [ConfigOptions, RunOptions, COMMAND_OPTIONS.get(command, NoOptions)]
+
+
+def _options(reader: Reader, kind: type[Any], general: Mapping[str, Any]) -> Any:
+    return _made(
+        reader, "", Part(kind, {name: general[name] for name in signature_of(kind).options if name in general})
+    )
+
+
+def trainer_options() -> dict[str, Option]:
+    """Returns the options of ``trainer``."""
+    options = {key: item for key, item in signature_of(Trainer).options.items() if key not in OURS}
+    options["precision"] = Option("precision", _PRECISION_INPUT | Literal["auto"] | None, None)
+    return options | {"enable_model_summary": Option("enable_model_summary", bool | None, False)}
+
+
+def _read_settings(reader: Reader, key: str, config: Config) -> Any:
+    """Returns a group of settings; of loss and optimizer also a class of others in its place."""
+    given = {} if config.get(key) is None else config[key]
+    kind = type(getattr(Settings(), key))
+    options = signature_of(kind).options
+    if not isinstance(given, Mapping) and not (key in OWN_GROUPS and "." in str(given)):
+        name = options.get("name")
+        meant = f"; did you mean {key}.name={given}?" if name is not None and given in get_args(name.kind) else ""
+        reader.problems.append(f"{key}={given}: give its options ({', '.join(options)}){meant}")
+        return WRONG
+    if key in OWN_GROUPS:
+        return OWN_GROUPS[key](reader, given)
+    if "class_path" in given:
+        text = f"{key} takes no class (choose {', '.join(options)})"
+        reader.problems.append(f"{key}.class_path={given['class_path']}: {text}")
+        return WRONG
+    return reader.part(Place(kind), given, key)
+
+
+def _read_data(reader: Reader, given: Any) -> tuple[Any, ImageData | None]:
+    """Returns the data of a config and makes it, or None."""
+    part = reader.part(Place(ImageData), given, "data")
+    if (data := _made_data(reader, part)) is None:
+        return part, None
+    before = len(reader.problems)
+    with problems_of(reader, "data"):
+        data.check()
+    if len(reader.problems) > before:
+        return part, None
+    with problems_of(reader, "data"):
+        data.check_augment()
+    return replace(part, arguments={**part.arguments, **data.pinned()}), data
+
+
+def _made_data(reader: Reader, part: Any) -> ImageData | None:
+    """Returns the data; where values are refused, with those of its defaults, so that all else can be checked."""
+    for _ in range(3 if isinstance(part, Part) else 0):
+        before = len(reader.problems)
+        data: ImageData | None = _made(reader, "data", part)
+        wrong = {text.split("=")[0].split(".")[1] for text in reader.problems[before:] if text.startswith("data.")}
+        if data is not None or not wrong & part.arguments.keys() - signature_of(part.target).required:
+            return data
+        part = replace(part, arguments={name: item for name, item in part.arguments.items() if name not in wrong})
+    return None
+
+
+@contextlib.contextmanager
+def problems_of(reader: Reader, key: str) -> Iterator[None]:
+    """Adds what a part of the config finds wrong when it is made to the other problems."""
+    prefix = f"{key}." if key else ""
     try:
-        return kind(**{field.name: config[field.name] for field in fields(kind)})
+        yield
     except UserError as error:
-        problems += error.problems
-        return None
+        reader.problems += [f"{prefix}{text}" for text in error.problems]
+    except Exception as fault:
+        if (place := where(fault)) is None and not isinstance(fault, FAULTS):
+            raise
+        reader.problems.append(f"{key}: {place or ' '.join(str(fault).split())}")
 
 
-def data_facts(data: ImageData) -> dict[str, Any]:
-    """Arguments of a network that follow from the data, as plain values."""
-    height, width = data.image_size
-    size = height if height == width else [height, width]
-    return {"image_size": size, "in_channels": data.in_channels, "num_classes": data.num_classes}
+def _made(reader: Reader, key: str, part: Any) -> Any:
+    """Returns what is made of a part; None, with its problems, if it cannot be made."""
+    if part is not WRONG and part is not None and reader.complete:
+        with problems_of(reader, key):
+            return part.make()
+    return None
 
 
-def _module_problems(
-    config: Namespace, chosen: dict[str, Any], kind: type[LightningModule], given: dict[str, Any]
-) -> list[str]:
-    """Returns why a module of the user's own cannot be made."""
-    has_network = "network" in filled_in(kind)
-    network = empty_network(lambda: _without_weights(config)) if has_network else None
-    available = {**given, "network": network, "distillation": None}
-    try:
-        empty_network(lambda: make_own({"module": chosen}, available, kind), "module")
-    except UserError as error:
-        return error.problems
-    return []
+def _with_problems(
+    reader: Reader, part: Part, data: ImageData, made: Mapping[str, Any], general: Mapping[str, Any], initial: Any
+) -> Part:
+    """Returns the network without arguments that it does not take; finds what does not fit data, optimizer and weights.
 
+    Args:
+        reader: gets the problems.
+        part: the network.
+        data: the data.
+        made: settings by their keys.
+        general: options that belong to no group.
+        initial: the source of the initial weights.
+    """
 
-def _without_weights(config: Namespace) -> nn.Module:
-    """Returns the network of a parsed config; weights that it names are read when a run begins."""
-    network: nn.Module = instantiate(Namespace(model=without_weights(config.model)), "model")
-    return network
+    def make(part: Part) -> nn.Module:
+        network: nn.Module = without_weights(part).make()
+        return network
 
-
-def _freeze_problems(config: Namespace, lora: LoraConfig | None, kind: type[LightningModule]) -> list[str]:
-    """Returns why nothing can be frozen."""
-    given = [f"freeze={config.freeze}"] if config.freeze else []
-    given += [f"lora.rank={lora.rank}"] if lora and lora.rank else []
-    if given and "network" not in filled_in(kind):
-        return [f"{', '.join(given)}: module.class_path={kind.__module__}.{kind.__qualname__} takes no network"]
-    if len(given) > 1:
-        return [f"{' beside '.join(given)}: adapters freeze the backbone already (leave freeze out)"]
-    return []
-
-
-def _model_problems(config: Namespace, data: ImageData, settings: Mapping[str, Any], imports: Imports) -> list[str]:
-    """Returns what does not fit: network and its arguments, data, optimizer, and the weights it is to start from."""
+    if found := weights_problems(part, general.get("init_from")):
+        reader.problems += found
+        return part
+    before = len(reader.problems)
+    if signature_of(part.target).others:
+        part = without_unknown(part, make, reader.problems)
     facts = data_facts(data)
-    if problems := constructor_problems(config.model, lambda: _without_weights(config), config.init_from):
-        return problems
-    try:
-        network = empty_network(lambda: _without_weights(config))
-    except UserError as error:
-        return error.problems
-    shape = facts["in_channels"], *pair(facts["image_size"])
-    problems = network_problems(network, shape, facts["num_classes"])
-    try:
-        with torch.device("meta"):
-            add_lora(network, lora := settings.get("lora", LoraConfig()))
-        if lora.rank and (idle := idle_adapters(network, shape)):
-            reads = f"{type(network).__name__} reads the weights of {', '.join(idle)} itself, not through an adapter"
-            problems.append(f"lora.targets: {reads} (leave them out)")
-        if config.freeze:
+    shape, classes = (facts["in_channels"], *pair(data.image_size)), data.num_classes
+    with problems_of(reader, ""):
+        network = empty_network(partial(make, part))
+        if len(reader.problems) > before:
+            return part
+        reader.problems += network_problems(network, shape, classes)
+        lora, freeze = made["lora"], general.get("freeze")
+        if lora is not None:
+            with torch.device("meta"):
+                add_lora(network, lora)
+            if lora.rank and freeze:
+                text = "adapters freeze the backbone already (leave freeze out)"
+                reader.problems.append(f"freeze={freeze} beside lora.rank={lora.rank}: {text}")
+            if lora.rank and (idle := idle_adapters(network, shape)):
+                reads = (
+                    f"{type(network).__name__} reads the weights of {', '.join(idle)} itself, not through an adapter"
+                )
+                reader.problems.append(f"lora.targets: {reads} (leave them out)")
+        if freeze:
             freeze_backbone(network)
-    except UserError as error:
-        return problems + error.problems
-    optimizer: OptimizerConfig | None = settings.get("optimizer")
-    if optimizer is not None:
-        with contextlib.suppress(UserError):  # its own problems are told elsewhere
-            problems += [f"optimizer.{text}" for text in group_problems(network, optimizer)]
-    try:
-        if config.get("ckpt") is not None:
-            path = find_checkpoint(config.ckpt)
-            given = read_checkpoint(path), network, data.image_size, config.resize_positions
-            checkpoint, _ = with_resized_positions(*given)
+        if made["optimizer"] is not None:
+            with contextlib.suppress(UserError):  # its own problems are told elsewhere
+                reader.problems += [f"optimizer.{text}" for text in group_problems(network, made["optimizer"])]
+        method = general.get("resize_positions", "bicubic")
+        if general.get("ckpt") is not None:
+            path = find_checkpoint(general["ckpt"])
+            checkpoint, _ = with_resized_positions(read_checkpoint(path), network, data.image_size, method)
             network_weights(network, checkpoint, path)
-        elif config.init_from is not None:
-            make = partial(network_in_file, imports=imports)
-            initial = open_initial_weights(config.init_from, make, trust=imports.trust)
-            initial.fitted(network, config.resize_positions)
-        teacher = config.distillation.teacher
-        if teacher and not teacher.startswith(("torchvision:", "timm:", "hf-hub:")) and not Path(teacher).exists():
+        elif initial is not None:
+            initial.fitted(network, method)
+    teacher = "" if made["distillation"] is None else made["distillation"].teacher or ""
+    if teacher and not teacher.startswith(("torchvision:", "timm:", "hf-hub:")) and not Path(teacher).exists():
+        with problems_of(reader, ""):
             find_checkpoint(teacher, "distillation.teacher")
-    except UserError as error:
-        problems += error.problems
-    return problems
+    return part
+
+
+def _frozen_without_network(module: Part, made: Mapping[str, Any], general: Mapping[str, Any]) -> list[str]:
+    """Returns what asks to freeze a part of the network of a module that takes none."""
+    given = [f"freeze={general['freeze']}"] if general.get("freeze") else []
+    given += [f"lora.rank={made['lora'].rank}"] if made["lora"] is not None and made["lora"].rank else []
+    return [f"{', '.join(given)}: module.class_path={module.name} takes no network"] if given else []
+
+
+def _try_module(reader: Reader, module: Part, network: Any, available: Mapping[str, Any]) -> None:
+    """Makes a module of the user's own on the meta device; finds why it cannot be made."""
+    with problems_of(reader, ""):
+        made = None if network is None else empty_network(lambda: without_weights(network).make())
+        empty_network(lambda: make_module(module, {**available, "network": made}), "module")

@@ -8,14 +8,16 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace
-
 from vit_lightning.config.files import as_list
+from vit_lightning.config.typed import Part
 from vit_lightning.storage.redaction import secrets_of_environment
+from vit_lightning.training.checkpoints import CheckpointConfig
+from vit_lightning.training.ema import EMAConfig
+from vit_lightning.training.probes import Probe
 
 
 def secret_problems(value: Any, path: tuple[str, ...] = ()) -> list[str]:
@@ -45,12 +47,12 @@ _AT_LEAST: dict[str, float] = {
 }
 
 
-def trainer_problems(trainer: Namespace) -> list[str]:
+def trainer_problems(trainer: Mapping[str, Any]) -> list[str]:
     """Returns arguments of the Trainer that are out of range."""
     endless = ("max_epochs", "max_steps")
     problems = []
     if trainer.get("devices") in (0, "0") or trainer.get("devices") == []:
-        problems.append(f"trainer.devices={trainer.devices} must be at least 1 (or auto, or -1 for all)")
+        problems.append(f"trainer.devices={trainer['devices']} must be at least 1 (or auto, or -1 for all)")
     for name, least in _AT_LEAST.items():
         value = trainer.get(name)
         if value is None or (name in endless and value == -1):
@@ -79,28 +81,31 @@ def compiler_problems() -> list[str]:
     )
 
 
-def average_problems(config: Namespace) -> list[str]:
+def average_problems(trainer: Part, ema: EMAConfig | None) -> list[str]:
     """Returns callbacks that average the weights beside ``ema``."""
-    callbacks = as_list(config.trainer.callbacks)
-    names = [callback.class_path.rpartition(".")[2] for callback in callbacks]
+    names = [callback.target.__name__ for callback in _callbacks(trainer)]
     return [
-        f"ema.decay={config.ema.decay} beside trainer.callbacks.{name}: give one of the two"
+        f"ema.decay={ema.decay} beside trainer.callbacks.{name}: give one of the two"
         for name in names
-        if config.ema.decay is not None and name.endswith("WeightAveraging")
+        if ema is not None and ema.decay is not None and name.endswith("WeightAveraging")
     ]
 
 
-def monitor_problems(config: Namespace, known: Sequence[str]) -> list[str]:
+def _callbacks(trainer: Part) -> list[Part]:
+    return [callback for callback in as_list(trainer.arguments.get("callbacks")) if isinstance(callback, Part)]
+
+
+def monitor_problems(trainer: Part, checkpoint: CheckpointConfig | None, known: Sequence[str]) -> list[str]:
     """Returns monitored metrics that nothing logs; none if the config has custom callbacks, which may log anything."""
-    callbacks = as_list(config.trainer.callbacks)
-    if not all(callback.class_path.startswith(("lightning.", "vit_lightning.")) for callback in callbacks):
+    callbacks = _callbacks(trainer)
+    if not all(callback.name.startswith(("lightning.", "vit_lightning.")) for callback in callbacks):
         return []
-    monitors = [("checkpoint.monitor", config.checkpoint.monitor)]
+    probes = [name for callback in callbacks if issubclass(callback.target, Probe) for name in callback.target.logs]
+    monitors = [("checkpoint.monitor", None if checkpoint is None else checkpoint.monitor)]
     for callback in callbacks:
-        name = callback.class_path.rpartition(".")[2]
-        monitors.append((f"trainer.callbacks.{name}.monitor", callback.get("init_args.monitor")))
+        monitors.append((f"trainer.callbacks.{callback.target.__name__}.monitor", callback.arguments.get("monitor")))
     return [
-        f"{key}={metric} is not logged (choose {', '.join(known)})"
+        f"{key}={metric} is not logged (choose {', '.join([*known, *probes])})"
         for key, metric in monitors
-        if metric is not None and metric not in known
+        if metric is not None and metric not in (*known, *probes)
     ]

@@ -9,20 +9,26 @@ from typing import Any
 
 import torch
 import yaml
-from jsonargparse import ArgumentError, Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningModule
 from torch import nn
 from torchmetrics import Metric
 
-from vit_lightning.config.check_network import leave_out_defaults_of_others
-from vit_lightning.config.constructors import load_named_weights, without_weights
+from vit_lightning.config.adapters import ADAPTERS
+from vit_lightning.config.files import flatten
+from vit_lightning.config.modules import make_module
+from vit_lightning.config.named_weights import load_named_weights, without_weights
+from vit_lightning.config.networks import read_network
 from vit_lightning.config.options import CommandOptions, Resume, Settings
-from vit_lightning.config.parser import instantiate, parse_part
-from vit_lightning.config.trust import KNOWN_PACKAGES, Imports, allowing, find_class
+from vit_lightning.config.own_files import OwnFiles, where
+from vit_lightning.config.typed import Part, Place, Reader, made
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
 from vit_lightning.models.resize import Interpolation
 from vit_lightning.training.fast_paths import describe
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora, freeze_backbone, head_state
+from vit_lightning.weights.init_from import InitialWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +51,16 @@ class Experiment:
     """Sentences on options of earlier config files that a later class or preset put out of use."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """Metrics of the config's list, by name."""
-    imports: Imports = KNOWN_PACKAGES
-    """Packages that this config may import from."""
+    network: Part | None
+    """The network; None where the module takes none."""
+    module: Part
+    trainer_part: Part
+    files: OwnFiles
+    """Python files of the user's own that it was made of."""
+    initial: InitialWeights | None = None
+    """The source of the initial weights, which has been read."""
+    trust: bool = False
+    """Whether files of weights may name classes of any package."""
     images: tuple[Path, ...] = ()
     """Image files and folders that ``predict`` was given."""
 
@@ -97,16 +111,25 @@ class Experiment:
         return arguments
 
     def make_network(self, tell: Callable[[str], None] | None = None) -> nn.Module:
-        """Returns the network with new random weights, frozen where the config says so.
+        """Returns the network with new random weights and adapters, frozen where the config says so.
 
         Args:
-            tell: as the function ``make_network`` has it.
+            tell: where given, weights of timm or torchvision that the model names are loaded, and it gets a sentence.
         """
-        self.imports.allow()
-        network = make_network(self.config, tell)
+        assert self.network is not None
+        network = _make_network(self.network, self.settings.lora, tell, reset_head=self.config["reset_head"])
         if self.config["freeze"]:
             freeze_backbone(network)
         return network
+
+    def make_module(self, available: Mapping[str, Any], kind: type[LightningModule] | None = None) -> LightningModule:
+        """Returns the LightningModule.
+
+        Args:
+            available: values of all arguments that are filled in: network, facts of the data, settings.
+            kind: its class, or one derived from it.
+        """
+        return make_module(self.module, available, kind)
 
     def make_trainer_arguments(self, replaced: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns arguments of Lightning's Trainer with new callbacks, loggers, profiler and strategy.
@@ -114,9 +137,11 @@ class Experiment:
         Args:
             replaced: arguments to use in place of those of the config, of which nothing is made.
         """
-        self.imports.allow()
-        given = {key: value for key, value in self.trainer.items() if key not in (replaced or {})}
-        return {**vars(instantiate(parse_part("trainer", given), "trainer")), **(replaced or {})}
+        given = {key: value for key, value in self.trainer_part.arguments.items() if key not in (replaced or {})}
+        try:
+            return {**made(given), **(replaced or {})}
+        except (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as fault:
+            raise UserError(f"trainer: {where(fault) or ' '.join(str(fault).split())}") from fault
 
     def to_yaml(self) -> str:
         """Returns a config file that repeats the run."""
@@ -134,43 +159,35 @@ class Experiment:
 
 def make_data(config: Mapping[str, Any]) -> ImageData:
     """Returns the data module of a config in plain data; reads no images."""
-    data: ImageData = instantiate(parse_part("data", config["data"]), "data")
+    reader = Reader(ADAPTERS)
+    part = reader.part(Place(ImageData), flatten(config["data"]), "data")
+    refuse(reader.problems)
+    data: ImageData = part.make()
     return data
 
 
-def make_network(config: Mapping[str, Any], tell: Callable[[str], None] | None = None) -> nn.Module:
-    """Returns the network of a complete config in plain data, with new random weights, and with its adapters.
+def network_in_file(config: Mapping[str, Any], tell: Callable[[str], None] | None = None) -> nn.Module:
+    """Returns the network of a config in plain data, such as one that a file of weights carries.
+
 
     Args:
-        config: the config.
-        tell: where given, weights of timm or torchvision that the model names are loaded, and it gets a sentence.
-    """
-    model: Namespace = parse_part("model", config["model"]).model
-    leave_out_defaults_of_others(model, config["model"].get("init_args", {}))
-    network = _instantiated(without_weights(model))
-    head = head_state(network) if config.get("reset_head") else {}
-    if tell is not None and (told := load_named_weights(network, model, lambda: _instantiated(model))):
-        tell(f"{told}{', reset head' * bool(head)}")
-        network.load_state_dict(head, strict=False)
-    add_lora(network, LoraConfig(**config.get("lora", {})))  # checkpoints of earlier versions lack it
-    return network
-
-
-def network_in_file(config: Mapping[str, Any], imports: Imports = KNOWN_PACKAGES) -> nn.Module:
-    """Returns the network of a config that a file of weights carries, with new random weights; as ``make_network``.
+        config: the config, of which ``model`` and ``lora`` are read.
+        tell: as ``Experiment.make_network`` has it.
 
     Raises:
         UserError: its class is not there, or does not take its arguments.
     """
-    with allowing(imports):
-        if find_class(path := config["model"]["class_path"]) is None:
-            raise UserError(f"its model {path} is not there")
-        try:
-            return make_network(config)
-        except ArgumentError as fault:
-            raise UserError(" ".join(str(fault).split())) from fault
+    reader = Reader(ADAPTERS)
+    part = read_network(reader, flatten(config["model"]), None)
+    refuse(reader.problems)
+    return _make_network(part, LoraConfig(**config.get("lora", {})), tell, reset_head=config.get("reset_head", False))
 
 
-def _instantiated(model: Namespace) -> nn.Module:
-    network: nn.Module = instantiate(Namespace(model=model), "model")
+def _make_network(part: Part, lora: LoraConfig, tell: Callable[[str], None] | None, *, reset_head: bool) -> nn.Module:
+    network: nn.Module = without_weights(part).make()
+    head = head_state(network) if reset_head else {}
+    if tell is not None and (told := load_named_weights(network, part, part.make)):
+        tell(f"{told}{', reset head' * bool(head)}")
+        network.load_state_dict(head, strict=False)
+    add_lora(network, lora)
     return network

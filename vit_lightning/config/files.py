@@ -6,7 +6,6 @@ class. A flat config has one mapping for both, with the arguments beside ``class
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Sequence
@@ -15,17 +14,12 @@ from typing import Any
 
 import yaml
 
-import vit_lightning
 from vit_lightning.config.shipped import CONFIG_FILES, near_configs
 from vit_lightning.errors import UserError
 
 Config = dict[str, Any]
 
-NOT_CHOSEN = ("ImageData", "ImageFiles", "WrappedDataset", "WrappedDataModule", "PerImage")
-"""Public classes that no config chooses: a base, images given to ``predict``, what is put around the code of others."""
-
-
-SWITCHES = ("print_config", "trust-config", "reset_head", "dry-run", "retry", "trust")
+SWITCHES = ("print_config", "trust", "reset_head", "dry-run", "retry")
 """Flags that need no value: a word behind one is its value only if it is true or false."""
 
 VALUED = {
@@ -76,7 +70,7 @@ def refuse_words(words: Sequence[str]) -> None:
     first = words[0]
     name = first.strip("-")
     if first.startswith("-") and name:
-        raise UserError(f"{first}: an option has two dashes and its full name: --{'config' if name == 'c' else name}")
+        raise UserError(f"{first}: an option has two dashes and its full name: --{name}")
     if Path(first).is_dir():
         raise UserError(f"{first}: unexpected argument, a folder (a run's is given as --resume or --ckpt)")
     meant = f", did you mean --{first}?" if "=" in first else ""
@@ -93,6 +87,7 @@ def split_words(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[s
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
+        word = f"--config{word[2:]}" if word == "-c" or word.startswith("-c=") else word  # as in Lightning
         if not word.startswith("--") or word == "--":
             if word.endswith(CONFIG_FILES):
                 flags.append(("config", word))
@@ -154,18 +149,6 @@ def flatten(value: Any) -> Any:
     return {**items, **(arguments if isinstance(arguments, dict) else {})}
 
 
-def unflatten(value: Any) -> Any:
-    """Returns a config with the arguments of each class under ``init_args`` and our own classes named in full."""
-    if isinstance(value, list):
-        return [unflatten(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    items = {key: unflatten(item) for key, item in value.items()}
-    if "class_path" not in items:
-        return items
-    return {"class_path": full_name(items.pop("class_path")), "init_args": items}
-
-
 def value_at(config: Any, key: str) -> Any:
     """Returns the value of a dotted option of a config, None if it has none."""
     for part in key.split("."):
@@ -176,20 +159,6 @@ def value_at(config: Any, key: str) -> Any:
 def as_list(value: Any) -> list[Any]:
     """Returns the items of an option that takes one or several."""
     return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def full_name(class_path: Any) -> Any:
-    """Returns the name of a class with its package, which may be left out for our own classes."""
-    return f"vit_lightning.{class_path}" if class_path in vit_lightning.__all__ else class_path
-
-
-def own_classes(kind: type) -> list[str]:
-    """Returns the names of our own classes of a kind that a config may choose."""
-    public = {name: getattr(vit_lightning, name) for name in vit_lightning.__all__ if name not in NOT_CHOSEN}
-    classes = {
-        name: found for name, found in public.items() if isinstance(found, type) and not inspect.isabstract(found)
-    }
-    return [name for name, found in classes.items() if issubclass(found, kind)]
 
 
 def word(value: Any) -> str:

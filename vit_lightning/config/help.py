@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 from docstring_parser import parse
 
 import vit_lightning
-from vit_lightning.config.files import SWITCHES, own_classes, read_config, split_words, value_at
+from vit_lightning.config.files import SWITCHES, read_config, split_words, value_at
+from vit_lightning.config.names import find_class, own_classes
+from vit_lightning.config.own_files import use_files
 from vit_lightning.errors import UserError
 
 WIDTH = 118
@@ -26,7 +28,7 @@ WIDTH = 118
 INTRODUCTION = """Options are written the same in a config and as flags. A class is given as MODULE.NAME, or NAME for
 those of vit_lightning, and takes arguments of its own (--model.attention.dropout=0.1). The options below are those of
 the default classes, ViT and Digits; --model.class_path, --data.class_path, --module.class_path (a LightningModule),
---optimizer.class_path and --loss.class_path choose others, with --trust-config also from files of your own."""
+--optimizer.class_path and --loss.class_path choose others, also from files of your own beside the config."""
 
 MORE = """Explained in full: lightning {} --help.GROUP (GROUP: {}); with --help.GROUP=CLASS or --config CONFIG.yaml
 those of another class."""
@@ -34,7 +36,7 @@ those of another class."""
 TYPES = {"bool": "true | false", "str": "string", "Path": "path", "dict": "mapping", "Any": "value"}
 
 OPTIONS = "vit_lightning.config.options"
-PARSER = "vit_lightning.config.parser"
+BUILD, FOREIGN = "vit_lightning.config.build", "vit_lightning.config.foreign"
 
 MEASURES = ("validate", "test", "predict")
 """Commands that use a trained model."""
@@ -138,7 +140,7 @@ def _options_class(module: str, name: str) -> tuple[str, str]:
 
 def _groups() -> dict[str, tuple[str, str]]:
     """Returns the groups of options, each with module and name of its class."""
-    defaults = ast.literal_eval(_defined(PARSER, "DEFAULT_CLASSES")[1])
+    defaults = ast.literal_eval(_defined(BUILD, "DEFAULT_CLASSES")[1])
     classes = {key: _own(defaults[key].rpartition(".")[2]) for key in ("model", "data")}
     _, settings = _defined(OPTIONS, "Settings")
     fields = [node for node in settings.body if isinstance(node, ast.AnnAssign)]
@@ -159,9 +161,6 @@ def _general(command: str) -> list[Option]:
     if command == "fit":
         text = "option that may differ from that of the resumed run, such as optimizer.lr; may be repeated"
         found.append(Option("allow-config-change", "string", "", text))
-    found.append(
-        Option("trust-config", "true | false", "false", "configs may name, and so run, classes of any package")
-    )
     for name in ("RunOptions", own.get(command), "ConfigOptions"):
         found += options_of(OPTIONS, name) if name else []
     unused = NOT_USED if command in USED else {"resume"} if command != "fit" else set()
@@ -173,7 +172,7 @@ def _in_full(group: str, value: str, flags: Sequence[tuple[str, str]]) -> str:
     """Returns all options of a group with their explanations."""
     named = value if value != "true" else _class_in_use(group, flags)
     if named:
-        place = _place_of(named, trust=dict(flags).get("trust-config") == "true")
+        place = _place_of(named, [Path(path) for key, path in flags if key == "config"])
     elif group in _groups():
         place = _groups()[group]
     else:
@@ -202,14 +201,12 @@ def _class_in_use(group: str, flags: Sequence[tuple[str, str]]) -> str:
     return next((value for key, value in reversed(flags) if key in (group, f"{group}.class_path")), named)
 
 
-def _place_of(class_path: str, *, trust: bool) -> tuple[str, str]:
-    """Returns module and name of a class; one that is not our own is imported."""
+def _place_of(class_path: str, configs: Sequence[Path]) -> tuple[str, str]:
+    """Returns module and name of a class; one that is not our own is imported, also from beside a config."""
     name = class_path.removeprefix("vit_lightning.")
     if name in vit_lightning.__all__:
         return _own(name)
-    from vit_lightning.config.trust import find_class, restrict_imports
-
-    restrict_imports({"model": {"class_path": class_path}}, trust=trust, folders=[Path.cwd()])
+    use_files([*(path.parent for path in configs), Path.cwd()])
     found = find_class(class_path)
     if found is None:
         raise UserError(f"{class_path} is not there (give module.Class)")
@@ -271,7 +268,7 @@ def options_of(module: str, name: str) -> list[Option]:
         if part is not None
         for item in parse(ast.get_docstring(part) or "").params
     }
-    hidden = ast.literal_eval(_defined(PARSER, "OWN_TRAINER_ARGUMENTS")[1]) if name == "Trainer" else set()
+    hidden = ast.literal_eval(_defined(FOREIGN, "OURS")[1]) if name == "Trainer" else set()
     for key, annotation, value in named:
         text = texts.get(key, found[key].text if key in found else _annotated(module, annotation))
         if "init=False" in (ast.unparse(value) if value else "") or "ClassVar" in ast.unparse(

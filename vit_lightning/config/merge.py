@@ -7,44 +7,60 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vit_lightning.config.adapters import KEPT
+from vit_lightning.config.build import DEFAULT_CLASSES, GROUPS
 from vit_lightning.config.experiment import network_in_file
-from vit_lightning.config.files import Config, as_list, flatten, full_name, parse_yaml, read_config, value_at, word
-from vit_lightning.config.options import TRAINED, Settings
-from vit_lightning.config.own_parts import OWN_GROUPS, Dropped, with_full_part_names, without_replaced
-from vit_lightning.config.parser import DEFAULT_CLASSES
+from vit_lightning.config.files import Config, as_list, flatten, parse_yaml, read_config, value_at, word
+from vit_lightning.config.foreign import as_ours
+from vit_lightning.config.names import HOMES, find_class, full_name
+from vit_lightning.config.options import TRAINED
 from vit_lightning.config.shipped import find_config
-from vit_lightning.config.trust import find_class
 from vit_lightning.data.image_files import data_of_files
 from vit_lightning.errors import UserError
 from vit_lightning.models.presets import Preset
 from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint
-from vit_lightning.weights.init_from import FROM_DATA, open_initial_weights
+from vit_lightning.weights.init_from import FROM_DATA, InitialWeights, open_initial_weights
+from vit_lightning.weights.trust import refuse_untrusted
 
-GROUPS = ("model", "data", "trainer", *Settings._fields)
-"""Options that hold options; ``model:`` with nothing under it changes nothing."""
+SHORT = {"optimizer": HOMES["OptimizerConfig"], "loss": HOMES["LossConfig"], "optimizer.schedule": HOMES["LRScheduler"]}
+"""Modules of classes that need no module, where a later class may be the same by another name."""
+
+
+class Dropped(NamedTuple):
+    """A value of an earlier config that a later class or preset put out of use."""
+
+    reason: str
+    """The later option, such as model.preset=S/16."""
+    group: str
+    """Dotted key of the class that had the value as an argument."""
+    name: str
+    value: Any
 
 
 class Merged(NamedTuple):
     """The config of a command line."""
 
     config: Config
-    unreadable: list[str]
-    """Problems of config files that could not be read."""
+    problems: list[str]
+    """What is wrong with config files and the source of the initial weights."""
     replaced: list[str]
     """A sentence for each class or preset that put values of an earlier config file out of use."""
+    initial: InitialWeights | None = None
+    """The source of the initial weights."""
 
 
-def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = False) -> Merged:
+def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = False, trust: bool = False) -> Merged:
     """Merges config files and flags; flags are one source, in which an argument holds wherever its class is named.
 
     Args:
         flags: options and values of the command line, in order.
         command: the command; if it uses a trained model, the config of its checkpoint comes first.
         files: whether image files replace the data of that config.
+        trust: whether files of weights may name any class.
     """
     configs: list[tuple[Path, Config]] = []
-    unreadable: list[str] = []
+    problems: list[str] = []
     names = [value for key, value in flags if key == "config"]
     for text in names:
         try:
@@ -52,39 +68,49 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
             config = read_config(path)
             if "compare" in config or {"method", "parameters"} <= config.keys():
                 raise UserError(f"config={text} is the plan of an ablation, not a config: lightning ablate {text}")
-            configs.append((path, config))
+            configs.append((path, as_ours(config, problems)))
         except UserError as error:
-            unreadable += error.problems
+            problems += error.problems
+    given = as_ours(_together(flags), problems)
+    sources = [*(config for _, config in configs), given]
+    initial, first = None, {}
+    if command in TRAINED:
+        first = _config_of_checkpoint(flags, files=files, trust=trust)
+    else:
+        try:
+            initial, first = _config_of_source(sources, trust=trust)
+        except UserError as error:
+            problems += error.problems
     merged: Config = {}
     dropped: list[Dropped] = []
-    trained: list[Config] = []
-    try:
-        read = _config_of_checkpoint(flags, files=files) if command in TRAINED else _config_of_source(flags, configs)
-        trained.append(read)
-    except UserError as error:
-        if command in TRAINED:
-            raise
-        unreadable += error.problems
-    for config in (*trained, *(config for _, config in configs)):
-        given = {key: value for key, value in config.items() if value is not None or key not in GROUPS}
-        given = with_full_part_names(given)
-        merged = merge(without_replaced(merged, given, dropped), given, dropped=dropped)
+    for config in (first, *sources):
+        merged = merge(merged, {k: v for k, v in config.items() if v is not None or k not in GROUPS}, dropped=dropped)
     if names and "experiment" not in merged:
         merged["experiment"] = Path(names[-1]).stem
-    own = [config_of_flag(key, value) for key, value in flags if key.split(".")[0] in OWN_GROUPS]
-    merged = without_replaced(merged, functools.reduce(merge, map(with_full_part_names, own), {}), dropped)
-    for key, value in sorted(flags, key=lambda flag: _rank(flag[0])):
+    _check_split(first, merged)
+    return Merged(merged, problems, _sentences(dropped, configs), initial)
+
+
+def _together(flags: Sequence[tuple[str, str]]) -> Config:
+    """Returns all flags but the config files as one config."""
+    together: Config = {}
+    for key, value in sorted(
+        flags, key=lambda flag: len([part for part in flag[0].split(".") if part != "class_path"])
+    ):
         if key != "config":
-            merged = merge(merged, with_full_part_names(config_of_flag(key, value)), dropped=dropped)
-    for config in trained:
-        _check_split(config, merged)
-    return Merged(merged, unreadable, _sentences(dropped, configs))
+            _add(together, config_of_flag(key, value))
+    return together
 
 
-def _rank(key: str) -> tuple[int, bool]:
-    """Ranks flags: a class before its arguments, and a preset before the sizes beside it."""
-    parts = [part for part in key.split(".") if part not in ("class_path", "init_args")]
-    return len(parts), parts != ["model", "preset"]
+def _add(together: Config, more: Config) -> None:
+    for key, value in more.items():
+        before = together.get(key)
+        if isinstance(before, str) and isinstance(value, dict):
+            together[key] = {"class_path": before, **value}
+        elif isinstance(before, dict) and isinstance(value, dict):
+            _add(before, value)
+        else:
+            together[key] = [*as_list(before), *as_list(value)] if key.endswith("+") else value
 
 
 def _sentences(dropped: Sequence[Dropped], configs: Sequence[tuple[Path, Config]]) -> list[str]:
@@ -100,8 +126,8 @@ def _sentences(dropped: Sequence[Dropped], configs: Sequence[tuple[Path, Config]
     ]
 
 
-def _config_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool) -> Config:
-    paths = [value for key, value in flags if key == "ckpt"]
+def _config_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool, trust: bool) -> Config:
+    paths = [value for key, value in flags if key in ("ckpt", "ckpt_path")]
     if not paths:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
     checkpoint = read_checkpoint(find_checkpoint(paths[-1]))
@@ -111,26 +137,27 @@ def _config_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool) -> C
     if files:
         config["data"] = data_of_files(paths[-1], checkpoint)
     config.pop("distillation", None)  # its teacher may be gone
+    if not trust:
+        refuse_untrusted(config)
     if isinstance(config.get("model"), dict):  # these come from the data, which may give other sizes
         config["model"] = {name: value for name, value in config["model"].items() if name not in FROM_DATA[:2]}
     return {**config, "init_from": None}  # the weights are the checkpoint's own
 
 
-def _config_of_source(flags: Sequence[tuple[str, str]], configs: Sequence[tuple[Path, Config]]) -> Config:
-    """Returns the architecture of the source of the initial weights; empty without one."""
-    given = [config["init_from"] for _, config in configs if "init_from" in config]
-    given += [parse_yaml(value, f"init_from={value}") for key, value in flags if key == "init_from"]
-    if not given or given[-1] is None:
-        return {}
-    models = [config.get("model") for _, config in configs]
-    models += [config_of_flag(key, value).get("model") for key, value in flags if key.split(".")[0] == "model"]
-    named = [path for model in models if (path := _class_of(model or {})) is not None]
+def _config_of_source(sources: Sequence[Config], *, trust: bool) -> tuple[InitialWeights | None, Config]:
+    """Returns the source of the initial weights and its architecture; nothing without one."""
+    given = [config["init_from"] for config in sources if "init_from" in config]
+    if not given or given[-1] in (None, "null"):
+        return None, {}
+    models = [config["model"] for config in sources if config.get("model")]
+    named = [str(path) for model in models if (path := _class_of(model)) is not None]
     told: Config = functools.reduce(merge, (model for model in models if isinstance(model, dict)), {})
     attention = told.get("attention")
     heads = {"num_heads": told.get("num_heads")}
     heads["dim_head"] = attention.get("dim_head") if isinstance(attention, dict) else None
-    initial = open_initial_weights(str(given[-1]), network_in_file)
-    return {"model": flatten(initial.model(for_vit=not named or find_class(named[-1]) is ViT, heads=heads))}
+    initial = open_initial_weights(str(given[-1]), network_in_file, trust=trust)
+    for_vit = not named or find_class(full_name(named[-1])) is ViT
+    return initial, {"model": flatten(initial.model(for_vit=for_vit, heads=heads))}
 
 
 def _check_split(trained: Config, given: Config) -> None:
@@ -164,44 +191,47 @@ def merge(
         dropped: gets what is dropped.
     """
     merged, dropped = dict(base), [] if dropped is None else dropped
-    if (
-        group == "model"
-        and config.get("preset") is not None
-        and _is_own(merged.get("class_path", DEFAULT_CLASSES["model"]))
-    ):
+    is_ours = str(full_name(merged.get("class_path", DEFAULT_CLASSES["model"]))).startswith("vit_lightning.")
+    if group == "model" and config.get("preset") is not None and is_ours:
         sizes = [name for name in Preset._fields if name in merged]
         dropped += [Dropped(f"model.preset={config['preset']}", group, name, merged.pop(name)) for name in sizes]
     for key, value in config.items():
-        before = merged.get(key)
+        before, dotted = merged.get(key), f"{group}.{key}" if group else key
         if key.endswith("+"):
             merged[key[:-1]] = [*as_list(merged.get(key[:-1])), *as_list(value)]
         elif isinstance(before, str) and isinstance(value, dict) and "class_path" not in value:
             merged[key] = {"class_path": before, **value}
-        elif isinstance(before, dict) and isinstance(value, dict | str):
-            dotted = f"{group}.{key}" if group else key
-            old, new = before.get("class_path", defaults.get(key)), _class_of(value)
-            if isinstance(value, dict) and (new is None or (old is not None and full_name(old) == full_name(new))):
+        elif isinstance(before, dict) and isinstance(value, dict | str) and (is_class(value) or dotted not in KEPT):
+            old, new, home = before.get("class_path", defaults.get(key)), _class_of(value), SHORT.get(dotted, "")
+            by_name = isinstance(value, dict) and old is not None and new is None and dotted in KEPT and "name" in value
+            same = new is None or (old is not None and full_name(str(old), home) == full_name(str(new), home))
+            if isinstance(value, dict) and same and not by_name:
                 merged[key] = merge(before, value, {}, dotted, dropped)
                 continue
-            merged[key] = value
-            reason = f"{dotted}.class_path={new}" if isinstance(value, dict) else f"{dotted}={new}"
-            dropped += [Dropped(reason, dotted, name, item) for name, item in before.items() if name != "class_path"]
+            given = value if isinstance(value, dict) else {"class_path": value}
+            kept = {name: item for name, item in before.items() if name in KEPT.get(dotted, ())}
+            merged[key] = {**kept, **given} if kept or isinstance(value, dict) else value
+            reason = f"{dotted}={value}" if isinstance(value, str) else f"{dotted}.class_path={new}"
+            reason = f"{dotted}.name={given['name']}" if by_name else reason
+            lost = [(name, item) for name, item in before.items() if name not in (*kept, "class_path")]
+            dropped += [Dropped(reason, dotted, name, item) for name, item in lost]
         else:
             merged[key] = value
     return merged
+
+
+def is_class(value: Config | str) -> bool:
+    """Whether a value can name a class; words such as adam are none."""
+    return isinstance(value, dict) or "." in value or value[:1].isupper()
 
 
 def _class_of(value: Config | str) -> Any:
     return value.get("class_path") if isinstance(value, dict) else value
 
 
-def _is_own(class_path: Any) -> bool:
-    return str(full_name(class_path)).startswith("vit_lightning.")
-
-
 def config_of_flag(key: str, value: str) -> Config:
     """Returns a flag as a config; ``--model=CLASS`` and ``--data=CLASS`` name a class."""
-    # other values stay words: jsonargparse reads them as what the option's type needs
+    # other values stay words, which are read as what the option's type needs
     quoted = len(value) > 1 and value[0] == value[-1] == '"'
     given: Any = flatten(parse_yaml(value, f"{key}={value}")) if value[:1] in ("[", "{") or quoted else value
     parts = [part for part in key.split(".") if part != "init_args"]

@@ -115,7 +115,6 @@ def hint_of_class(name: str, base: Any, home: str) -> str:
         home: module of classes that are named without one.
     """
     module, _, last = name.rpartition(".")
-    folders = f"; searched: installed packages, {searched()}" if module and searched() else ""
     ours = [] if module else own_classes(base)
     names = ours + _names_of(module or home)
     lower = last.lower()
@@ -123,9 +122,10 @@ def hint_of_class(name: str, base: Any, home: str) -> str:
     if not found and not module and find_class(f"torchvision.models.{last}") is not None:
         return f" (did you mean torchvision.models.{last}?)"
     if not found and (modules := near(module, searched_modules())):
-        return f" (did you mean {modules[0]}.{last}?{folders})"
+        return f" (did you mean {modules[0]}.{last}?)"
     if found:
-        return f" (did you mean {module}{'.' if module else ''}{found[0]}?{folders})"
+        return f" (did you mean {module}{'.' if module else ''}{found[0]}?)"
+    folders = f"; searched: installed packages, {searched()}" if module and searched() else ""
     return f" ({f'choose {chr(44).join(ours)} or '.replace(',', ', ') if ours else ''}give module.Class{folders})"
 
 

@@ -97,6 +97,7 @@ class RunOptions:
     Args:
         print_config: print the complete config and exit.
         out: new folder for the results.
+        trust: whether a file of weights may name classes of any package in its config, and so run them.
         resume: a run folder to resume (on the command line); auto resumes the newest run of this config that is neither
             finished nor in use, or starts a new one; must does the same, but exits with code 3 if there is none; with
             never, each start is a new run.
@@ -104,7 +105,13 @@ class RunOptions:
 
     print_config: bool = False
     out: Path | None = None
+    trust: bool = False
     resume: Resume = "never"
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Options of a command that has none of its own."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Python files of the user's own: found beside a config and in the working folder, and kept in the run folder.
 
-Installed packages and the standard library are never shadowed by such a file, except by the copies in a run folder:
-these repeat what the run once used.
+They are found where nothing installed has their name, so that they shadow no module of others.
 """
 
 from __future__ import annotations
@@ -11,181 +10,136 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.storage.folder import is_first
 
-_folders: tuple[Path, ...] = ()
-_sources: dict[Path, bytes] = {}
-"""Text of each file as it was when it was imported."""
+
+class OwnFiles:
+    """The files that one config may import, with the modules that were made of them.
+
+    Two configs may have different files of one name: each has its own modules, and ``use`` puts them in place.
+    """
+
+    def __init__(self, folders: Iterable[Path] = ()) -> None:
+        self.folders = tuple(dict.fromkeys(folder.resolve() for folder in folders))
+        self.modules: dict[str, ModuleType] = {}
+        self.texts: dict[Path, bytes] = {}
+        """Text of each file as it was when it was imported."""
+
+    def use(self) -> None:
+        """Lets imports search these folders from now on, in place of those of another config."""
+        global _used
+        if _used is self:
+            return
+        tops = {name.partition(".")[0] for name in _used.modules}
+        _used.modules |= {name: module for name, module in sys.modules.items() if name.partition(".")[0] in tops}
+        for name in _used.modules:
+            del sys.modules[name]
+        sys.path[:] = [place for place in sys.path if place not in _appended]
+        _appended[:] = [str(folder) for folder in self.folders if str(folder) not in sys.path]
+        sys.path += _appended  # for processes that are started afresh and load pickled objects
+        if _FINDER not in sys.meta_path:
+            sys.meta_path.insert(0, _FINDER)
+        importlib.invalidate_caches()
+        _used = self
+        sys.modules.update(self.modules)
+
+    def by_name(self) -> dict[str, Path]:
+        """Returns the imported files by their paths in a run folder, such as ``blocks/mlp.py``."""
+        files = {name: Path(str(getattr(module, "__file__", None))) for name, module in self.modules.items()}
+        return {
+            "/".join(path.parts[-1 - name.count(".") - (path.name == "__init__.py") :]): path
+            for name, path in files.items()
+            if path in self.texts
+        }
+
+
+_used = OwnFiles()
 _appended: list[str] = []
-"""What ``sys.path`` has of ``_folders``, for processes that are started afresh and load pickled objects."""
+"""What ``sys.path`` has of the folders in use."""
 
 
 class _Loader(SourceFileLoader):
-    """Loader that keeps the source it runs, and neither reads nor writes bytecode files."""
+    """Loader that keeps the module and the source that it runs, and neither reads nor writes bytecode files."""
 
     def path_stats(self, path: str) -> NoReturn:
         raise OSError  # what the import system takes for "no bytecode"
 
     def get_data(self, path: str) -> bytes:
-        return _sources.setdefault(Path(path), super().get_data(path))
+        return _used.texts.setdefault(Path(path), super().get_data(path))
+
+    def exec_module(self, module: ModuleType) -> None:
+        _used.modules[module.__name__] = module
+        try:
+            super().exec_module(module)
+        except BaseException:
+            del _used.modules[module.__name__]
+            raise
 
 
 class _Finder(MetaPathFinder):
-    """Finder of modules in the searched folders."""
+    """Finder of modules in the folders in use; not of those that Python finds elsewhere."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if path is None:
-            return _find(name)
-        places = {str(folder.joinpath(*name.split(".")[:-1])) for folder in _folders}
-        if name.startswith("vit_lightning.") or not places & {*path}:
+        folders = list(map(str, _used.folders))
+        if path is None and (name in sys.stdlib_module_names or name == "vit_lightning" or not folders):
             return None
-        return _fresh(PathFinder.find_spec(name, path))
+        if path is not None and not any(place.startswith(tuple(folders)) for place in path):
+            return None
+        spec = PathFinder.find_spec(name, folders if path is None else path)
+        places = [] if spec is None else list(spec.submodule_search_locations or [])
+        if spec is None or (spec.loader is None and not any(any(Path(place).glob("*.py")) for place in places)):
+            return None  # such as runs/ or data/
+        if path is None and _installed(name) is not None:
+            return None
+        if isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        elif spec.loader is None:  # a folder without __init__.py: Python would search it in sys.path
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = places
+        return spec
 
 
 _FINDER = _Finder()
 
 
-def search(folders: Iterable[Path]) -> tuple[Path, ...]:
-    """Lets imports also search these folders, the first one first; returns them with full paths.
-
-    Forgets modules that were imported for another config and that these folders have elsewhere, or changed since.
-    """
-    global _folders
-    # not what the program itself has imported, such as tests or a notebook's modules in the working folder
-    loaded = {name: path for name, path in own_modules().items() if _is_for_config(sys.modules[name])}
-    _folders = tuple(dict.fromkeys(folder.resolve() for folder in folders))
-    if _FINDER not in sys.meta_path:
-        sys.meta_path.insert(0, _FINDER)
-    sys.path[:] = [place for place in sys.path if place not in _appended]
-    _appended[:] = [str(folder) for folder in _folders if str(folder) not in sys.path]
-    sys.path += _appended
-    importlib.invalidate_caches()
-    if any(_changed(path) or not path.is_relative_to(_home(name.partition(".")[0])) for name, path in loaded.items()):
-        tops = {name.partition(".")[0] for name in loaded}
-        for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
-            del sys.modules[name]
-    for path in _sources.keys() - own_modules().values():
-        del _sources[path]
-    return _folders
-
-
-def searched_folders() -> tuple[Path, ...]:
-    """Returns the folders that imports search."""
-    return _folders
-
-
-def is_searched(folders: tuple[Path, ...]) -> bool:
-    """Whether these folders, with full paths, are those that imports search now."""
-    return folders == _folders
-
-
-def _is_for_config(module: ModuleType) -> bool:
-    return isinstance(getattr(getattr(module, "__spec__", None), "loader", None), _Loader)
-
-
-def _changed(path: Path) -> bool:
-    try:
-        return _sources.get(path, path.read_bytes()) != path.read_bytes()
-    except OSError:
-        return True
-
-
-def _home(name: str) -> Path:
-    """Returns the file or folder that a top-level module would now be imported from; one that is not there if none."""
-    spec = _find(name)
-    places = [] if spec is None else spec.submodule_search_locations or [str(spec.origin)]
-    return Path(next(iter(places), "/nowhere"))
-
-
-def _find(name: str) -> ModuleSpec | None:
-    """Returns a module of the searched folders, unless an installed one has its name."""
-    if not _folders or name in sys.stdlib_module_names or name == "vit_lightning":
-        return None
-    spec = _fresh(PathFinder.find_spec(name, [str(folder) for folder in _folders]))
-    if spec is None:
-        return None
-    places = spec.submodule_search_locations or []
-    folder = Path(places[0] if places else str(spec.origin)).parent
-    if spec.loader is None and not any(any(Path(place).glob("*.py")) for place in places):  # runs/, data/ or wandb/
-        return None
-    return spec if _is_run(folder) or _installed(name) is None else None
-
-
-def _fresh(spec: ModuleSpec | None) -> ModuleSpec | None:
-    if spec is not None and isinstance(spec.loader, SourceFileLoader):
-        spec.loader = _Loader(spec.loader.name, spec.loader.path)
-    elif spec is not None and spec.loader is None:
-        places = list(spec.submodule_search_locations or [])
-        spec = ModuleSpec(spec.name, None, is_package=True)
-        spec.submodule_search_locations = places
-    return spec
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file() and (folder / "environment.json").is_file()
-
-
 def _installed(name: str) -> str | None:
     """Returns the file of an installed module, or of one of the standard library."""
-    others = [place for place in sys.path if Path(place).resolve() not in _folders]
+    others = [place for place in sys.path if Path(place).resolve() not in _used.folders]
     for finder in sys.meta_path:
         if finder is not _FINDER:
             spec = finder.find_spec(name, others if finder is PathFinder else None)
             origin = Path(str(None if spec is None or spec.loader is None else spec.origin))
-            if origin.is_absolute() and origin.parents[origin.name == "__init__.py"] not in _folders:
+            if origin.is_absolute() and origin.parents[origin.name == "__init__.py"] not in _used.folders:
                 return str(origin)
     return None
 
 
-def own_modules() -> dict[str, Path]:
-    """Returns the files of the imported modules that lie in the searched folders, by the names of the modules."""
-    roots: dict[str, bool] = {}
-    found = {}
-    for name, module in sys.modules.copy().items() if _folders else ():  # another thread may import meanwhile
-        file = str(getattr(module, "__file__", None) or "")
-        if root := _root(name, file):
-            if root not in roots:
-                roots[root] = Path(root).resolve() in _folders
-            if roots[root]:
-                found[name] = Path(file)
-    return found
-
-
-@cache  # thousands of modules, asked about several times
-def _root(name: str, file: str) -> str:
-    """Returns the folder from which a module was imported by its full name; empty for our own and without a file."""
-    relative = name.replace(".", os.sep)
-    for end in (f"{os.sep}{relative}.py", f"{os.sep}{relative}{os.sep}__init__.py"):
-        if file.endswith(end) and name.partition(".")[0] != "vit_lightning":
-            return file.removesuffix(end) + os.sep
-    return ""
+def use_files(folders: Iterable[Path] = ()) -> OwnFiles:
+    """Lets imports search these folders, the first one first; returns their files, read anew if one has changed."""
+    files = OwnFiles(folders)
+    unchanged = all(path.is_file() and path.read_bytes() == text for path, text in _used.texts.items())
+    if files.folders == _used.folders and unchanged:
+        return _used
+    files.use()
+    return files
 
 
 def empty_caches() -> None:
     """Empties the caches of the user's own functions: after a check they may hold tensors without numbers."""
-    for module in map(sys.modules.__getitem__, own_modules()):
+    for module in _used.modules.values():
         for space in (module, *(item for item in vars(module).values() if isinstance(item, type))):
             for name in vars(space).copy():
                 if callable(clear := getattr(getattr(space, name, None), "cache_clear", None)):
                     clear()
-
-
-def _own_files() -> dict[str, Path]:
-    """Returns the same files by their paths in the run folder, such as ``blocks/mlp.py``."""
-    return {
-        "/".join(path.parts[-1 - name.count(".") - (path.name == "__init__.py") :]): path
-        for name, path in own_modules().items()
-    }
 
 
 def import_problem(class_path: str) -> str | None:
@@ -195,18 +149,21 @@ def import_problem(class_path: str) -> str | None:
     """
     name = class_path.rpartition(".")[0]
     top = name.partition(".")[0]
-    for folder in _folders:
-        path = folder / f"{top}.py"
-        if (path.is_file() or path.with_suffix("").joinpath("__init__.py").is_file()) and _find(top) is None:
-            taken = "the standard library" if top in sys.stdlib_module_names else f"a package ({_installed(top)})"
-            return f"{shown(path)} has the name of a module of {taken}: rename it"
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as fault:
-        if fault.name is None or not (name == fault.name or name.startswith(f"{fault.name}.")):
+        if fault.name is None or not f"{name}.".startswith(f"{fault.name}."):
             return where(fault) or one_line(fault)
     except Exception as fault:  # whatever a module raises
         return where(fault) or one_line(fault)
+    for path in (folder / f"{top}.py" for folder in _used.folders):
+        if (
+            path.is_file()
+            and top not in _used.modules
+            and not hasattr(sys.modules.get(name), class_path.split(".")[-1])
+        ):
+            taken = "the standard library" if top in sys.stdlib_module_names else f"a package ({_installed(top)})"
+            return f"{shown(path)} has the name of a module of {taken}: rename it"
     return None
 
 
@@ -225,18 +182,16 @@ def own_traceback(fault: BaseException) -> str | None:
     return "\n".join(["an error in your own code:", *steps, one_line(fault)])
 
 
-def _own_frames(fault: BaseException) -> list[tuple[str, int]]:
+def _own_frames(fault: BaseException | None) -> list[tuple[str, int]]:
     """Returns files and lines of a traceback, of its causes, and of one that a data-loading worker has sent as text."""
-    own = {*own_modules().values(), *_sources}
     frames: list[tuple[str, int]] = []
-    error: BaseException | None = fault
-    while error is not None:
-        frames += [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
-        frames += [(file, int(line)) for file, line in re.findall(r'File "(.+?)", line (\d+), in ', str(error))]
-        if isinstance(error, SyntaxError):
-            frames.append((str(error.filename), error.lineno or 0))
-        error = error.__cause__
-    return [(file, line) for file, line in frames if Path(file) in own]
+    while fault is not None:
+        frames += [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(fault.__traceback__)]
+        frames += [(file, int(line)) for file, line in re.findall(r'File "(.+?)", line (\d+), in ', str(fault))]
+        if isinstance(fault, SyntaxError):
+            frames.append((str(fault.filename), fault.lineno or 0))
+        fault = fault.__cause__
+    return [(file, line) for file, line in frames if Path(file) in _used.texts]
 
 
 def _place(file: str, line: int) -> str:
@@ -245,10 +200,7 @@ def _place(file: str, line: int) -> str:
 
 def _line(file: str, line: int) -> str:
     """Returns a source line as it was imported, on a line of its own."""
-    try:
-        lines = _sources.get(Path(file), Path(file).read_bytes()).decode(errors="replace").splitlines()
-    except OSError:
-        return ""
+    lines = _used.texts[Path(file)].decode(errors="replace").splitlines()
     return f"\n    {lines[line - 1].strip()}" if 0 < line <= len(lines) else ""
 
 
@@ -258,25 +210,24 @@ def shown(path: Path) -> str:
 
 
 def searched() -> str:
-    """Names the searched folders, for messages; empty where only known packages may be imported."""
-    return ", ".join("the working folder" if folder == Path.cwd() else shown(folder) for folder in _folders)
+    """Names the searched folders, for messages."""
+    return ", ".join("the working folder" if folder == Path.cwd() else shown(folder) for folder in _used.folders)
 
 
 def searched_modules() -> list[str]:
     """Returns the names of the modules that lie directly in the searched folders."""
-    return [path.stem for folder in _folders for path in folder.glob("*.py")]
+    return [path.stem for folder in _used.folders for path in folder.glob("*.py")]
 
 
 def trust_flag() -> str:
-    """Returns the flag that later commands on a run with files of the user's own need, after a space."""
-    return " --trust-config" if own_modules() else ""
+    """Returns the flag with which commands use the weights of a run with files of the user's own, after a space."""
+    return " --trust" if _used.modules else ""
 
 
 def keep_own_files(folder: Path) -> None:
     """Copies the imported files of the user's own into a run folder, as they were when they were imported."""
-    for name, path in _own_files().items() if is_first() else ():
-        target = folder / name
-        text = _sources.get(path) or path.read_bytes()
+    for name, path in _used.by_name().items() if is_first() else ():
+        target, text = folder / name, _used.texts[path]
         if not target.is_file() or target.read_bytes() != text:
             target.parent.mkdir(parents=True, exist_ok=True)
             part = target.with_name(f".{target.name}.part")
@@ -284,21 +235,23 @@ def keep_own_files(folder: Path) -> None:
             os.replace(part, target)
 
 
-def changed_files(folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Returns the imported files that differ from their copies in a run folder, with the checksums of both."""
-    own = {  # what the run has imported late, this process has not imported yet
-        name: found
-        for name in (path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
-        if (found := next((place / name for place in _folders if (place / name).is_file()), None))
-    } | _own_files()
-    texts = {name: (folder / name, _sources.get(path) or path.read_bytes()) for name, path in own.items()}
-    kept = {name: (copy.read_bytes(), text) for name, (copy, text) in texts.items() if copy.is_file()}
-    return {name: (_digest(copy), _digest(text)) for name, (copy, text) in kept.items() if copy != text}
+def changed_files(folder: Path) -> dict[str, tuple[str, str]]:
+    """Returns the files that differ from their copies in a run folder, with the checksums of both."""
+    return {name: (_digest(copy), _digest(text)) for name, copy, text in _with_copies(folder) if copy != text}
+
+
+def _with_copies(folder: Path) -> Iterator[tuple[str, bytes, bytes]]:
+    imported = _used.by_name()
+    for name in (path.relative_to(folder).as_posix() for path in folder.rglob("*.py")):
+        # what the run has imported late, this process has not imported yet
+        places = [imported[name]] if name in imported else [place / name for place in _used.folders]
+        if path := next((place for place in places if place in _used.texts or place.is_file()), None):
+            yield name, (folder / name).read_bytes(), _used.texts.get(path) or path.read_bytes()
 
 
 def digests() -> dict[str, str]:
     """Returns the checksums of the imported files by their paths in a run folder."""
-    return {name: _digest(_sources.get(path) or path.read_bytes()) for name, path in _own_files().items()}
+    return {name: _digest(_used.texts[path]) for name, path in _used.by_name().items()}
 
 
 def _digest(text: bytes) -> str:

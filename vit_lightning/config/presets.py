@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from vit_lightning.config.check_network import empty_network
+from vit_lightning.config.networks import empty_network
 from vit_lightning.models.blocks import LayerNorm
 from vit_lightning.models.crate import ISTA, MSSA, CrateBlock
 from vit_lightning.models.patches import LinearProjection

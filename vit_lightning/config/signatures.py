@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, NamedTuple, get_type_hints
 
 REQUIRED: Any = inspect.Parameter.empty
@@ -23,6 +24,11 @@ class Option(NamedTuple):
     passed_on: bool = False
     """Whether it is one of **kwargs, which a base class or the class that a function makes takes."""
 
+    @property
+    def required(self) -> bool:
+        """Whether it must be given."""
+        return self.default is REQUIRED and not self.passed_on
+
 
 class Signature(NamedTuple):
     """The arguments of a class or a function."""
@@ -34,7 +40,7 @@ class Signature(NamedTuple):
     @property
     def required(self) -> list[str]:
         """Names of the arguments that must be given."""
-        return [name for name, option in self.options.items() if option.default is REQUIRED and not option.passed_on]
+        return [name for name, option in self.options.items() if option.required]
 
 
 def signature_of(target: Any, leading: int = 0) -> Signature:
@@ -53,19 +59,26 @@ def signature_of(target: Any, leading: int = 0) -> Signature:
         except (ValueError, TypeError):  # of a class in C
             break
         parameters = parameters[1:] if inspect.isclass(target) and call is not target else parameters
-        hints = _hints(scope)
+        hints, made = _hints(scope), _made_defaults(target)
         named = [parameter for parameter in parameters if parameter.kind in _NAMED][0 if passed_on else leading :]
         for parameter in named:
             kind = hints.get(parameter.name, Any)
-            found.setdefault(parameter.name, Option(parameter.name, kind, parameter.default, passed_on))
+            default = made.get(parameter.name, parameter.default)
+            found.setdefault(parameter.name, Option(parameter.name, kind, default, passed_on))
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return Signature(found, False)
         passed_on = True
     if inspect.isclass(target):
         return Signature(found, False)
-    made = _hints(target).get("return")
-    more = signature_of(made).options if inspect.isclass(made) else {}
+    returned = _hints(target).get("return")
+    more = dict(signature_of(returned).options) if inspect.isclass(returned) else {}
     return Signature({**{name: option._replace(passed_on=True) for name, option in more.items()}, **found}, passed_on)
+
+
+def _made_defaults(target: Any) -> dict[str, Any]:
+    """Returns the defaults that a dataclass makes anew for each object."""
+    own = fields(target) if is_dataclass(target) else ()
+    return {item.name: item.default_factory() for item in own if item.default_factory is not MISSING}
 
 
 def _calls(target: Callable[..., Any]) -> Iterator[tuple[Callable[..., Any], Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections.abc
 import inspect
+import math
 import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, is_dataclass
@@ -19,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from vit_lightning.config.files import parse_yaml
 from vit_lightning.config.names import HOMES, find_class, full_name, hint, hint_of_class, public_name
-from vit_lightning.config.signatures import REQUIRED, Option, signature_of
+from vit_lightning.config.signatures import REQUIRED, Option, Signature, signature_of
 from vit_lightning.errors import UserError
 
 WRONG: Any = object()
@@ -46,7 +47,7 @@ class Part:
         form: what is made of it.
     """
 
-    target: Callable[..., Any]
+    target: Any
     arguments: Mapping[str, Any]
     name: str = ""
     form: Form = "object"
@@ -148,6 +149,8 @@ class Reader:
 
     adapters: Mapping[Any, Adapter] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    complete: bool = True
+    """Whether an argument may be missing because a file could not be read."""
 
     def arguments(
         self,
@@ -181,9 +184,11 @@ class Reader:
         for name, option in options.items():
             if name in given:
                 values[name] = self.value(option.kind, given[name], f"{prefix}{name}", option.default)
-            elif option.default is not REQUIRED and not option.passed_on and name not in provided:
+            elif option.passed_on or name in provided:
+                continue
+            elif not option.required:
                 values[name] = default_of(option)
-            elif option.default is REQUIRED and not option.passed_on and name not in provided:
+            elif self.complete:
                 self.problems.append(f"{prefix}{name} is missing{of and f' (an argument of {of})'}")
         more = {name: given[name] for name in given if others and name not in options}
         values |= {name: self.value(Any, value, f"{prefix}{name}") for name, value in more.items()}
@@ -242,7 +247,7 @@ class Reader:
             return None
         tried: list[tuple[Any, list[str]]] = []
         for one in sorted(members(kind), key=lambda one: one is str):  # a text may be a number
-            reader = Reader(self.adapters)
+            reader = Reader(self.adapters, complete=self.complete)
             value = reader.value(one, given, path, default)
             if not reader.problems:
                 return value
@@ -253,7 +258,7 @@ class Reader:
                 return value
         return self._refused(kind, given, path)
 
-    def part(self, place: Place, given: Any, path: str, default: Any = REQUIRED, provided: Collection[str] = ()) -> Any:
+    def part(self, place: Place, given: Any, path: str, default: Any = REQUIRED) -> Any:
         """Returns the class that a config names at a place, with its arguments; ``WRONG`` if it cannot be made.
 
         Args:
@@ -261,47 +266,73 @@ class Reader:
             given: class path, or its arguments with or without ``class_path``.
             path: dotted key that it has in a config.
             default: the class that need not be named.
-            provided: arguments that are given later where the config does not.
         """
-        base = place.base
-        home = next((HOMES[kind.__name__] for kind in getattr(base, "__mro__", ()) if kind.__name__ in HOMES), "")
-        named = given.get("class_path") if isinstance(given, Mapping) else given
-        if not isinstance(given, Mapping | str) or not isinstance(named, str | None):
-            self.problems.append(f"{path}={given} must be a class")
+        if (found := self.find(place.base, given, path, default)) is None:
             return WRONG
-        if named is not None:
-            name = full_name(named, home)
+        name, target, arguments = found
+        base, is_class = place.base, inspect.isclass(target)
+        if name and base in self.adapters and base is not None and not (is_class and issubclass(target, base)):
+            return self.adapters[base](self, target, name, arguments, path)
+        if is_class and base is not None and (not issubclass(target, base) or inspect.isabstract(target)):
+            self.problems.append(f"{path}.class_path={name} must be a {base.__name__}")
+            return WRONG
+        form: Form = "object" if place.form == "factory" and is_class and base is None else place.form
+        signature = signature_of(target, place.leading or 0) if form == "factory" else signature_of(target)
+        provided = signature.options if form == "class" or place.leading is None else ()
+        return self.made_of(signature, target, name, arguments, path, form=form, provided=provided)
+
+    def made_of(
+        self,
+        signature: Signature,
+        target: Any,
+        name: str,
+        given: Mapping[str, Any],
+        path: str,
+        form: Form = "object",
+        provided: Collection[str] = (),
+    ) -> Any:
+        """Returns a class with its arguments; ``WRONG`` if it lacks some."""
+        values = self.arguments(signature.options, given, path, of=name, provided=provided, others=signature.others)
+        return Part(target, values, name, form) if not set(signature.required) - {*values, *provided} else WRONG
+
+    def find(
+        self, base: type | None, given: Any, path: str, default: Any = REQUIRED
+    ) -> tuple[str, Any, dict[str, Any]] | None:
+        """Returns name, class or function, and plain arguments of what a config names; None, with a problem, if none.
+
+        Args:
+            base: class from which it derives; a group of options is found without a name.
+            given: class path, or its arguments with or without ``class_path``.
+            path: dotted key that it has in a config.
+            default: the class that need not be named.
+        """
+        home = next((HOMES[kind.__name__] for kind in getattr(base, "__mro__", ()) if kind.__name__ in HOMES), "")
+        if isinstance(given, str) and ("." in given or given[:1].isupper()):  # any other text is no class
+            given = {"class_path": given}
+        if not isinstance(given, Mapping) or not isinstance(named := given.get("class_path", ""), str):
+            self.problems.append(f"{path}={given} must be a class")
+            return None
+        arguments = {key: value for key, value in given.items() if key != "class_path"}
+        name = full_name(named, home) if named else ""
+        target: Any = base
+        if not named and default is not REQUIRED and (inspect.isclass(default) or inspect.isfunction(default)):
+            name, target = public_name(default), default
+        elif not named and not is_group(base):
+            joined = [str(key) for key in arguments if ":" in str(key)]
+            self.problems.append(
+                unknown(joined[0], "", f"{path}.", ()) if joined else f"{path}: a class_path is missing"
+            )
+            return None
+        elif named:
             try:
                 target = find_class(name)
             except UserError as error:
                 self.problems += [f"{path}.class_path={named}: {text}" for text in error.problems]
-                return WRONG
-        elif is_group(base):
-            name, target = "", base
-        elif default is not REQUIRED and (inspect.isclass(default) or inspect.isfunction(default)):
-            name, target = public_name(default), default
-        else:
-            self.problems.append(f"{path}: a class_path is missing")
-            return WRONG
-        if target is None:
-            self.problems.append(f"{path}.class_path={named} is not there{hint_of_class(str(named), base, home)}")
-            return WRONG
-        arguments = {} if isinstance(given, str) else {key: given[key] for key in given if key != "class_path"}
-        is_class = inspect.isclass(target)
-        fits = callable(target) and (base is None or (issubclass(target, base) if is_class else not is_group(base)))
-        if not fits and base in self.adapters and callable(target):
-            return self.adapters[base](self, target, name, arguments, path)
-        if not fits or (is_class and inspect.isabstract(target)):
-            self.problems.append(f"{path}.class_path={named} must be a {getattr(base, '__name__', 'class')}")
-            return WRONG
-        form: Form = "object" if place.form == "factory" and is_class and base is None else place.form
-        signature = signature_of(target, place.leading or 0) if form == "factory" else signature_of(target)
-        if form == "class" or place.leading is None:
-            provided = signature.options
-        before = len(self.problems)
-        values = self.arguments(signature.options, arguments, path, of=name, provided=provided, others=signature.others)
-        lacking = set(signature.required) - {*values, *provided}
-        return Part(target, values, name, form) if not lacking or len(self.problems) == before else WRONG
+                return None
+            if not callable(target):
+                self.problems.append(f"{path}.class_path={named} is not there{hint_of_class(named, base, home)}")
+                return None
+        return name, target, arguments
 
 
 def unknown(name: str, value: Any, prefix: str, known: Collection[str]) -> str:
@@ -341,15 +372,17 @@ def plain_value(kind: Any, given: Any) -> Any:
     Raises:
         ValueError, TypeError, KeyError or StopIteration: it is none.
     """
+    if kind is bool and isinstance(given, str):  # in a flag, yes is no truth value
+        return {"true": True, "false": False}[given.lower()]
     value = given if kind is str else scalar(given)
     if get_origin(kind) is Literal:
         return next(
             choice for choice in get_args(kind) for one in (given, value) if type(choice) is type(one) and choice == one
         )
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is float and isinstance(given, str):
-        return float(given)
+    if kind is float and (isinstance(given, str) or type(given) is int or type(given) is float):
+        if not math.isfinite(value := float(given)):
+            raise ValueError
+        return value
     if kind is Path and isinstance(given, str | Path):
         return Path(given)
     if kind is timedelta:

@@ -25,7 +25,6 @@ PACKAGES = (
     "einops",
     "numpy",
     "wandb",
-    "jsonargparse",
 )
 
 

@@ -40,7 +40,43 @@ class StepOutput(NamedTuple):
     heads: tuple[Tensor, ...]
 
 
-class ViTClassifier(LightningModule):
+class ConfiguredOptimizer(LightningModule):
+    """LightningModule that is trained by the optimizer and the schedule of an ``OptimizerConfig``."""
+
+    optimizer_config: OptimizerConfig
+
+    def _optimized(self) -> nn.Module:
+        """Returns what the optimizer trains."""
+        return self
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        per_epoch, total = training_steps(self.trainer, self._batches_per_epoch())
+        if math.isinf(total):
+            raise UserError(
+                "trainer.max_epochs=-1: the learning rate schedule needs an end (give trainer.max_epochs or max_steps)"
+            )
+        optimizer, schedule = optimizer_and_schedule(
+            self._optimized(), self.optimizer_config, total_steps=int(total), steps_per_epoch=per_epoch
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _batches_per_epoch(self) -> int:
+        """Returns the batches of an epoch; ``Trainer.estimated_stepping_batches`` would use up the loader's state."""
+        batches = getattr(self.trainer.datamodule, "train_batches_per_epoch", None)  # type: ignore[attr-defined]
+        if batches is None:  # loaders of the user: Lightning counts their batches as a side effect
+            self.trainer.fit_loop.setup_data()
+            count = self.trainer.num_training_batches
+            if math.isinf(count):
+                raise UserError(
+                    "trainer.limit_train_batches is missing: the training loader has no length, and the learning rate "
+                    "schedule needs one (give the batches of an epoch)"
+                )
+            return int(count)
+        limit = self.trainer.limit_train_batches
+        return int(batches * limit) if isinstance(limit, float) else min(int(batches), int(limit or batches))
+
+
+class ViTClassifier(ConfiguredOptimizer):
     """LightningModule for a network from images (b, c, H, W) to logits (b, num_classes).
 
     Batches are (images, labels, ...). Logs the metrics of ``metric_facts`` under ``train/``, ``val/`` and ``test/``;
@@ -106,6 +142,9 @@ class ViTClassifier(LightningModule):
         return [
             callback for callback in (self.configured_groups, self.average, self.distillation) if callback is not None
         ]
+
+    def _optimized(self) -> nn.Module:
+        return self.network
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         logits: Tensor | tuple[Tensor, ...] = self.network(images)
@@ -223,32 +262,6 @@ class ViTClassifier(LightningModule):
         if self._trainer is not None and self.trainer.global_rank > 0:
             for name in _train_counts(checkpoint):
                 state[name].zero_()
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        per_epoch, total = training_steps(self.trainer, self._batches_per_epoch())
-        if math.isinf(total):
-            raise UserError(
-                "trainer.max_epochs=-1: the learning rate schedule needs an end (give trainer.max_epochs or max_steps)"
-            )
-        optimizer, schedule = optimizer_and_schedule(
-            self.network, self.optimizer_config, total_steps=int(total), steps_per_epoch=per_epoch
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def _batches_per_epoch(self) -> int:
-        """Returns the batches of an epoch; ``Trainer.estimated_stepping_batches`` would use up the loader's state."""
-        batches = getattr(self.trainer.datamodule, "train_batches_per_epoch", None)  # type: ignore[attr-defined]
-        if batches is None:  # loaders of the user: Lightning counts their batches as a side effect
-            self.trainer.fit_loop.setup_data()
-            count = self.trainer.num_training_batches
-            if math.isinf(count):
-                raise UserError(
-                    "trainer.limit_train_batches is missing: the training loader has no length, and the learning rate "
-                    "schedule needs one (give the batches of an epoch)"
-                )
-            return int(count)
-        limit = self.trainer.limit_train_batches
-        return int(batches * limit) if isinstance(limit, float) else min(int(batches), int(limit or batches))
 
 
 def classify(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, Tensor]:

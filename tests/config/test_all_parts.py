@@ -1,0 +1,136 @@
+"""Parts of a user's own, all in the one file of CONTRIBUTING.md, untyped as one first writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from runs import REPOSITORY, SMALL
+
+from vit_lightning import UserError
+from vit_lightning.cli import main
+from vit_lightning.config.resolve import resolve
+
+PAGE = (REPOSITORY / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+QUICK = (
+    "--trainer.max_epochs=1",
+    "--trainer.limit_train_batches=3",
+    "--wandb.mode=disabled",
+    "--trainer.accelerator=cpu",
+)
+
+
+def example(name: str) -> str:
+    found = re.search(rf"<!-- {name} -->\n```\w+\n(.*?)```", PAGE, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture
+def parts(in_folder) -> Path:
+    (in_folder / "parts.py").write_text(example("all parts"))
+    (in_folder / "exp.yaml").write_text(example("all parts in a config"))
+    return in_folder
+
+
+def test_ten_parts_of_one_file_train_together(parts):
+    assert main(["fit", "--config=exp.yaml", *QUICK, "--out=run"]) == 0
+    results = json.loads(Path("run/results.json").read_text())
+    assert {"val/worst", "test/worst", "val/acc"} <= set(results)
+    assert Path("run/parts.py").read_text() == example("all parts")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--data.class_path=parts.Batches", "--data.batch_size=8", "--model.patch_size=4"),
+        ("--data.class_path=parts.Images", "--module.class_path=parts.Module", "--module.width=8", "--test=false"),
+    ],
+)
+def test_a_data_module_and_a_module_of_the_same_file_train_too(parts, flags):
+    flags = (*flags, *(SMALL[1:4] if "Module" not in flags[1] else ()), *QUICK)
+    monitored = ("--checkpoint.monitor=val/loss", "--checkpoint.mode=min")
+    assert main(["fit", *flags, *monitored, "--out=run"]) == 0
+
+
+OPTIONS = {
+    "model.block": ("Block", "scale", 0.5),
+    "model.attention": ("Mixer", "scale", 0.5),
+    "model.feed_forward": ("Wide", "factor", 2),
+    "model.pool": ("Top", "count", 3),
+    "loss": ("focal", "gamma", 1.5),
+    "optimizer": ("Sign", "scale", 0.5),
+    "data.augment": ("darker", "most", 0.2),
+    "metrics": ("Worst", "power", 2.0),
+    "trainer.callbacks": ("Norms", "every", 5),
+}
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("place", OPTIONS)
+def test_each_part_takes_an_option_of_its_own_typed_or_not(parts, place, typed):
+    """Also where its class had none: an argument is added, with a type or without one."""
+    name, option, value = OPTIONS[place]
+    text = Path("parts.py").read_text()
+    own = f"added: {type(value).__name__} = {value!r}" if typed else f"added={value!r}"
+    pattern = rf"(class {name}\b.*?def __init__\(.*?|def {name}\(.*?)\):"
+    Path("parts.py").write_text(re.sub(pattern, rf"\1, {own}):", text, count=1, flags=re.DOTALL))
+    given = {"class_path": f"parts.{name}", "added": value, option: value}
+    listed = place in ("data.augment", "metrics", "trainer.callbacks")
+    flag = f"--{place}={json.dumps([given] if listed else given)}"
+    config = resolve(["--config=exp.yaml", flag]).config
+    node = config
+    for key in place.split("."):
+        node = (node.get("init_args", node) if isinstance(node, dict) else node)[key]
+    arguments = (node[0] if listed else node)["init_args"]
+    assert arguments["added"] == arguments[option] == value
+    with pytest.raises(UserError, match=rf"{re.escape(place)}.*addded=.*there is no such option|addded"):
+        resolve(["--config=exp.yaml", flag.replace('"added"', '"addded"')])
+
+
+LIGHTNING = """
+seed_everything: true
+ckpt_path: null
+trainer: {accelerator: cpu, max_epochs: 1, limit_train_batches: 3, default_root_dir: null, enable_checkpointing: null,
+  use_distributed_sampler: true, barebones: false, callbacks: null, logger: null}
+model: {class_path: parts.Lightning, init_args: {width: 8}}
+data: {class_path: parts.Images, init_args: {count: 40}}
+optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.01, momentum: 0.9}}
+lr_scheduler: {class_path: torch.optim.lr_scheduler.StepLR, init_args: {step_size: 2, gamma: 0.5}}
+"""
+WITHOUT_OPTIMIZER = """
+
+class Lightning(Module):
+    configure_optimizers = LightningModule.configure_optimizers
+"""
+
+
+def test_a_config_as_lightning_s_command_line_writes_it_runs(parts):
+    Path("parts.py").write_text(example("all parts") + WITHOUT_OPTIMIZER)
+    Path("cli.yaml").write_text(LIGHTNING)
+    flags = "--checkpoint.monitor=val/loss", "--checkpoint.mode=min", "--test=false", "--wandb.mode=disabled"
+    assert main(["fit", "-c", "cli.yaml", *flags, "--out=run"]) == 0
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert config["module"]["class_path"] == "parts.Lightning"
+    assert config["optimizer"]["init_args"]["schedule"]["class_path"] == "torch.optim.lr_scheduler.StepLR"
+    again = resolve(["--config=run/config.yaml"])
+    assert again.config == resolve(["--config=cli.yaml", "--experiment=cli", *flags]).config
+    Path("cli.yaml").write_text(LIGHTNING.replace("enable_checkpointing: null", "enable_checkpointing: false"))
+    with pytest.raises(UserError) as caught:
+        resolve(["--config=cli.yaml", *flags])
+    assert caught.value.problems == [
+        "trainer.enable_checkpointing=false: a run keeps checkpoints, from which it is resumed (leave it out)"
+    ]
+
+
+def test_options_that_a_module_does_not_take_are_refused_in_a_file_as_on_the_command_line(parts):
+    Path("base.yaml").write_text("optimizer: {lr: 1e-3, warmup_epochs: 0}\ndata: {class_path: parts.Images}\n")
+    words = ["--config=base.yaml", "--module=parts.Module"]
+    expected = "optimizer.lr=0.001, optimizer.warmup_epochs=0: module.class_path=parts.Module takes no optimizer"
+    with pytest.raises(UserError, match=re.escape(expected)):
+        resolve(words)
+    with pytest.raises(UserError, match=r"optimizer\.name=sgd: module"):
+        resolve(["--data=parts.Images", *words[1:], "--optimizer.name=sgd"])

@@ -1,0 +1,285 @@
+"""Classes of others in the place of ours: the options of both stand beside each other in a config.
+
+optimizer: {class_path: torch.optim.NAdam, momentum_decay: 0.004, lr: 0.001}
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torchmetrics.classification
+from lightning.pytorch import LightningDataModule
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import Metric
+
+from vit_lightning.config.names import HOMES
+from vit_lightning.config.own_files import where
+from vit_lightning.config.signatures import Option, signature_of
+from vit_lightning.config.typed import WRONG, Adapter, Part, Reader, made, plain
+from vit_lightning.data.augment import Augmentation
+from vit_lightning.data.base import ImageData
+from vit_lightning.data.per_image import PerImage
+from vit_lightning.data.wrapped import WrappedDataModule, WrappedDataset
+from vit_lightning.errors import UserError, first_line
+from vit_lightning.metric_facts import METRICS, Goal
+from vit_lightning.training.losses import LossConfig, OwnLoss
+from vit_lightning.training.optim import OptimizerConfig, OwnOptimizerConfig
+from vit_lightning.training.schedules import Schedule, factors_of_function, factors_of_scheduler
+
+REPLACED = ("name", "betas", "eps", "momentum", "nesterov")
+"""Our options of an optimizer in whose place those of another class stand."""
+KEPT: dict[str, tuple[str, ...]] = {
+    "optimizer": tuple(name for name in signature_of(OptimizerConfig).options if name not in REPLACED),
+    "loss": (),
+}
+"""Our options that stay beside another class."""
+SCHEDULE = Option("schedule", Schedule | Callable[[Optimizer], LRScheduler], "cosine")
+
+Options = dict[str, Option]
+
+
+@dataclass(frozen=True)
+class Joined(Part):
+    """A class of others with its arguments, in the place of one of ours.
+
+    Args:
+        options: values of our options beside them.
+        join: returns ours from their class, its arguments, and our options.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    join: Callable[[Any, dict[str, Any], dict[str, Any]], Any] = lambda target, theirs, ours: target(**theirs)
+
+    def make(self, **more: Any) -> Any:
+        return self.join(self.target, made(dict(self.arguments)), made(dict(self.options)) | more)
+
+    def plain(self) -> Any:
+        arguments = plain({**self.arguments, **self.options})
+        return {"class_path": self.name, "init_args": arguments} if self.name else arguments
+
+
+def _joined(
+    reader: Reader,
+    found: tuple[str, Any, dict[str, Any]],
+    theirs: Options,
+    ours: Options,
+    path: str,
+    join: Callable[[Any, dict[str, Any], dict[str, Any]], Any],
+    both: Collection[str] = (),
+) -> Any:
+    """Returns a class of others with its arguments and our options, of which theirs come first."""
+    name, target, given = found
+    values = reader.arguments({**ours, **theirs}, given, path, of=name, others=signature_of(target).others)
+    lacking = [key for key, option in theirs.items() if option.required and key not in values]
+    arguments = {key: value for key, value in values.items() if key in theirs or key not in ours}
+    options = {key: value for key, value in values.items() if key in ours and (key not in theirs or key in both)}
+    return WRONG if lacking else Joined(target, arguments, name, options=options, join=join)
+
+
+def _given_alone(options: Options) -> Options:
+    """Returns options whose defaults are left to their class."""
+    return {name: option if option.required else option._replace(passed_on=True) for name, option in options.items()}
+
+
+def _data(reader: Reader, target: Any, name: str, given: dict[str, Any], path: str) -> Any:
+    """Returns a dataset or a data module of others as our data."""
+    theirs = _given_alone(signature_of(target).options)
+    if inspect.isclass(target) and issubclass(target, LightningDataModule):
+        ours = _without(signature_of(WrappedDataModule).options, "module")
+        return _joined(
+            reader,
+            (name, target, given),
+            theirs,
+            ours,
+            path,
+            lambda target, theirs, ours: WrappedDataModule(module=target(**theirs), **ours),
+            ("num_classes",),
+        )
+    for key in ("train", "split"):  # it is made once for each split
+        if key in theirs:
+            theirs[key] = theirs[key]._replace(passed_on=True)
+    ours = _without(signature_of(WrappedDataset).options, "dataset_class", "arguments")
+    return _joined(
+        reader,
+        (name, target, given),
+        theirs,
+        ours,
+        path,
+        lambda target, theirs, ours: WrappedDataset(dataset_class=target, arguments=theirs, **ours),
+        ("num_classes",),
+    )
+
+
+def _augmentation(reader: Reader, target: Any, name: str, given: dict[str, Any], path: str) -> Any:
+    """Returns a transform of single images as an augmentation of ours."""
+    theirs = _given_alone(signature_of(target, 0 if inspect.isclass(target) else 1).options)
+    return _joined(
+        reader, (name, target, given), theirs, {}, path, lambda target, theirs, _: PerImage(target, theirs or None)
+    )
+
+
+def _schedule(reader: Reader, target: Any, name: str, given: dict[str, Any], path: str) -> Any:
+    """Returns a function of done and of all steps as a schedule."""
+    if inspect.isclass(target):
+        reader.problems.append(
+            f"{path}.class_path={name} must be a torch.optim.lr_scheduler class, or a function of two steps"
+        )
+        return WRONG
+    return reader.made_of(signature_of(target, 2), target, name, given, path, form="factory")
+
+
+ADAPTERS: dict[Any, Adapter] = {ImageData: _data, Augmentation: _augmentation, LRScheduler: _schedule}
+"""What makes a part of a class of others, by the class of ours, or of torch, in whose place it stands."""
+
+
+def _without(options: Options, *names: str) -> Options:
+    return {name: option for name, option in options.items() if name not in names}
+
+
+def read_loss(reader: Reader, given: Any) -> Any:
+    """Returns the loss of a config: our options, or a class or function of logits and targets."""
+    if (found := reader.find(LossConfig, given, "loss")) is None:
+        return WRONG
+    name, target, arguments = found
+    ours = signature_of(LossConfig)
+    if not name:
+        return reader.made_of(ours, target, name, arguments, "loss")
+    theirs = signature_of(target, 0 if inspect.isclass(target) else 2).options
+    _refuse_ours(reader, "loss", name, arguments, theirs, ours.options)
+    return _joined(reader, (name, target, arguments), theirs, {}, "loss", _own_loss)
+
+
+def _own_loss(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> OwnLoss:
+    bound = partial(target, **theirs)
+    return OwnLoss(bound if inspect.isclass(target) else lambda: bound, name=target.__name__)
+
+
+def read_optimizer(reader: Reader, given: Any) -> Any:
+    """Returns the optimizer of a config: our options, in the place of some of which a class of others may stand."""
+    if (found := reader.find(OptimizerConfig, given, "optimizer")) is None:
+        return WRONG
+    name, target, arguments = found
+    ours = signature_of(OptimizerConfig).options | {"schedule": SCHEDULE}
+    if not name:
+        values = reader.arguments(ours, arguments, "optimizer")
+        return Joined(target, {}, "", options=values, join=partial(_own_optimizer, name))
+    kept = {key: ours[key] for key in KEPT["optimizer"]}
+    theirs = {key: option for key, option in signature_of(target, 1).options.items() if key not in kept}
+    _refuse_ours(reader, "optimizer", name, arguments, {**kept, **theirs}, ours)
+    return _joined(reader, (name, target, arguments), theirs, kept, "optimizer", partial(_own_optimizer, name))
+
+
+def _own_optimizer(name: str, target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> OptimizerConfig:
+    given: dict[str, Any] = {}
+    if name:
+        taken = [key for key in ("lr", "weight_decay") if key in signature_of(target, 1).options]
+        make = partial(target, **{key: ours[key] for key in taken}, **theirs)
+        given = {"name": name, "make": make, "own_arguments": (*taken, *theirs)}
+    if isinstance(schedule := ours.get("schedule"), partial):
+        ours["schedule"], of_class = schedule.func.__name__, inspect.isclass(schedule.func)
+        given["factors"] = lambda lr, steps: (
+            factors_of_scheduler(schedule, lr, steps) if of_class else factors_of_function(schedule, steps)
+        )
+    return OwnOptimizerConfig(**ours, **given) if given else OptimizerConfig(**ours)
+
+
+def _refuse_ours(
+    reader: Reader, key: str, name: str, given: dict[str, Any], taken: Collection[str], ours: Collection[str]
+) -> None:
+    """Refuses, and removes, options of ours that do nothing beside a class of others."""
+    for option in [option for option in given if option in ours and option not in taken]:
+        value = given.pop(option)
+        reader.problems.append(
+            f"{key}.name={value} beside {key}.class_path: give one of the two"
+            if option == "name"
+            else f"{key}.{option}={value}: {name} takes no {option} (choose {', '.join(taken)})"
+        )
+
+
+class Chosen(NamedTuple):
+    """A metric of a config.
+
+    Args:
+        name: logged as val/NAME and test/NAME.
+        metric: a new one.
+        plain: class, arguments, name and goal as plain data.
+    """
+
+    name: str
+    metric: Metric
+    plain: dict[str, Any]
+
+
+def read_metrics(reader: Reader, given: Any, classes: int) -> list[Chosen]:
+    """Returns the metrics of a flat config, each of which is tried."""
+    items = given if isinstance(given, list) else [] if given is None else [given]
+    chosen: list[Chosen] = []
+    for item in items:
+        problems = len(reader.problems)
+        one = _read_metric(reader, item, classes)
+        if one is not None and one.name in {other.name for other in chosen}:
+            reader.problems.append(f"metrics.name={one.name}: two metrics have this name (give one of them another)")
+        elif one is not None and len(reader.problems) == problems:
+            chosen.append(one)
+    return chosen
+
+
+def _read_metric(reader: Reader, item: Any, classes: int) -> Chosen | None:
+    item = {"class_path": item} if isinstance(item, str) else dict(item) if isinstance(item, Mapping) else item
+    if isinstance(item, dict) and hasattr(torchmetrics.classification, f"Multiclass{item.get('class_path')}"):
+        item["class_path"] = f"{HOMES['Metric']}.Multiclass{item['class_path']}"
+    if (found := reader.find(Metric, item, "metrics")) is None:
+        return None
+    class_path, target, arguments = found
+    if not (inspect.isclass(target) and issubclass(target, Metric)):
+        reader.problems.append(f"metrics.class_path={class_path} is no metric")
+        return None
+    short = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", target.__name__.removeprefix("Multiclass")).lower()
+    goal = "minimize" if target.higher_is_better is False else "maximize"
+    theirs = signature_of(target).options
+    if "num_classes" in theirs:
+        arguments.setdefault("num_classes", classes)
+    ours = {"name": Option("name", str, short), "goal": Option("goal", Goal, goal)}
+    part = _joined(reader, (class_path, target, arguments), theirs, ours, "metrics", lambda kind, own, _: kind(**own))
+    if part is WRONG:
+        return None
+    name = part.options["name"]
+    if name in METRICS or not name.isidentifier() or hasattr(nn.ModuleDict, name):
+        text = f"{class_path} needs another name, that is not {', '.join(METRICS)}"
+        reader.problems.append(f"metrics.name={name}: {text}")
+    try:
+        metric: Metric = part.make()
+        _try(metric.clone(), classes)
+    except Exception as fault:  # whatever the class raises
+        reason = first_line(fault) if isinstance(fault, UserError) else f"{type(fault).__name__}: {first_line(fault)}"
+        reader.problems.append(f"metrics.class_path={class_path}: {where(fault) or reason}")
+        return None
+    return Chosen(name, metric, part.plain())
+
+
+def _try(metric: Metric, classes: int) -> None:
+    """Updates a metric with a few images; it must come to one number."""
+    labels = torch.arange(8) % classes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # classes without an image
+        metric.update(one_hot(labels, classes).float().softmax(dim=1), labels)
+        value = metric.compute()
+    if not isinstance(value, Tensor) or value.shape != ():
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise UserError(f"it gives {shape} where one number is expected")
+
+
+def recorded_goal(name: str, configs: Sequence[Mapping[str, Any]]) -> Goal | None:
+    """Returns the goal of a logged metric that one of these configs lists."""
+    listed = [item["init_args"] for config in configs for item in config.get("metrics") or []]
+    return next((item["goal"] for item in listed if item["name"] == name.rpartition("/")[2]), None)
