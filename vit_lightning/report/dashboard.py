@@ -14,7 +14,7 @@ from typing import Any
 
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.report.report import Report
-from vit_lightning.report.run_views import curve, curve_sections, read_sets, set_report, set_workspace
+from vit_lightning.report.run_views import curve, curve_sections, read_sets, set_report, set_workspace, workspace
 from vit_lightning.report.study import TUNING, Study
 from vit_lightning.report.tables import markdown
 from vit_lightning.report.wandb_report import REPORT, report_tables, wandb_settings
@@ -146,20 +146,12 @@ def _write_specs(place: Path, views: Mapping[str, Any], why: str) -> None:
 def make_workspace(report: Report, project: str, entity: str) -> Any:
     """Makes a workspace of the runs grouped by arm, with the answer, results, curves and costs."""
     import wandb_workspaces.reports.v2 as panels
-    import wandb_workspaces.workspaces as workspaces
+    from wandb_workspaces.workspaces import Metric
 
-    study = report.study
-    curves = [curve(name, grouped=True) for name in (study.metric, "train/loss")]
-    answer = [panels.MarkdownPanel(markdown=_answer(report))]
-    bars = [panels.BarPlot(title=study.compare.metric, metrics=[study.compare.metric])]
-    sections = {"Result": answer + bars, "Learning curves": curves, **_more_curves(study), "Costs": _costs(study)}
-    return workspaces.Workspace(
-        entity=entity,
-        project=project,
-        name=f"Ablation {study.name}",
-        sections=[workspaces.Section(name=name, panels=shown, is_open=True) for name, shown in sections.items()],
-        runset_settings=workspaces.RunsetSettings(filters=_own_runs(study), groupby=[workspaces.Metric("JobType")]),
-    )
+    study, metric = report.study, report.study.compare.metric
+    result = [panels.MarkdownPanel(markdown=_answer(report)), panels.BarPlot(title=metric, metrics=[metric])]
+    sections = {"Result": result, "Learning curves": _curves(study), **_more_curves(study), "Costs": _costs(study)}
+    return workspace(entity, project, f"Ablation {study.name}", sections, _own_runs(study), [Metric("JobType")])
 
 
 def make_wandb_report(report: Report, project: str, entity: str) -> Any:
@@ -169,7 +161,6 @@ def make_wandb_report(report: Report, project: str, entity: str) -> Any:
     study = report.study
     own = _own_runs(study)
     runs = blocks.Runset(entity=entity, project=project, name=study.name, filters=own, groupby=["JobType"])
-    curves = [curve(name, grouped=True) for name in (study.metric, "train/loss")]
     more = [blocks.PanelGrid(runsets=[runs], panels=shown) for shown in _more_curves(study).values()]
     return blocks.Report(
         entity=entity,
@@ -178,11 +169,15 @@ def make_wandb_report(report: Report, project: str, entity: str) -> Any:
         description=report.headline,
         blocks=[
             blocks.MarkdownBlock(text=_answer(report)),
-            blocks.PanelGrid(runsets=[runs], panels=[*curves, *_costs(study)]),
+            blocks.PanelGrid(runsets=[runs], panels=[*_curves(study), *_costs(study)]),
             *more,
             *(blocks.MarkdownBlock(text=table.to_markdown()) for table in report_tables(report).values()),
         ],
     )
+
+
+def _curves(study: Study) -> list[Any]:
+    return [curve(name, grouped=True, y=[name]) for name in (study.metric, "train/loss")]
 
 
 def _more_curves(study: Study) -> dict[str, list[Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.config.files import word
+from vit_lightning.config.files import value_at, word
 from vit_lightning.figures.run_files import RunFiles, differing_options, is_chance
 from vit_lightning.report.tables import Table
 from vit_lightning.storage.folder import is_run, read_json, runs_in
@@ -105,43 +105,42 @@ def curve_sections(folders: Sequence[Path], *, grouped: bool, names: Sequence[st
     known = {name for folder in folders for row in RunFiles(folder).rows() for name in row}
     drawn = any(folder.glob("validation/epoch-*.json") for folder in folders)
     sections = {
-        title: [curve(name, grouped=grouped) for name in chosen if name in known]
+        title: [curve(name, grouped=grouped, y=[name]) for name in chosen if name in known]
         for title, chosen in {"Quality": names, **SECTIONS}.items()
     }
     if drawn and names:
-        sections["Quality"].append(
-            panels.LinePlot(title="accuracy of each class", x="Step", metric_regex="val_class/.*", **band(grouped))
-        )
+        sections["Quality"] += [curve("accuracy of each class", grouped=grouped, metric_regex="val_class/.*")]
     sections["Images"] = [panels.MediaBrowser(media_keys=[name]) for name in PICTURES if drawn or "/" not in name]
     return {title: shown for title, shown in sections.items() if shown}
 
 
-def curve(name: str, *, grouped: bool) -> Any:
-    """Returns the panel of a metric."""
+def curve(title: str, *, grouped: bool, **metrics: Any) -> Any:
+    """Returns the panel of metrics; the curves of a group are drawn as their mean, from the least to the greatest."""
     import wandb_workspaces.reports.v2 as panels
 
-    return panels.LinePlot(title=name, x="Step", y=[name], **band(grouped))
+    band = {"groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"} if grouped else {}
+    return panels.LinePlot(title=title, x="Step", **metrics, **band)
 
 
-def band(grouped: bool) -> dict[str, Any]:
-    """Returns how the curves of a group are drawn: their mean, from the least to the greatest."""
-    return {"groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"} if grouped else {}
+def workspace(entity: str, project: str, name: str, sections: dict[str, list[Any]], filters: str, by: list[Any]) -> Any:
+    """Makes a workspace of the runs that pass a filter, grouped by some of their values."""
+    import wandb_workspaces.workspaces as workspaces
+
+    return workspaces.Workspace(
+        entity=entity,
+        project=project,
+        name=name,
+        sections=[workspaces.Section(name=title, panels=shown, is_open=True) for title, shown in sections.items()],
+        runset_settings=workspaces.RunsetSettings(filters=filters, groupby=by),
+    )
 
 
 def set_workspace(runs: RunSet, entity: str | None) -> Any:
     """Makes the workspace of an experiment, or of one run; without any entity if that is None."""
-    import wandb_workspaces.workspaces as workspaces
+    from wandb_workspaces.workspaces import Config
 
-    sections = _sections(runs)
-    return workspaces.Workspace(
-        entity=runs.place(entity),
-        project=runs.project,
-        name=runs.folders[0].name if runs.alone else runs.name,
-        sections=[workspaces.Section(name=name, panels=shown, is_open=True) for name, shown in sections.items()],
-        runset_settings=workspaces.RunsetSettings(
-            filters=runs.filter, groupby=[workspaces.Config(key) for key in runs.keys]
-        ),
-    )
+    name, by = runs.folders[0].name if runs.alone else runs.name, [Config(key) for key in runs.keys]
+    return workspace(runs.place(entity), runs.project, name, _sections(runs), runs.filter, by)
 
 
 def set_report(sets: Sequence[RunSet], title: str, entity: str | None) -> Any:
@@ -175,15 +174,9 @@ def _table(runs: RunSet) -> Table:
     for folder, config in zip(runs.folders, runs.configs, strict=True):
         files = RunFiles(folder)
         results = files.results()
-        node = [_value(config, _nested(runs.configs, key)) for key in options]
+        node = [value_at(config, _nested(runs.configs, key)) for key in options]
         numbers = [results.get(key) for key in RESULTS]
         shown = ["" if number is None else f"{number:.5g}" for number in numbers]
         seed = word(config.get("seed_everything"))
         rows.append([folder.name, files.state(bool(results))[0], seed, *map(word, node), *shown])
     return Table(runs.name, ["run", "state", "seed", *options, *RESULTS], Redaction().of(rows))
-
-
-def _value(node: Any, path: str) -> Any:
-    for key in path.split("."):
-        node = node.get(key) if isinstance(node, dict) else None
-    return node
