@@ -253,6 +253,17 @@ def test_folders_without_a_run_are_named(tmp_path, capsys):
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
+TICK = """<script type="module">
+const tick = (selector) => document.querySelector(selector)?.click();
+const names = () => [...new Set(document.querySelector("[data-plot]").data.map((one) => one.name))].join("; ");
+while (!document.querySelector("[data-plot]").data) await new Promise((wait) => setTimeout(wait, 50));
+tick("input[name=mean]");
+const both = names();
+tick("input[name=run]");
+document.title = `${both}, then ${names()}`;
+</script></body>"""
+
+
 @pytest.mark.full
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 @pytest.mark.parametrize("width", [390, 1280])
@@ -261,6 +272,8 @@ def test_a_browser_draws_the_page_without_errors_and_asks_for_nothing(tmp_path, 
         make_run(tmp_path / "runs" / name, seed=seed, depth=depth)
     for folder in (tmp_path / "runs", tmp_path / "runs" / "a"):
         assert main(["board", str(folder)]) == 0
+        page = (folder / "board.html").read_text()
+        (folder / "board.html").write_text(page.replace("</body>", TICK))
         command = [
             *(
                 CHROMIUM,
@@ -280,6 +293,8 @@ def test_a_browser_draws_the_page_without_errors_and_asks_for_nothing(tmp_path, 
         drawn = result.stdout.partition('<script type="text/plain"')[0]
         assert 'class="scatterlayer' in drawn
         assert "loss of a batch" in drawn or "train/loss_step" in drawn
+        if folder.name == "runs":  # means of the runs that are ticked
+            assert re.search("<title>(.*)</title>", drawn)[1] == "2 seeds of a; c, then b; c"
         assert "<b>dog" not in drawn
         assert "Confusion matrix" in drawn
         asked = set(re.findall(r'"url":"([a-z]+:[^"]*)"', (tmp_path / "net.json").read_text()))
