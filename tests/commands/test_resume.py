@@ -14,7 +14,7 @@ from vit_lightning import UserError
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.resume import note_changes, refuse_changes
-from vit_lightning.config.changes import changes
+from vit_lightning.config.files import changes
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import CannotResume
 from vit_lightning.storage.checkpoint_files import read_checkpoint, seal

@@ -34,8 +34,8 @@ import vit_lightning
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
 from vit_lightning.ablation.plan import Plan, grid_name, slug
 from vit_lightning.config.adapters import recorded_goal
-from vit_lightning.config.changes import PER_RUN, changes
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.files import PER_RUN, changes
 from vit_lightning.config.own_files import digests
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of

@@ -15,9 +15,8 @@ from lightning.pytorch import LightningModule
 
 from vit_lightning.commands.console import say
 from vit_lightning.commands.module import network_of
-from vit_lightning.config.changes import changes
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import read_flags
+from vit_lightning.config.files import changes, read_flags
 from vit_lightning.config.options import Resume
 from vit_lightning.config.own_files import changed_files
 from vit_lightning.config.resolve import resolve

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vit_lightning.config.changes import options_of
-from vit_lightning.config.files import value_at, word
+from vit_lightning.config.files import options_of, value_at, word
 from vit_lightning.errors import UserError
 from vit_lightning.figures.board_charts import Run, rounded
 from vit_lightning.figures.board_page import board_page

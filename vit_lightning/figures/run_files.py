@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from vit_lightning.config.changes import PER_RUN, changes
+from vit_lightning.config.files import PER_RUN, changes
 from vit_lightning.errors import first_line
 from vit_lightning.storage.folder import in_use, read_json
 from vit_lightning.storage.metrics import read_metrics, read_results

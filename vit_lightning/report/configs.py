@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from vit_lightning.config.changes import PER_RUN, changes
+from vit_lightning.config.files import PER_RUN, changes
 from vit_lightning.figures.run_files import RunFiles
 from vit_lightning.report.study import Study
 
