@@ -8,6 +8,7 @@ from runs import SMALL
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
 from vit_lightning import ViT
+from vit_lightning.config.files import flatten
 from vit_lightning.config.resolve import resolve
 from vit_lightning.training.losses import make_loss
 from vit_lightning.training.optim import optimizer_and_schedule, parameter_groups
@@ -67,12 +68,12 @@ def test_a_loss_of_torch_takes_its_arguments():
 def test_a_later_class_or_name_replaces_the_earlier_one_and_keeps_the_other_options(in_folder):
     (in_folder / "a.yaml").write_text("optimizer: {name: sgd, momentum: 0.5, weight_decay: 0.3}\n")
     experiment = resolve(["--config=a.yaml", *SMALL, "--optimizer=torch.optim.NAdam"])
-    optimizer = experiment.config["optimizer"]
+    optimizer = flatten(experiment.config["optimizer"])
     assert (optimizer["class_path"], optimizer["weight_decay"]) == ("torch.optim.NAdam", 0.3)
     assert "name" not in optimizer
     assert "momentum" not in optimizer
     (in_folder / "b.yaml").write_text(experiment.to_yaml())
-    assert resolve(["--config=b.yaml"]).config["optimizer"] == optimizer, "config.yaml says the same again"
+    assert flatten(resolve(["--config=b.yaml"]).config["optimizer"]) == optimizer, "config.yaml says the same again"
     again = resolve(["--config=b.yaml", "--optimizer.name=lion"]).config["optimizer"]
     assert (again["name"], again["weight_decay"]) == ("lion", 0.3)
     assert "momentum_decay" not in again

@@ -57,6 +57,9 @@ def read_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None) ->
                 facts = {**facts, fact: facts[fact]}
             if option in known:
                 arguments[option] = facts[fact]
+    if name.startswith("timm."):  # whose classes have classes as defaults, which they alone know to read
+        own = {key: item if item.required else item._replace(passed_on=True) for key, item in signature.options.items()}
+        signature = signature._replace(options=own)
     provided = FACTS if facts is None else ()
     return reader.made_of(signature, target, name, arguments, "model", provided=provided)
 
