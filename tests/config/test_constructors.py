@@ -122,7 +122,7 @@ def test_weights_of_torchvision_take_other_classes_and_image_sizes(images, monke
     assert config["model"]["init_args"]["weights"] == "IMAGENET1K_V1"
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
     with pytest.raises(UserError, match=r"cannot be had: .*in its cache as .*home/hub/checkpoints/mobilenet_v3_small-"):
-        network_in_file(config, print)
+        network_in_file(config, tell=print)
     torch.manual_seed(1)
     state = models.mobilenet_v3_small().state_dict()
     torch.save(state, folder / weights.url.rpartition("/")[2])
@@ -130,7 +130,7 @@ def test_weights_of_torchvision_take_other_classes_and_image_sizes(images, monke
     plain, after = network_in_file(config), torch.rand(1)
     told = []
     torch.manual_seed(3)
-    network = network_in_file(config, told.append)
+    network = network_in_file(config, tell=told.append)
     assert torch.rand(1) == after  # the run's own draws
     assert told == ["torchvision.models.mobilenet_v3_small with weights=IMAGENET1K_V1, new head (1000 -> 3 classes)"]
     assert torch.equal(network.features[0][0].weight, state["features.0.0.weight"])
@@ -153,7 +153,7 @@ def test_position_embeddings_of_torchvision_are_interpolated(images, monkeypatch
         [*images, "--data.image_size=48", "--model=torchvision.models.vit_b_16", "--model.weights=DEFAULT"]
     )
     told = []
-    network = network_in_file(config.config, told.append)
+    network = network_in_file(config.config, tell=told.append)
     assert "positions 14x14 -> 3x3 bicubic, new head (1000 -> 3 classes)" in told[0]
     expected = models.vision_transformer.interpolate_embeddings(48, 16, state)["encoder.pos_embedding"]
     assert torch.equal(network.encoder.pos_embedding, expected)

@@ -120,7 +120,7 @@ def test_other_sizes_and_classes(theirs, in_folder, trained):
     )
     run = open_source(trained[0], image_size=(16, 12), num_classes=2)
     assert run.network(torch.randn(2, 1, 16, 12)).shape == (2, 2)
-    with pytest.raises(UserError, match=r"source=.*out: model.patch_size=4 does not .*image_size"):
+    with pytest.raises(UserError, match=r"source=.*out: patch_size=4 does not .*image_size"):
         open_source(trained[0], image_size=9)
     with pytest.raises(UserError, match=r"image_size=a must be a number of pixels"):
         open_source(trained[0], image_size="a")

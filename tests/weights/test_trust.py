@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -116,6 +117,7 @@ def test_what_a_file_of_weights_may_name(trained):
     refuse_untrusted(
         {
             "experiment": "os.path.first",
+            "weights": {"file": "json.pth"},
             "model": {"class_path": "timm.create_model", "init_args": {"model_name": "vit_tiny_patch16_224.augreg"}},
             "module": {"class_path": "ViTClassifier", "init_args": {"loss": {"class_path": "torch.nn.MSELoss"}}},
             "data": {
@@ -136,3 +138,38 @@ def test_all_is_named_at_once():
         "model.class_path=a.B",
         "model.init_args.norm.class_path=c.D",
     ]
+
+
+OWN = """
+from torch import nn
+class Mix(nn.Module):
+    def __init__(self, emb_size, num_heads):
+        super().__init__()
+        self.mix = nn.Linear(emb_size, emb_size)
+    def forward(self, tokens):
+        return self.mix(tokens)
+"""
+
+
+def test_a_trusted_run_brings_the_files_of_its_classes(in_folder, capsys):
+    Path("own_mix.py").write_text(OWN)
+    assert main(["fit", *SMALL, "--model.attention.class_path=own_mix.Mix", "--out=run"]) == 0
+    Path("own_mix.py").write_text("raise RuntimeError('the copy of the run counts')")
+    Path("elsewhere").mkdir()
+    os.chdir("elsewhere")  # where no file has the name
+    images = torch.randn(2, 1, 8, 8)
+    logits = load("../run", trust=True).network(images)
+    assert torch.equal(load("../run", trust=True, num_classes=10).network(images), logits)
+    assert torch.equal(
+        ViTClassifier.load_from_checkpoint("../run/checkpoints/best.ckpt", trust=True).eval()(images), logits
+    )
+    assert torch.equal(load_teacher("../run", Digits(), trust=True).network(images), logits)
+    assert main(["export", "--ckpt=../run", "--out=out", "--trust"]) == 0
+    assert main(["test", "--ckpt=../run", "--trust"]) == 0
+    assert main(["summary", "--ckpt=../run", "--trust"]) == 0
+    capsys.readouterr()
+    assert main(["fit", *SMALL, "--init_from=../run", "--trust", "--out=second"]) == 0
+    assert "tensors taken" in capsys.readouterr().out
+    assert Path("second/own_mix.py").read_text() == OWN
+    assert main(["convert", "../run", "out.pth", "--to=timm", "--trust"]) == 2
+    assert "attention: Mix is no block of ours" in capsys.readouterr().err

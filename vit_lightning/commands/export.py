@@ -19,6 +19,7 @@ from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_mod
 from vit_lightning.commands.model_card import model_card, name_of
 from vit_lightning.config.experiment import network_in_file
 from vit_lightning.errors import UserError, first_line
+from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import whole_folder, write_whole
 from vit_lightning.weights.convert import to_reference
 from vit_lightning.weights.describe import model_config
@@ -145,7 +146,9 @@ def _safetensors(source: Source, folder: Path, images: Tensor) -> nn.Module:
     if _model(source) is None:
         raise UserError(f"{type(source.network).__name__} is no model of a config (choose onnx or torch-export)")
     WRITERS[".safetensors"](source.network.state_dict(), folder / "model.safetensors")
-    return open_source(folder, make_network=network_in_file, key="out").network
+    files = None if source.path is None else run_folder_of(source.path)
+    again = lambda config, _: network_in_file(config, files)  # noqa: E731
+    return open_source(folder, make_network=again, trust=True, key="out").network  # its classes were made already
 
 
 def _hf(source: Source, folder: Path, images: Tensor) -> nn.Module:

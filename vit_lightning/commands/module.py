@@ -87,9 +87,7 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
     method = experiment.resize_positions
     initial = experiment.initial or open_initial_weights(experiment.init_from, network_in_file, trust=experiment.trust)
     facts = {name: getattr(experiment.data, name, None) for name in ("mean", "std", "class_names")}
-    first = initial.fitted(module.network, method, **facts)
-    if experiment.config["reset_head"]:
-        first = first.with_new_head(module.network, "new head (reset_head)")
+    first = initial.fitted(module.network, method, **facts, reset_head=experiment.config["reset_head"])
     if str(experiment.trainer["precision"]).startswith("64"):
         module.network.double()  # Lightning converts only later
     first.adapted.load(module.network)

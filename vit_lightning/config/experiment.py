@@ -20,7 +20,7 @@ from vit_lightning.config.modules import make_module
 from vit_lightning.config.named_weights import load_named_weights, without_weights
 from vit_lightning.config.networks import read_network
 from vit_lightning.config.options import CommandOptions, Resume, Settings
-from vit_lightning.config.own_files import OwnFiles, where
+from vit_lightning.config.own_files import OwnFiles, files_of, where
 from vit_lightning.config.typed import Part, Place, Reader, made
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
@@ -166,21 +166,25 @@ def make_data(config: Mapping[str, Any]) -> ImageData:
     return data
 
 
-def network_in_file(config: Mapping[str, Any], tell: Callable[[str], None] | None = None) -> nn.Module:
+def network_in_file(
+    config: Mapping[str, Any], folder: Path | None = None, *, tell: Callable[[str], None] | None = None
+) -> nn.Module:
     """Returns the network of a config in plain data, such as one that a file of weights carries.
-
 
     Args:
         config: the config, of which ``model`` and ``lora`` are read.
+        folder: folder with files of the user's own, where the file of weights is trusted.
         tell: as ``Experiment.make_network`` has it.
 
     Raises:
         UserError: its class is not there, or does not take its arguments.
     """
-    reader = Reader(ADAPTERS)
-    part = read_network(reader, flatten(config["model"]), None)
-    refuse(reader.problems)
-    return _make_network(part, LoraConfig(**config.get("lora", {})), tell, reset_head=config.get("reset_head", False))
+    with files_of(folder):
+        reader = Reader(ADAPTERS)
+        part = read_network(reader, flatten(config["model"]), None)
+        refuse(reader.problems)
+        lora = LoraConfig(**config.get("lora", {}))
+        return _make_network(part, lora, tell, reset_head=config.get("reset_head", False))
 
 
 def _make_network(part: Part, lora: LoraConfig, tell: Callable[[str], None] | None, *, reset_head: bool) -> nn.Module:

@@ -14,12 +14,13 @@ from vit_lightning.config.files import Config, as_list, flatten, parse_yaml, rea
 from vit_lightning.config.foreign import as_ours
 from vit_lightning.config.names import HOMES, find_class, full_name
 from vit_lightning.config.options import TRAINED
+from vit_lightning.config.own_files import also_search
 from vit_lightning.config.shipped import find_config
 from vit_lightning.data.image_files import data_of_files
 from vit_lightning.errors import UserError
 from vit_lightning.models.presets import Preset
 from vit_lightning.models.vit import ViT
-from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint
+from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint, run_folder_of
 from vit_lightning.weights.init_from import FROM_DATA, InitialWeights, open_initial_weights
 from vit_lightning.weights.trust import refuse_untrusted
 
@@ -156,6 +157,8 @@ def _config_of_source(sources: Sequence[Config], *, trust: bool) -> tuple[Initia
     heads = {"num_heads": told.get("num_heads")}
     heads["dim_head"] = attention.get("dim_head") if isinstance(attention, dict) else None
     initial = open_initial_weights(str(given[-1]), network_in_file, trust=trust)
+    if trust and initial.file.path is not None and (folder := run_folder_of(initial.file.path)) is not None:
+        also_search(folder)
     for_vit = not named or find_class(full_name(named[-1])) is ViT
     return initial, {"model": flatten(initial.model(for_vit=for_vit, heads=heads))}
 

@@ -11,6 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -132,6 +133,24 @@ def use_files(folders: Iterable[Path] = ()) -> OwnFiles:
         return _used
     files.use()
     return files
+
+
+def also_search(folder: Path) -> None:
+    """Lets imports search one more folder, after those in use."""
+    _used.folders = tuple(dict.fromkeys([*_used.folders, folder.resolve()]))
+
+
+@contextmanager
+def files_of(folder: Path | None) -> Iterator[None]:
+    """Lets imports inside search a folder too, before those in use; None for a file that nobody trusts."""
+    before = _used
+    if folder is not None:
+        use_files([folder, *before.folders])
+    try:
+        yield
+    finally:
+        if before.folders:  # of an experiment, which continues with its own
+            before.use()
 
 
 def empty_caches() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -46,16 +46,6 @@ class Adapted:
         """Loads the weights; those that are new keep the values that the network has."""
         network.load_state_dict(self.state, strict=False)
 
-    def with_new_head(self, names: Collection[str], why: str) -> Adapted:
-        """Returns the same without weights of the head, which stay those of the network."""
-        return Adapted(
-            {name: value for name, value in self.state.items() if name not in names},
-            [name for name in self.taken if name not in names],
-            {name: text for name, text in self.resized.items() if name not in names},
-            {**dict.fromkeys(names, why), **self.new},
-            self.left_out,
-        )
-
     def facts(self) -> dict[str, object]:
         """Returns the report as plain data."""
         return {name: getattr(self, name) for name in ("resized", "new", "left_out", "taken")}
@@ -72,6 +62,7 @@ def adapt(
     *,
     interpolation: Interpolation = "bicubic",
     new_head: bool = True,
+    reset_head: str = "",
     grid: Size | None = None,
 ) -> Adapted:
     """Fits the weights of a source to a network of the same architecture; the same sizes change nothing.
@@ -88,6 +79,7 @@ def adapt(
         source: a network, or weights under the network's own names.
         interpolation: of learned positions.
         new_head: whether a head of other shapes may be replaced.
+        reset_head: why a head of the same shapes is new too; empty to take it.
         grid: rows and columns of the source's positions where it is no ViT; by default they are a square.
 
     Raises:
@@ -95,26 +87,23 @@ def adapt(
     """
     weights = dict(source.state_dict() if isinstance(source, nn.Module) else source)
     own = network.state_dict()
-    if isinstance(network, ViT):
-        rules: _RulesOfViT | _RulesOfOthers = _RulesOfViT(
-            network, source if isinstance(source, ViT) else None, grid, interpolation
-        )
-    else:
-        rules = _RulesOfOthers(network, grid, interpolation)
+    rules = _Rules(network, source if isinstance(source, ViT) else None, grid, interpolation)
     adapted, problems = Adapted({}), list[str]()
     without_lora = {_plain(name): name for name in weights if name not in own}
     for name, weight in own.items():
         plain = _plain(name)
         found = name if name in weights else without_lora.get(plain, "")
         value = weights.pop(found, None)
-        if value is not None and value.shape == weight.shape:
+        if value is not None and value.shape == weight.shape and reset_head and plain.startswith(rules.heads):
+            adapted.new[name] = reset_head
+        elif value is not None and value.shape == weight.shape:
             adapted.state[name] = value
             adapted.taken.append(name)
         elif value is not None and (resized := rules.resized(plain, value, weight)) is not None:
             adapted.state[name], adapted.resized[name] = resized
-        elif value is None and (part := rules.optional(plain, weight)):
+        elif value is None and (part := _optional(plain, weight)):
             adapted.new[name] = f"new {part}"
-        elif new_head and rules.is_head(plain):
+        elif new_head and plain.startswith(rules.heads):
             adapted.new[name] = f"new head{_classes(value, weight)}"
         elif "lora_" in name:
             adapted.new[name] = "new LoRA weights"
@@ -124,7 +113,7 @@ def adapt(
             problems.append(f"it has {name} as {_shape(value)}, the model as {_shape(weight)}")
     for name, value in weights.items():
         plain = _plain(name)
-        part = rules.optional(plain, value) or ("head" if new_head and rules.is_head(plain) else "")
+        part = _optional(plain, value) or ("head" if new_head and plain.startswith(rules.heads) else "")
         if part and "lora_" not in name:
             adapted.left_out[name] = f"{part} left out"
         else:
@@ -148,45 +137,57 @@ def merged(network: nn.Module) -> nn.Module:
     return plain.requires_grad_(True)
 
 
-class _RulesOfViT:
-    """Rules for weights of a ViT of ours that need not be the same in the source."""
+def _optional(name: str, weight: Tensor) -> str:
+    """Returns the part of a network that a weight belongs to, if only one of the two networks may have it."""
+    if not weight.is_floating_point():
+        return "counters"
+    if name.startswith(("norm.", "fc_norm.", "head.norm.")):
+        return "last norm"
+    token = name.removeprefix("patch_embedding.").removesuffix(".token")
+    return token.replace("_", " ") if token in TOKENS else ""
 
-    def __init__(self, vit: ViT, source: ViT | None, grid: Size | None, interpolation: Interpolation) -> None:
-        self.vit, self.source, self.grid, self.interpolation = vit, source, grid, interpolation
 
-    def is_head(self, name: str) -> bool:
-        """Whether a weight belongs to the head."""
-        return name.startswith("head.")
+def heads_of(network: nn.Module) -> tuple[str, ...]:
+    """Returns how the names of the weights of the head begin; nothing for a network without a head."""
+    with contextlib.suppress(UserError):
+        return tuple(f"{name}." for name in find_head(network))
+    return ()
 
-    def optional(self, name: str, weight: Tensor) -> str:
-        """Returns the part of a network that a weight belongs to, if only one of the two networks may have it."""
-        if name.startswith(("norm.", "head.norm.")):
-            return "last norm"
-        token = name.removeprefix("patch_embedding.").removesuffix(".token")
-        return token.replace("_", " ") if token in TOKENS else ""
+
+class _Rules:
+    """Weights of a network that need not be the same in the source: those of a head, and those that can be resized."""
+
+    def __init__(self, network: nn.Module, source: ViT | None, grid: Size | None, interpolation: Interpolation) -> None:
+        self.network, self.source, self.grid, self.interpolation = network, source, grid, interpolation
+        kernels = (name for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
+        self.first = f"{PROJECTION}.conv.weight" if isinstance(network, ViT) else f"{next(kernels, '')}.weight"
+        self.heads = heads_of(network)
 
     def resized(self, name: str, value: Tensor, weight: Tensor) -> tuple[Tensor, str] | None:
         """Returns a value with the shape of a weight and how it was made; None if there is no way."""
-        if name == POSITIONS and value.ndim == 3 and value.shape[2] == weight.shape[2]:
-            return self._positions(value, weight)
-        if name == f"{PROJECTION}.conv.weight":
+        if name == self.first:
             return _projection(value, weight)
-        if name == f"{PROJECTION}.linear.weight" and self.source is not None:
-            (p1, p2), (q1, q2) = self.source.patch_size, self.vit.patch_size
+        if name == f"{PROJECTION}.linear.weight" and isinstance(self.network, ViT) and self.source is not None:
+            (p1, p2), (q1, q2) = self.source.patch_size, self.network.patch_size
             old = rearrange(value, "e (c p1 p2) -> e c p1 p2", p1=p1, p2=p2)
             new = rearrange(weight, "e (c p1 p2) -> e c p1 p2", p1=q1, p2=q2)
-            if (made := _projection(old, new)) is not None:
-                return made[0].flatten(1), made[1]
-        return None
+            made = _projection(old, new)
+            return None if made is None else (made[0].flatten(1), made[1])
+        if value.ndim != 3 or value.shape[2] != weight.shape[2]:
+            return None
+        if isinstance(self.network, ViT):
+            return self._positions(self.network, value) if name == POSITIONS else None
+        known = name.rpartition(".")[2] in ("pos_embed", "pos_embedding", "position_embeddings")
+        return self._positions_of_others(value, weight) if known else None
 
-    def _positions(self, value: Tensor, weight: Tensor) -> tuple[Tensor, str] | None:
+    def _positions(self, vit: ViT, value: Tensor) -> tuple[Tensor, str] | None:
         """Resizes the rows of the grid, and keeps those of tokens that both networks have; others are zero."""
-        here = _rows_before(self.vit)
+        here = _rows_before(vit)
         there = here if self.source is None else _rows_before(self.source)
         before = sum(there.values())
         positions = None if self.source is None else self.source.patch_embedding.positions
         known_grid = positions.grid if isinstance(positions, LearnedPositions) else self.grid
-        old, own = known_grid or _square(value.shape[1] - before), self.vit.patch_embedding.positions
+        old, own = known_grid or _square(value.shape[1] - before), vit.patch_embedding.positions
         if old is None or before + old[0] * old[1] != value.shape[1] or not isinstance(own, LearnedPositions):
             return None
         table, text = _resized_positions(value, old, own.grid, before, self.interpolation)
@@ -200,41 +201,8 @@ class _RulesOfViT:
             text += f" (those of {' and '.join(changed)} {'zero' if sum(here.values()) > before else 'left out'})"
         return torch.cat([*rows, table[0, before:]])[None], text
 
-
-def _rows_before(vit: ViT) -> dict[str, int]:
-    """Returns the rows of a table of positions before those of the grid, by token."""
-    embedding = vit.patch_embedding
-    if isinstance(embedding.positions, LearnedPatchPositions):
-        return {}
-    return {name: getattr(embedding, name).token.shape[1] for name in TOKENS if hasattr(embedding, name)}
-
-
-class _RulesOfOthers:
-    """The same rules for another network, as far as its names tell them."""
-
-    heads: tuple[str, ...] = ()
-
-    def __init__(self, network: nn.Module, grid: Size | None, interpolation: Interpolation) -> None:
-        self.network, self.grid, self.interpolation = network, grid, interpolation
-        with contextlib.suppress(UserError):  # a network without a head
-            self.heads = tuple(f"{name}." for name in find_head(network))
-        kernels = (name for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
-        self.first = f"{next(kernels, '')}.weight"
-
-    def is_head(self, name: str) -> bool:
-        return name.startswith(self.heads)
-
-    def optional(self, name: str, weight: Tensor) -> str:
-        if not weight.is_floating_point():
-            return "counters"
-        return "last norm" if name.split(".")[0] in ("norm", "fc_norm") else ""
-
-    def resized(self, name: str, value: Tensor, weight: Tensor) -> tuple[Tensor, str] | None:
-        if name == self.first:
-            return _projection(value, weight)
-        known = name.rpartition(".")[2] in ("pos_embed", "pos_embedding", "position_embeddings")
-        if not known or value.ndim != 3 or value.shape[2] != weight.shape[2]:
-            return None
+    def _positions_of_others(self, value: Tensor, weight: Tensor) -> tuple[Tensor, str] | None:
+        """Resizes positions of a network whose numbers of tokens and grid are known from its names alone."""
         size = getattr(getattr(self.network, "patch_embed", None), "grid_size", None)
         own = getattr(self.network, "num_prefix_tokens", 1)
         for prefix in dict.fromkeys([own, 0, 1, 2]):
@@ -243,6 +211,14 @@ class _RulesOfOthers:
             if old and new and [prefix + a * b for a, b in (old, new)] == [value.shape[1], weight.shape[1]]:
                 return _resized_positions(value, old, new, prefix, self.interpolation)
         return None
+
+
+def _rows_before(vit: ViT) -> dict[str, int]:
+    """Returns the rows of a table of positions before those of the grid, by token."""
+    embedding = vit.patch_embedding
+    if isinstance(embedding.positions, LearnedPatchPositions):
+        return {}
+    return {name: getattr(embedding, name).token.shape[1] for name in TOKENS if hasattr(embedding, name)}
 
 
 def _resized_positions(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def from_reference(
     Raises:
         UserError: names options that we do not have, and missing, unexpected and misshapen tensors.
     """
-    table = _family(family)
+    table = check_family(family)
     tensors = {name: _tensor(name, value) for name, value in state_dict.items()}
     layout = table.find_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
     options, vit = _build(table, config, layout)
@@ -87,7 +88,7 @@ def to_reference(
     Raises:
         UserError: names the options of the model that the family does not have.
     """
-    table = _family(family)
+    table = check_family(family)
     options = describe(vit)
     imported = vit.reference if vit.reference is not None and vit.reference["family"] == family else None
     old_layout = imported["layout"] if imported is not None else {}
@@ -112,9 +113,10 @@ def to_reference(
     return table.pack(tensors, layout), config
 
 
-def _family(family: str) -> Family:
+def check_family(family: str, key: str = "family") -> Family:
+    """Returns a family by its name."""
     if family not in FAMILIES:
-        raise UserError(f"family={family} must be one of {', '.join(FAMILIES)}")
+        raise UserError(f"{key}={family} must be one of {', '.join(FAMILIES)}")
     return FAMILIES[family]
 
 
@@ -133,11 +135,18 @@ def _tensor(name: str, value: Tensor | np.ndarray[Any, Any]) -> Tensor:
 
 def _build(table: Family, config: Mapping[str, Any], layout: Layout) -> tuple[Options, ViT]:
     """Returns the options of a config and a ViT of them."""
-    try:
+    with checked(table, config):
         options = table.read(config, layout)
         if not options["num_classes"] and not table.headless:
             raise UserError(f"num_classes=0: {table.name} has no model that returns the pooled features")
         return options, build(options)
+
+
+@contextlib.contextmanager
+def checked(table: Family, config: Config | Mapping[str, Any]) -> Iterator[None]:
+    """Turns errors of values of a wrong type, deep inside a config, into a UserError."""
+    try:
+        yield
     except UserError:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as fault:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,25 +70,22 @@ class Told:
     def norm(self, name: str) -> str | None:
         return self.kind(name) if self.has(f"{name}.weight") else None
 
-    def embedding(self) -> Options:
-        """Returns the options of the embedding but sizes and positions."""
-        projection, registers = f"{EMBEDDING}.projection", f"{EMBEDDING}.register_tokens.token"
-        return {
-            "patch_bias": self.has(f"{projection}.conv.bias") or self.has(f"{projection}.linear.bias"),
-            "patch_norm": self.norm(f"{projection}.patch_norm"),
-            "patch_token_norm": self.norm(f"{projection}.norm"),
+    def options(self, number: int = 0) -> Options:
+        """Returns the options of embedding, head and one block, but sizes, heads, positions and the kind of pool."""
+        half, second = f"encoder.{number}.attention.fn", f"encoder.{number}.feed_forward"
+        attention, part = f"{half}.attention", f"{second}.fn.feed_forward"
+        patches, registers = f"{EMBEDDING}.projection", f"{EMBEDDING}.register_tokens.token"
+        representation, linear = "head.representation.linear.weight", "head.linear.weight"
+        projection = self.has(f"{attention}.projection.weight")
+        last = "before_pool" if self.has("norm.weight") else "after_pool" if self.has("head.norm.weight") else "none"
+        options: Options = {
+            "patch_bias": self.has(f"{patches}.conv.bias") or self.has(f"{patches}.linear.bias"),
+            "patch_norm": self.norm(f"{patches}.patch_norm"),
+            "patch_token_norm": self.norm(f"{patches}.norm"),
             "class_token": self.has(f"{EMBEDDING}.class_token.token"),
             "distillation_token": self.has(f"{EMBEDDING}.distillation_token.token"),
             "register_tokens": self.size(registers, 1) if self.has(registers) else 0,
             "embedding_norm": self.norm(f"{EMBEDDING}.norm"),
-        }
-
-    def block(self, number: int = 0) -> Options:
-        """Returns the options of a block but number and width of its heads."""
-        half, second = f"encoder.{number}.attention.fn", f"encoder.{number}.feed_forward"
-        attention, part = f"{half}.attention", f"{second}.fn.feed_forward"
-        projection = self.has(f"{attention}.projection.weight")
-        options: Options = {
             "norm": self.norm(f"{half}.norm"),
             "layer_scale": 1e-5 if self.has(f"{half}.layer_scale.scale") else None,
             "qk_norm": self.norm(f"{attention}.query_norm"),
@@ -96,6 +93,10 @@ class Told:
             "qkv_bias": self.has(f"{attention}.qkv.bias"),
             "projection": projection,
             "projection_bias": not projection or self.has(f"{attention}.projection.bias"),
+            "final_norm": last,
+            "pool_hidden": self.size("head.pool.feed_forward.expand.weight") if self.has("head.pool.probe") else None,
+            "representation_size": self.size(representation) if self.has(representation) else None,
+            "num_classes": self.size(linear) if self.has(linear) else 0,
         }
         if self.has(dictionary := f"{second}.feed_forward.dictionary"):
             return {**options, "feed_forward": "ista", "hidden": self.size(dictionary)}
@@ -105,18 +106,6 @@ class Told:
         options |= {"activation": "silu"} if kind != "mlp" else {}
         options |= {"feed_forward": kind, "hidden": hidden, "feed_forward_norm": self.norm(f"{part}.norm")}
         return {**options, "feed_forward_bias": self.has(f"{part}.contract.bias")}
-
-    def head(self) -> Options:
-        """Returns the options of last norm and head but the kind of the pool."""
-        last = "before_pool" if self.has("norm.weight") else "after_pool" if self.has("head.norm.weight") else "none"
-        representation, linear = "head.representation.linear.weight", "head.linear.weight"
-        hidden = "head.pool.feed_forward.expand.weight"
-        return {
-            "final_norm": last,
-            "pool_hidden": self.size(hidden) if self.has("head.pool.probe") else None,
-            "representation_size": self.size(representation) if self.has(representation) else None,
-            "num_classes": self.size(linear) if self.has(linear) else 0,
-        }
 
 
 def describe(vit: ViT) -> Options:
@@ -128,7 +117,7 @@ def describe(vit: ViT) -> Options:
     refuse(dict.fromkeys(_problems(vit)))
     shapes = {name: tuple(tensor.shape) for name, tensor in canonical_state(vit).items()}
     told = Told(shapes, lambda name: _norm(vit.get_submodule(name)))
-    blocks = [{**told.block(number), **_block(block)} for number, block in enumerate(vit.encoder)]
+    blocks = [{**told.options(number), **_block(block)} for number, block in enumerate(vit.encoder)]
     refuse(
         f"{name}: the blocks of the encoder differ from one another"
         for name in blocks[0]
@@ -137,9 +126,7 @@ def describe(vit: ViT) -> Options:
     embedding = vit.patch_embedding
     return {
         **OPTIONS,
-        **told.embedding(),
         **blocks[0],
-        **told.head(),
         **{name: getattr(vit, name) for name in (*SIZES, "drop_path")},
         "positions": _positions(_at(embedding, "positions"), vit.prefix_tokens),
         "emb_dropout": _at(embedding, "dropout.p"),
@@ -168,14 +155,16 @@ def _problems(vit: ViT) -> Iterator[str]:
     foreign = [block for block in vit.encoder if not _is_ours(block)]
     halves = [(_half(block, "attention"), _half(block, "feed_forward")) for block in vit.encoder if _is_ours(block)]
     parts, pool = [second.feed_forward for _, second in halves], _at(vit, "head.pool")
-    yield from (_foreign("block", block) for block in foreign)
-    yield from _of_others("patch_projection", [vit.patch_embedding.projection], (ConvProjection, LinearProjection))
-    positions = _at(vit, "patch_embedding.positions")
-    yield from _of_others("positions", [positions], (SinCos2dPositions, *POSITIONS.values()))
     attentions = (SeparateAttention, RotaryAttention, *ATTENTIONS.values())
-    yield from _of_others("attention", [first.attention for first, _ in halves], attentions)
-    yield from _of_others("feed_forward", parts, FEED_FORWARDS.values())
-    yield from _of_others("pool", [pool], POOLS.values())
+    checked: list[tuple[str, Any, tuple[type, ...]]] = [
+        *(("block", block, ()) for block in foreign),
+        ("patch_projection", vit.patch_embedding.projection, (ConvProjection, LinearProjection)),
+        ("positions", _at(vit, "patch_embedding.positions"), (SinCos2dPositions, *POSITIONS.values())),
+        *(("attention", first.attention, attentions) for first, _ in halves),
+        *(("feed_forward", part, tuple(FEED_FORWARDS.values())) for part in parts),
+        ("pool", pool, tuple(POOLS.values())),
+    ]
+    yield from (_foreign(name, each) for name, each, ours in checked if each is not None and type(each) not in ours)
     for activation in (_at(part, "activation") for part in (*parts, _at(pool, "feed_forward"))):
         if activation is not None and _activation(activation) is None:
             yield _foreign("activation", activation)
@@ -191,10 +180,6 @@ def _problems(vit: ViT) -> Iterator[str]:
     rates = [_at(first, "drop_path.p", 0.0) for first, _ in halves]
     if not foreign and rates != drop_path_rates(vit.drop_path, len(rates)):
         yield f"drop_path={rates} of the blocks does not grow linearly to {vit.drop_path}"
-
-
-def _of_others(name: str, modules: Iterable[Any], kinds: Iterable[type]) -> Iterator[str]:
-    return (_foreign(name, each) for each in modules if each is not None and type(each) not in tuple(kinds))
 
 
 def _foreign(name: str, module: object) -> str:

@@ -7,10 +7,9 @@ import contextlib
 import json
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError, first_line
-from vit_lightning.storage.checkpoint_files import BEST, LAST, check_checkpoint, find_checkpoint, read_archive
+from vit_lightning.storage.checkpoint_files import (
+    BEST,
+    LAST,
+    check_checkpoint,
+    find_checkpoint,
+    read_archive,
+)
 from vit_lightning.weights.hubs import LIBRARIES, facts_of_preprocessing, hub_folder
 
 IN_FOLDER = (
@@ -76,23 +81,30 @@ def read_weights(place: str | Path, key: str = "source") -> WeightsFile:
     Raises:
         UserError: it is not there, damaged, holds no weights, or holds more than tensors and plain data.
     """
-    try:
+    with naming(key, place):
         return _read(str(place), key)
+
+
+@contextlib.contextmanager
+def naming(key: str, place: str | Path | WeightsFile) -> Iterator[None]:
+    """Begins each problem of a UserError inside with the option and the place of weights."""
+    name = place.place if isinstance(place, WeightsFile) else str(place)
+    named = f"{key}={name}"
+    try:
+        yield
     except UserError as error:
-        named = f"{key}={place}"
-        problems = [text.removeprefix(named).removeprefix(str(place)) for text in error.problems]
-        raise UserError([named + (text if text[:1] in (":", " ") else f": {text}") for text in problems]) from None
+        problems = [text.removeprefix(f"{key}=") if text.startswith(named) else text for text in error.problems]
+        raise UserError(
+            f"{key}={text}" if text.startswith(name) else f"{named}: {text}" for text in problems
+        ) from error.__cause__
 
 
 def _read(place: str, key: str) -> WeightsFile:
     library, _, name = place.partition(":")
     if library in LIBRARIES:
-        network, facts = LIBRARIES[library](name)
-        described: dict[str, Any] = {"architecture": facts.get("architecture", name), "pretrained_cfg": facts}
+        network, about = LIBRARIES[library](name)
         tensors, notes = _tidy(network.state_dict())
-        view = facts_of_preprocessing(facts)
-        described = described if library == "timm" else facts
-        return WeightsFile(place, None, tensors, described, view=view, notes=notes, network=network)
+        return WeightsFile(place, None, tensors, about, view=_view(about), notes=notes, network=network)
     path = hub_folder(name) if library == "hf-hub" else Path(place)
     if not path.is_dir() or any((path / name).is_file() for name in (BEST, LAST)):
         path = find_checkpoint(place, key)
@@ -104,15 +116,14 @@ def _read(place: str, key: str) -> WeightsFile:
         tensors = {name.removeprefix("network."): state[name] for name in state if name.startswith("network.")}
         return WeightsFile(place, path, tensors, checkpoint["config"], checkpoint, checkpoint.get("test_view"))
     tensors, notes = _tidy(contents)
-    config, view = _told_inside(contents)
-    config = inside or config or _config_beside(file)
-    return WeightsFile(place, path, tensors, config, view=view or _view(file, config), notes=notes)
+    config, view = _described(file, contents, inside)
+    return WeightsFile(place, path, tensors, config, view=view, notes=notes)
 
 
 def _is_ours(contents: Any) -> bool:
     if not isinstance(contents, dict) or not isinstance(contents.get("state_dict"), dict):
         return False
-    config = contents.get("config", contents.get("page"))
+    config = contents.get("config")
     return isinstance(config, dict) and {"model", "data"} <= config.keys()
 
 
@@ -126,48 +137,42 @@ def _file_in(folder: Path) -> Path:
     return found[0]
 
 
-def _told_inside(contents: Any) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Returns model and preprocessing in a checkpoint of ViTClassifier by a Trainer of the user's own."""
-    config, view = (contents.get(name) for name in ("config", "test_view")) if isinstance(contents, dict) else ("", "")
-    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
-        return None, {}
-    view = dict(view) if isinstance(view, dict) else {}
-    return {"model": config["model"], "class_names": view.pop("class_names", None)}, view
-
-
-def _config_beside(file: Path) -> dict[str, Any] | None:
-    """Returns the description beside a file: config.json of a folder of one model, or NAME.json where it is one."""
-    if file.name in IN_FOLDER and (beside := file.with_name("config.json")).is_file():
-        return _read_json(beside)
+def _described(
+    file: Path, contents: Any, inside: dict[str, Any] | None
+) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Returns what a file, or config.json beside it, or NAME.json, says about the model and about its images."""
+    config = contents.get("config") if isinstance(contents, dict) else None
+    if isinstance(config, dict) and isinstance(config.get("model"), dict):  # of ViTClassifier, by any Trainer
+        view = contents.get("test_view")
+        return {"model": config["model"]}, view if isinstance(view, dict) else {}
+    if file.name in IN_FOLDER:
+        config, images = (_read_json(file.with_name(f"{name}.json")) for name in ("config", "preprocessor_config"))
+        return inside or config, _view(inside or config, images)
     with contextlib.suppress(UserError):  # another file by chance
-        return _read_json(file.with_suffix(".json"))
-    return None
+        inside = inside or _read_json(file.with_suffix(".json"))
+    return inside, _view(inside)
 
 
-def _view(file: Path, config: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    beside = file.with_name("preprocessor_config.json")
-    given: Any = _read_json(beside) if file.name in IN_FOLDER and beside.is_file() else None
-    for key in ("preprocessing", "pretrained_cfg"):
-        given = given or (config or {}).get(key)
-    return facts_of_preprocessing(given) or None if isinstance(given, Mapping) else None
+def _view(config: Mapping[str, Any] | None, images: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    given = images or (config or {}).get("preprocessing") or (config or {}).get("pretrained_cfg")
+    return facts_of_preprocessing(given) if isinstance(given, Mapping) else {}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """Returns the object in a file; None if there is no file."""
+    if not path.is_file():
+        return None
     try:
         if path.stat().st_size > _LARGEST_JSON:
-            raise UserError(f"{path} is larger than 16 MiB")
-        return _parse_json(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as fault:
-        raise UserError(f"{path} cannot be read: {first_line(fault)}") from fault
+            raise ValueError("it is larger than 16 MiB")
+        return _json_object(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as fault:
+        raise UserError(f"{path} is no JSON of an object ({first_line(fault)})") from fault
 
 
-def _parse_json(text: str, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as fault:
-        raise UserError(f"{name} is no JSON ({first_line(fault)})") from fault
-    if not isinstance(found, dict):
-        raise UserError(f"{name} must hold a JSON object")
+def _json_object(text: str | bytes) -> dict[str, Any]:
+    if not isinstance(found := json.loads(text), dict):
+        raise ValueError(f"it holds {type(found).__name__}")
     return found
 
 
@@ -180,41 +185,24 @@ def _contents(file: Path) -> tuple[Any, dict[str, Any] | None, bool]:
             head = opened.read(9)
     except OSError as fault:
         raise UserError(f"{file} cannot be read: {first_line(fault)}") from fault
-    if head.startswith(b"PK\x03\x04"):
-        try:
-            with zipfile.ZipFile(file) as archive:
-                names = archive.namelist()
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as fault:
-            raise UserError(f"{file} cannot be read: it is damaged or was cut short ({first_line(fault)})") from fault
-        if names and all(name.endswith(".npy") for name in names):
-            return _read_npz(file), None, False
-        with _namespaces_as_data():
-            contents, sealed = read_archive(file)
-        return contents, None, sealed
     if head[8:] == b"{":
         return *_read_safetensors(file), False
-    if head.startswith(b"\x80"):
-        return _read_old_torch(file), None, False
-    raise UserError(f"{file} holds no weights: it is no file of torch.save, safetensors or numpy (.npz)")
+    if head.startswith(b"PK\x03\x04") and _is_npz(file):
+        return _read_npz(file), None, False
+    if not head.startswith((b"PK\x03\x04", b"\x80")):
+        raise UserError(f"{file} holds no weights: it is no file of torch.save, safetensors or numpy (.npz)")
+    with torch.serialization.safe_globals([argparse.Namespace]):  # which timm's checkpoints hold
+        contents, sealed = read_archive(file)
+    return contents, None, sealed
 
 
-def _namespaces_as_data() -> Any:
-    """Lets ``torch.load`` read argparse.Namespace, which timm's checkpoints hold, and nothing else beside data."""
-    return torch.serialization.safe_globals([argparse.Namespace])
-
-
-def _read_old_torch(file: Path) -> Any:
-    """Returns the contents of a file of ``torch.save`` before torch 1.6."""
+def _is_npz(file: Path) -> bool:
+    """Whether a zip file holds arrays of numpy alone; not if it is damaged."""
     try:
-        with _namespaces_as_data():
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except UnpicklingError as fault:  # its own text advises to load it anyway
-        text = (
-            "it is damaged or holds more than tensors and plain data (of a whole network save its state_dict() instead)"
-        )
-        raise UserError(f"{file} cannot be read: {text}") from fault
-    except Exception as fault:  # torch raises a dozen types for damaged files
-        raise UserError(f"{file} cannot be read: it is damaged or no file of torch.save") from fault
+        with zipfile.ZipFile(file) as archive:
+            return all(name.endswith(".npy") for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return False
 
 
 def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
@@ -223,17 +211,17 @@ def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any] | N
     try:
         with safe_open(file, framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
-            described: Any = (opened.metadata() or {}).get("config")
+            described = (opened.metadata() or {}).get("config", "")
     except (SafetensorError, OSError, ValueError, TypeError) as fault:
         raise UserError(f"{file} cannot be read as safetensors: {first_line(fault)}") from fault
-    with contextlib.suppress(UserError, TypeError):  # a description of another kind, or none
-        return tensors, _parse_json(described, f"config in {file}")
+    with contextlib.suppress(ValueError, RecursionError):  # a description of another kind, or none
+        return tensors, _json_object(described)
     return tensors, None
 
 
 def _read_shards(index: Path) -> dict[str, Any]:
     """Returns the tensors of the files that an index names, which lie beside it."""
-    placed = _read_json(index).get("weight_map")
+    placed = (_read_json(index) or {}).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
         raise UserError(f"{index} has no weight_map of files")
     tensors: dict[str, Any] = {}
@@ -252,29 +240,17 @@ def _read_npz(file: Path) -> dict[str, Tensor]:
     """Returns the arrays of a .npz that are numbers; bounds what a compressed one may grow to."""
     tensors = {}
     try:
-        with zipfile.ZipFile(file) as archive:
-            records = archive.infolist()
-            if sum(record.file_size for record in records) > (1 << 30) + _LARGEST_GROWTH * file.stat().st_size:
-                raise UserError(f"{file} cannot be read: it grows too large when it is unpacked")
-            for record in records:
-                with archive.open(record) as member:
-                    version = np.lib.format.read_magic(member)
-                    formats: Any = np.lib.format
-                    read_header = formats.read_array_header_1_0 if version[0] == 1 else formats.read_array_header_2_0
-                    shape, _, dtype = read_header(member)
-                if dtype.hasobject or int(np.prod([1, *shape], dtype=object)) * dtype.itemsize > record.file_size:
-                    raise UserError(f"{file} cannot be read: {record.filename} holds objects or less than it says")
-                with archive.open(record) as member:
-                    array = np.lib.format.read_array(member, allow_pickle=False)
-                name = record.filename.removesuffix(".npy")
+        with np.load(file, allow_pickle=False) as arrays:
+            sizes = [record.file_size for record in arrays.zip.infolist()]
+            if sum(sizes) > (1 << 30) + _LARGEST_GROWTH * file.stat().st_size:
+                raise ValueError("it grows too large when it is unpacked")
+            for name, array in arrays.items():
                 if array.dtype.kind == "V" and array.dtype.itemsize == 2:  # bfloat16, which numpy does not have
                     tensors[name] = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
                 elif array.dtype.kind in "fiub":
                     tensors[name] = torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))))
-    except UserError:
-        raise
     except Exception as fault:  # zipfile, zlib and numpy raise many types for damaged files
-        raise UserError(f"{file} cannot be read: it is damaged or was cut short ({first_line(fault)})") from fault
+        raise UserError(f"{file} cannot be read as numbers of numpy: {first_line(fault)}") from fault
     return tensors
 
 
@@ -282,8 +258,8 @@ def _tidy(contents: Any) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Returns the weights without what lies around them, and sentences on what was chosen and left out."""
     notes: list[str] = []
     state = _unwrapped(contents, notes)
-    tensors = {str(name): value.detach() for name, value in state.items() if isinstance(value, Tensor)}
-    tensors = {name: value for name, value in tensors.items() if not name.startswith(_COUNTS)}
+    found = {str(name): value.detach() for name, value in state.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in found.items() if not name.startswith(_COUNTS)}
     if not tensors:
         first = ", ".join(str(name)[:50] for name in list(state)[:3]) or "nothing"
         raise UserError(f"it holds no weights (it has {first})")

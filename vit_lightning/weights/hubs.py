@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ T = TypeVar("T")
 
 
 def timm_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
-    """Returns a model of timm with its trained weights, and timm's facts on them (``pretrained_cfg``)."""
+    """Returns a model of timm with its trained weights, and its config as in a folder of timm."""
     try:
         import timm
     except ImportError as fault:
@@ -28,11 +27,12 @@ def timm_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
             f"timm:{name}: timm has no such model with weights{_near(name, timm.list_models(pretrained=True))}"
         )
     network: Any = _fetched(lambda: timm.create_model(name, pretrained=True), f"timm:{name}")
-    return network, dict(network.pretrained_cfg)
+    facts = dict(network.pretrained_cfg)
+    return network, {"architecture": facts.get("architecture", name), "pretrained_cfg": facts}
 
 
 def torchvision_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
-    """Returns a classifier of torchvision with its trained weights, how its images are prepared, and class_names."""
+    """Returns a classifier of torchvision with its trained weights, its class_names and preprocessing."""
     from torchvision import models
 
     if name not in models.list_models(module=models):  # those of its submodules find boxes or masks
@@ -44,14 +44,14 @@ def torchvision_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
     size, resized = prepare.crop_size[0], prepare.resize_size[0]
     facts = {"image_size": (size, size), "in_channels": 3, "centre_share": min(1.0, size / resized)}
     facts |= {"mean": list(prepare.mean), "std": list(prepare.std)}
-    return network, {**facts, "class_names": list(weights.meta["categories"])}
+    return network, {"preprocessing": facts, "class_names": list(weights.meta["categories"])}
 
 
 LIBRARIES: dict[str, Callable[[str], tuple[nn.Module, dict[str, Any]]]] = {
     "timm": timm_model,
     "torchvision": torchvision_model,
 }
-"""Libraries that fetch a network by name, each with what it says about the network."""
+"""Libraries that fetch a network by name, each with a description of the network."""
 
 
 def hub_folder(name: str) -> Path:
@@ -85,28 +85,16 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _fetched(load: Callable[[], T], place: str) -> T:
+    from unittest.mock import patch
+
     try:
-        with _data_alone():
+        with patch.dict(os.environ, TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"):  # torchvision would run code in a file
             return load()
     except Exception as fault:  # of urllib, of sockets, of the hub
         reason = (" ".join(str(fault).split()) or type(fault).__name__).split(". ")[0][:200]
         if isinstance(fault, OSError) and fault.errno is None:  # not of the disk
             reason = f"offline, or there is no such model{f' ({reason})' * (len(reason) < 60)}"
         raise UserError(f"{place}: its weights cannot be had: {reason}") from fault
-
-
-@contextlib.contextmanager
-def _data_alone() -> Iterator[None]:
-    """Lets ``torch.load`` read tensors and plain data alone: torchvision would run code in a file of weights."""
-    switch = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(switch)
-    os.environ[switch] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(switch)
-        if before is not None:
-            os.environ[switch] = before
 
 
 def facts_of_preprocessing(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,10 @@ are read from those, whatever the family, and the family's table of arguments wr
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +20,12 @@ from vit_lightning.limits import refuse
 from vit_lightning.models.crate import SIZES as CRATE_SIZES
 from vit_lightning.models.presets import PRESETS
 from vit_lightning.sizes import pair
-from vit_lightning.weights.convert import FAMILIES, from_reference
+from vit_lightning.weights.convert import FAMILIES, check_family, checked, from_reference
 from vit_lightning.weights.describe import EMBEDDING, Told, model_config
 from vit_lightning.weights.fields import Field
 from vit_lightning.weights.files import WeightsFile
 from vit_lightning.weights.options import OPTIONS, SIZES, Options
-from vit_lightning.weights.tables import Config, Family, Layout, Shapes, Theirs
+from vit_lightning.weights.tables import Config, Family, Layout, Shapes, Tensors, Theirs
 
 OURS = "vit_lightning"
 """Family of weights under our own names; its config is ``class_path`` and ``init_args`` of ViT."""
@@ -43,6 +43,9 @@ _HEADS_OF_FAMILY = {
     "einops_tutorial": {(768, 12): 8},  # the tutorial's own default
 }
 """Number of heads of published models by width and depth, first those of the family."""
+_OUR_FIELDS = tuple(Field(name, ..., name, pair if name in ("image_size", "patch_size") else int) for name in SIZES)
+_OUR_TABLE = Family(OURS, _OUR_FIELDS, names=lambda options, layout: {})
+"""Weights under our own names, of which these sizes may be given."""
 _LARGEST_IMAGE = 1 << 14
 """Side of an image, in a description beside weights, for which positions are computed."""
 
@@ -82,43 +85,86 @@ def identify(
     given = dict(config or {})
     if isinstance(described, Mapping) and "class_path" in described:
         return Identified(OURS, _with_arguments(described, given), {}, ())
-    stated = _stated(file.config or {})
+    stated = _stated(file)
     wanted = given.pop("family", stated.pop("family", None))
-    if wanted is not None and wanted not in list(FAMILIES):
-        raise UserError(f"config.family={wanted} must be one of {', '.join(FAMILIES)}")
-    shapes = {name: tuple(tensor.shape) for name, tensor in file.tensors.items()}
-    tables = [(_coverage(shapes, table), table) for table in FAMILIES.values() if wanted in (None, table.name)]
-    if (
-        wanted is None
-        and "patch_embedding.projection" in " ".join(shapes)
-        and "encoder.0.attention" in " ".join(shapes)
-    ):
-        return _identify_ours(shapes, given, model)
-    likely = sorted((found for found in tables if found[0] >= 0.5), key=lambda found: -found[0])
+    if wanted is not None:
+        check_family(wanted, "config.family")
+    on_meta = {name: tensor.to("meta") for name, tensor in file.tensors.items()}
+    names = " ".join(on_meta)
+    if wanted is None and "patch_embedding.projection" in names and "encoder.0.attention" in names:
+        return _identify_ours(on_meta, given, model)
     failures: list[UserError] = []
-    for _, table in likely:
+    readings = [_read(on_meta, table) for table in FAMILIES.values() if wanted in (None, table.name)]
+    for reading in sorted(filter(None, readings), key=lambda reading: -reading.coverage):
         try:
-            return _as_family(file, table, stated, given, model)
+            return _as_family(reading, on_meta, stated, given, model)
         except UserError as error:
             failures.append(error)
     if failures:
         raise failures[0]
-    names = ", ".join(list(shapes)[:3])
-    raise UserError(f"{file.place} holds weights of none of the families {', '.join(FAMILIES)} (first names: {names})")
+    first = ", ".join(list(on_meta)[:3])
+    raise UserError(f"{file.place} holds weights of none of the families {', '.join(FAMILIES)} (first names: {first})")
+
+
+class _Reading(NamedTuple):
+    """The tensors of a file as those of a family.
+
+    Args:
+        table: the family.
+        layout: form of the file.
+        base: options of the family's constructor without arguments; those that have to be given as in ViT-B/16.
+        shapes: shapes under our names.
+        heads: number of heads, where a kernel has an axis for them.
+        coverage: fraction of the tensors whose names the family has.
+    """
+
+    table: Family
+    layout: Layout
+    base: Options
+    shapes: Shapes
+    heads: int | None
+    coverage: float
+
+
+def _read(tensors: Tensors, table: Family) -> _Reading | None:
+    """Returns the tensors as those of a family; None if it has less than half of their names."""
+    layout = table.find_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    defaults = {name: value for name, value in table.defaults.items() if value is not ...}
+    of_layout = {ours: layout[key] for key, ours in table.layout_options.items()}
+    base: Options = {**OPTIONS, **table.fixed, **table.set_by(defaults), **of_layout}
+    try:
+        unpacked = table.unpack(tensors, layout)
+    except UserError:
+        return None
+    shapes: dict[str, tuple[int, ...]] = {}
+    heads, matched = None, set[str]()
+    for ours, value in table.names(base, layout).items():
+        theirs = value if isinstance(value, Theirs) else Theirs(value)
+        source, _, target = theirs.pattern.partition(" -> ")
+        axes = target.split()
+        for part in theirs.parts:
+            pattern = re.compile(re.escape(part).replace(r"\*", r"(?P<block>\d{1,4})") + r"(?P<rest>(\..+)?)$")
+            for name, match in ((name, match) for name in unpacked if (match := pattern.match(name))):
+                tensor = unpacked[name]
+                matched.add(name)
+                if "h" in axes and tensor.ndim == len(axes):
+                    heads = tensor.shape[axes.index("h")]
+                with contextlib.suppress(EinopsError):  # it needs the sizes of a patch: they stay one axis
+                    tensor = rearrange(tensor, f"{target} -> {source}") if source else tensor
+                shape = (tensor.shape[0] * len(theirs.parts), *tensor.shape[1:]) if tensor.ndim else ()
+                shapes[ours.replace("*", match.groupdict().get("block") or "") + match["rest"]] = shape
+    coverage = len(matched) / max(1, len(unpacked))
+    return _Reading(table, layout, base, shapes, heads, coverage) if coverage >= 0.5 else None
 
 
 def _as_family(
-    file: WeightsFile, table: Family, stated: Config, given: Config, model: Mapping[str, Any] | None
+    reading: _Reading, tensors: Tensors, stated: Config, given: Config, model: Mapping[str, Any] | None
 ) -> Identified:
     """Returns the weights as those of a family; raises UserError if they are not."""
-    layout = table.find_layout({name: tuple(tensor.shape) for name, tensor in file.tensors.items()})
-    on_meta = {name: tensor.to("meta") for name, tensor in file.tensors.items()}
-    unpacked = {name: tuple(tensor.shape) for name, tensor in table.unpack(on_meta, layout).items()}
+    table, layout = reading.table, reading.layout
     words = {**table.defaults, **table.without}
     known = {name: value for name, value in stated.items() if name in words or name == "id2label"} | given
-    base, known_options = _base_options(table, layout), _known_options(table, known)
-    shapes, heads = _under_our_names(unpacked, table, base, layout)
-    clues = _Clues(shapes, {**base, **known_options}, frozenset(known_options), table, heads, model)
+    clues = _Clues(reading, _known_options(table, known), model)
     options = clues.options()
     written = table.write(options, layout)
     if options["positions"] == "none" and table.read({**written, **known}, layout)["positions"] != "none":
@@ -126,18 +172,18 @@ def _as_family(
         written = table.write(options, layout)
     config = {name: value for name, value in {**written, **known}.items() if value != words.get(name, ...)}
     with torch.device("meta"):
-        from_reference(on_meta, family=table.name, config=config)  # names all tensors that do not fit
+        from_reference(tensors, family=table.name, config=config)  # names all tensors that do not fit
     assumed = () if stated else (_assumed(table.name, options),)
     return Identified(table.name, config, layout, (*clues.notes, *assumed))
 
 
-def _identify_ours(shapes: Shapes, given: Config, of_config: Mapping[str, Any] | None) -> Identified:
-    sizes = {name: given[name] for name in SIZES if name in given}
-    refuse(problem for name, value in sizes.items() for problem in Field(name, ...).problems(value))
-    sizes |= {name: pair(sizes[name]) for name in ("image_size", "patch_size") if name in sizes}
+def _identify_ours(tensors: Tensors, given: Config, of_config: Mapping[str, Any] | None) -> Identified:
+    sizes = {name: value for name, value in given.items() if name in SIZES}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if "patch_embedding.positions.table" not in shapes and "positions" not in given:
         raise UserError("the weights do not tell the positions: give config={'positions': ...}, sincos2d or none")
-    clues = _Clues(shapes, {**OPTIONS, **sizes}, frozenset(sizes), None, None, of_config)
+    reading = _Reading(_OUR_TABLE, {}, OPTIONS, shapes, None, 1.0)
+    clues = _Clues(reading, _known_options(_OUR_TABLE, sizes), of_config)
     options = clues.options()
     model = model_config({**options, "positions": "none"} if "positions" in given else options)
     if "patch_embedding.projection.linear.weight" in shapes:
@@ -161,111 +207,36 @@ def _assumed(family: str, options: Options) -> str:
     return f"tensors do not tell all; assumed, as {family} has them: {text}"
 
 
-def _base_options(table: Family, layout: Layout) -> Options:
-    """Returns the options of a family's constructor without arguments; those that have to be given as in ViT-B/16."""
-    defaults = {name: value for name, value in table.defaults.items() if value is not ...}
-    of_layout = {ours: layout[key] for key, ours in table.layout_options.items()}
-    return {**OPTIONS, **table.fixed, **table.set_by(defaults), **of_layout}
-
-
 def _known_options(table: Family, known: Config) -> Options:
     """Returns the options that the given arguments set."""
-    try:
+    with checked(table, known):
         flat = table.flatten(known)
         refuse(table.wrong_types(flat))
         return table.set_by(flat)
-    except UserError:
-        raise
-    except (TypeError, ValueError, LookupError, AttributeError) as fault:
-        raise UserError(f"config of {table.name}: {fault}") from fault
 
 
-def _coverage(shapes: Shapes, table: Family) -> float:
-    """Returns the fraction of tensors whose names the family has."""
-    layout = table.find_layout(shapes)
-    on_meta = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    try:
-        unpacked = {name: tuple(tensor.shape) for name, tensor in table.unpack(on_meta, layout).items()}
-    except UserError:
-        return 0.0
-    patterns = [pattern for pattern, _, _ in _backwards(table, _base_options(table, layout), layout)]
-    return sum(any(pattern.match(name) for pattern in patterns) for name in unpacked) / max(1, len(unpacked))
-
-
-def _backwards(table: Family, options: Options, layout: Layout) -> list[tuple[re.Pattern[str], str, Theirs]]:
-    """Returns a pattern of the family's names, with our name, for each entry of its table."""
-    found = []
-    for ours, value in table.names(options, layout).items():
-        theirs = value if isinstance(value, Theirs) else Theirs(value)
-        for part in theirs.parts:
-            number = re.escape(part).replace(r"\*", r"(?P<block>\d{1,4})")
-            found.append((re.compile(rf"{number}(?P<rest>(\..+)?)$"), ours, theirs))
-    return found
-
-
-def _under_our_names(
-    shapes: Shapes, table: Family, options: Options, layout: Layout
-) -> tuple[dict[str, tuple[int, ...]], int | None]:
-    """Returns shapes under our names, and the number of heads where a kernel has an axis for them."""
-    found: dict[str, tuple[int, ...]] = {}
-    heads = None
-    for pattern, ours, theirs in _backwards(table, options, layout):
-        for name, shape in shapes.items():
-            match = pattern.match(name)
-            if match is None:
-                continue
-            source, _, target = theirs.pattern.partition(" -> ")
-            axes = target.split()
-            if "h" in axes and len(shape) == len(axes):
-                heads = shape[axes.index("h")]
-            if theirs.pattern:
-                try:
-                    back = f"{target} -> {source}"
-                    shape = tuple(rearrange(torch.empty(shape, device="meta"), back).shape)
-                except EinopsError:  # it needs the sizes of a patch: the axes are those of one matrix
-                    pass
-            shape = (shape[0] * len(theirs.parts), *shape[1:]) if shape else shape
-            found[ours.replace("*", match.groupdict().get("block") or "") + match["rest"]] = shape
-    return found, heads
-
-
-@dataclass(frozen=True)
 class _Clues:
     """Shapes of the tensors of a ViT, and all else that is known about it.
 
     Args:
-        shapes: shapes under our names.
-        base: options that hold where the tensors do not tell, the given ones among them.
-        known: names of options that were given.
-        table: the family; None for weights under our own names.
-        kernel_heads: number of heads, if a kernel has an axis for them.
+        reading: the tensors.
+        given: options that were given.
         model: heads in the user's config; None without one.
-        notes: sentences on what was assumed.
     """
 
-    shapes: Shapes
-    base: Options
-    known: frozenset[str]
-    table: Family | None
-    kernel_heads: int | None
-    model: Mapping[str, Any] | None
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def family(self) -> str:
-        return OURS if self.table is None else self.table.name
-
-    @property
-    def words(self) -> dict[str, str]:
-        """The family's own words for options."""
-        return {name: each.theirs for each in (self.table.fields if self.table else ()) for name in each.options}
-
-    @property
-    def told(self) -> Told:
-        return Told(self.shapes, self._kind, self.family)
+    def __init__(self, reading: _Reading, given: Options, model: Mapping[str, Any] | None) -> None:
+        self.shapes, self.kernel_heads, self.table, self.model = reading.shapes, reading.heads, reading.table, model
+        self.base, self.known = {**reading.base, **given}, frozenset(given)
+        self.told = Told(self.shapes, self._kind, self.table.name)
+        self.notes: list[str] = []
+        """Sentences on what was assumed."""
 
     def _kind(self, norm: str) -> str:
         return str(self.base["norm"]) if self.told.has(f"{norm}.bias") else "rmsnorm_1e-06"
+
+    def _word(self, option: str) -> str:
+        """Returns the family's own word for an option."""
+        return next((field.theirs for field in self.table.fields if option in field.options), option)
 
     def options(self) -> Options:
         """Returns the options of the ViT.
@@ -273,14 +244,14 @@ class _Clues:
         Raises:
             UserError: tensors are missing, or do not tell what then has to be given.
         """
-        told, base = self.told, self.base
-        options = {**base, **self._sizes(), **told.embedding(), **told.block(), **told.head()}
+        base = self.base
+        options = {**base, **self._sizes(), **self.told.options()}
         options |= {name: base[name] for name in ("patch_norm", "patch_token_norm") if base[name]}
         options["norm"] = options["norm"] or base["norm"]
         options |= self._heads(options)
         if options["pool_hidden"]:
             options |= {"pool": "attention", "pool_norm": base["norm"], "pool_activation": base["activation"]}
-        elif self.table is None or "pool" not in self.table.fixed:
+        elif "pool" not in self.table.fixed:
             norm_says = options["final_norm"] == "after_pool" != base["final_norm"]
             options["pool"] = "mean" if norm_says or not options["class_token"] else "cls"
         options |= {name: base[name] for name in self.known}
@@ -309,46 +280,48 @@ class _Clues:
             side = math.isqrt(pixels // channels)
             if side * side * channels == pixels:
                 return {"in_channels": channels, "patch_size": (side, side)}
-        word = self.words.get("patch_size", "patch_size")
-        raise UserError(
-            f"patches have {pixels} values, which are no squares: give config={{'{word}': [height, width]}}"
-        )
+        ask = f"give config={{'{self._word('patch_size')}': [height, width]}}"
+        raise UserError(f"patches have {pixels} values, which are no squares: {ask}")
 
     def _heads(self, options: Options) -> Options:
         """Returns number and width of the heads."""
-        attention = "encoder.0.attention.fn.attention"
-        told, width, depth = self.told, options["emb_size"], options["depth"]
+        attention, told = "encoder.0.attention.fn.attention", self.told
         one = told.has(f"{attention}.subspaces.weight")  # layer for queries, keys and values
         inner = told.size(f"{attention}.subspaces.weight") if one else told.size(f"{attention}.qkv.weight") // 3
-        published = {**_HEADS, **_HEADS_OF_FAMILY.get(self.family, {})}.get((width, depth))
-        if inner != width or ((width, depth) == (1536, 40) and options["feed_forward"] != "mlp"):
-            published = None
-        heads = self.kernel_heads
-        if options["qk_norm"]:
-            heads = inner // told.size(f"{attention}.query_norm.weight")
-        if "num_heads" in self.known:
-            heads = int(self.base["num_heads"])
-        elif heads is None and "dim_head" in self.known and "dim_head" in self.words:
-            heads = inner // int(self.base["dim_head"])
-        elif heads is None and not options["projection"]:
-            heads = 1
-        elif heads is None and not (heads := _heads_of_config(self.model or {}, inner)):
-            if not published and inner % 64:
-                word = self.words.get("num_heads", "num_heads")
-                ask = f"config={{'{word}': ...}}" if self.model is None else "--model.num_heads=..."
-                raise UserError(f"the weights do not tell the number of heads: give {ask}")
-            heads = published or inner // 64
-            why = f"those of the published model with {depth} blocks of width {width}"
-            assumed = f"64 channels for each were assumed (width {width}, {depth} blocks)"
-            self.notes.append(f"{heads} heads: {why if published else assumed}")
+        found = (
+            int(self.base["num_heads"]) if "num_heads" in self.known else None,
+            inner // told.size(f"{attention}.query_norm.weight") if options["qk_norm"] else None,
+            self.kernel_heads,
+            inner // int(self.base["dim_head"]) if "dim_head" in self.known else None,
+            None if options["projection"] else 1,
+            _heads_of_config(self.model or {}, inner),
+        )
+        heads = next((each for each in found if each is not None), None)
+        if heads is None:
+            heads = self._usual_heads(options, inner)
         if heads < 1 or inner % heads:
             raise UserError(f"{heads} heads do not divide the {inner} channels of the queries")
         return {"num_heads": heads, "dim_head": inner // heads, "scale": (inner // heads) ** -0.5}
 
+    def _usual_heads(self, options: Options, inner: int) -> int:
+        width, depth = size = options["emb_size"], options["depth"]
+        is_dino = size == (1536, 40) and options["feed_forward"] != "mlp"
+        if inner == width and not is_dino and size in (published := _HEADS | _HEADS_OF_FAMILY.get(self.table.name, {})):
+            heads = published[size]
+            self.notes.append(f"{heads} heads: those of the published model with {depth} blocks of width {width}")
+        elif inner % 64 == 0:
+            heads = inner // 64
+            assumed = f"64 channels for each were assumed (width {width}, {depth} blocks)"
+            self.notes.append(f"{heads} heads: {assumed}")
+        else:
+            ask = "--model.num_heads=..." if self.model is not None else f"config={{'{self._word('num_heads')}': ...}}"
+            raise UserError(f"the weights do not tell the number of heads: give {ask}")
+        return heads
+
     def _positions(self, options: Options) -> Options:
         """Returns kind of the positions, and the size of the images."""
         height, width = pair(options["patch_size"])
-        table, word = self.shapes.get(f"{EMBEDDING}.positions.table"), self.words.get("image_size", "image_size")
+        table, word = self.shapes.get(f"{EMBEDDING}.positions.table"), self._word("image_size")
         image = pair(options["image_size"]) if "image_size" in self.known else None
         if table is None:
             kind = "none" if str(options["positions"]).startswith("learned") else options["positions"]
@@ -361,12 +334,10 @@ class _Clues:
             return {"positions": kind, "image_size": image}
         prefix = options["class_token"] + options["distillation_token"] + options["register_tokens"]
         for before, kind in (prefix, "learned"), (0, "learned_patches"):
-            patches = max(0, table[-2] - before)
-            side = math.isqrt(patches)
-            if image is None and side and side * side == patches:
-                return {"positions": kind, "image_size": (side * height, side * width)}
-            if image is not None and patches == (image[0] // height) * (image[1] // width):
-                return {"positions": kind}
+            side = math.isqrt(max(0, table[-2] - before))
+            rows, columns = (side, side) if image is None else (image[0] // height, image[1] // width)
+            if rows * columns and before + rows * columns == table[-2]:
+                return {"positions": kind, "image_size": image or (rows * height, columns * width)}
         if image is None:
             ask = f"give config={{'{word}': [height, width]}}"
             raise UserError(f"the {table[-2]} positions are no square of patches: {ask}")
@@ -374,35 +345,27 @@ class _Clues:
         raise UserError(f"{word}={image[0]}x{image[1]} has {patches} patches, the table of positions {table[-2]} rows")
 
 
-def _heads_of_config(model: Mapping[str, Any], inner: int) -> int:
-    """Returns the number of heads that a config gives; 0 without one, or where it is no whole number above 0."""
+def _heads_of_config(model: Mapping[str, Any], inner: int) -> int | None:
+    """Returns the number of heads that a config gives; None without one, or where it is no whole number above 0."""
     heads, width = (str(model.get(name) or "") for name in ("num_heads", "dim_head"))
     if heads.isdecimal():
-        return int(heads)
-    return inner // int(width) if width.isdecimal() and int(width) else 0
+        return int(heads) or None
+    return inner // int(width) if width.isdecimal() and int(width) else None
 
 
-def _stated(config: Mapping[str, Any]) -> Config:
+def _stated(file: WeightsFile) -> Config:
     """Returns what a description beside weights says, in the words of its family."""
+    config = file.config or {}
     if config.get("family") in FAMILIES and isinstance(config.get("config"), Mapping):
         return {"family": config["family"], **config["config"]}
-    if isinstance(config.get("architecture"), str):
-        return _stated_by_timm(config)
-    if isinstance(config.get("model_type"), str):
-        return dict(config)
-    return {}
-
-
-def _stated_by_timm(config: Mapping[str, Any]) -> Config:
-    """Returns arguments of timm's ViT: those of the architecture, where timm is installed, and those in the file."""
-    arguments = config.get("model_args")
-    arguments = dict(arguments) if isinstance(arguments, Mapping) else {}
-    facts = config.get("pretrained_cfg")
-    size = facts.get("input_size") if isinstance(facts, Mapping) else None
-    found: Config = {"img_size": list(size[1:])} if isinstance(size, list | tuple) and len(size) == 3 else {}
+    if not isinstance(config.get("architecture"), str):
+        return dict(config) if isinstance(config.get("model_type"), str) else {}
+    given: Any = config.get("model_args")  # of timm
+    arguments = {
+        name: given[name] for name in FAMILIES["timm"].defaults if isinstance(given, Mapping) and name in given
+    }
+    found: Config = {"img_size": list(file.view["image_size"])} if file.view and "image_size" in file.view else {}
     found |= {"global_pool": config["global_pool"]} if isinstance(config.get("global_pool"), str) else {}
-    known = set(FAMILIES["timm"].defaults)
-    arguments = {name: value for name, value in arguments.items() if name in known}
     return {"family": "timm", **found, **_facts_of_timm(config["architecture"], {**found, **arguments}), **arguments}
 
 

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.models.heads import find_head
 from vit_lightning.models.resize import Interpolation
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import Size, pair
-from vit_lightning.weights.adapt import TOKENS, Adapted, adapt
+from vit_lightning.weights.adapt import TOKENS, Adapted, adapt, heads_of
 from vit_lightning.weights.convert import from_reference
 from vit_lightning.weights.describe import describe, model_config
-from vit_lightning.weights.files import WeightsFile, read_weights
+from vit_lightning.weights.files import WeightsFile, naming, read_weights
 from vit_lightning.weights.identify import OURS, identify
 from vit_lightning.weights.sources import MakeNetwork, open_source
 from vit_lightning.weights.trust import refuse_untrusted
@@ -46,18 +45,9 @@ class FirstWeights(NamedTuple):
     def sentence(self) -> str:
         return f"from {self.place} ({self.family}): {self.adapted.sentence()}{', head kept' * self.head_kept}"
 
-    def with_new_head(self, network: nn.Module, why: str) -> FirstWeights:
-        """Returns the same with the head that the network has."""
-        return self._replace(adapted=self.adapted.with_new_head(_names_of_head(network), why), head_kept=False)
-
     def to_json(self, interpolation: Interpolation) -> str:
         facts = {"source": self.place, "family": self.family, "resize_positions": interpolation}
         return json.dumps({**facts, "notes": self.notes, **self.adapted.facts()}, indent=2) + "\n"
-
-
-def _names_of_head(network: nn.Module) -> list[str]:
-    heads = tuple(f"{name}." for name in find_head(network))
-    return [name for name in network.state_dict() if name.startswith(heads)]
 
 
 @dataclass(frozen=True)
@@ -88,24 +78,27 @@ class InitialWeights:
             UserError: the architecture is unknown.
         """
         file = self.file
-        if file.checkpoint is not None:
-            return _architecture(file.checkpoint["config"]["model"] or {})
-        if not for_vit:
+        if file.checkpoint is None and not for_vit:
             return {}
         try:
-            found = identify(file, model=heads or {})
-            model = found.config
-            if found.family != OURS:
-                with torch.device("meta"), torch.random.fork_rng(devices=[]):
-                    tensors = {name: tensor.to("meta") for name, tensor in file.tensors.items()}
-                    model = model_config(from_reference(tensors, family=found.family, config=found.config))
-            elif not self.trust:
-                refuse_untrusted({"model": model})
+            model = self._described(heads or {}) if file.checkpoint is None else file.checkpoint["config"]["model"]
         except UserError as error:
             if _has_our_names(file):  # a part of a ViT, or one without its config
                 return {}
-            raise UserError(f"{KEY}={file.place}: {problem}" for problem in error.problems) from error
-        return _architecture(model)
+            with naming(KEY, file):
+                raise error
+        if not self.trust:
+            with naming(KEY, file):
+                refuse_untrusted({"model": model})
+        return _architecture(model or {})
+
+    def _described(self, heads: Mapping[str, Any]) -> dict[str, Any]:
+        found = identify(self.file, model=heads)
+        if found.family == OURS:
+            return found.config
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            tensors = {name: tensor.to("meta") for name, tensor in self.file.tensors.items()}
+            return model_config(from_reference(tensors, family=found.family, config=found.config))
 
     def fitted(
         self,
@@ -115,6 +108,7 @@ class InitialWeights:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         class_names: Sequence[str] | None = None,
+        reset_head: bool = False,
     ) -> FirstWeights:
         """Returns the weights, fitted to a network; leaves the global random numbers as they were.
 
@@ -124,6 +118,7 @@ class InitialWeights:
             mean: of the run's images, where they are to be compared with those of the source.
             std: likewise.
             class_names: of the run's data, where they are to be compared with those of the source.
+            reset_head: whether the head is new in any case.
 
         Raises:
             UserError: names all weights that do not fit.
@@ -134,19 +129,22 @@ class InitialWeights:
         if differences:
             told = ", ".join(f"{name} is {ours} and not {theirs}" for name, ours, theirs in differences)
             notes += (f"the weights compute something else than in the source: {told}",)
+        ours, theirs = _normalisation(mean, std), _normalisation(view.get("mean"), view.get("std"))
+        if ours and theirs and ours != theirs:
+            notes += (f"images are normalised with {ours}, those of the source {theirs}",)
+        others = class_names is not None and list(class_names) != view.get("class_names")
+        known = others and _are_names(class_names) and _are_names(view.get("class_names"))
+        why = "new head (reset_head)" if reset_head else "new head: other classes" if known else ""
         try:
-            first = FirstWeights(place, family, adapt(network, given, interpolation=interpolation), notes)
+            adapted = adapt(network, given, interpolation=interpolation, reset_head=why)
         except UserError as error:
             options = [f"{name} {theirs}, not {ours}" for name, ours, theirs in differences if name != "scale"]
             problems = [*options, *error.problems]
             more = f" (and {len(problems) - 8} more differences)" if len(problems) > 8 else ""
             text = f"{KEY}={place} is of another architecture than the model: {'; '.join(problems[:8])}{more}"
             raise UserError(text) from error
-        ours, theirs = _normalisation(mean, std), _normalisation(view.get("mean"), view.get("std"))
-        if ours and theirs and ours != theirs:
-            text = f"images are normalised with {ours}, those of the source {theirs}"
-            first = first._replace(notes=(*first.notes, text))
-        return first if class_names is None else _compared(first, network, view.get("class_names"), list(class_names))
+        kept = others and any(name.startswith(heads_of(network)) for name in adapted.taken)
+        return FirstWeights(place, family, adapted, notes, kept)
 
     def _weights_for(
         self, network: nn.Module
@@ -168,9 +166,7 @@ class InitialWeights:
             except UserError:
                 if file.checkpoint is not None or not _has_our_names(file):
                     raise
-        state = {} if file.checkpoint is None else file.checkpoint["state_dict"]
-        named = {name.removeprefix("network."): state[name] for name in state if name.startswith("network.")}
-        return named or file.tensors, "run" if named else "by name", file.notes, file.view or {}
+        return file.tensors, "by name" if file.checkpoint is None else "run", file.notes, file.view or {}
 
 
 def open_initial_weights(place: str, make_network: MakeNetwork, *, trust: bool = False) -> InitialWeights:
@@ -192,26 +188,14 @@ def _architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     return _without_dropouts({**model, "init_args": arguments}) if model else {}
 
 
-def _without_dropouts(node: Mapping[str, Any]) -> dict[str, Any]:
-    stay = {name: value for name, value in node.items() if _stays(name)}
-    return {name: _without_dropouts(value) if isinstance(value, dict) else value for name, value in stay.items()}
+def _without_dropouts(node: Any) -> Any:
+    if not isinstance(node, Mapping):
+        return node
+    return {name: _without_dropouts(value) for name, value in node.items() if _stays(name)}
 
 
 def _stays(name: str) -> bool:
     return "dropout" not in name and not name.startswith("drop_path")
-
-
-def _compared(
-    first: FirstWeights, network: nn.Module, theirs: Sequence[str] | None, ours: Sequence[str]
-) -> FirstWeights:
-    """Returns weights with a new head where the classes are known to be others."""
-    with contextlib.suppress(UserError):  # a network without a head
-        if theirs == ours or set(_names_of_head(network)).isdisjoint(first.adapted.taken):
-            return first
-        if _are_names(theirs) and _are_names(ours):
-            return first.with_new_head(network, "new head: other classes")
-        return first._replace(head_kept=True)
-    return first
 
 
 def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None) -> str:

@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from vit_lightning.errors import UserError, first_line
+from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.models.heads import find_head
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair
-from vit_lightning.storage.checkpoint_files import load_network
+from vit_lightning.storage.checkpoint_files import load_network, run_folder_of
 from vit_lightning.weights.adapt import adapt, merged
 from vit_lightning.weights.convert import from_reference
 from vit_lightning.weights.describe import model_config
-from vit_lightning.weights.files import WeightsFile, read_weights
+from vit_lightning.weights.files import WeightsFile, naming, read_weights
 from vit_lightning.weights.identify import OURS, identify
 from vit_lightning.weights.trust import refuse_untrusted
 
-MakeNetwork = Callable[[Mapping[str, Any]], nn.Module]
-"""Makes the network of a config in plain data, with random weights."""
+MakeNetwork = Callable[[Mapping[str, Any], Path | None], nn.Module]
+"""Makes the network of a config in plain data, with random weights; where it is trusted, from files in a folder too."""
 PREPROCESSING = ("mean", "std", "centre_share", "class_names")
 """Facts of a source that ``config`` may give whatever its family."""
 _HALF, _IMAGENET = ([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -73,13 +73,14 @@ class _Known(NamedTuple):
     usual: bool
     trust: bool
 
-    def network(self, config: Mapping[str, Any]) -> nn.Module:
-        """Returns the network of a config from a file."""
+    def network(self, config: Mapping[str, Any], path: Path | None) -> nn.Module:
+        """Returns the network of a config from a file of weights."""
         if config["model"] is None:
             raise UserError("its module takes no model, so that there is no network to load")
         if not self.trust:
             refuse_untrusted({"model": config["model"]})
-        return self.make_network(config)
+        folder = None if path is None else run_folder_of(path)
+        return self.make_network(config, (folder or Path.cwd()) if self.trust else None)
 
 
 def open_source(
@@ -123,21 +124,12 @@ def open_source(
     given = dict(config or {})
     facts = {name: given.pop(name) for name in PREPROCESSING if name in given}
     known = _Known(make_network, given, facts, heads, usual, trust)
-    with torch.random.fork_rng(devices=[]):
-        file = place if isinstance(place, WeightsFile) else read_weights(place, key)
-        try:
-            if file.checkpoint is not None:
-                found = _from_run(file, known)
-            elif file.network is not None:
-                found = _from_library(file, file.network, known, ours=ours)
-            else:
-                found = _from_weights(file, known)
-            if image_size is not None or num_classes is not None:
-                found = _changed(found, known, image_size, num_classes)
-        except UserError as error:
-            raise UserError([_named(text, file.place, key) for text in error.problems]) from None
+    with torch.random.fork_rng(devices=[]), naming(key, place):
+        found = _opened(place if isinstance(place, WeightsFile) else read_weights(place, key), known, ours=ours)
+        if image_size is not None or num_classes is not None:
+            found = _changed(found, known, image_size, num_classes)
+        refuse(_wrong_facts(found, facts), prefix="config.")
     found.network.eval()
-    refuse(f"{key}={file.place}: config.{text}" for text in _wrong_facts(found, facts))
     return found
 
 
@@ -160,15 +152,21 @@ def open_teacher(
     source = open_source(place, make_network=make_network, ours=False, trust=trust, key=key)
     if not {"mean", "std"} <= source.view.keys():
         raise UserError(f"{key}={place}: mean and std of its images are not known")
-    try:
-        with torch.no_grad():
-            logits = copy.deepcopy(source.network).to("meta").eval()(torch.empty(2, *shape, device="meta"))
-    except Exception as fault:  # whatever the layers of others raise
-        text, reason = "x".join(map(str, shape)), " ".join(str(fault).split())[:200]
-        raise UserError(f"{key}={place} does not take the images of the data, {text}: {reason}") from fault
+    text = "x".join(map(str, shape))
+    logits = _logits(source.network, shape, f"{key}={place} does not take the images of the data, {text}")
     if tuple(logits.shape) != (2, num_classes):
         raise UserError(f"{key}={place} knows {logits.shape[-1]} classes, the data has {num_classes}")
     return source
+
+
+def _logits(network: nn.Module, shape: tuple[int, ...], problem: str) -> Tensor:
+    """Returns the logits of two images (c, H, W) of a shape, without numbers; raises UserError if there are none."""
+    try:
+        with torch.no_grad():
+            logits: Tensor = copy.deepcopy(network).to("meta").eval()(torch.empty(2, *shape, device="meta"))
+        return logits
+    except Exception as fault:  # whatever the layers of others raise
+        raise UserError(f"{problem}: {' '.join(str(fault).split())[:200]}") from fault
 
 
 def _wrong_facts(source: Source, facts: Mapping[str, Any]) -> Iterator[str]:
@@ -187,132 +185,92 @@ def _wrong_facts(source: Source, facts: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}={value} must be {channels} numbers{' above 0' * (name == 'std')}"
 
 
-def _named(text: str, place: str, key: str) -> str:
-    """Returns a problem that begins with the option and the source."""
-    if text.startswith(f"{key}={place}"):
-        return text
-    return f"{key}={text}" if text.startswith(place) else f"{key}={place}: {text}"
-
-
-def _from_run(file: WeightsFile, known: _Known) -> Source:
-    assert file.checkpoint is not None
-    assert file.path is not None
-    config = file.checkpoint["config"]
-    refuse(f"config.{name}={value}: the config of its run tells this" for name, value in known.config.items())
-    network = known.network(config)
-    load_network(network, file.checkpoint, file.path)
-    network = merged(network)  # adapters belong to a training
-    view = {**_view_of(network), **(file.view or {}), **known.facts}
-    names = view.pop("class_names", None)
-    return Source(
-        place=file.place,
-        network=network,
-        family="run",
-        view=view,
-        class_names=names,
-        config=config,
-        path=file.path,
-    )
-
-
-def _view_of(network: nn.Module) -> dict[str, Any]:
-    is_vit = isinstance(network, ViT)
-    return {"image_size": network.image_size, "in_channels": network.in_channels} if is_vit else {}
-
-
-def _from_weights(file: WeightsFile, known: _Known) -> Source:
-    """Returns the source of weights that are of no run."""
-    found = identify(file, known.config, known.heads)
-    if found.family == OURS:
-        network = known.network({"model": found.config})
-        whole = {name: value for name, value in network.state_dict().items() if not value.is_floating_point()}
-        load_network(network, {"state_dict": {**whole, **file.tensors}}, Path(file.place), prefix="")
-    else:
-        network = from_reference(file.tensors, family=found.family, config=found.config)
-    if next(network.parameters()).dtype in (torch.float16, torch.bfloat16):
-        network.float()
-    notes = [*file.notes, *found.notes]
-    view: dict[str, Any] = {"centre_share": 1.0, **(file.view or {})}
-    view |= {"class_names": _class_names(file.config or {}, getattr(network, "num_classes", None)), **known.facts}
-    view |= _view_of(network)
-    if known.usual and "mean" not in view and found.family in _USUAL and view.get("in_channels") == 3:
+def _opened(file: WeightsFile, known: _Known, *, ours: bool) -> Source:
+    family, network, notes = _network(file, known, ours=ours)
+    view = {"centre_share": 1.0, **({} if file.network is None else {"in_channels": 3}), **(file.view or {})}
+    names = _class_names({**(file.config or {}), **view}, getattr(network, "num_classes", None))
+    view = {**view, "class_names": names, **known.facts}
+    if isinstance(network, ViT):
+        view |= {"image_size": network.image_size, "in_channels": network.in_channels}
+    if known.usual and "mean" not in view and family in _USUAL and view.get("in_channels") == 3:
         is_deit = "patch_embedding.distillation_token.token" in network.state_dict()
-        mean, std = _IMAGENET if is_deit else _USUAL[found.family]
+        mean, std = _IMAGENET if is_deit else _USUAL[family]
         view |= {"mean": mean, "std": std}
-        text = f"mean {mean} and std {std} of its images are those of most weights of {found.family}"
-        notes.append(f"{text}; nothing beside the file tells (config={{'mean': ..., 'std': ...}} gives others)")
+        text = f"mean {mean} and std {std} of its images are those of most weights of {family}"
+        notes += (f"{text}; nothing beside the file tells (config={{'mean': ..., 'std': ...}} gives others)",)
     return Source(
         place=file.place,
         network=network,
-        family=found.family,
+        family=family,
         class_names=view.pop("class_names"),
         view=view,
-        notes=tuple(notes),
+        notes=notes,
+        config=None if file.checkpoint is None else file.checkpoint["config"],
         path=file.path,
     )
 
 
-def _from_library(file: WeightsFile, network: nn.Module, known: _Known, *, ours: bool) -> Source:
-    """Returns the source of a model that torchvision or timm fetched; their own network if it is no ViT of ours."""
+def _network(file: WeightsFile, known: _Known, *, ours: bool) -> tuple[str, nn.Module, tuple[str, ...]]:
+    """Returns the family of weights, their network, and what was assumed; of a library its own if it is no ViT."""
+    if file.checkpoint is not None:
+        assert file.path is not None
+        refuse(f"config.{name}={value}: the config of its run tells this" for name, value in known.config.items())
+        network = known.network(file.checkpoint["config"], file.path)
+        load_network(network, file.checkpoint, file.path)
+        return "run", merged(network), file.notes  # adapters belong to a training
+    if file.network is not None and not ours and not known.config:
+        return "", file.network, ()
     try:
-        if ours or known.config:  # what was given is to hold
-            return _from_weights(file, known)
+        found = identify(file, known.config, known.heads)
+        if found.family == OURS:
+            network = known.network({"model": found.config}, file.path)
+            whole = {name: value for name, value in network.state_dict().items() if not value.is_floating_point()}
+            load_network(network, {"state_dict": {**whole, **file.tensors}}, Path(file.place), prefix="")
+        else:
+            network = from_reference(file.tensors, family=found.family, config=found.config)
     except UserError:
-        if known.config:
+        if file.network is None or known.config:  # what was given is to hold
             raise
-    described = file.config or {}
-    classes = getattr(network, "num_classes", len(described.get("class_names", ())))
-    names = _class_names(described, classes)
-    view = {"in_channels": 3, "centre_share": 1.0, **(file.view or {}), "class_names": names, **known.facts}
-    return Source(place=file.place, network=network, class_names=view.pop("class_names"), view=view)
+        return "", file.network, ()
+    if next(network.parameters()).dtype in (torch.float16, torch.bfloat16):
+        network.float()
+    return found.family, network, (*file.notes, *found.notes)
 
 
 def _class_names(config: Mapping[str, Any], classes: int | None) -> list[str] | None:
     """Returns the names of classes in the description of a model; None unless there is one for each."""
-    stated = config.get("pretrained_cfg")
-    of_labels: Any = config.get("id2label")
-    names: Any = config.get("class_names", config.get("label_names"))
-    if names is None and isinstance(stated, Mapping):
-        names = stated.get("label_names")
-    if names is None and isinstance(of_labels, Mapping):
+    of_labels, stated = config.get("id2label"), config.get("pretrained_cfg")
+    given = [config.get("class_names"), config.get("label_names")]
+    given += [stated.get("label_names")] if isinstance(stated, Mapping) else []
+    if isinstance(of_labels, Mapping):
         with contextlib.suppress(ValueError, TypeError):
-            names = [of_labels[number] for number in sorted(of_labels, key=int)]
-    if not isinstance(names, list | tuple) or len(names) != classes or not all(isinstance(name, str) for name in names):
+            given.append([of_labels[number] for number in sorted(of_labels, key=int)])
+    names = next((found for found in given if found is not None), None)
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         return None
-    return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else list(names)
+    placeholders = all(re.fullmatch(r"LABEL_\d+", name) for name in names)
+    return None if placeholders or classes not in (None, len(names)) else list(names)
 
 
 def _changed(source: Source, known: _Known, size: int | tuple[int, int] | None, classes: int | None) -> Source:
     """Returns a source with a new head, or for images of another size."""
-    sides = None if size is None else pair(size)
-    view = source.view if sides is None else {**source.view, "image_size": sides}
-    names = source.class_names if classes is None else None
+    view = source.view if size is None else {**source.view, "image_size": pair(size)}
+    source = replace(source, view=view, class_names=source.class_names if classes is None else None)
     if isinstance(source.network, ViT):
-        changes = {"image_size": None if sides is None else list(sides), "num_classes": classes}
-        return replace(source, network=_rebuilt(source, known, changes), class_names=names, view=view)
+        model: Any = model_config(source.network) if source.config is None else source.config["model"]
+        arguments = {**model.get("init_args", {}), **({} if size is None else {"image_size": list(pair(size))})}
+        arguments |= {} if classes is None else {"num_classes": classes}
+        changed = known.network({"model": {**model, "init_args": arguments}}, source.path)
+        changed.to(next(source.network.parameters()).dtype)
+        adapt(changed, source.network).load(changed)
+        return replace(source, network=changed)
     network = source.network
     for name, head in find_head(network).items() if classes is not None else ():
         if not isinstance(head, nn.Linear):
             raise UserError(f"num_classes={classes}: {name} of {type(network).__name__} is no linear layer")
         network.set_submodule(name, nn.Linear(head.in_features, classes) if classes else nn.Identity())
         network.num_classes = classes  # type: ignore[assignment]
-    try:
-        with torch.no_grad():
-            images = torch.empty(1, view.get("in_channels", 3), *pair(view["image_size"]), device="meta")
-            copy.deepcopy(network).to("meta").eval()(images)
-    except Exception as fault:  # whatever the layers of others raise
-        text = f"{type(network).__name__} does not take it: {first_line(fault)}"
-        raise UserError(f"image_size={view.get('image_size')}: {text}") from fault
-    return replace(source, class_names=names, view=view)
-
-
-def _rebuilt(source: Source, known: _Known, changes: Mapping[str, Any]) -> ViT:
-    """Returns a ViT with the weights of another and some other arguments; positions are resized, a head is new."""
-    assert isinstance(source.network, ViT)
-    model: Any = model_config(source.network) if source.config is None else source.config["model"]
-    given = {name: value for name, value in changes.items() if value is not None}
-    network = known.network({"model": {**model, "init_args": {**model.get("init_args", {}), **given}}})
-    assert isinstance(network, ViT)
-    network.to(next(source.network.parameters()).dtype)
-    adapt(network, source.network).load(network)
-    return network
+    if "image_size" in view:
+        shape = (view.get("in_channels", 3), *pair(view["image_size"]))
+        _logits(network, shape, f"image_size={view['image_size']}: {type(network).__name__} does not take it")
+    return source

@@ -31,7 +31,7 @@ CLASS_KEYS |= {"callbacks", "logger", "plugins", "profiler", "strategy"}
 """Options whose value, if it is text, may be the path of a class."""
 TEXTS = ("experiment", "wandb", "init_from")
 """Parts of a config in which no text is a class."""
-FILES = (".csv", ".json", ".parquet", ".txt", ".yaml", ".zip")
+FILES = (".csv", ".json", ".parquet", ".txt", ".yaml", ".zip", ".bin", ".ckpt", ".npz", ".pt", ".pth", ".safetensors")
 """Suffixes of files whose names look like paths of classes."""
 HINT = "if you wrote or read that code: --trust on the command line, trust=True in Python"
 
