@@ -46,6 +46,17 @@ def named(place: str) -> Iterator[None]:
         raise UserError([f"{place}{problem}" for problem in error.problems]) from error.__cause__
 
 
+@contextmanager
+def of_others(place: str = "") -> Iterator[None]:
+    """Turns any error of code that is not ours into a UserError: the place, and file and line of that code."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as fault:
+        raise UserError(f"{place}{with_place(fault)}") from fault
+
+
 def first_line(fault: BaseException) -> str:
     """Returns the first line of an error of another package, at most 200 characters, or its type if it has no text."""
     return (str(fault).splitlines() or [type(fault).__name__])[0][:200]

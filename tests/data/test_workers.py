@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -35,6 +36,15 @@ def test_a_process_that_inherits_a_loader_leaves_its_workers_alone():
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert [*numbers] == [*range(1, 8)]
+
+
+def test_the_threads_of_a_loader_have_ended_when_it_has():
+    before = {*threading.enumerate()}
+    numbers = iter(with_our_workers(DataLoader(range(8), batch_size=None, num_workers=2, persistent_workers=True)))
+    assert [*numbers] == [*range(8)]
+    assert {*threading.enumerate()} > before
+    numbers._shutdown_workers()
+    assert {*threading.enumerate()} == before
 
 
 class Slow(Dataset):

@@ -182,7 +182,7 @@ def read_optimizer(reader: Reader, given: Any) -> Any:
 def _own_optimizer(name: str, target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> OptimizerConfig:
     given: dict[str, Any] = {}
     if name:
-        taken = [key for key in ("lr", "weight_decay") if key in signature_of(target, 1).options and key in ours]
+        taken = [key for key in ("lr", "weight_decay") if key in signature_of(target, 1).options]
         make = partial(target, **{key: ours[key] for key in taken}, **theirs)
         given = {"name": name, "make": make, "own_arguments": (*taken, *theirs)}
     if isinstance(schedule := ours.get("schedule"), partial):

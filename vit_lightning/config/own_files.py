@@ -91,11 +91,10 @@ class _Finder(MetaPathFinder):
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         folders = list(map(str, _used.folders))
-        top, *inner = name.split(".")
-        if not folders or top in sys.stdlib_module_names or top == "vit_lightning":
+        if path is None and (name in sys.stdlib_module_names or name == "vit_lightning" or not folders):
             return None
-        if path is not None and not {str(Path(folder, top, *inner[:-1])) for folder in folders} & {*path}:
-            return None  # a package that lies deeper, such as .venv in the working folder
+        if path is not None and not any(place.startswith(tuple(folders)) for place in path):
+            return None
         spec = PathFinder.find_spec(name, folders if path is None else path)
         places = [] if spec is None else list(spec.submodule_search_locations or [])
         if spec is None or (spec.loader is None and not any(any(Path(place).glob("*.py")) for place in places)):

@@ -161,13 +161,13 @@ class ImageData(LightningDataModule):
     def dataset(self, split: Split) -> Dataset[Batch]:
         if split not in self._datasets:
             made = self.make_dataset(split)
-            self._datasets[split] = self.batches_of(made) if gives_items(made) else made
+            self._datasets[split] = self.batches_of(made, range(len(made))) if gives_items(made) else made
         return self._datasets[split]
 
-    def batches_of(self, dataset: Any, indices: Sequence[int] | None = None) -> Items:
-        """Returns a dataset of single (image, label) items, or those with ``indices``, as one of batches."""
+    def batches_of(self, dataset: Any, indices: Sequence[int]) -> Items:
+        """Returns some items of a dataset of single (image, label) items as a dataset of batches."""
         return Items(
-            dataset,
+            dataset=dataset,
             title=f"data.{self.title}",
             image_size=pair(self.image_size),
             in_channels=self.in_channels,
@@ -283,47 +283,40 @@ class ImageData(LightningDataModule):
 
         Random transforms that a training set of the user's own has inside stay.
         """
-        dataset: Any = self.dataset(split)
-        on_device = isinstance(dataset, Images) and dataset.is_moved
-        chunks = evaluation_requests(size=len(indices), batch_size=self.batch_size, rank=self._rank, ranks=self._ranks)
-        requests = [Request(indices[chunk.indices].tolist(), None) for chunk in chunks]
-        return Loader(
-            dataset,
-            partial(iter, requests),
-            len(requests),
-            num_workers=0 if on_device else self.num_workers,
-            pin_memory=False,
-            on_skipped=partial(self._on_skipped, split),
-        )
+        requests = [Request(indices[request.indices].tolist(), None) for request in self._each_once(len(indices))]
+        return self._make_loader(split, partial(iter, requests), len(requests))
+
+    def _each_once(self, size: int) -> list[Request]:
+        return evaluation_requests(size=size, batch_size=self.batch_size, rank=self._rank, ranks=self._ranks)
 
     def _evaluation_loader(self, split: Split) -> Loader:
-        requests = evaluation_requests(
-            size=self.image_count(split), batch_size=self.batch_size, rank=self._rank, ranks=self._ranks
-        )
+        requests = self._each_once(self.image_count(split))
         return self._loader(split, partial(iter, requests), len(requests))
 
     def _loader(self, split: Split, requests: Callable[[], Iterator[Request]], length: int) -> Loader:
+        """Returns the loader of a split, whose workers go on from epoch to epoch."""
         if split not in self._loaders or len(self._loaders[split]) != length:
-            dataset = self.dataset(split)
-            device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
-            loaded: Any = dataset
-            # changes of single images before all augmentations of whole batches
-            first = [*takewhile(lambda change: isinstance(change, PerImage), self.augment or [])]
-            if split == "train" and first:
-                loaded = PerImageFirst(dataset, first)
-            elif split == "train" and isinstance(dataset, Images) and device.type == "cuda":
-                dataset.move_to(device)
-            on_device = isinstance(dataset, Images) and dataset.is_moved
-            alone = isinstance(loaded, Images) and not loaded.needs_workers(device)
-            self._loaders[split] = Loader(
-                loaded,
-                requests,
-                length,
-                num_workers=0 if alone else self.num_workers,
-                pin_memory=torch.cuda.is_available() and not on_device,
-                on_skipped=partial(self._on_skipped, split),
-            )
+            self._loaders[split] = self._make_loader(split, requests, length)
         return self._loaders[split]
+
+    def _make_loader(self, split: Split, requests: Callable[[], Iterator[Request]], length: int) -> Loader:
+        dataset: Any = self.dataset(split)
+        device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
+        # changes of single images before all augmentations of whole batches
+        first = [*takewhile(lambda change: isinstance(change, PerImage), self.augment or [])]
+        if split == "train" and first:
+            dataset = PerImageFirst(dataset, first)
+        elif split == "train" and isinstance(dataset, Images) and device.type == "cuda":
+            dataset.move_to(device)
+        in_memory = isinstance(dataset, Images)
+        return Loader(
+            dataset,
+            requests,
+            length,
+            num_workers=0 if in_memory and not dataset.needs_workers(device) else self.num_workers,
+            pin_memory=torch.cuda.is_available() and not (in_memory and dataset.is_moved),
+            on_skipped=partial(self._on_skipped, split),
+        )
 
     def _on_skipped(self, split: Split, problems: Sequence[str]) -> None:
         """Lists images that were left out, in the run folder too; stops when there are too many."""

@@ -97,13 +97,7 @@ Read = Callable[[int, int | None], tuple[Pixels, int]]
 """Function of the index and the key of an image that returns its pixels (H, W, c) and its label."""
 
 
-def gather(
-    request: Request,
-    shape: tuple[int, ...],
-    read: Callable[[int, int | None], tuple[Pixels, int]],
-    *,
-    skip: bool = False,
-) -> Batch | UserError:
+def gather(request: Request, shape: tuple[int, ...], read: Read, *, skip: bool = False) -> Batch | UserError:
     """Returns the batch of single images; an error is returned, since raising it would bury it in a worker's traceback.
 
     Args:
@@ -263,6 +257,9 @@ class _Workers(_MultiProcessingDataLoaderIter):
             self._has_ended = True
             self._end_workers()
         super()._shutdown_workers()
+        # a thread that is still to end would close files by numbers that are those of others by then
+        for queue in filter(_has_closed, self._index_queues):
+            queue._thread.join(PATIENCE)
 
     def _end_workers(self) -> None:
         if self._worker_pids_set:  # else PyTorch's handler of SIGCHLD raises for a worker that is killed
@@ -282,6 +279,11 @@ class _Workers(_MultiProcessingDataLoaderIter):
             if worker.is_alive():
                 worker.kill()
                 worker.join()
+
+
+def _has_closed(queue: Any) -> bool:
+    """Whether the queue of a worker is closed, and was in use, so that its thread ends."""
+    return bool(queue._closed and queue._thread)
 
 
 def _end(workers: weakref.ref[_Workers]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from typing import Any
@@ -20,7 +21,7 @@ from vit_lightning.data.batches import Batch, Pixels, Request, gather
 from vit_lightning.data.decoding import to_rgb
 from vit_lightning.data.images import centre_box
 from vit_lightning.data.per_image import seeded
-from vit_lightning.errors import UserError, named, with_place
+from vit_lightning.errors import UserError, named, of_others
 from vit_lightning.random_keys import one_key
 
 WANTED = "(image, label), the image a PIL image, a uint8 or float tensor (c, H, W) or a numpy array (H, W, c)"
@@ -31,6 +32,7 @@ def gives_items(dataset: Any) -> bool:
     return isinstance(dataset, Subset) or not hasattr(dataset, "__getitems__")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Items(Dataset[Batch]):
     """Batches of a dataset of single items: uint8 images (c, H, W) of one size, with their labels.
 
@@ -44,22 +46,15 @@ class Items(Dataset[Batch]):
         image_size: height and width of the images.
         in_channels: channels of the images.
         num_classes: labels must be below it.
-        indices: items of the dataset that belong to the split; None for all.
+        indices: items of the dataset that belong to the split.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        title: str,
-        image_size: tuple[int, int],
-        in_channels: int,
-        num_classes: int,
-        indices: Sequence[int] | None = None,
-    ) -> None:
-        self.dataset, self.title = dataset, title
-        self.image_size, self.in_channels, self.num_classes = image_size, in_channels, num_classes
-        self.indices = range(len(dataset)) if indices is None else indices
+    dataset: Any
+    title: str
+    image_size: tuple[int, int]
+    in_channels: int
+    num_classes: int
+    indices: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -69,25 +64,21 @@ class Items(Dataset[Batch]):
 
             def read(index: int, key: int | None) -> tuple[Pixels, int]:
                 seed(one_key(0, 0, index) if key is None else key)
-                image, label = self._read(index)
-                return self._resized(image, index), label
+                pixels, label = self._read(index)
+                return self._resized(pixels), label
 
             return gather(request, (self.in_channels, *self.image_size), read)
 
-    def _read(self, index: int) -> tuple[Any, int]:
+    def _read(self, index: int) -> tuple[Pixels, int]:
+        """Returns an image at its own size, uint8 (H, W, c), and its label."""
         image, label = read_item(self.dataset, self.indices[index], self.title)
         if not 0 <= label < self.num_classes:
             text = f"{self.title}: item {self.indices[index]} has label {label}"
             raise UserError(f"{text}, not one of {self.num_classes} classes from 0 on (data.num_classes)")
-        return image, label
-
-    def _pixels(self, image: Any, index: int) -> Pixels:
-        """Returns an image at its own size, uint8 (H, W, c)."""
         with named(f"{self.title}: item {self.indices[index]}: "):
-            return to_pixels(image, self.in_channels)
+            return to_pixels(image, self.in_channels), label
 
-    def _resized(self, image: Any, index: int) -> Pixels:
-        pixels = self._pixels(image, index)
+    def _resized(self, pixels: Pixels) -> Pixels:
         height, width = pixels.shape[:2]
         if (height, width) == self.image_size:
             return pixels
@@ -111,7 +102,7 @@ class Items(Dataset[Batch]):
         """Returns an image at its own size, uint8 (H, W, c)."""
         with seeded() as seed:
             seed(one_key(0, 0, index))
-            return self._pixels(self._read(index)[0], index)
+            return self._read(index)[0]
 
     def source(self, index: int) -> bytes:
         """Returns an image encoded as PNG."""
@@ -137,12 +128,8 @@ def read_item(dataset: Any, index: int, title: str) -> tuple[Any, int]:
     Raises:
         UserError: the dataset raises an error, or gives something else.
     """
-    try:
+    with of_others(f"{title}: item {index}: "):
         item = dataset[index]
-    except UserError:
-        raise
-    except Exception as fault:
-        raise UserError(f"{title}: item {index}: {with_place(fault)}") from fault
     if not isinstance(item, tuple | list) or len(item) != 2:
         found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
         raise UserError(f"{title}: item {index} is a {found}, not {WANTED}")

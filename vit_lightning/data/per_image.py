@@ -15,8 +15,7 @@ from torch.utils.data import Dataset
 
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.batches import Batch, Request
-from vit_lightning.data.own_code import make
-from vit_lightning.errors import UserError, named, with_place
+from vit_lightning.errors import UserError, named, of_others
 from vit_lightning.random_keys import mix
 
 Own = type[Any] | Callable[..., Any]
@@ -38,8 +37,8 @@ class PerImage(Augmentation):
     def __init__(self, transform: Own, arguments: dict[str, Any] | None = None) -> None:
         self.name = name_of(transform).rpartition(".")[2]
         if isinstance(transform, type):
-            with named(f"augment.{self.name}: "):
-                transform = make(transform, arguments or {})
+            with named(f"augment.{self.name}: "), of_others():
+                transform = transform(**(arguments or {}))
         elif arguments:
             transform = partial(transform, **arguments)
         if not callable(transform):
@@ -56,10 +55,8 @@ class PerImage(Augmentation):
         return after.to(images)
 
     def _changed(self, image: Tensor) -> Tensor:
-        try:
+        with of_others(f"augment.{self.name}: "):
             changed = self.transform(image)
-        except Exception as fault:
-            raise UserError(f"augment.{self.name}: {with_place(fault)}") from fault
         if not isinstance(changed, Tensor):
             raise UserError(f"augment.{self.name} gives {type(changed).__name__}, not a tensor (c, H, W) of uint8")
         if changed.dtype != torch.uint8:

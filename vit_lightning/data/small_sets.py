@@ -108,14 +108,10 @@ class TorchvisionSet(ImageData):
         return problems if self.name in _FACTS else [*problems, f"name={self.name} is none of {', '.join(_FACTS)}"]
 
     @property
-    def num_classes(self) -> int:
-        return _FACTS[self.name].num_classes
-
-    @property
     def class_names(self) -> list[str]:
         """The set's own names once it is loaded, else the numbers of the classes."""
         names = getattr(self._training_set, "classes", None) if "_training_set" in self.__dict__ else None
-        return list(names) if names else [str(label) for label in range(self.num_classes)]
+        return list(names) if names else [str(label) for label in range(_FACTS[self.name].num_classes)]
 
     def prepare_data(self) -> None:
         """Downloads what is not there yet, or damaged, with torchvision's progress bar."""

@@ -17,10 +17,9 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAMES
 from vit_lightning.data.items import labels_of, read_item, to_pixels
-from vit_lightning.data.own_code import make
 from vit_lightning.data.per_image import Own, name_of, seeded
 from vit_lightning.data.splits import SPLITS, Split, cut_missing, cut_problems
-from vit_lightning.errors import UserError, named, with_place
+from vit_lightning.errors import UserError, named, of_others
 from vit_lightning.limits import problems_of, refuse
 from vit_lightning.sizes import pair
 
@@ -86,9 +85,9 @@ class WrappedDataset(ImageData):
         return f"class_path={name_of(self.dataset_class)}"
 
     def _make(self, **which: Any) -> Any:
-        with seeded() as seed, named(f"{self.title}: "):
+        with seeded() as seed, named(f"{self.title}: "), of_others():
             seed(self.split_seed)  # it may draw a split, or the images: the same for each split, rank and resumed run
-            return make(self.dataset_class, {**(self.arguments or {}), **which})
+            return self.dataset_class(**{**(self.arguments or {}), **which})
 
     def _make_splits(self) -> dict[Split, tuple[Any, Sequence[int]]]:
         """Makes the dataset of each split that it has; returns it with the indices of its images."""
@@ -209,6 +208,13 @@ def _draws_at_random(dataset: Any, index: int, title: str) -> bool:
     return any(image.shape != images[0].shape or (image != images[0]).any() for image in images)
 
 
+OF_THE_MODULE = (
+    *("prepare_data", "teardown", "state_dict", "load_state_dict", "on_exception"),
+    *("transfer_batch_to_device", "on_before_batch_transfer"),
+)
+"""Hooks of Lightning that are those of a wrapped data module, with nothing of ours."""
+
+
 class WrappedDataModule(ImageData):
     """Any ``LightningDataModule`` of (images, labels) batches, used as it is: its loaders, its augmentation.
 
@@ -225,6 +231,7 @@ class WrappedDataModule(ImageData):
     """
 
     own_loaders = False
+    class_names: list[str] = []  # noqa: RUF012  # of each
 
     def __init__(
         self,
@@ -237,6 +244,8 @@ class WrappedDataModule(ImageData):
     ) -> None:
         super().__init__()
         self.module = module
+        for hook in OF_THE_MODULE:
+            setattr(self, hook, getattr(module, hook))
         loaders = [f"{kind}_dataloader" for kind in ("train", "val", "test")]
         if missing := [name for name in loaders if not is_overridden(name, module)]:
             raise UserError(f"{self.title} has no {' and no '.join(missing)}")
@@ -248,7 +257,7 @@ class WrappedDataModule(ImageData):
             )
         if names and len(names) != count:
             raise UserError(f"class_names has {len(names)} names for {count} classes")
-        self._names = [str(name) for name in names or range(count)]
+        self.class_names = [str(name) for name in names or range(count)]
         size: Any = image_size or getattr(module, "image_size", None)
         channels = in_channels or getattr(module, "in_channels", None)
         if size is None or channels is None:
@@ -261,10 +270,6 @@ class WrappedDataModule(ImageData):
         return f"class_path={name_of(self.module)}"
 
     @property
-    def class_names(self) -> list[str]:
-        return self._names
-
-    @property
     def notice(self) -> str:
         return (
             f"{name_of(self.module)} is used as it is: no augmentation, mixing or normalisation of ours, no check that "
@@ -273,15 +278,10 @@ class WrappedDataModule(ImageData):
 
     def _first_images(self) -> Tensor:
         """Returns the images of the first training batch."""
-        try:
-            with seeded():
-                self.module.prepare_data()
-                self.module.setup("fit")
-                return self._pair(next(iter(self.module.train_dataloader())))[0]
-        except UserError:
-            raise
-        except Exception as fault:
-            raise UserError(f"{self.title}: its first batch: {with_place(fault)}") from fault
+        with of_others(f"{self.title}: its first batch: "), seeded():
+            self.module.prepare_data()
+            self.module.setup("fit")
+            return self._pair(next(iter(self.module.train_dataloader())))[0]
 
     def _pair(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels = batch[:2] if isinstance(batch, tuple | list) and len(batch) >= 2 else (batch, None)
@@ -321,15 +321,9 @@ class WrappedDataModule(ImageData):
         """None: Lightning counts the batches."""
         return None
 
-    def prepare_data(self) -> None:
-        self.module.prepare_data()
-
     def setup(self, stage: str = "fit") -> None:
         self.module.trainer = self.trainer
         self.module.setup(stage)
-
-    def teardown(self, stage: str) -> None:
-        self.module.teardown(stage)
 
     def train_dataloader(self) -> Any:
         return _made_again_by_attributes(self.module.train_dataloader())
@@ -344,12 +338,6 @@ class WrappedDataModule(ImageData):
     def predict_dataloader(self) -> Any:
         return self.test_dataloader()
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        return self.module.transfer_batch_to_device(batch, device, dataloader_idx)
-
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return self.module.on_before_batch_transfer(batch, dataloader_idx)
-
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Batch:
         """Returns the batch in the form of ours; test images are numbered in the order of the loader."""
         assert self.trainer is not None
@@ -360,15 +348,6 @@ class WrappedDataModule(ImageData):
             indices = (self._seen + torch.arange(len(labels))) * self._ranks + self._rank
             self._seen += len(labels)
         return Batch(images.to(self.trainer.lightning_module.dtype), labels, indices, None)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.module.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.module.load_state_dict(state_dict)
-
-    def on_exception(self, exception: BaseException) -> None:
-        self.module.on_exception(exception)
 
 
 def _made_again_by_attributes(loader: Any) -> Any:

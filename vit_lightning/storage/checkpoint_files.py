@@ -24,7 +24,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor, nn
 
-from vit_lightning.errors import CannotResume, UserError, first_line
+from vit_lightning.errors import CannotResume, UserError, first_line, named
 
 LAST, PREVIOUS, BEST = (Path(f"checkpoints/{name}.ckpt") for name in ("last", "previous", "best"))
 DOWNLOADS = Path("data/checkpoints")
@@ -108,7 +108,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             if len(self._read_back) < 2 and target.name not in self._read_back:  # the trial, and the first with moments
-                _check_readable(part)
+                with named(f"{_UNREADABLE}: "):
+                    read_checkpoint(part)
                 self._read_back.add(target.name)
             if target.name == LAST.name and target.is_file():
                 os.replace(target, target.with_name(PREVIOUS.name))
@@ -163,13 +164,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_plain, [*value, *value.values()]))
     return value is None or type(value) in (bool, int, float, str)
-
-
-def _check_readable(part: Path) -> None:
-    try:
-        read_checkpoint(part)
-    except UserError as error:
-        raise UserError(f"{_UNREADABLE}: {error}") from error
 
 
 def _flush_folder(folder: Path) -> None:

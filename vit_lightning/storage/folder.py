@@ -63,18 +63,16 @@ def new_folder(out: Path | None, parent: Path, suffix: str) -> Iterator[Path]:
 
 
 def _make_new(parent: Path, suffix: str) -> Path:
+    name = "-".join(filter(None, [time.strftime("%Y%m%d-%H%M%S"), suffix]))
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(parent, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        for number in range(1000):
+            folder = parent / (f"{name}-{number}" if number else name)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                return folder
     except OSError as fault:
         raise UserError(f"{parent} cannot be written to: {fault.strerror} (--out=FOLDER chooses another)") from fault
-    name = "-".join(filter(None, [time.strftime("%Y%m%d-%H%M%S"), suffix]))
-    for number in range(1000):
-        folder = parent / (f"{name}-{number}" if number else name)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            return folder
     raise UserError(f"{parent} holds a thousand runs of this second")
 
 
@@ -263,15 +261,23 @@ def log_warnings(folder: Path) -> Iterator[None]:
     if not is_first():
         yield
         return
-    handler = _Lines(folder / "warnings.log")
-    before, warnings.showwarning = warnings.showwarning, _also_to(handler)
+    handler, show = _Lines(folder / "warnings.log"), warnings.showwarning
+
+    def show_and_write(
+        message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        handler.append(f"{now} {filename}:{lineno}: {category.__name__}: {message}\n")
+        show(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show_and_write
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "wandb")]
     for logger in loggers:
         logger.addHandler(handler)
     try:
         yield
     finally:
-        warnings.showwarning = before
+        warnings.showwarning = show
         for logger in loggers:
             logger.removeHandler(handler)
 
@@ -291,14 +297,3 @@ class _Lines(logging.Handler):
     def append(self, text: str) -> None:
         with contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as file:
             file.write(text)
-
-
-def _also_to(handler: _Lines) -> Any:
-    show = warnings.showwarning
-
-    def show_and_write(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
-        now = time.strftime("%Y-%m-%d %H:%M:%S")
-        handler.append(f"{now} {filename}:{lineno}: {category.__name__}: {message}\n")
-        show(message, category, filename, lineno, *rest)
-
-    return show_and_write

@@ -265,18 +265,13 @@ class WandbMirror(Logger):
         self.log_images({path.stem: path for path in sorted(self.folder.glob("*.png"))}, step=results["steps"])
         self.log_summary(results)
         if self.config.log_model and self.mode == "online":  # offline, W&B would store a second copy
-            self.log_model([find_checkpoint(self.folder), self.folder / "config.yaml"])
+            self._guarded(self._send_model)
 
-    def log_model(self, files: Sequence[Path]) -> None:
-        """Uploads files as an artifact of type model."""
-
-        def send() -> None:
-            artifact = self._wandb.Artifact(f"{self.folder.name}-best", type="model")
-            for file in files:
-                artifact.add_file(str(file))
-            self._run.log_artifact(artifact)
-
-        self._guarded(send)
+    def _send_model(self) -> None:
+        artifact = self._wandb.Artifact(f"{self.folder.name}-best", type="model")
+        for file in (find_checkpoint(self.folder), self.folder / "config.yaml"):
+            artifact.add_file(str(file))
+        self._run.log_artifact(artifact)
 
     @rank_zero_only
     def finish(self, exit_code: int = 0, fault: BaseException | None = None) -> None:
