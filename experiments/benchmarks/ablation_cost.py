@@ -17,14 +17,13 @@ import resource
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import torch
 from lightning.pytorch import Callback
 
-from vit_lightning.ablation.attempts import Attempts, with_shared_data
+from vit_lightning.ablation.attempts import Attempts, read_images
 from vit_lightning.ablation.ledger import Planned, open_ledger
 from vit_lightning.ablation.plan import read_plan
 from vit_lightning.ablation.workers import warm_up
@@ -73,7 +72,7 @@ def measure(mode: str, runs: int, page: Path) -> list[tuple[float, float]]:
         os.environ["LOOPS"] = str(folder / "loops.json")
         plan = read_plan(folder / "plan.yaml")
         ledger, _ = open_ledger(folder / "out", plan, threads=1)
-        plan = replace(plan, experiments=with_shared_data(plan.experiments))
+        read_images(plan.experiments)
         warm_up(plan, ledger.folder)
         attempts = Attempts(ledger, plan, devices=None, patience=600.0)
         costs = []

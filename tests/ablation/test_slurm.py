@@ -37,7 +37,7 @@ def slurm() -> None:
 def test_an_array_of_jobs_of_which_some_are_killed(slurm, tmp_path):
     """One is asked to end and queued again, one is killed and queued again: the same results, bit for bit."""
     write_plan(tmp_path, {name: {**arm, "trainer.max_epochs": 24} for name, arm in ARMS.items()})
-    complete(tmp_path, "whole", "--workers=1")
+    complete(tmp_path, "whole", workers=1)
     options = json.dumps({"timeout_min": 20, "cpus_per_task": 1})
     out = tmp_path / "slurm"
     path = os.pathsep.join(filter(None, [str(harness.HERE), os.environ.get("PYTHONPATH")]))

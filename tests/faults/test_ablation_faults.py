@@ -61,13 +61,13 @@ def write_plan(
     (folder / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
 
 
-def command(out: str, *flags: str) -> tuple[str, ...]:
-    return ("ablate", "plan.yaml", f"--out={out}", "--workers=2", *flags)
+def command(out: str, *flags: str, workers: int = 2) -> tuple[str, ...]:
+    return ("ablate", "plan.yaml", f"--out={out}", f"--workers={workers}", *flags)
 
 
-def complete(folder: Path, out: str, *flags: str) -> None:
+def complete(folder: Path, out: str, workers: int = 2) -> None:
     """The command, to its end."""
-    process = harness.start(folder, *command(out, *flags))
+    process = harness.start(folder, *command(out, workers=workers))
     process.join(1200)
     assert process.exitcode == 0, harness.log(folder)[-3000:]
 
@@ -169,7 +169,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ablation that nobody disturbed: tuned, and analysed twice."""
     folder = tmp_path_factory.mktemp("ablation")
     write_plan(folder, ARMS, 6, TUNE, alpha=0.005)
-    complete(folder, "whole", "--workers=1")
+    complete(folder, "whole", workers=1)
     study = read_study(folder / "whole")
     assert [len(study.runs), len(study.tuning.trials)] == [12, 4]
     return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,16 +13,7 @@ from typing import Any, Literal
 import torch
 
 from vit_lightning.ablation.forecast import forecast_lines
-from vit_lightning.ablation.ledger import (
-    Ledger,
-    Planned,
-    find_ledger,
-    new_ledger,
-    open_ledger,
-    read_study,
-    refuse_changes,
-    threads_of,
-)
+from vit_lightning.ablation.ledger import Ledger, Planned, find_ledger, open_ledger
 from vit_lightning.ablation.plan import Plan, read_plan
 from vit_lightning.ablation.slurm import submit
 from vit_lightning.ablation.wandb_sweep import write_sweep
@@ -105,36 +97,29 @@ def ablate(config: AblateConfig) -> None:
         begun = find_ledger(folder)
         print(write_sweep(plan, config.wandb_sweep, begun.chosen() if begun else {}))
         return
-    threads = threads_of(folder, config.threads)
+    ledger, changed = open_ledger(folder, plan, threads=config.threads, create=not config.dry_run)
     devices = devices_of(plan)
-    workers = workers_of(config.workers, devices, threads)
-    if config.dry_run:
-        new = new_ledger(folder, plan, threads=threads)
-        ledger = find_ledger(folder) or new
-        refuse_changes(ledger, new, plan)
-        print(describe(plan, config, folder, threads, workers), flush=True)
-        if ledger.pending():
-            print("\n".join(forecast_lines(plan, ledger, workers, devices, timed=config.launcher == "local")))
-        else:
-            print("  nothing is left to run")
-        return
-    ledger, changed = open_ledger(folder, plan, threads=threads)
-    print(describe(plan, config, folder, threads, workers), flush=True)
+    workers = workers_of(config.workers, devices, ledger.facts["threads"])
+    print(describe(plan, config, ledger, workers), flush=True)
     for text in changed:
         print(f"since the ablation began: {text}", flush=True)
+    if config.retry and not config.dry_run:
+        ledger.retry(config.only)
     until = None if config.hours is None else time.time() + 3600 * config.hours
     options = WorkOptions(config.workers, config.only, config.patience, until)
-    if config.retry:
-        ledger.retry(config.only)
-    if ledger.pending():
+    if options.pending(ledger):
         print("\n".join(forecast_lines(plan, ledger, workers, devices, timed=config.launcher == "local")), flush=True)
+    else:
+        print("  nothing is left to run", flush=True)
+    if config.dry_run:
+        return
     if config.launcher == "slurm":
         submit(config.plan, ledger, options, config.slurm or {})
     else:
         run_all(plan, ledger, options)
     if config.hours is not None and (pending := options.pending(ledger)):
         print(_after_hours(config.hours, ledger, pending, workers), flush=True)
-    _finish(ledger)
+    _finish(ledger.folder)
 
 
 def _after_hours(hours: float, ledger: Ledger, pending: list[Planned], workers: int) -> str:
@@ -146,27 +131,26 @@ def _after_hours(hours: float, ledger: Ledger, pending: list[Planned], workers: 
     return f"{ends}: {counted(len(pending), 'run')} left ({needs}), {until}; the same command continues"
 
 
-def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, workers: int) -> str:
+def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> str:
     """Describes the plan: arms and what each changes, analyses, tuning, rules, and what is done already."""
-    ledger, compare = find_ledger(folder), plan.compare
-    states = Counter(run.state for run in (ledger.study().runs if ledger else []))
+    compare, threads = plan.compare, ledger.facts["threads"]
+    states = Counter(run.state for run in ledger.study().runs)
     width, unit = max(map(len, plan.arms)), unit_of(compare.metric)
     again = "are tried again" if config.retry else "failed (--retry tries them again)"
     begun = f", {counted(states['done'], 'run')} done" if states["done"] else ""
     begun += f", {states['failed']} {again}" if states["failed"] else ""
     lines = [f"{plan.name}: {counted(len(plan.arms), 'arm')} of {', '.join(plan.config_files)}{begun}"]
     lines += [f"  {plan.question}"] if plan.question else []
-    shared = ", ".join(flag[2:] for flag in plan.flags if not flag.startswith("--config="))
-    lines += [f"  all with {shared}"] if shared else []
+    lines += [f"  all with {_options(plan.fixed)}"] if plan.fixed else []
     named = plan.baseline if compare.arms == "baseline" else None
-    for arm, overrides in plan.arms.items():
-        changed = ", ".join(f"{key}={word(value)}" for key, value in overrides.items()) or "the config as it is"
+    for arm, options in plan.arms.items():
+        changed = _options(options) or "the config as it is"
         lines.append(f"  {arm:<{width}}  {changed}{'   (baseline)' if arm == named else ''}")
-    if plan.tune is not None:
+    if plan.tune.seeds:
         tried = ", ".join(f"{key}={', '.join(map(word, values))}" for key, values in plan.tune.options.items())
-        count = len(plan.tune.combinations) * len(plan.tune.seeds)
+        count, chosen_by = len(plan.tune.combinations) * len(plan.tune.seeds), plan.checkpoint.monitor
         seeds = ", ".join(map(str, plan.tune.seeds))
-        lines.append(f"  tuned first: {tried}, with seeds {seeds}: {count} runs of each arm, chosen by {plan.metric}")
+        lines.append(f"  tuned first: {tried}, with seeds {seeds}: {count} runs of each arm, chosen by {chosen_by}")
     analyses = analyses_of(compare)
     few = ", ".join(map(str, analyses if len(analyses) < 5 else [*analyses[:3], "...", analyses[-1]]))
     versus = {"baseline": "with the baseline", "pairs": "with each other", "best": "for the best"}[compare.arms]
@@ -174,12 +158,12 @@ def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, worke
     split = ", each with a split of its own" if plan.split_varies else ""
     until = "" if compare.until == "equivalent" else f" (better, worse or {compare.until})"
     alone = config.only or plan.baseline
-    chosen = (ledger.chosen() if ledger else {}).get(alone, {})
+    chosen = ledger.chosen().get(alone, {})
     lines += [
         f"  analyses after {few} seeds from {plan.seeds[0]} on{split}, until decided{until}",
-        f"  compared {versus} by {compare.metric} of the best checkpoint by {plan.metric}",
+        f"  compared {versus} by {compare.metric} of the best checkpoint by {plan.checkpoint.monitor}",
         f"  smallest effect {effect}, alpha {compare.alpha:g}",
-        f"  {workers} at a time, {threads} thread{'s' if threads > 1 else ''} each; in {folder}",
+        f"  {workers} at a time, {threads} thread{'s' if threads > 1 else ''} each; in {ledger.folder}",
         *([f"  for {config.hours:g} h: no run starts that is expected to end later"] if config.hours else []),
         *([f"  now only {config.only}"] if config.only else []),
         f"  one alone: OMP_NUM_THREADS={threads} {plan.command(alone, plan.seeds[0], chosen)}",
@@ -187,23 +171,22 @@ def describe(plan: Plan, config: AblateConfig, folder: Path, threads: int, worke
     return "\n".join(lines)
 
 
-def _finish(ledger: Ledger) -> None:
+def _options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={word(value)}" for key, value in options.items())
+
+
+def _finish(folder: Path) -> None:
     """Writes the report, one process at a time, and names the runs that failed."""
-    from vit_lightning.report.report import make_report
-    from vit_lightning.report.wandb_report import log_report
-    from vit_lightning.report.write import write_report  # late: they take a second
+    from vit_lightning.ablation.publish import publish  # late: it takes a second
 
     until = time.monotonic() + 60.0  # where locks do not work, or a process sleeps, the report is written all the same
-    while (lock := try_hold(ledger.folder)) is None and time.monotonic() < until:
+    while (lock := try_hold(folder)) is None and time.monotonic() < until:
         time.sleep(0.2)
     try:
-        report = make_report(read_study(ledger.folder))
-        written = write_report(report)
-        mirrored = log_report(report)
+        report = publish(folder, mirrored=True)
     finally:
         if lock is not None:
-            release(ledger.folder, lock)
-    print("\n".join(filter(None, [*report.lines, str(written[0]), mirrored])), flush=True)
+            release(folder, lock)
     failed: dict[tuple[str, str], list[Run]] = {}
     for run in report.study.runs:
         if run.state == "failed":

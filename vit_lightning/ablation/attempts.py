@@ -27,7 +27,6 @@ from vit_lightning.ablation.plan import Plan
 from vit_lightning.commands.fit import fit
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import OwnFault
-from vit_lightning.data.base import ImageData
 from vit_lightning.errors import CannotResume, Diverged, UserError
 from vit_lightning.signals import STOP, die_with, obey_parent
 from vit_lightning.storage.folder import InUse, read_json, write_whole
@@ -251,29 +250,21 @@ def _kind(fault: BaseException) -> Kind:
     return "error"
 
 
-def with_shared_data(experiments: Mapping[str, Experiment]) -> dict[str, Experiment]:
-    """Returns the experiment of each arm with its images read; arms of the same data share one data module.
-
-    Where the data cannot be read, the arm keeps its own data module.
+def read_images(experiments: Mapping[str, Experiment]) -> None:
+    """Reads the images of all arms, once where the data is the same; where that fails, the runs of the arm say why.
 
     Raises:
         UserError: no arm's data can be read.
     """
-    read: dict[str, ImageData | None] = {}
-    shared: dict[str, Experiment] = {}
+    arms = {id(experiment.data): arm for arm, experiment in experiments.items()}
     faults: list[str] = []
-    for arm, experiment in experiments.items():
-        key = repr(experiment.config["data"])
-        if key not in read:
-            read[key] = data = experiment.data
-            try:
-                data.setup("fit")
-                data.setup("test")
-                data.fingerprint()
-            except Exception as fault:  # its runs will report the cause; the other arms continue
-                read[key] = None
-                faults.append(f"arm {arm}: {' '.join(str(fault).split())[:500] or type(fault).__name__}")
-        shared[arm] = replace(experiment, data=read[key] or experiment.data)
-    if faults and not any(read.values()):
+    for arm in arms.values():
+        data = experiments[arm].data
+        try:
+            data.setup("fit")
+            data.setup("test")
+            data.fingerprint()
+        except Exception as fault:  # its runs will report the cause; the other arms continue
+            faults.append(f"arm {arm}: {' '.join(str(fault).split())[:500] or type(fault).__name__}")
+    if faults and len(faults) == len(arms):
         raise UserError(faults)
-    return shared

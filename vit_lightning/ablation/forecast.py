@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from vit_lightning.ablation.attempts import FORK, begin_process, with_shared_data
+from vit_lightning.ablation.attempts import FORK, begin_process, read_images
 from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
 from vit_lightning.commands.module import make_module
@@ -44,7 +44,8 @@ def forecast_lines(plan: Plan, ledger: Ledger, workers: int, devices: list[str] 
         devices: ids of GPUs that runs are spread over; None on a CPU.
         timed: whether steps of arms that have not run yet are timed, as where they are going to run on this machine.
     """
-    experiments, study = with_shared_data(plan.experiments), ledger.study()
+    experiments, study = plan.experiments, ledger.study()
+    read_images(experiments)
     spread = measured_spread(study) or assumed_spread(plan.compare, count_test_images(experiments[plan.baseline]))
     seconds = {arm: ledger.expected_seconds(Planned(arm, plan.seeds[0])) for arm in plan.arms}
     if timed and None in seconds.values():

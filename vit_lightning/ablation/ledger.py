@@ -25,7 +25,6 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +33,6 @@ import vit_lightning
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
 from vit_lightning.ablation.plan import Plan, grid_name, slug
 from vit_lightning.config.adapters import recorded_goal
-from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import PER_RUN, changes
 from vit_lightning.config.own_files import digests
 from vit_lightning.errors import UserError
@@ -311,19 +309,40 @@ class Ledger:
         return count
 
 
-def new_ledger(folder: Path, plan: Plan, *, threads: int) -> Ledger:
-    """Returns the ledger that a plan would begin in a folder; writes nothing."""
-    return Ledger(folder, _facts(plan, threads))
-
-
-def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list[str]]:
+def open_ledger(
+    folder: Path, plan: Plan, *, threads: int | None = None, create: bool = True
+) -> tuple[Ledger, list[str]]:
     """Opens the ledger of a plan in a folder, or creates it; returns it with the changes of code since it began.
+
+    Args:
+        folder: the folder.
+        plan: the plan.
+        threads: threads of each run, as sums over other chunks differ in their last digits; by default those that the
+            ablation began with.
+        create: whether anything is written.
 
     Raises:
         UserError: the folder is the ledger of another plan, or the plan or its config has changed.
     """
-    new = new_ledger(folder, plan, threads=threads)
-    now, path = new.facts, folder / "ledger.json"
+    path = folder / "ledger.json"
+    now = _facts(plan, threads or read_json(path).get("threads", 1))
+    if create:
+        _create(path, now)
+    ledger = find_ledger(folder) or Ledger(folder, now)
+    code_changes = _changes(ledger, now)
+    if create:
+        for text in code_changes:
+            _note_change(folder, text)
+        wording = {key: now[key] for key in ("question", "compare")}  # no rule of it has changed
+        if ledger.facts | wording != ledger.facts:
+            ledger.facts |= wording
+            write_whole(path, json.dumps(ledger.facts, indent=2) + "\n")
+    return ledger, code_changes
+
+
+def _create(path: Path, facts: dict[str, Any]) -> None:
+    """Creates the ledger unless it is there."""
+    folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
@@ -331,49 +350,35 @@ def open_ledger(folder: Path, plan: Plan, *, threads: int) -> tuple[Ledger, list
     others = [item for item in folder.iterdir() if item.name not in (".lock", ".gitignore") and item.suffix != ".part"]
     if others and not path.exists():  # in this order: a parallel process creates ledger.json first
         raise UserError(f"out={folder} holds other things than an ablation (choose a new folder)")
-    create_once(path, json.dumps(now, indent=2) + "\n")
-    ledger = find_ledger(folder)
-    if ledger is None:
+    create_once(path, json.dumps(facts, indent=2) + "\n")
+    if find_ledger(folder) is None:
         raise UserError(f"{path} cannot be read")
-    code_changes = refuse_changes(ledger, new, plan)
-    for text in code_changes:
-        _note_change(folder, text)
-    said = {key: now[key] for key in ("question", "compare")}  # no rule of it has changed: nothing that runs depend on
-    if any(ledger.facts[key] != value for key, value in said.items()):
-        ledger.facts |= said
-        write_whole(path, json.dumps(ledger.facts, indent=2) + "\n")
-    return ledger, code_changes
 
 
-def refuse_changes(ledger: Ledger, new: Ledger, plan: Plan) -> list[str]:
+def _changes(ledger: Ledger, now: dict[str, Any]) -> list[str]:
     """Returns the changes of code since an ablation began.
 
     Raises:
         UserError: the plan or its config has changed.
     """
-    plan_changes, code_changes = _changes(ledger.facts, new.facts, plan.experiments)
-    if plan_changes:
+    began = ledger.facts
+    found = [f"arm {arm} is new" for arm in now["arms"] if arm not in began["arms"]]
+    found += [f"arm {arm} is gone" for arm in began["arms"] if arm not in now["arms"]]
+    pairs = [("", _rules(began), _rules(now))]
+    pairs += [(f"arm {arm}: ", began["configs"].get(arm, config), config) for arm, config in now["configs"].items()]
+    for place, first, second in pairs:
+        found += [f"{place}{key} was {old}, is {value}" for key, (old, value) in changes(first, second).items()]
+    if found:
         advice = f"the plan differs from the one that {ledger.folder} began with: undo that, or choose another --out"
-        raise UserError([*(f"{ledger.folder}: {text}" for text in plan_changes), advice])
-    return code_changes
+        raise UserError([*(f"{ledger.folder}: {text}" for text in found), advice])
+    code = {key: (began["code"].get(key, value), value) for key, value in now["code"].items()}
+    return [f"{key} was {before}, is {after}" for key, (before, after) in code.items() if before != after]
 
 
 def find_ledger(folder: Path) -> Ledger | None:
     """Returns the ledger in a folder; None if there is none."""
     facts = read_json(folder / "ledger.json")
     return Ledger(folder, facts) if "arms" in facts else None
-
-
-def threads_of(folder: Path, requested: int | None) -> int:
-    """Returns the threads of each run: part of the plan, as sums over other chunks differ in their last digits.
-
-    Raises:
-        UserError: the ablation began with another number.
-    """
-    began = read_json(folder / "ledger.json").get("threads")
-    if began is not None and requested not in (None, began):
-        raise UserError(f"threads={requested}: runs of {folder} have {began}; all must have the same (leave it out)")
-    return began or requested or 1
 
 
 def read_study(folder: Path) -> Study:
@@ -390,16 +395,20 @@ def read_study(folder: Path) -> Study:
 
 def _facts(plan: Plan, threads: int) -> dict[str, Any]:
     """Returns the facts of a plan that the ledger keeps, as plain data."""
-    configs = {arm: experiment.config for arm, experiment in plan.experiments.items()}
     facts = {
-        **{key: getattr(plan, key) for key in ("name", "question", "file", "flags", "metric", "baseline", "arms")},
-        **{key: getattr(plan, key) for key in ("factors", "seeds", "split_varies")},
+        **{key: getattr(plan, key) for key in ("name", "question", "file", "flags", "baseline", "arms", "factors")},
         "config": ", ".join(plan.config_files),
-        "mode": plan.experiments[plan.baseline].settings.checkpoint.mode,
+        "seeds": plan.seeds,
+        "split_varies": plan.split_varies,
+        "metric": plan.checkpoint.monitor,
+        "mode": plan.checkpoint.mode,
         "compare": dataclasses.asdict(plan.compare),
-        "tune": None if plan.tune is None else {"options": plan.tune.options, "seeds": plan.tune.seeds},
+        "tune": dataclasses.asdict(plan.tune) if plan.tune.seeds else None,
         "threads": threads,
-        "configs": {arm: {k: v for k, v in config.items() if k not in PER_RUN} for arm, config in configs.items()},
+        "configs": {
+            arm: {key: value for key, value in experiment.config.items() if key not in PER_RUN}
+            for arm, experiment in plan.experiments.items()
+        },
         "code": _code(),
     }
     plain: dict[str, Any] = json.loads(json.dumps(facts))
@@ -418,36 +427,15 @@ def _code() -> dict[str, str]:
 
 
 def _rules(facts: dict[str, Any]) -> dict[str, Any]:
-    """Returns the rules of a plan by their options: all must stay as they were before the first run."""
-    compare, tune = dict(facts["compare"]), facts["tune"] or {"options": {}, "seeds": []}
-    del compare["disagreement"]  # only the forecast before the first runs depends on it
+    """Returns the rules of a plan as a config has them: all must stay as they were before the first run."""
     return {
         "baseline": facts["baseline"],
-        "checkpoint.monitor": facts["metric"],
-        "seeds.first": facts["seeds"][0],
-        "seeds.split": "varies" if facts["split_varies"] else "fixed",
-        "tune.seeds": tune["seeds"],
-        **{f"compare.{key}": value for key, value in compare.items()},
-        **{f"tune.options.{key}": values for key, values in tune["options"].items()},
+        "threads": facts["threads"],
+        "checkpoint": {"monitor": facts["metric"]},
+        "seeds": {"first": facts["seeds"][0], "split": "varies" if facts["split_varies"] else "fixed"},
+        "compare": {**facts["compare"], "disagreement": None},  # only the forecast before the first runs depends on it
+        "tune": facts["tune"] or {"seeds": []},
     }
-
-
-def _changes(
-    began: dict[str, Any], now: dict[str, Any], experiments: Mapping[str, Experiment]
-) -> tuple[list[str], list[str]]:
-    """Returns the changes of the plan and its config, and those of the code."""
-    first, second = _rules(began), _rules(now)
-    changed = [key for key in {**first, **second} if first.get(key) != second.get(key)]
-    plan = [f"{key} was {first.get(key)}, is {second.get(key)}" for key in changed]
-    plan += [f"arm {arm} is new" for arm in now["arms"] if arm not in began["arms"]]
-    plan += [f"arm {arm} is gone" for arm in began["arms"] if arm not in now["arms"]]
-    for arm, config in now["configs"].items():
-        for key, (before, after) in changes(began["configs"].get(arm, config), config).items():
-            plan.append(f"arm {arm}: {key} was {before}, is {after}")
-    before, after = began["code"], now["code"]
-    return plan, [
-        f"{key} was {before[key]}, is {after[key]}" for key in after if before.get(key, after[key]) != after[key]
-    ]
 
 
 def _note_change(folder: Path, text: str) -> None:

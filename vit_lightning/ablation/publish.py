@@ -8,7 +8,7 @@ from vit_lightning.ablation.ledger import read_study
 from vit_lightning.commands.resume import read_run_config
 from vit_lightning.errors import UserError
 from vit_lightning.report import dashboard as wandb_dashboard
-from vit_lightning.report.report import make_report
+from vit_lightning.report.report import Report, make_report
 from vit_lightning.report.study import Study
 from vit_lightning.report.wandb_report import log_report
 from vit_lightning.report.write import write_report
@@ -19,17 +19,21 @@ from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror, run_id
 
 def report(folder: Path) -> None:
     """Writes the report of an ablation from its runs, and prints the verdicts."""
-    _must_be_folder(folder)
-    study = read_study(folder)
+    read_study(folder)  # before a folder that is no ablation is locked
     with hold(folder, "report"):
-        made = make_report(study)
-        written = write_report(made)
-    print("\n".join([*made.lines, str(written[0])]))
+        publish(folder, mirrored=False)
+
+
+def publish(folder: Path, *, mirrored: bool) -> Report:
+    """Writes the report of an ablation, also to W&B where it is ``mirrored``, and prints the verdicts."""
+    made = make_report(read_study(folder))
+    lines = [*made.lines, str(write_report(made)[0]), log_report(made) if mirrored else ""]
+    print("\n".join(filter(None, lines)), flush=True)
+    return made
 
 
 def dashboard(folder: Path) -> None:
     """Makes workspaces and a report of a run, a folder of runs or an ablation in W&B."""
-    _must_be_folder(folder)
     if _is_ablation(folder):
         wandb_dashboard.dashboard(make_report(read_study(folder)))
     else:
@@ -42,7 +46,6 @@ def sync(folder: Path) -> None:
     Raises:
         UserError: the first run cannot be sent; or, after all others, the runs that could not.
     """
-    _must_be_folder(folder)
     problems: list[str] = []
     for number, path in enumerate(_finished(read_study(folder)) if _is_ablation(folder) else runs_in(folder)):
         try:
@@ -77,12 +80,6 @@ def sync_run(folder: Path) -> None:
     if mirror.mode != "online" or mirror.reason:
         raise UserError(f"{folder} was not sent: {mirror.reason} (for an API key: wandb login)")
     print(f"{folder} is in W&B as {settings.project}/{mirror.run_id}")
-
-
-def _must_be_folder(path: Path) -> None:
-    """Refuses the path of no folder."""
-    if not path.is_dir():
-        raise UserError(f"{path} is no folder")
 
 
 def _is_ablation(folder: Path) -> bool:

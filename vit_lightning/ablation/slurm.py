@@ -18,7 +18,6 @@ from vit_lightning.ablation.ledger import Ledger, Planned, open_ledger
 from vit_lightning.ablation.plan import read_plan
 from vit_lightning.ablation.workers import Progress, WorkOptions, run_all
 from vit_lightning.errors import UserError
-from vit_lightning.notation import counted
 
 MOST_JOBS = 64
 REQUEUES = 1000
@@ -31,7 +30,6 @@ class Job:
 
     file: Path
     folder: Path
-    threads: int
     options: WorkOptions
     retried: dict[Planned, int]
 
@@ -40,7 +38,7 @@ class Job:
 
         torch.set_num_threads(1)
         plan = read_plan(self.file)
-        ledger, _ = open_ledger(self.folder, plan, threads=self.threads)
+        ledger, _ = open_ledger(self.folder, plan)
         ledger.retried = self.retried  # as at submission: runs that fail in these jobs stay failed
         run_all(plan, ledger, self.options, signals=())  # submitit ignores SIGTERM, which comes before its own signal
 
@@ -69,12 +67,11 @@ def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[s
         raise UserError("launcher=slurm needs submitit: pip install 'vit-lightning[slurm]'") from fault
     missing = options.pending(ledger)
     if not missing:
-        print(f"{counted(len(ledger.planned()), 'run')} had finished: nothing is submitted", flush=True)
         return
     logs = ledger.folder / "slurm"
     count = options.workers if isinstance(options.workers, int) else min(len(missing), MOST_JOBS)
     each = replace(options, workers="auto")
-    job = Job(file.absolute(), ledger.folder.absolute(), ledger.facts["threads"], each, ledger.retried)
+    job = Job(file.absolute(), ledger.folder.absolute(), each, ledger.retried)
     try:
         executor = submitit.AutoExecutor(folder=logs, cluster="slurm", slurm_max_num_timeout=REQUEUES)
         executor.update_parameters(**{"name": ledger.facts["name"], "timeout_min": 60, **settings})

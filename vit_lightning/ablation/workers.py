@@ -10,13 +10,13 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from vit_lightning.ablation.attempts import Attempts, with_shared_data
+from vit_lightning.ablation.attempts import Attempts, read_images
 from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
 from vit_lightning.errors import UserError
@@ -85,20 +85,17 @@ def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, signals: Sequence[
         options: number of runs at a time, arm, patience, time.
         signals: that ask this process to end; none where a launcher handles them.
     """
-    devices = devices_of(plan)
     if not options.pending(ledger):
-        print(f"{counted(len(ledger.planned()), 'run')} had finished: nothing is trained", flush=True)
         return
-    concerned = {arm: item for arm, item in plan.experiments.items() if options.only in (None, arm)}
-    plan = replace(plan, experiments={**plan.experiments, **with_shared_data(concerned)})
+    devices = devices_of(plan)
+    workers = workers_of(options.workers, devices, ledger.facts["threads"])
+    read_images({arm: item for arm, item in plan.experiments.items() if options.only in (None, arm)})
     scratch = warm_up(plan, ledger.folder)
     attempts = Attempts(ledger, plan, devices, patience=options.patience * 60)
     received: list[int] = []
     try:
         with handled(lambda number, frame: received.append(number), signals):
-            _work_off(
-                ledger, attempts, options, workers_of(options.workers, devices, ledger.facts["threads"]), received
-            )
+            _work_off(ledger, attempts, options, workers, received)
     except BrokenPipeError:  # what reads this has ended
         raise
     except OSError as fault:
@@ -150,10 +147,9 @@ def _work_off(ledger: Ledger, attempts: Attempts, options: WorkOptions, workers:
             if not own and not in_time and (not pending or options.until is not None):
                 break
             for run in in_time:
-                if len(attempts.running) < workers and (claim := ledger.claim(run)) is not None:
-                    refused = attempts.begin(run, claim)
-                    if refused is not None:
-                        progress.report(run, refused)
+                claim = ledger.claim(run) if len(attempts.running) < workers else None
+                if claim is not None and (refused := attempts.begin(run, claim)) is not None:
+                    progress.report(run, refused)
         progress.show([attempt.run for attempt in attempts.running])
         time.sleep(0.02)
     progress.close()
@@ -179,22 +175,16 @@ class Progress:
         results = self.ledger.results(run) or {}
         seconds = f", {results['seconds']:.0f} s" if "seconds" in results else ""
         finished, total = self._count()
-        text = f"{finished} of {total}: {run.name} {outcome}{seconds}{self._ahead(finished, total)}"
-        for line in [text, *self._forecast(run)]:
-            if self._bar.disable:
-                print(line, flush=True)
-            else:
-                self._bar.write(line, file=sys.stderr)
-
-    def _forecast(self, run: Planned) -> list[str]:
-        """Returns the forecast of the study, once, when the first pairs of runs allow one."""
+        lines = [f"{finished} of {total}: {run.name} {outcome}{seconds}{self._ahead(finished, total)}"]
         study = None if self._forecast_is_known else self.ledger.study()
-        if study is None or (spread := measured_spread(study)) is None:
-            return []
-        self._forecast_is_known = True
-        seconds = self.ledger.expected_seconds(run)
-        each = None if seconds is None else seconds / self.workers
-        return [f"  {line}" for line in forecast_sentences(study.compare, len(study.arms), spread, each)]
+        if study is not None and (spread := measured_spread(study)) is not None:  # once, by the first pairs of runs
+            self._forecast_is_known = True
+            alone = self.ledger.expected_seconds(run)
+            each = None if alone is None else alone / self.workers
+            lines += [f"  {line}" for line in forecast_sentences(study.compare, len(study.arms), spread, each)]
+        for line in lines:
+            self._bar.write(line)
+        sys.stdout.flush()
 
     def show(self, running: list[Planned]) -> None:
         """Redraws the bar, twice a second."""
