@@ -199,10 +199,8 @@ def _length(trainer: Trainer, data: ImageData) -> str:
 
 def _steps(trainer: Trainer) -> tuple[int, int]:
     """Returns the optimizer steps of an epoch and of the training; 0 where that is not known."""
-    if math.isinf(trainer.num_training_batches):
-        return 0, 0
-    per_epoch, total = training_steps(trainer, int(trainer.num_training_batches))
-    return per_epoch, 0 if math.isinf(total) else int(total)
+    per_epoch, total = (0 if math.isinf(n) else int(n) for n in training_steps(trainer, trainer.num_training_batches))
+    return per_epoch, total
 
 
 def _whole_warmup(trainer: Trainer, module: LightningModule) -> str | None:

@@ -23,7 +23,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.figures.pictures import balanced, confusion_picture, sheet, short, write_png
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.wandb_mirror import WandbMirror
-from vit_lightning.training.callbacks import fits, gather, is_due
+from vit_lightning.training.callbacks import fits, gather, is_due, training_steps
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.ema import accuracy_without_average
 from vit_lightning.training.lightning_detours import logged_steps
@@ -163,9 +163,8 @@ class ValidationPictures(Callback):
 
 def _spacing(trainer: Trainer) -> int:
     """Returns the epochs between two pictures for about ``PICTURES`` in the whole run; 10 if its length is unknown."""
-    epochs, steps = trainer.max_epochs or 0, trainer.max_steps * trainer.accumulate_grad_batches
-    ends = [*([epochs] if epochs > 0 else []), *([steps / trainer.num_training_batches] if steps > 0 else [])]
-    return max(1, math.ceil(min(ends) / PICTURES)) if ends else 10
+    per_epoch, total = training_steps(trainer, trainer.num_training_batches)
+    return 10 if math.isinf(total) else max(1, math.ceil(total / per_epoch / PICTURES))
 
 
 def _numbers(table: Array, sample: Array, cells: Array, counts: Array, names: Sequence[str]) -> dict[str, Any]:

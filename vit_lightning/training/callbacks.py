@@ -8,7 +8,6 @@ import os
 import random
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,7 +22,7 @@ from tqdm import tqdm
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import METRICS
 from vit_lightning.random_keys import one_key
-from vit_lightning.training.lightning_detours import log_again
+from vit_lightning.training.lightning_detours import accumulates, log_again, logged_steps
 
 
 class StepSeeds(Callback):
@@ -76,11 +75,7 @@ class Stopwatch(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop()
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stop()
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stop()
+    on_train_epoch_end = on_train_end = on_validation_start
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -143,17 +138,13 @@ class EpochMetrics(Callback):
             pl_module.log(name, self._restored[name])
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._forget(pl_module)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._forget(pl_module)
-
-    def _forget(self, pl_module: LightningModule) -> None:
         if self._restored:  # Lightning resets only metrics that have been logged
             for metric in pl_module.modules():
                 if isinstance(metric, Metric):
                     metric.reset()
         self._restored = {}
+
+    on_train_end = on_train_epoch_start
 
 
 class LearningRate(Callback):
@@ -188,13 +179,7 @@ class TestPredictions(Callback):
         self._parts = []
 
     def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> None:
         if not fits(outputs, batch):
             return
@@ -222,9 +207,9 @@ def fits(outputs: Any, batch: Any) -> bool:
     return isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and len(outputs) == len(labels)
 
 
-def training_steps(trainer: Trainer, batches: int) -> tuple[int, float]:
+def training_steps(trainer: Trainer, batches: float) -> tuple[float, float]:
     """Returns the optimizer steps of an epoch of so many batches, and of the whole training: inf if it has no end."""
-    per_epoch = max(1, math.ceil(batches / trainer.accumulate_grad_batches))
+    per_epoch = batches if math.isinf(batches) else max(1, math.ceil(batches / trainer.accumulate_grad_batches))
     epochs, steps = trainer.max_epochs, trainer.max_steps
     by_epochs = math.inf if epochs is None or epochs < 0 else epochs * per_epoch
     return per_epoch, min(by_epochs, math.inf if steps < 0 else steps)
@@ -274,13 +259,11 @@ class TrainingBar(ProgressBar):
     def __init__(self) -> None:
         super().__init__()
         self._bar: tqdm[Any] = tqdm(disable=True)
-        self._epochs = ""
         self._enabled = True
-        self._total: int | None = None
-        self._began = (0.0, 0)  # time and completed batches
-        self._recent: deque[tuple[float, int]] = deque()  # time and images of training, for about a second
-        self._speed = ""
-        self._rate_since = (0.0, 0)  # seconds and images of the stopwatch at the last line
+        self._epochs = ""
+        self._total = math.inf
+        self._began = (0.0, 0)  # time and steps
+        self._speed, self._speed_since = "", (0.0, 0)  # seconds and images of the stopwatch
         self._line, self._line_time = "", -math.inf
         self._validated = False
 
@@ -294,32 +277,20 @@ class TrainingBar(ProgressBar):
         tqdm.write(sep.join(map(str, args)), file=sys.stderr)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        progress = trainer.fit_loop.epoch_loop.batch_progress.total
-        epochs, steps = trainer.max_epochs or 0, trainer.max_steps
-        ends = [trainer.num_training_batches * epochs] if epochs > 0 else []
-        ends += [steps * trainer.accumulate_grad_batches] if steps > 0 else []
-        self._epochs = f"/{epochs}" if epochs > 0 and ends[0] == min(ends) else ""
-        self._total = int(min(ends)) if ends and math.isfinite(min(ends)) else None
-        self._open(self._total, initial=progress.completed)
-        self._began, self._rate_since = (time.monotonic(), progress.completed), _stopwatch(trainer)
-        self._line_time = -math.inf
-        self._pause(trainer)
+        per_epoch, self._total = training_steps(trainer, trainer.num_training_batches)
+        epochs = trainer.max_epochs or 0
+        self._epochs = f"/{epochs}" if self._total == epochs * per_epoch else ""
+        self._began = time.monotonic(), logged_steps(trainer)
+        self._open(self._total, initial=self._began[1])
+        self._speed_since, self._line_time = _stopwatch(trainer), -math.inf
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if self._bar.update():  # true when tqdm has redrawn
-            self._measure_speed(trainer)
-            self._show(trainer, pl_module)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._recent:  # an epoch may be shorter than the time between two redraws
-            self._measure_speed(trainer)
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        if self._bar.update(not accumulates(trainer)):  # true when tqdm has redrawn
+            self._show(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validated = not trainer.sanity_checking
-        self._pause(trainer)
-        self._show(trainer, pl_module)
+        self._show(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = trainer.callback_metrics  # on every rank, since metrics are summed over them
@@ -335,7 +306,7 @@ class TrainingBar(ProgressBar):
         self._bar.close()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._open(int(sum(trainer.num_test_batches)), text="test")
+        self._open(sum(trainer.num_test_batches), text="test")
 
     def on_test_batch_end(self, *args: Any, **kwargs: Any) -> None:
         self._bar.update()
@@ -346,9 +317,9 @@ class TrainingBar(ProgressBar):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._bar.close()
 
-    def _open(self, total: int | None, *, initial: int = 0, text: str = "") -> None:
+    def _open(self, total: float, *, initial: int = 0, text: str = "") -> None:
         self._bar = tqdm(
-            total=total,
+            total=total,  # tqdm takes inf for unknown
             initial=initial,
             desc=text,
             disable=not (self._enabled and _has_screen()),
@@ -362,7 +333,7 @@ class TrainingBar(ProgressBar):
         if self._line:
             with contextlib.suppress(OSError):  # a log on a full disk, or a reader that has gone, must not end training
                 print(self._line, flush=True)
-            self._line, self._line_time, self._rate_since = "", time.monotonic(), _stopwatch(trainer)
+            self._line, self._line_time, self._speed_since = "", time.monotonic(), _stopwatch(trainer)
 
     def _text(self, trainer: Trainer, metrics: Mapping[str, Any]) -> str:
         """Returns the line of an epoch: losses, validation, images per second of training, time left."""
@@ -374,35 +345,28 @@ class TrainingBar(ProgressBar):
             if name in metrics and (stage == "train" or self._validated):  # else of an earlier epoch
                 value = float(metrics[name])
                 parts.append(f"{stage} {facts.label} {f'{100 * value:6.2f} %' if facts.percent else f'{value:.4f}'}")
-        seconds, images = (now - then for now, then in zip(_stopwatch(trainer), self._rate_since, strict=True))
-        if seconds:
-            parts.append(f"{images / seconds:,.0f} images/s")
-        done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
-        if self._total is not None and self._began[1] < done < self._total:
-            each = (time.monotonic() - self._began[0]) / (done - self._began[1])
-            parts.append(f"{tqdm.format_interval(each * (self._total - done))} left")
-        return "  ".join(parts)
+        self._measure_speed(trainer)
+        (began, first), done = self._began, logged_steps(trainer)
+        left = ""
+        if first < done < self._total < math.inf:
+            left = tqdm.format_interval((time.monotonic() - began) / (done - first) * (self._total - done)) + " left"
+        return "  ".join(filter(None, [*parts, self._speed, left]))
 
-    def _pause(self, trainer: Trainer) -> None:
-        """Leaves the time until now out of the images per second."""
-        self._recent = deque([(time.monotonic(), _stopwatch(trainer)[1])])
+    def _measure_speed(self, trainer: Trainer) -> float:
+        """Measures the images per second of training; returns its seconds since the last measurement."""
+        now, (since, before) = _stopwatch(trainer), self._speed_since
+        if now[1] > before:
+            self._speed = f"{(now[1] - before) / (now[0] - since):,.0f} images/s"
+        return now[0] - since
 
-    def _measure_speed(self, trainer: Trainer) -> None:
-        """Measures the images per second of about the last second, by what has been counted already."""
-        now, images = time.monotonic(), _stopwatch(trainer)[1]
-        self._recent.append((now, images))
-        while self._recent[1][0] < now - 1:
-            self._recent.popleft()
-        since, before = self._recent[0]
-        if images > before:
-            self._speed = f"{(images - before) / (now - since):,.0f} images/s"
-
-    def _show(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _show(self, trainer: Trainer) -> None:
         if self._bar.disable:
             return
-        logged = trainer.callback_metrics
-        loss = {"train/loss_step": float(logged["train/loss_step"])} if "train/loss_step" in logged else {}
-        metrics = self.get_metrics(trainer, pl_module) | loss
+        if self._measure_speed(trainer) >= 1.0:
+            self._speed_since = _stopwatch(trainer)
+        metrics, logged = self.get_metrics(trainer, trainer.lightning_module), trainer.callback_metrics
+        if "train/loss_step" in logged:
+            metrics["train/loss_step"] = float(logged["train/loss_step"])
         is_wide = (self._bar.ncols or WIDE) >= WIDE
         self._bar.bar_format = WIDE_BAR if is_wide else NARROW_BAR
         shown = [name for name, facts in METRICS.items() if facts.in_bar]
@@ -418,5 +382,5 @@ def _stopwatch(trainer: Trainer) -> tuple[float, int]:
     """Returns seconds and images of training by the Trainer's ``Stopwatch``; zeros if it has none."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Stopwatch):
-            return callback.seconds, callback.images
+            return callback.training_seconds, callback.images
     return 0.0, 0

@@ -56,7 +56,7 @@ class ConfiguredOptimizer(LightningModule):
                 "trainer.max_epochs=-1: the learning rate schedule needs an end (give trainer.max_epochs or max_steps)"
             )
         optimizer, schedule = optimizer_and_schedule(
-            self._optimized(), self.optimizer_config, total_steps=int(total), steps_per_epoch=per_epoch
+            self._optimized(), self.optimizer_config, total_steps=int(total), steps_per_epoch=int(per_epoch)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.limits import problems_of, refuse
 from vit_lightning.training.losses import Criterion, HeadsLoss
 
 Statistics = tuple[Sequence[float], Sequence[float]]
@@ -40,11 +40,10 @@ class DistillationConfig:
     temperature: float = 3.0
 
     def __post_init__(self) -> None:
-        problems = []
-        if not 0.0 <= self.alpha <= 1.0:
-            problems.append(f"alpha={self.alpha} must be between 0 and 1")
-        if not (math.isfinite(self.temperature) and self.temperature > 0.0):
-            problems.append(f"temperature={self.temperature} must be a finite number above 0")
+        problems = problems_of(
+            ("alpha", self.alpha, 0.0 <= self.alpha <= 1.0, "between 0 and 1"),
+            ("temperature", self.temperature, 0.0 < self.temperature < math.inf, "a finite number above 0"),
+        )
         if self.kind == "hard" and self.temperature != 3.0:
             problems.append(f"temperature={self.temperature} does nothing for kind=hard")
         if self.teacher is None and (self.kind, self.alpha) != ("hard", 0.5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.limits import at_least, refuse
+from vit_lightning.limits import at_least, probabilities, problems_of, refuse
 from vit_lightning.models.heads import find_head
 from vit_lightning.training.fast_paths import FastLinear
 
@@ -72,14 +73,12 @@ class LoraConfig:
     targets: list[str] = field(default_factory=lambda: ["qkv", "projection"])
 
     def __post_init__(self) -> None:
-        problems = at_least(0, rank=self.rank)
-        if not 0.0 < self.alpha < float("inf"):
-            problems.append(f"alpha={self.alpha} must be a finite number above 0")
-        if not 0.0 <= self.dropout < 1.0:
-            problems.append(f"dropout={self.dropout} must be at least 0 and below 1")
-        if not self.targets:
-            problems.append("targets=[] names no layer (rank=0 for no adapters)")
-        refuse(problems)
+        refuse(
+            at_least(0, rank=self.rank),
+            problems_of(("alpha", self.alpha, 0.0 < self.alpha < math.inf, "a finite number above 0")),
+            probabilities(dropout=self.dropout),
+            [] if self.targets else ["targets=[] names no layer (rank=0 for no adapters)"],
+        )
 
 
 def add_lora(network: nn.Module, config: LoraConfig) -> None:

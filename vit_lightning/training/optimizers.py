@@ -13,7 +13,23 @@ from torch.optim._muon import _adjust_lr
 Group = dict[str, Any]
 
 
-class Lamb(Optimizer):
+class _Foreach(Optimizer):
+    """Base of optimizers that take the weights of a group at once."""
+
+    def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        """Changes weights of a group by their gradients."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = _call(closure)
+        for group in self.param_groups:
+            if weights := [weight for weight in group["params"] if weight.grad is not None]:
+                self.update(group, weights, [weight.grad for weight in weights])
+        return loss
+
+
+class Lamb(_Foreach):
     """LAMB: Adam's step with weight decay, scaled for each tensor to the norm of its weights (You et al. 2020).
 
     As in apex and timm, tensors of groups without weight decay take Adam's step as it is. Nothing is clipped here.
@@ -37,38 +53,30 @@ class Lamb(Optimizer):
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = _call(closure)
-        for group in self.param_groups:
-            (beta1, beta2), decay = group["betas"], group["weight_decay"]
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if not weights:
-                continue
-            gradients = [weight.grad for weight in weights]
-            means = [_state(self, weight, "mean") for weight in weights]
-            squares = [_state(self, weight, "square") for weight in weights]
-            counts = [self.state[weight].get("step", 0) + 1 for weight in weights]
-            for weight, count in zip(weights, counts, strict=True):
-                self.state[weight]["step"] = count
-            torch._foreach_lerp_(means, gradients, 1.0 - beta1)
-            torch._foreach_mul_(squares, beta2)
-            torch._foreach_addcmul_(squares, gradients, gradients, value=1.0 - beta2)
-            steps = torch._foreach_div(means, [1.0 - beta1**count for count in counts])
-            scales = torch._foreach_sqrt(squares)
-            torch._foreach_div_(scales, [(1.0 - beta2**count) ** 0.5 for count in counts])
-            torch._foreach_add_(scales, group["eps"])
-            torch._foreach_div_(steps, scales)
-            if decay:
-                torch._foreach_add_(steps, weights, alpha=decay)
-                norms = torch.stack(torch._foreach_norm(weights)), torch.stack(torch._foreach_norm(steps))
-                ratios = torch.where((norms[0] > 0) & (norms[1] > 0), norms[0] / norms[1], 1.0)
-                torch._foreach_mul_(steps, list(ratios))
-            torch._foreach_add_(weights, steps, alpha=-group["lr"])
-        return loss
+    def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        (beta1, beta2), decay = group["betas"], group["weight_decay"]
+        means = [_state(self, weight, "mean") for weight in weights]
+        squares = [_state(self, weight, "square") for weight in weights]
+        counts = [self.state[weight].get("step", 0) + 1 for weight in weights]
+        for weight, count in zip(weights, counts, strict=True):
+            self.state[weight]["step"] = count
+        torch._foreach_lerp_(means, gradients, 1.0 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1.0 - beta2)
+        steps = torch._foreach_div(means, [1.0 - beta1**count for count in counts])
+        scales = torch._foreach_sqrt(squares)
+        torch._foreach_div_(scales, [(1.0 - beta2**count) ** 0.5 for count in counts])
+        torch._foreach_add_(scales, group["eps"])
+        torch._foreach_div_(steps, scales)
+        if decay:
+            torch._foreach_add_(steps, weights, alpha=decay)
+            norms = torch.stack(torch._foreach_norm(weights)), torch.stack(torch._foreach_norm(steps))
+            ratios = torch.where((norms[0] > 0) & (norms[1] > 0), norms[0] / norms[1], 1.0)
+            torch._foreach_mul_(steps, list(ratios))
+        torch._foreach_add_(weights, steps, alpha=-group["lr"])
 
 
-class Lion(Optimizer):
+class Lion(_Foreach):
     """Lion: the sign of an interpolated momentum, with decoupled weight decay (Chen et al. 2023, algorithm 2).
 
     Each weight changes by the same amount, so that Lion needs a learning rate 3 to 10 times smaller than AdamW's and a
@@ -91,48 +99,33 @@ class Lion(Optimizer):
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = _call(closure)
-        for group in self.param_groups:
-            (step_beta, momentum_beta), lr = group["betas"], group["lr"]
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if not weights:
-                continue
-            gradients = [weight.grad for weight in weights]
-            momenta = [_state(self, weight, "momentum") for weight in weights]
-            steps = torch._foreach_mul(momenta, step_beta)
-            torch._foreach_add_(steps, gradients, alpha=1.0 - step_beta)
-            torch._foreach_sign_(steps)
-            torch._foreach_mul_(weights, 1.0 - lr * group["weight_decay"])
-            torch._foreach_add_(weights, steps, alpha=-lr)
-            torch._foreach_mul_(momenta, momentum_beta)
-            torch._foreach_add_(momenta, gradients, alpha=1.0 - momentum_beta)
-        return loss
+    def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        (step_beta, momentum_beta), lr = group["betas"], group["lr"]
+        momenta = [_state(self, weight, "momentum") for weight in weights]
+        steps = torch._foreach_mul(momenta, step_beta)
+        torch._foreach_add_(steps, gradients, alpha=1.0 - step_beta)
+        torch._foreach_sign_(steps)
+        torch._foreach_mul_(weights, 1.0 - lr * group["weight_decay"])
+        torch._foreach_add_(weights, steps, alpha=-lr)
+        torch._foreach_mul_(momenta, momentum_beta)
+        torch._foreach_add_(momenta, gradients, alpha=1.0 - momentum_beta)
 
 
-class BatchedMuon(torch.optim.Muon):
+class BatchedMuon(_Foreach, torch.optim.Muon):
     """torch's Muon, which orthogonalizes all matrices of a shape in one batch: half the time for small matrices."""
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = _call(closure)
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if not weights:
-                continue
-            momenta, steps = [_state(self, weight, "momentum_buffer") for weight in weights], []
-            for weight, momentum in zip(weights, momenta, strict=True):
-                momentum.lerp_(weight.grad, 1.0 - group["momentum"])
-                steps.append(weight.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum)
-            decay = 1.0 - group["lr"] * group["weight_decay"]
-            for numbers in _alike(steps):
-                wide = torch.stack([_as_wide(steps[number]) for number in numbers])
-                for number, step in zip(numbers, _orthogonalized(wide, group), strict=True):
-                    weight = weights[number]
-                    rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], weight.shape)
-                    weight.mul_(decay).add_(step.T if _is_tall(weight) else step, alpha=-rate)
-        return loss
+    def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        momenta, steps = [_state(self, weight, "momentum_buffer") for weight in weights], []
+        for gradient, momentum in zip(gradients, momenta, strict=True):
+            momentum.lerp_(gradient, 1.0 - group["momentum"])
+            steps.append(gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum)
+        decay = 1.0 - group["lr"] * group["weight_decay"]
+        for numbers in _alike(steps):
+            wide = torch.stack([_as_wide(steps[number]) for number in numbers])
+            for number, step in zip(numbers, _orthogonalized(wide, group), strict=True):
+                weight = weights[number]
+                rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], weight.shape)
+                weight.mul_(decay).add_(step.T if _is_tall(weight) else step, alpha=-rate)
 
 
 _BATCH = 2**22

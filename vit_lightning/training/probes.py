@@ -23,7 +23,7 @@ from vit_lightning.models.crate import ISTA, MSSA, coding_rate
 from vit_lightning.models.heads import ClassificationHead, DistilledHead, find_head
 from vit_lightning.models.vit import ViT
 from vit_lightning.random_keys import one_key
-from vit_lightning.training.callbacks import is_due
+from vit_lightning.training.callbacks import gather, is_due
 
 
 def features(network: nn.Module, images: Tensor, blocks: Sequence[int] = ()) -> list[Tensor]:
@@ -260,9 +260,7 @@ def _features(trainer: Trainer, module: LightningModule, split: str, indices: Te
         places.append(batch.indices)
     parts = [torch.cat(rows) for rows in (places, vectors, labels)]
     if trainer.world_size > 1:
-        gathered: list[Any] = [None] * trainer.world_size
-        torch.distributed.all_gather_object(gathered, [part.cpu() for part in parts])
-        parts = [torch.cat(rows).to(trainer.strategy.root_device) for rows in zip(*gathered, strict=True)]
+        parts = [gather(trainer, part.cpu()).to(trainer.strategy.root_device) for part in parts]
         order = parts[0].argsort()
         parts = [part[order] for part in parts]
     return Features(parts[1].float(), parts[2])
@@ -299,15 +297,7 @@ class CrateMeasures(Callback):
                 block.register_forward_hook(self._measure_sparsity(f"crate/sparsity/{number}")),
             ]
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         self._remove()
         for name, value in self._measures.items():
             pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1)
