@@ -29,7 +29,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.tuner import Tuner
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -513,10 +512,3 @@ def test_a_hook_is_called_before_a_batch_is_fetched(tmp_path):
     calls = [name for name in hooks.calls if name != "on_save_checkpoint"]  # of train's own callback
     last = [before for before, name in itertools.pairwise(calls) if name == "fetched"]
     assert last[3] != "on_train_batch_end"
-
-
-@wanted("a search of learning rates draws its bar wherever stderr goes")
-def test_the_bar_of_a_search_is_not_written_to_a_file(tmp_path, capfd):
-    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
-    Tuner(trainer).lr_find(Module(), alike(), num_training=20, update_attr=False)
-    assert "Finding best" not in capfd.readouterr().err

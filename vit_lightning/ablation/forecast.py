@@ -21,8 +21,7 @@ from vit_lightning.ablation.attempts import FORK, begin_process, read_images
 from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
 from vit_lightning.commands.module import make_module
-from vit_lightning.commands.session import make_trainer
-from vit_lightning.commands.tune import plain_steps
+from vit_lightning.commands.session import make_trainer, plain_training
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.forecast import assumed_spread, forecast_sentences, measured_spread
@@ -109,7 +108,7 @@ def _time(experiment: Experiment, threads: int, visible: str | None, parent: int
     """Runs the process that times an arm, and sends the expected seconds of a run."""
     begin_process(parent, os.open(os.devnull, os.O_WRONLY), threads, visible)
     steps, own = Steps(), experiment.trainer
-    arguments = {**plain_steps(-1), "max_epochs": own["max_epochs"], "max_steps": own["max_steps"]}
+    arguments = {**plain_training(-1), "max_epochs": own["max_epochs"], "max_steps": own["max_steps"]}
     if own["devices"] != "auto":
         arguments |= {"devices": 1, "num_nodes": 1, "strategy": "auto"}
     with tempfile.TemporaryDirectory() as folder:

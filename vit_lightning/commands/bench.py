@@ -33,7 +33,7 @@ from vit_lightning.commands.measuring import (
     training_step,
 )
 from vit_lightning.commands.module import compile_chosen
-from vit_lightning.commands.session import session
+from vit_lightning.commands.session import plain_training, session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
@@ -73,7 +73,12 @@ def bench(experiment: Experiment, *, rounds: int = 100, seconds: float = 30.0, p
     is_off = (settings.wandb.mode or os.environ.get("WANDB_MODE")) == "disabled"
     wandb = replace(settings.wandb, mode="disabled" if is_off else "offline")
     experiment = replace(experiment, settings=settings._replace(wandb=wandb))
-    arguments = experiment.make_trainer_arguments(_plain_training(rounds))
+    arguments = experiment.make_trainer_arguments(
+        {
+            **plain_training(100 * (rounds + WARMUP + 1), logs=True),  # until the measurement stops it
+            **{"devices": 1, "num_nodes": 1, "strategy": "auto", "accumulate_grad_batches": 1},
+        }
+    )
     with session(experiment, "bench") as folder, tempfile.TemporaryDirectory() as place:
         run = make_run(experiment, arguments, Path(place))
         if not isinstance(run.module, ViTClassifier):
@@ -108,25 +113,6 @@ def bench(experiment: Experiment, *, rounds: int = 100, seconds: float = 30.0, p
     say(_table(results))
     say(f"all of it: {folder / 'bench.json'}")
     return results
-
-
-def _plain_training(rounds: int) -> dict[str, Any]:
-    """Returns arguments of the Trainer for training without validation, until the measurement stops it."""
-    return {
-        "max_epochs": -1,
-        "max_steps": 100 * (rounds + WARMUP + 1),
-        "max_time": None,
-        "min_epochs": None,
-        "min_steps": None,
-        "devices": 1,
-        "num_nodes": 1,
-        "strategy": "auto",
-        "num_sanity_val_steps": 0,
-        "val_check_interval": 1.0,
-        "check_val_every_n_epoch": 10**9,
-        "accumulate_grad_batches": 1,
-        "enable_progress_bar": False,
-    }
 
 
 class _Measured:

@@ -13,7 +13,6 @@ from vit_lightning.commands.console import row, say
 from vit_lightning.config.experiment import Experiment, network_in_file
 from vit_lightning.config.networks import data_facts
 from vit_lightning.data.base import ImageData
-from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier, classify
@@ -26,21 +25,14 @@ from vit_lightning.weights.init_from import open_initial_weights
 from vit_lightning.weights.sources import open_teacher
 
 
-def make_module(
-    experiment: Experiment, search: type[ViTClassifier] | None = None, *, begins: bool = False
-) -> LightningModule:
+def make_module(experiment: Experiment, *, begins: bool = False) -> LightningModule:
     """Returns the LightningModule of an experiment, with new random weights and the fast paths of its layers.
 
     Args:
         experiment: the experiment.
-        search: a subclass of ViTClassifier to train with in place of it; a class of the user's own is then mixed in.
         begins: whether training begins, and so with the weights that ``model`` names, of timm or torchvision.
     """
-    settings, data, kind = experiment.settings, experiment.data, experiment.module.target
-    if search is not None:
-        if not issubclass(kind, ViTClassifier):
-            raise UserError(f"module.class_path={kind.__name__} is no ViTClassifier: only these can be searched")
-        kind = search if kind is ViTClassifier else type(kind.__name__, (search, kind), {})
+    settings, data = experiment.settings, experiment.data
     chosen = settings.distillation
     tell = (lambda text: say(row("weights", text))) if begins else None
     available = {
@@ -57,7 +49,7 @@ def make_module(
         teacher = load_teacher(chosen.teacher, data, trust=experiment.trust)
         available["distillation"] = Distillation(chosen, teacher)
         networks.append(teacher.network)
-    module = experiment.make_module(available, kind)
+    module = experiment.make_module(available)
     if experiment.config["fast_paths"] == "auto":
         for network in (module, *networks):
             accelerate(network)

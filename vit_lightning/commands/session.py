@@ -65,7 +65,7 @@ def session(experiment: Experiment, command: str) -> Iterator[Path]:
 @contextlib.contextmanager
 def chosen_matmul(experiment: Experiment) -> Iterator[None]:
     """Sets the precision of float32 products for a while, where the config has one."""
-    chosen = experiment.config.get("matmul_precision")  # checkpoints of earlier versions lack it
+    chosen = experiment.config["matmul_precision"]
     if chosen is None:
         yield
         return
@@ -106,7 +106,7 @@ def own_faults(folder: Path | None) -> Iterator[None]:
 
 
 def began_precision(folder: Path) -> str | None:
-    """Returns the precision with which the run of a folder began; None for a new run, or one of an earlier version."""
+    """Returns the precision with which the run of a folder began; None for a new run."""
     path = folder / "environment.json"
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found.get("precision") if isinstance(found, dict) else None
@@ -172,6 +172,27 @@ def _made_trainer(arguments: Mapping[str, Any]) -> Trainer:
         named = ("accelerator", "devices", "strategy", "precision")
         given = ", ".join(f"{name}={arguments[name]}" for name in named if arguments[name] is not None)
         raise UserError(f"trainer: {' '.join(str(fault).split())[:400]} (given: {given})") from fault
+
+
+def plain_training(steps: int, *, logs: bool = False) -> dict[str, Any]:
+    """Returns arguments of the Trainer for steps of training without validation, and without callbacks and loggers.
+
+    Args:
+        steps: optimizer steps.
+        logs: whether the callbacks and loggers of the config are kept.
+    """
+    return {
+        **({} if logs else {"callbacks": None, "logger": False, "log_every_n_steps": 10**9}),
+        "max_epochs": -1,
+        "max_steps": steps,
+        "max_time": None,
+        "min_epochs": None,
+        "min_steps": None,
+        "num_sanity_val_steps": 0,
+        "val_check_interval": 1.0,
+        "check_val_every_n_epoch": 10**9,
+        "enable_progress_bar": False,
+    }
 
 
 def logged(trainer: Trainer, prefix: str) -> Results:

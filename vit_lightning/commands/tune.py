@@ -1,97 +1,69 @@
-"""``lightning lr-find`` and ``lightning scale-batch``: Lightning's Tuner on a config; both write to one folder only."""
+"""``lightning lr-find`` and ``lightning scale-batch``: short trainings, of which only a small report is kept.
+
+Lightning's Tuner gives one learning rate to all parameter groups, records no losses of accumulated batches and writes
+checkpoints between its trials.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Trainer
-from lightning.pytorch.tuner.tuning import Tuner
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
-from torch.optim import Optimizer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.memory import garbage_collection_cuda, is_oom_error
 
 from vit_lightning.commands.console import say
 from vit_lightning.commands.module import make_module, start_weights
-from vit_lightning.commands.session import make_trainer, session
+from vit_lightning.commands.session import make_trainer, plain_training, session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.errors import UserError
 from vit_lightning.figures.curves import rate_search, save
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier
-from vit_lightning.training.ema import EMAConfig
-from vit_lightning.training.lightning_detours import draw_search_in_terminals_alone
 
 SMOOTHING = 1 / 40
 """Standard deviation of the Gaussian that smooths the losses, as a fraction of the number of steps."""
+DIVERGED = 4.0
+"""Multiple of the lowest loss above which three steps in a row end the search."""
 
 
-class RateSearch(ViTClassifier):
-    """Classifier that trains while Lightning's Tuner raises the learning rate, and records each step.
+class RateSearch(Callback):
+    """Callback that gives each step its learning rate, and records the loss of the step.
 
-    The Tuner gives one learning rate to all parameter groups. Here each group keeps its factor on ``optimizer.lr``
-    (layer decay, Muon), as in training.
+    Each parameter group keeps its factor on ``optimizer.lr`` (layer decay, Muon), as in training.
+
+    Args:
+        rates: learning rate of each step, in place of the schedule.
+        lr: learning rate of the config.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, rates: Sequence[float], lr: float) -> None:
+        self.rates, self.lr = rates, lr
         self.factors: list[float] = []
-        self.rates: list[float] = []
-        self.group_rates: list[list[float]] = []
-        self.step_losses: list[float] = []
-        self._batch_losses: list[float] = []
+        self.losses: list[float] = []
+        self._of_batches: list[float] = []
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        configured: Any = super().configure_optimizers()
-        optimizer: Optimizer = configured["optimizer"]
-        self.factors = [group["initial_lr"] / self.optimizer_config.lr for group in optimizer.param_groups]
-        given: list[float] = []
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.strategy.lr_scheduler_configs = []
+        self.factors = [group["initial_lr"] / self.lr for group in trainer.optimizers[0].param_groups]
 
-        def apply_factors(optimizer: Optimizer, *_: Any) -> None:
-            given[:] = [group["lr"] for group in optimizer.param_groups]
-            for group, factor in zip(optimizer.param_groups, self.factors, strict=True):
-                group["lr"] *= factor
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        for group, factor in zip(trainer.optimizers[0].param_groups, self.factors, strict=True):
+            group["lr"] = factor * self.rates[trainer.global_step]
 
-        def record_and_restore(optimizer: Optimizer, *_: Any) -> None:
-            self.rates.append(given[0])
-            self.group_rates.append([group["lr"] for group in optimizer.param_groups])
-            self.step_losses.append(float(np.mean(self._batch_losses)))
-            self._batch_losses.clear()
-            for group, rate in zip(optimizer.param_groups, given, strict=True):
-                group["lr"] = rate
-
-        optimizer.register_step_pre_hook(apply_factors)
-        optimizer.register_step_post_hook(record_and_restore)
-        return {"optimizer": optimizer, "lr_scheduler": configured["lr_scheduler"]}
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self._batch_losses.append(float(loss.detach()))
-        return loss
-
-
-class BatchSearch(ViTClassifier):
-    """Classifier that records with which batch sizes training started, and with which it finished."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.started: list[int] = []
-        self.finished: list[int] = []
-
-    def on_train_start(self) -> None:
-        super().on_train_start()
-        self.started.append(self.trainer.datamodule.batch_size)  # type: ignore[attr-defined]
-
-    def on_train_end(self) -> None:
-        self.finished.append(self.trainer.datamodule.batch_size)  # type: ignore[attr-defined]
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._of_batches.append(float(outputs["loss"]) * trainer.accumulate_grad_batches)  # Lightning divides by it
+        if trainer.global_step > len(self.losses):
+            self.losses.append(float(np.mean(self._of_batches)))
+            self._of_batches.clear()
+            trainer.should_stop = min(self.losses[-3:]) > DIVERGED * min(self.losses)
 
 
 def find_learning_rate(
@@ -116,30 +88,25 @@ def find_learning_rate(
         problems.append(f"optimizer.lr={lr} must be above 0, since the rates of parameter groups are relative to it")
     refuse(problems)
     with session(experiment, "lr-find") as folder:
-        draw_search_in_terminals_alone()
-        module, trainer = _prepare(experiment, RateSearch, folder, steps)
-        with _tuner_errors():
-            Tuner(trainer).lr_find(
-                module,
-                datamodule=experiment.data,
-                min_lr=min_lr,
-                max_lr=max_lr,
-                num_training=steps,
-                update_attr=False,
-            )
-        # not what the Tuner records: with accumulated gradients it misses the last step of each epoch
-        rates, losses = module.rates, module.step_losses
-        smoothed = smooth(losses)
+        module = _first_module(experiment)
+        if not isinstance(module, ViTClassifier):
+            kind = type(module).__name__
+            raise UserError(f"module.class_path={kind} is no ViTClassifier: its learning rates cannot be searched")
+        search = RateSearch(np.geomspace(min_lr, max_lr, steps).tolist(), lr)
+        trainer = _trainer(experiment, folder, steps, search)
+        trainer.fit(module, datamodule=experiment.data)
+        losses = search.losses
+        rates, smoothed = search.rates[: len(losses)], smooth(losses)
         suggestion = suggest(rates, smoothed)
         results = {
             "suggestion": suggestion,
-            "page": lr,
+            "config": lr,
             "batch_size": experiment.data.batch_size * trainer.accumulate_grad_batches * trainer.world_size,
             "rates": rates,
             "losses": [loss if math.isfinite(loss) else None for loss in losses],
             "smoothed_losses": [loss if math.isfinite(loss) else None for loss in smoothed],
-            "group_shares": module.factors,
-            "group_rates": module.group_rates,
+            "group_factors": search.factors,
+            "group_rates": np.outer(rates, search.factors).tolist(),
         }
         write_whole(folder / "rates.json", json.dumps(results, indent=2) + "\n")
         if is_first():
@@ -199,70 +166,55 @@ def scale_batch(experiment: Experiment, *, max_batch_size: int = 8192, steps: in
     if first > limit:
         raise UserError(f"max_batch_size={limit} must not be below data.batch_size={first}, which is tried first")
     with session(experiment, "scale-batch") as folder:
-        module, trainer = _prepare(experiment, BatchSearch, folder, steps)
-        # if one image does not fit, the Tuner tries a batch of none
-        with _tuner_errors(), contextlib.suppress(ZeroDivisionError):
-            Tuner(trainer).scale_batch_size(
-                module,
-                datamodule=data,
-                steps_per_trial=steps,
-                init_val=first,
-                max_val=limit + 1,  # the Tuner does not try max_val itself
-            )
-        trained = sorted({*module.finished})
-        failed = sorted({*module.started} - {*module.finished})
+        module, size = _first_module(experiment), first
+        trained, failed = list[int](), list[int]()
+        while size and not (trained and failed):
+            data.batch_size = size
+            fits = _fits(experiment, module, folder, steps)
+            (trained if fits else failed).append(size)
+            if fits and (size >= len(data.dataset("train")) or 2 * size > limit):  # type: ignore[arg-type]
+                break
+            size = 2 * size if fits else size // 2
         if not trained:
-            raise UserError(f"a batch of {min(failed, default=first)} does not fit in memory: the model is too large")
+            raise UserError(f"a batch of {failed[-1]} does not fit in memory: the model is too large")
         best, images = trained[-1], len(data.dataset("train"))  # type: ignore[arg-type]
         if failed:
-            end, reason = "memory", f"{failed[0]} does not fit in memory"
+            end, reason = "memory", f"{failed[-1]} does not fit in memory"
         elif best >= images:
             end, reason = "data", f"there are {images} training images"
         else:
             end, reason = "max_batch_size", f"max_batch_size={limit} allows no further doubling"
-        results = {"batch_size": best, "page": first, "ended_by": end, "trained": trained, "failed": failed}
+        results = {"batch_size": best, "config": first, "ended_by": end, "trained": trained, "failed": failed}
         write_whole(folder / "batch_sizes.json", json.dumps(results, indent=2) + "\n")
     say(f"largest batch: --data.batch_size={best}    ({reason}; the config has {first})")
     say(f"another batch size needs another learning rate: lightning lr-find ...    {folder / 'batch_sizes.json'}")
     return results
 
 
-def _prepare(experiment: Experiment, kind: type[Any], folder: Path, steps: int) -> tuple[Any, Trainer]:
-    """Returns module and Trainer for a search of ``steps`` steps, without validation and logging."""
+def _fits(experiment: Experiment, module: LightningModule, folder: Path, steps: int) -> bool:
+    """Trains for some steps and returns whether the memory was enough."""
+    trainer = _trainer(experiment, folder, steps)
+    if trainer.world_size > 1:
+        raise UserError("trainer.devices: the batch size of distributed training is that of one device: give 1")
+    try:
+        trainer.fit(module, datamodule=experiment.data)
+    except RuntimeError as fault:
+        if not is_oom_error(fault):
+            raise
+        return False
+    finally:
+        module.zero_grad()
+        garbage_collection_cuda()
+    return True
+
+
+def _first_module(experiment: Experiment) -> LightningModule:
     if experiment.trainer["fast_dev_run"]:
         raise UserError("trainer.fast_dev_run: nothing can be searched in so few steps (leave it out)")
-    # the EMA starts in a hook that the Tuner does not wait for, and a learning rate is found without it
-    without_ema = replace(experiment, settings=experiment.settings._replace(ema=EMAConfig()))
-    trainer = make_trainer(experiment.make_trainer_arguments(plain_steps(steps)), folder, [], [])
-    module = make_module(without_ema, kind)
+    module = make_module(experiment)
     start_weights(module, experiment)
-    return module, trainer
+    return module
 
 
-def plain_steps(steps: int) -> dict[str, Any]:
-    """Returns arguments of the Trainer for some training steps, without validation and logging."""
-    return {
-        "callbacks": None,
-        "logger": False,
-        "max_epochs": -1,
-        "max_steps": steps,
-        "max_time": None,
-        "min_epochs": None,
-        "min_steps": None,
-        "num_sanity_val_steps": 0,
-        "val_check_interval": 1.0,
-        "check_val_every_n_epoch": 10**9,
-        "log_every_n_steps": 10**9,
-        "enable_progress_bar": False,
-    }
-
-
-@contextlib.contextmanager
-def _tuner_errors() -> Iterator[None]:
-    """Turns errors of Lightning's Tuner into a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (MisconfigurationException, ValueError) as fault:
-        raise UserError(f"Lightning's Tuner cannot work on this config: {' '.join(str(fault).split())}") from fault
+def _trainer(experiment: Experiment, folder: Path, steps: int, *callbacks: Callback) -> Trainer:
+    return make_trainer(experiment.make_trainer_arguments(plain_training(steps)), folder, [*callbacks], [])

@@ -15,11 +15,9 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from lightning.pytorch.tuner import lr_finder
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
-from tqdm import tqdm
 
 from vit_lightning.signals import is_ended_by_signals, withheld
 
@@ -107,14 +105,6 @@ def call_around_fetches(trainer: Trainer, begin: Callable[[], object], end: Call
 
     loop._on_before_fetch = both(loop._on_before_fetch, begin)  # type: ignore[method-assign]
     loop._on_after_fetch = both(end, loop._on_after_fetch)  # type: ignore[method-assign]
-
-
-def draw_search_in_terminals_alone() -> None:
-    """Keeps the bar of ``Tuner.lr_find`` out of files; it has no option for that.
-
-    Proof: test_the_bar_of_a_search_is_not_written_to_a_file.
-    """
-    lr_finder.tqdm = functools.partial(tqdm, disable=None, leave=False)  # type: ignore[attr-defined,assignment]
 
 
 def logged_steps(trainer: Trainer) -> int:
