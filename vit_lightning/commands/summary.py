@@ -8,8 +8,10 @@ outputs of layers for what the backward pass keeps.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 
 from vit_lightning.commands.console import quiet, say
 from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_model
@@ -48,12 +51,6 @@ class Layer:
     kept: int
     """Bytes for each image that training keeps for the backward pass, in float32 with fused attention."""
     inside: tuple[Layer, ...] = ()
-
-    @property
-    def facts(self) -> tuple[Any, ...]:
-        """Everything but the name: equal for layers that are alike."""
-        inside = tuple((layer.name, layer.facts) for layer in self.inside)
-        return self.kind, self.shape, self.parameters, self.multiply_adds, self.kept, inside
 
 
 def summary(
@@ -131,7 +128,7 @@ def _rows(layer: Layer, level: int, levels: int | None) -> Iterator[tuple[str, .
     yield "  " * level + layer.name, layer.kind, "x".join(map(str, layer.shape)), *numbers
     if level == levels:
         return
-    for _, alike in groupby(layer.inside, lambda inside: inside.facts):
+    for _, alike in groupby(layer.inside, lambda inside: replace(inside, name="")):
         first, *others = alike
         name = f"{first.name} to {others[-1].name}, each" if others else first.name
         yield from _rows(replace(first, name=name), level + 1, levels)
@@ -150,48 +147,38 @@ def _bytes(number: int) -> str:
 
 def measure(network: nn.Module, shape: tuple[int, int, int]) -> Layer:
     """Returns the layers of a network, measured for images (c, H, W) of a shape; whatever it raises is raised."""
-    empty = copy.deepcopy(network).to("meta")
-    shapes: dict[str, tuple[int, ...]] = {}
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        _watch(empty.eval(), leave=shapes.setdefault)(torch.empty(1, *shape, device="meta"))
-    root = type(network).__name__
-    counts = {str(name).removeprefix(f"{root}."): sum(each.values()) for name, each in counter.flop_counts.items()}
-    counts[""] = counter.get_total_flops()
-    kept = _kept(copy.deepcopy(network).to("meta"), shape)
-    return _layer("", "model", network, shapes, counts, kept)
+        copy.deepcopy(network).to("meta").eval()(torch.empty(1, *shape, device="meta"))
+    shapes, kept = _shapes_and_kept(copy.deepcopy(network).to("meta"), shape)
+
+    def layer(path: str, name: str, module: nn.Module) -> Layer:
+        """Returns a layer; one that only wraps another is merged with it, and those without numbers are left out."""
+        parts = (layer(f"{path}.{child}", child, part) for child, part in module.named_children())
+        inside = tuple(part for part in parts if part.parameters or part.multiply_adds or part.kept)
+        sums = sum(weight.numel() for weight in module.parameters()), counts[path] // 2, kept[path] // IMAGES
+        if name != "model" and [(only.parameters, only.multiply_adds, only.kept) for only in inside] == [sums]:
+            return replace(inside[0], name=f"{name}.{inside[0].name}")
+        return Layer(
+            name, type(module).__name__, shapes.get(path) or (inside[-1].shape if inside else ()), *sums, inside
+        )
+
+    counts = Counter({name: sum(each.values()) for name, each in counter.flop_counts.items()})
+    return layer(type(network).__name__, "model", network)
 
 
-def _watch(
-    network: nn.Module,
-    enter: Callable[[str], Any] = lambda name: None,
-    leave: Callable[[str, tuple[int, ...]], Any] = lambda name, shape: None,
-) -> nn.Module:
-    """Calls functions with the name of each module before and after its forward pass, the latter with its shape."""
-    for name, module in network.named_modules():
+def _shapes_and_kept(
+    network: nn.Module, shape: tuple[int, int, int]
+) -> tuple[dict[str, tuple[int, ...]], Counter[str]]:
+    """Returns the shape of each module's output, and the bytes that each keeps for the backward pass of ``IMAGES``."""
+    shapes, kept, held = dict[str, tuple[int, ...]](), Counter[str](), list[Tensor]()
 
-        def before(module: nn.Module, inputs: Any, name: str = name) -> None:
-            enter(name)
+    def note_shape(name: str, module: nn.Module, inputs: Any, out: Any) -> None:
+        shapes.setdefault(name, _shape(out))
 
-        def after(module: nn.Module, inputs: Any, out: Any, name: str = name) -> None:
-            leave(name, _shape(out))
-
-        module.register_forward_pre_hook(before)
-        module.register_forward_hook(after)
-    return network
-
-
-def _shape(out: Any) -> tuple[int, ...]:
-    """Returns the shape of an output, or of the first of several, without that of the batch."""
-    while isinstance(out, dict | tuple | list):
-        out = next(iter(out.values() if isinstance(out, dict) else out), None)
-    return tuple(out.shape[1:]) if isinstance(out, Tensor) else ()
-
-
-def _kept(network: nn.Module, shape: tuple[int, int, int]) -> dict[str, int]:
-    """Returns the bytes for each image that each module itself, without those inside it, keeps for backward."""
-    running, bytes_of, held = [""], dict[str, int](), list[Tensor]()
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), ModuleTracker() as running:
         network = network.to_empty(device="cpu").train()
+        for name, module in network.named_modules(prefix=type(network).__name__):
+            module.register_forward_hook(partial(note_shape, name))
         seen = {weight.untyped_storage()._cdata for weight in (*network.parameters(), *network.buffers())}
 
         def keep(tensor: Tensor) -> Tensor:
@@ -199,34 +186,16 @@ def _kept(network: nn.Module, shape: tuple[int, int, int]) -> dict[str, int]:
             if storage._cdata not in seen:  # several layers may keep one tensor, or parts of it
                 seen.add(storage._cdata)
                 held.append(tensor)  # so that no other storage gets its address
-                bytes_of[running[-1]] = bytes_of.get(running[-1], 0) + storage.nbytes()
+                kept.update(dict.fromkeys(running.parents, storage.nbytes()))
             return tensor
 
-        _watch(network, running.append, lambda name, out: running.pop())
         with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
             network(torch.empty(IMAGES, *shape, device="cpu"))
-    return {name: number // IMAGES for name, number in bytes_of.items()}
+    return shapes, kept
 
 
-def _layer(
-    path: str,
-    name: str,
-    module: nn.Module,
-    shapes: dict[str, tuple[int, ...]],
-    counts: dict[str, int],
-    kept: dict[str, int],
-) -> Layer:
-    """Returns a layer; one that only wraps another is merged with it, and those without any numbers are left out."""
-    inside = []
-    for child, part in module.named_children():
-        layer = _layer(f"{path}.{child}".lstrip("."), child, part, shapes, counts, kept)
-        if layer.parameters or layer.multiply_adds or layer.kept:
-            inside.append(layer)
-    parameters = sum(weight.numel() for weight in module.parameters())
-    all_kept = kept.get(path, 0) + sum(layer.kept for layer in inside)
-    flops = counts.get(path, 0) // 2
-    sums = parameters, flops, all_kept
-    if path and [(only.parameters, only.multiply_adds, only.kept) for only in inside] == [sums]:
-        return replace(inside[0], name=f"{name}.{inside[0].name}")
-    shape = shapes.get(path) or (inside[-1].shape if inside else ())
-    return Layer(name, type(module).__name__, shape, parameters, flops, all_kept, tuple(inside))
+def _shape(out: Any) -> tuple[int, ...]:
+    """Returns the shape of an output, or of the first of several, without that of the batch."""
+    while isinstance(out, dict | tuple | list):
+        out = next(iter(out.values() if isinstance(out, dict) else out), None)
+    return tuple(out.shape[1:]) if isinstance(out, Tensor) else ()

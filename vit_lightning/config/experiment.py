@@ -122,14 +122,13 @@ class Experiment:
             freeze_backbone(network)
         return network
 
-    def make_module(self, available: Mapping[str, Any], kind: type[LightningModule] | None = None) -> LightningModule:
+    def make_module(self, available: Mapping[str, Any]) -> LightningModule:
         """Returns the LightningModule.
 
         Args:
             available: values of all arguments that are filled in: network, facts of the data, settings.
-            kind: its class, or one derived from it.
         """
-        return make_module(self.module, available, kind)
+        return make_module(self.module, available)
 
     def make_trainer_arguments(self, replaced: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns arguments of Lightning's Trainer with new callbacks, loggers, profiler and strategy.

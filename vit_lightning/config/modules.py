@@ -63,15 +63,14 @@ def _items(given: Any) -> list[tuple[str, Any]]:
     return list(given.items()) if isinstance(given, Mapping) else [("class_path", given)]
 
 
-def make_module(part: Part, available: Mapping[str, Any], kind: type[LightningModule] | None = None) -> LightningModule:
+def make_module(part: Part, available: Mapping[str, Any]) -> LightningModule:
     """Returns the module of a config.
 
     Args:
         part: the module.
         available: values of all arguments that are filled in.
-        kind: its class, or one derived from it.
     """
-    given, kind = {name: available[name] for name in filled_in(part.target)}, kind or part.target
+    given, kind = {name: available[name] for name in filled_in(part.target)}, part.target
     lacks_optimizer = kind.configure_optimizers is LightningModule.configure_optimizers
     if lacks_optimizer:
         kind = type(kind.__name__, (ConfiguredOptimizer, kind), {"__module__": kind.__module__})
