@@ -99,10 +99,7 @@ def model_line(experiment: Experiment, parameters: int, trained: int) -> str:
     if named := (parts[1] or {}).get("init_args", {}).get("model_name"):  # of timm
         name += f" {named}"
     number = counted(parameters, "parameter")
-    return row(
-        "model",
-        f"{name}, {number if trained == parameters else f'{trained:,} of {number} trained'}",
-    )
+    return row("model", f"{name}, {number if trained == parameters else f'{trained:,} of {number} trained'}")
 
 
 def device_line(trainer: Trainer, experiment: Experiment) -> str:
@@ -113,10 +110,8 @@ def device_line(trainer: Trainer, experiment: Experiment) -> str:
     else:
         name = f"CPU, {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else device.type.upper()
     several = f"{trainer.world_size} x " if trainer.world_size > 1 else ""
-    return row(
-        "device",
-        f"{several}{name}, precision {trainer.precision}{' (auto)' * (experiment.trainer['precision'] == AUTO)}",
-    )
+    auto = " (auto)" * (experiment.trainer["precision"] == AUTO)
+    return row("device", f"{several}{name}, precision {trainer.precision}{auto}")
 
 
 def note_on_precision(trainer: Trainer, experiment: Experiment) -> str:
@@ -146,7 +141,9 @@ class Start(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             data = self.experiment.data
-            say(row("data", f"{data.title.rpartition('.')[2]}, {_kind(data)}"))
+            height, width = data.image_size
+            images = f"{data.num_classes} classes, {height}x{width} pixels, {counted(data.in_channels, 'channel')}"
+            say(row("data", f"{data.title.rpartition('.')[2]}, {images}"))
             if data.notice:
                 say(row("note", data.notice))
             if data.own_loaders:
@@ -164,11 +161,6 @@ class Start(Callback):
         if len(sys.modules) != self._imported:  # to look through all takes as long as to write a small checkpoint
             self._imported = len(sys.modules)
             keep_own_files(Path(trainer.default_root_dir))
-
-
-def _kind(data: ImageData) -> str:
-    height, width = data.image_size
-    return f"{data.num_classes} classes, {height}x{width} pixels, {counted(data.in_channels, 'channel')}"
 
 
 def _splits(data: ImageData, *, test: bool) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
 
 from vit_lightning.commands.console import row, say, stage_line
 from vit_lightning.commands.load import Prediction, top_classes
@@ -99,14 +100,13 @@ def predict_test_images(experiment: Experiment) -> None:
     """Writes label, prediction and probability of each test image to ``predictions.csv`` in a new folder."""
     with session(experiment, "predict") as folder:
         path = folder / "predictions.csv"
-        trainer, batches = _run_network(experiment, folder, {})
-        columns = [torch.cat([batch[name].double().cpu() for batch in batches]) for name in ("indices", "labels")]
-        probabilities = torch.cat([batch["probabilities"].double().cpu() for batch in batches])
-        rows = gather(trainer, torch.cat([torch.stack(columns, dim=1), probabilities], dim=1))
+        trainer, found = _run_network(experiment, folder, {})
+        columns = [found["indices"], found["labels"], *reversed(found["probabilities"].double().max(dim=1))]
+        rows = gather(trainer, torch.stack([column.double() for column in columns], dim=1)).tolist()
         names = experiment.data.class_names
         lines = [
-            (int(row[0]), names[int(row[1])], names[int(row[2:].argmax())], float(row[2:].max()))
-            for row in rows[rows[:, 0].argsort()]
+            (int(index), names[int(label)], names[int(prediction)], probability)
+            for index, label, prediction, probability in sorted(rows)
         ]
         write_rows(path, ("index", "label", "prediction", "probability"), lines)
     say(f"predictions of the test images: {path}")
@@ -126,11 +126,10 @@ def predict_files(experiment: Experiment, top_k: int, format: str) -> None:
     assert isinstance(data, ImageFiles)
     data.files = files = find_images(experiment.images)
     with session(experiment, "predict") as folder:
-        _, batches = _run_network(experiment, folder, _one_device(experiment.trainer["devices"]))
-        labels = torch.cat([batch["labels"] for batch in batches]).cpu()
-        probabilities = torch.cat([batch["probabilities"] for batch in batches]).cpu()
-        good = (labels != DAMAGED).nonzero()[:, 0].tolist()
-        predictions = [top_classes(str(files[row]), probabilities[row], data.class_names, top_k) for row in good]
+        _, found = _run_network(experiment, folder, _one_device(experiment.trainer["devices"]))
+        good = (found["labels"] != DAMAGED).nonzero()[:, 0].tolist()
+        names, probabilities = data.class_names, found["probabilities"]
+        predictions = [top_classes(str(files[row]), probabilities[row], names, top_k) for row in good]
         path = folder / f"predictions.{format}"
         if predictions:
             _write(path, predictions)
@@ -148,11 +147,15 @@ def predict_files(experiment: Experiment, top_k: int, format: str) -> None:
         say(f"skipped: {problem} (list: {folder / BAD_IMAGES})")
 
 
-def _run_network(experiment: Experiment, folder: Path, arguments: Mapping[str, Any]) -> tuple[Trainer, list[Any]]:
+def _run_network(
+    experiment: Experiment, folder: Path, arguments: Mapping[str, Any]
+) -> tuple[Trainer, dict[str, Tensor]]:
+    """Returns the Trainer, and what ``classify`` tells of all images of this process."""
     module, _ = load_trained(experiment)
     replaced = {"logger": False, **arguments}
     trainer = make_trainer(experiment.make_trainer_arguments(replaced), folder, [], [])
-    return trainer, trainer.predict(module, datamodule=experiment.data) or []
+    batches: list[Any] = trainer.predict(module, datamodule=experiment.data) or []
+    return trainer, {name: torch.cat([batch[name] for batch in batches]).cpu() for name in batches[0]}
 
 
 def _one_device(devices: Any) -> dict[str, Any]:

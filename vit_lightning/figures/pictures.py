@@ -69,6 +69,12 @@ def sheet(
     return picture
 
 
+def caption(names: Sequence[str], label: int, prediction: int, confidence: float, pixels: float = 120) -> str:
+    """Returns prediction and confidence, and in a second line the true class of an error."""
+    true = f"\ntrue {names[label]}" if prediction != label else ""
+    return f"{short(names[prediction], pixels)} ({100 * confidence:.0f} %){true}"
+
+
 def confusion_picture(cells: Array, counts: Array, names: Sequence[str], title: str) -> Image.Image:
     """Draws a confusion matrix; colours are shares of the true class, few errors among many classes more strongly.
 

@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.figures.curves import reliability, save
-from vit_lightning.figures.pictures import LARGE, balanced, confusion_picture, sheet, write_png
+from vit_lightning.figures.pictures import LARGE, balanced, caption, confusion_picture, sheet, write_png
 from vit_lightning.storage.folder import to_csv, write_whole
 
 Array = np.ndarray[Any, Any]
@@ -137,19 +137,12 @@ def _write_errors(path: Path, data: ImageData, table: Table, worst: Array) -> No
 
 def _sheet(data: ImageData, table: Table, rows: Sequence[int] | Array, *, losses: bool = False) -> Image:
     """Draws test images under prediction and confidence; an error is red, and its true class follows."""
-    names = data.class_names
-    titles, wrong = [], []
-    for row in rows:
-        prediction, label, loss = int(table["prediction"][row]), int(table["label"][row]), table["loss"][row]
+    columns = ("label", "prediction", "confidence", "loss")
+    captions, wrong = [], []
+    for label, prediction, confidence, loss in zip(*(table[name][rows].tolist() for name in columns), strict=True):
         wrong.append(prediction != label)
-        true = f"\ntrue {names[label]}" if wrong[-1] else ""
-        titles.append(
-            f"{names[prediction]} ({100 * table['confidence'][row]:.0f} %){true}{f', loss {loss:.1f}' * losses}"
-        )
-    return sheet(_images(data, table["index"][rows]), titles, wrong, cell=LARGE)
-
-
-def _images(data: ImageData, indices: Array) -> Array:
+        text = caption(data.class_names, int(label), int(prediction), confidence)
+        captions.append(f"{text}, loss {loss:.1f}" if losses else text)
     dataset: Any = data.dataset("test")
-    images: Array = dataset.__getitems__(Request(indices.tolist(), None)).images.numpy()
-    return images
+    images = dataset.__getitems__(Request(table["index"][rows].tolist(), None)).images.numpy()
+    return sheet(images, captions, wrong, cell=LARGE)

@@ -20,7 +20,7 @@ from torch import Tensor
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.errors import UserError
-from vit_lightning.figures.pictures import balanced, confusion_picture, sheet, short, write_png
+from vit_lightning.figures.pictures import balanced, caption, confusion_picture, sheet, write_png
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.wandb_mirror import WandbMirror
 from vit_lightning.training.callbacks import fits, gather, is_due, training_steps
@@ -194,10 +194,7 @@ def _numbers(table: Array, sample: Array, cells: Array, counts: Array, names: Se
 
 
 def _sheet(images: Array, facts: Mapping[str, Any], title: str) -> Image.Image:
-    names, sample = facts["classes"], facts["sample"]
-    captions, wrong = [], []
-    for label, prediction, confidence in zip(sample["label"], sample["prediction"], sample["confidence"], strict=True):
-        wrong.append(prediction != label)
-        true = f"\ntrue {names[label]}" if wrong[-1] else ""
-        captions.append(f"{short(names[prediction], 60)} ({100 * confidence:.0f} %){true}")
-    return sheet(images, captions, wrong, title)
+    sample = facts["sample"]
+    rows = list(zip(sample["label"], sample["prediction"], sample["confidence"], strict=True))
+    captions = [caption(facts["classes"], *row, pixels=60) for row in rows]
+    return sheet(images, captions, [label != prediction for label, prediction, _ in rows], title)
