@@ -31,6 +31,8 @@ class OwnFiles:
 
     def __init__(self, folders: Iterable[Path] = ()) -> None:
         self.folders = tuple(dict.fromkeys(folder.resolve() for folder in folders))
+        self.packages: set[str] = set()
+        """Names of the modules and packages that lie directly in these folders, as far as they were imported."""
         self.modules: dict[str, ModuleType] = {}
         self.texts: dict[Path, bytes] = {}
         """Text of each file as it was when it was imported."""
@@ -93,8 +95,8 @@ class _Finder(MetaPathFinder):
         folders = list(map(str, _used.folders))
         if path is None and (name in sys.stdlib_module_names or name == "vit_lightning" or not folders):
             return None
-        if path is not None and not any(place.startswith(tuple(folders)) for place in path):
-            return None
+        if path is not None and name.partition(".")[0] not in _used.packages:
+            return None  # of a package of others, which may lie below the working folder
         spec = PathFinder.find_spec(name, folders if path is None else path)
         places = [] if spec is None else list(spec.submodule_search_locations or [])
         if spec is None or (spec.loader is None and not any(any(Path(place).glob("*.py")) for place in places)):
@@ -106,6 +108,7 @@ class _Finder(MetaPathFinder):
         elif spec.loader is None:  # a folder without __init__.py: Python would search it in sys.path
             spec = ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = places
+        _used.packages.add(name.partition(".")[0])
         return spec
 
 
