@@ -175,12 +175,6 @@ def test_the_flags_that_read_the_shards_are_printed(in_folder, capsys):
     assert len(data.dataset("train")) == 20
 
 
-def test_a_config_of_litdata_s_shards_is_told_what_to_use(in_folder, capsys):
-    for name in ("ShardedSet", "vit_lightning.ShardedSet"):
-        assert main(["fit", f"--data.class_path={name}", "--data.root=shards", *SMALL]) == 2
-        assert "lightning shard writes Parquet now: use HuggingFaceSet" in capsys.readouterr().err
-
-
 @installed
 def test_what_is_left_out_is_listed_and_not_too_much(in_folder, capsys):
     root = images(in_folder / "images", 10)

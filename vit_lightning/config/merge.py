@@ -211,7 +211,7 @@ def merge(
             if isinstance(value, dict) and same and not by_name:
                 merged[key] = merge(before, value, {}, dotted, dropped)
                 continue
-            given = value if isinstance(value, dict) else {"class_path": value}
+            given = merge({}, value) if isinstance(value, dict) else {"class_path": value}
             kept = {name: item for name, item in before.items() if name in KEPT.get(dotted, ())}
             merged[key] = {**kept, **given} if kept or isinstance(value, dict) else value
             reason = f"{dotted}={value}" if isinstance(value, str) else f"{dotted}.class_path={new}"
@@ -219,7 +219,7 @@ def merge(
             lost = [(name, item) for name, item in before.items() if name not in (*kept, "class_path")]
             dropped += [Dropped(reason, dotted, name, item) for name, item in lost]
         else:
-            merged[key] = value
+            merged[key] = merge({}, value) if isinstance(value, dict) else value
     return merged
 
 

@@ -258,8 +258,10 @@ class _Workers(_MultiProcessingDataLoaderIter):
             self._end_workers()
         super()._shutdown_workers()
         # a thread that is still to end would close files by numbers that are those of others by then
-        for queue in filter(_has_closed, self._index_queues):
-            queue._thread.join(PATIENCE)
+        queues: list[Any] = self._index_queues
+        for queue in queues:
+            if queue._closed and queue._thread:  # closed, and was in use: its thread ends
+                queue._thread.join(PATIENCE)
 
     def _end_workers(self) -> None:
         if self._worker_pids_set:  # else PyTorch's handler of SIGCHLD raises for a worker that is killed
@@ -279,11 +281,6 @@ class _Workers(_MultiProcessingDataLoaderIter):
             if worker.is_alive():
                 worker.kill()
                 worker.join()
-
-
-def _has_closed(queue: Any) -> bool:
-    """Whether the queue of a worker is closed, and was in use, so that its thread ends."""
-    return bool(queue._closed and queue._thread)
 
 
 def _end(workers: weakref.ref[_Workers]) -> None:
