@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tensors import write_images
 
-MODEL = [flag for flag in harness.FLAGS if not flag.startswith("--data")]
+NETWORK = [flag for flag in harness.FLAGS if not flag.startswith(("--data", "--out"))]
+MODEL = [*NETWORK, "--out=run"]
 
 
 def write_splits(root: Path, *, train: int = 60, other: int = 10) -> Path:
@@ -27,7 +28,7 @@ def test_a_run_on_shards_that_is_killed_in_mid_epoch_continues_at_the_right_imag
     images = write_splits(tmp_path / "images")
     folder = ["--data.class_path=ImageFolder", f"--data.root={images}", "--data.image_size=8"]
     shards = tmp_path / "shards"
-    assert harness.command(tmp_path, "shard", *folder, *MODEL, f"--out={shards}") == 0, harness.log(tmp_path)
+    assert harness.command(tmp_path, "shard", *folder, *NETWORK, f"--out={shards}") == 0, harness.log(tmp_path)
     data = ["--data.class_path=HuggingFaceSet", f"--data.path={shards}", "--data.image_size=8", "--data.batch_size=20"]
     flags = [*data, '--data.augment=[{"class_path": "HorizontalFlip"}]', f"--data.num_workers={workers[0]}", *MODEL]
     reference, killed = tmp_path / "reference", tmp_path / "killed"

@@ -216,7 +216,9 @@ def read_archive(path: Path, *, mmap: bool = True) -> tuple[Any, bool]:
         with path.open("rb") as file:
             is_old = file.read(1) == b"\x80"  # of torch before 1.6: no zip file
         has_checksum = not is_old and _check_archive(path)
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and not is_old), has_checksum
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")  # it is read, or refused in our words
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and not is_old), has_checksum
     except UserError:
         raise
     except UnpicklingError as fault:  # its own text advises to load it anyway
