@@ -4,8 +4,8 @@ Fresh processes, interleaved, with a warm file cache and compiled modules; secon
 
 - ``imports``: ``python -c "import torch, torchvision, lightning.pytorch"``, to the end of Python; ``imports alone``
   ends by ``os._exit`` when they are done.
-- ``first step``: the command with a callback of the user's own (``--trust-config``) that ends the process by
-  ``os._exit`` when the first batch has been trained. W&B is offline, as it is for whoever has no key.
+- ``first step``: the command with a callback of the user's own that ends the process by ``os._exit`` when the first
+  batch has been trained. W&B is offline, as it is for whoever has no key.
 - ``config error``: the command with an option that is not there, to the end of Python.
 
     python experiments/benchmarks/startup.py [ROUNDS]

@@ -74,7 +74,7 @@ def test_unknown_arguments_and_names_are_all_told_before_a_run():
     assert problems(TINY[0], "--model.model_name=vit_tiny_patch16_22") == [
         "model.model_name=vit_tiny_patch16_22: timm has no such model (did you mean vit_tiny_patch16_224?)"
     ]
-    assert problems(TINY[0]) == ["model.model_name is missing"]
+    assert problems(TINY[0]) == ["model.model_name is missing (an argument of timm.create_model)"]
     assert problems(*TINY, "--model.num_classes=7")[0].startswith("model.num_classes=7 does not fit the data")
     assert problems(*TINY, "--model.checkpoint_path=a.pth") == ["model.checkpoint_path=a.pth: give it as init_from"]
     assert problems(TINY[0], "--model.model_name=vit_base_patch16_gap_224", "--model.pretrained=true") == [

@@ -145,7 +145,7 @@ class Plan:
 
     @property
     def checkpoint(self) -> CheckpointConfig:
-        """How all arms select the best checkpoint, and tuning its values."""
+        """Options by which all arms select the best checkpoint, and tuning its values."""
         return self.experiment(self.baseline, self.seeds[0]).settings.checkpoint
 
     @property

@@ -37,7 +37,7 @@ class Call(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a function takes."""
+    """Arguments that a function takes."""
 
     words: list[str]
     """Names of its positional arguments."""

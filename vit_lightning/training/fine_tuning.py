@@ -1,4 +1,4 @@
-"""Which weights are trained: a frozen backbone, of which only the head is, or low-rank adapters by the package peft."""
+"""Parts of a network that are trained: its head on a frozen backbone, or low-rank adapters by the package peft."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def _described(
     if isinstance(config, dict) and isinstance(config.get("model"), dict):  # of ViTClassifier, by any Trainer
         view = contents.get("test_view")
         return {"model": config["model"]}, view if isinstance(view, dict) else {}
-    if file.name in IN_FOLDER:
+    if file.name in IN_FOLDER and file.with_name("config.json").is_file():
         config, images = (_read_json(file.with_name(f"{name}.json")) for name in ("config", "preprocessor_config"))
         return inside or config, _view(inside or config, images)
     with contextlib.suppress(UserError):  # another file by chance
