@@ -45,7 +45,7 @@ class OwnFiles:
         tops = {name.partition(".")[0] for name in _used.modules}
         _used.modules |= {name: module for name, module in sys.modules.items() if name.partition(".")[0] in tops}
         for name in _used.modules:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
         sys.path[:] = [place for place in sys.path if place not in _appended]
         _appended[:] = [str(folder) for folder in self.folders if str(folder) not in sys.path]
         sys.path += _appended  # for processes that are started afresh and load pickled objects
