@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
 import http.server
@@ -18,7 +19,6 @@ from pathlib import Path
 import harness
 import pytest
 import torch
-import yaml
 from runs import SMALL
 
 from vit_lightning import UserError
@@ -211,35 +211,79 @@ def test_row_23_an_address_with_its_checksum_is_loaded_and_kept(tmp_path, server
     assert "cannot be downloaded" in refused(tmp_path, *words)
 
 
-FOREIGN_CONFIGS = {
-    "model": {"model": {"class_path": "foreign.Thing"}},
-    "model, in short": {"model": "foreign.Thing"},
-    "callbacks": {"trainer": {"callbacks": [{"class_path": "foreign.Thing", "init_args": {}}]}},
-    "attention": {"model": {"class_path": "vit_lightning.ViT", "attention": {"class_path": "foreign.Thing"}}},
-    "far down": {"model": {"init_args": {"block": {"init_args": {"norm": [{"class_path": "foreign.Thing"}]}}}}},
+def with_config(changes: dict, trained: Path, path: Path) -> Path:
+    """A sound checkpoint, but for what its config names, by dotted keys."""
+    contents = read_checkpoint(trained / "checkpoints/best.ckpt")
+    config = copy.deepcopy(contents["config"])
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        node = config
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    return sealed_file({**contents, "config": config}, path)
+
+
+CALLBACK = {"class_path": "lightning.pytorch.callbacks.LambdaCallback", "init_args": {"on_fit_start": "NAME"}}
+PLACES: dict[str, tuple[str, object]] = {
+    "model": ("model", {"class_path": "NAME"}),
+    "model, in short": ("model", "NAME"),
+    "data": ("data.class_path", "NAME"),
+    "callbacks": ("trainer.callbacks", [{"class_path": "NAME", "init_args": {}}]),
+    "logger": ("trainer.logger", {"class_path": "NAME", "init_args": {}}),
+    "plugins": ("trainer.plugins", ["NAME"]),
+    "attention": ("model.init_args.attention", {"class_path": "NAME"}),
+    "augment": ("data.init_args.augment", [{"class_path": "RandomCrop", "padding": 1}, {"class_path": "NAME"}]),
+    "far down": ("model.init_args.block", {"init_args": {"norm": [{"class_path": "NAME"}]}}),
+    "norm": ("model.init_args.norm", "NAME"),
+    "argument of a callback": ("trainer.callbacks", [CALLBACK]),
 }
+"""Places in a config, and what stands there."""
 
 
-@pytest.mark.parametrize("where", FOREIGN_CONFIGS)
-def test_row_23_a_config_of_tensors_only_imports_nothing(foreign, tmp_path, trained, where):
-    contents = read_checkpoint(trained / "checkpoints/best.ckpt")
-    sealed_file({**contents, "config": {**contents["config"], **FOREIGN_CONFIGS[where]}}, tmp_path / "evil.ckpt")
-    assert "--trust-config" in refused(tmp_path, "test", "--ckpt=evil.ckpt")
+def named(where: str, name: str) -> dict:
+    key, value = PLACES[where]
+    return {key: json.loads(json.dumps(value).replace("NAME", name))}
 
 
-def test_row_23_with_trust_such_a_config_would_run(foreign, tmp_path, trained, marker):
-    contents = read_checkpoint(trained / "checkpoints/best.ckpt")
-    sealed_file({**contents, "config": {**contents["config"], **FOREIGN_CONFIGS["callbacks"]}}, tmp_path / "evil.ckpt")
-    words = "test", "--ckpt=evil.ckpt", "--model.patch_size=3", "--trust-config"
-    harness.command(tmp_path, *words, WANDB_MODE="disabled")
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        *((where, "foreign.Thing") for where in PLACES),
+        *(("norm", name) for name in ("os.system", "foreign.call")),
+        *(("argument of a callback", name) for name in ("os.system", "torchvision.datasets.utils.os.system")),
+        ("logger", "foreign.call"),
+        *(("model", f"{name}") for name in ("torch.load", "torch.hub.load", "lightning.pytorch.cli.LightningCLI")),
+        ("model", "lightning.pytorch.LightningModule.load_from_checkpoint"),
+    ],
+)
+def test_row_25_what_the_config_of_a_checkpoint_names_is_neither_imported_nor_called(
+    foreign, tmp_path, trained, where, name
+):
+    with_config(named(where, name), trained, tmp_path / "evil.ckpt")
+    text = refused(tmp_path, "test", "--ckpt=evil.ckpt")
+    assert name in text
+    assert "--trust" in text
+
+
+@pytest.mark.parametrize("name", ["foreign.Thing ", "foreign.", "foreign.Thing-2", "foreign.1"])
+@pytest.mark.parametrize("where", ["model", "data", "callbacks"])
+def test_row_25_nor_by_a_name_that_is_none(foreign, tmp_path, trained, where, name):
+    with_config(named(where, name), trained, tmp_path / "evil.ckpt")
+    refused(tmp_path, "test", "--ckpt=evil.ckpt")
+
+
+@pytest.mark.parametrize("where", ["callbacks", "model"])
+def test_row_25_with_trust_such_a_config_would_run(foreign, tmp_path, trained, marker, where):
+    with_config(named(where, "foreign.Thing"), trained, tmp_path / "evil.ckpt")
+    harness.command(tmp_path, "test", "--ckpt=evil.ckpt", "--trust", WANDB_MODE="disabled")
+    assert marker.exists(), "the module is none that could have been imported"
+
+
+def test_row_25_the_word_of_the_user_imports_what_it_names(foreign, tmp_path, trained, marker):
+    flags = '--trainer.callbacks=[{"class_path": "foreign.Thing"}]', "--trainer.max_epochs=1", "--test=false"
+    assert harness.command(tmp_path, "fit", *RUN, *flags, WANDB_MODE="disabled") == 0, harness.log(tmp_path)
     assert marker.exists()
-
-
-def test_row_23_the_config_of_a_run_that_continues_imports_nothing(foreign, tmp_path, trained):
-    shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("results.json"))
-    written = yaml.safe_load((trained / "config.yaml").read_text())
-    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump({**written, **FOREIGN_CONFIGS["callbacks"]}))
-    assert "--trust-config" in refused(tmp_path, "fit", "--resume=run")
 
 
 def test_row_23_hyper_parameters_build_nothing(foreign, tmp_path, trained, marker):
@@ -349,80 +393,6 @@ def test_row_24_what_can_be_loaded_again_is_kept(tmp_path):
     flags = '--trainer.callbacks+=[{"class_path": "own.Keeps"}]', "--trainer.max_epochs=1", "--test=false"
     assert harness.fit(tmp_path, *flags, WANDB_MODE="disabled") == 0, harness.log(tmp_path)
     assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Keeps"] == {"kept": "here"}
-
-
-FOREIGN_FLAGS = {
-    "model": "--model=NAME",
-    "data": "--data.class_path=NAME",
-    "trainer.callbacks": '--trainer.callbacks=[{"class_path": "NAME"}]',
-    "trainer.logger": '--trainer.logger={"class_path": "NAME", "init_args": {}}',
-    "model.attention": "--model.attention.class_path=NAME",
-    "data.augment": '--data.augment=[{"class_path": "RandomCrop", "padding": 1}, {"class_path": "NAME"}]',
-    "trainer.plugins": "--trainer.plugins=[NAME]",
-}
-
-
-@pytest.mark.parametrize("key", FOREIGN_FLAGS)
-def test_row_25_a_foreign_class_is_not_imported(foreign, tmp_path, marker, key):
-    flag = FOREIGN_FLAGS[key].replace("NAME", "foreign.Thing")
-    text = refused(tmp_path, "fit", *RUN, flag)
-    assert key in text
-    assert "--trust-config" in text
-    harness.command(tmp_path, "fit", *RUN, "--trust-config", "--model.patch_size=3", flag, WANDB_MODE="disabled")
-    assert marker.exists(), "the module is none that could have been imported"
-
-
-@pytest.mark.parametrize(
-    ("key", "name"),
-    [
-        *((key, "foreign.Thing ") for key in ("model", "data", "trainer.callbacks", "model.attention", "data.augment")),
-        *(("data", name) for name in ("foreign.", "foreign.Thing-2", "foreign.1")),
-    ],
-)
-def test_row_25_nor_by_a_name_that_is_none(foreign, tmp_path, key, name):
-    assert key in refused(tmp_path, "fit", *RUN, FOREIGN_FLAGS[key].replace("NAME", name))
-
-
-LAMBDA = '--trainer.callbacks=[{"class_path": "lightning.pytorch.callbacks.LambdaCallback", "on_fit_start": "NAME"}]'
-
-
-@pytest.mark.parametrize(
-    ("flag", "name"),
-    [
-        *((LAMBDA, name) for name in ("os.system", "foreign.call", "torchvision.datasets.utils.os.system")),
-        *(("--model.norm=NAME", name) for name in ("os.system", "foreign.call")),
-        ("--model.attention=NAME", "foreign.call"),
-        ("--trainer.logger=[NAME]", "foreign.call"),
-    ],
-)
-def test_row_25_a_foreign_function_is_not_called(foreign, tmp_path, flag, name):
-    assert flag[2:].split("=")[0] in refused(tmp_path, "fit", *RUN, flag.replace("NAME", name))
-
-
-@pytest.mark.parametrize(
-    "name", ["lightning.pytorch.LightningModule.load_from_checkpoint", "torch.load", "torch.hub.load"]
-)
-@pytest.mark.parametrize("evil", [zip_with_pickle], indirect=True)
-def test_row_25_no_model_is_made_by_unpickling(evil, tmp_path, name):
-    words = {"checkpoint_path": "evil.ckpt", "f": "evil.ckpt", "repo_or_dir": ".", "weights_only": False}
-    refused(tmp_path, "fit", *RUN, f"--model={json.dumps({'class_path': name, **words})}")
-
-
-OWN = """
-from lightning.pytorch import Callback
-class Own(Callback):
-    def on_train_start(self, trainer, pl_module):
-        print("own callback is there")
-"""
-
-
-def test_row_25_a_class_beside_the_config_is_imported_where_it_is_trusted(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
-    (tmp_path / "own.yaml").write_text("trainer: {callbacks: [{class_path: own.Own}]}\n")
-    refused(tmp_path, "fit", "--config=own.yaml", *RUN)
-    words = "fit", "--config=own.yaml", *RUN, "--test=false", "--trust-config"
-    assert harness.command(tmp_path, *words, WANDB_MODE="disabled") == 0, harness.log(tmp_path)
-    assert "own callback is there" in harness.log(tmp_path)
 
 
 SECRETS = {
