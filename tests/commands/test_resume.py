@@ -6,8 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
-import yaml
 from runs import SMALL
 
 from vit_lightning import UserError
@@ -17,8 +15,8 @@ from vit_lightning.commands.resume import note_changes, refuse_changes
 from vit_lightning.config.files import changes
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import CannotResume
-from vit_lightning.storage.checkpoint_files import read_checkpoint, seal
-from vit_lightning.storage.metrics import read_metrics, read_results
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.storage.metrics import read_metrics
 
 
 def start(*flags: str, allowed: tuple[str, ...] = ()):
@@ -135,27 +133,3 @@ def test_the_row_of_the_test_stands_at_the_last_step_also_after_a_restart(result
     start("--out=out", "--resume=auto")
     tested = [row["step"] for row in read_metrics(Path("out")) if "test/acc" in row]
     assert tested == [21]
-
-
-def make_older(folder: Path) -> None:
-    """Gives a run the form of an earlier version: its config lacks options, checkpoints hold it under ``page``."""
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    del config["optimizer"]["schedule"], config["ema"], config["model"]["init_args"]["emb_dropout"]
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    for path in (folder / "checkpoints").glob("*.ckpt"):
-        contents = read_checkpoint(path, mmap=False)
-        with path.open("w+b") as file:
-            torch.save({name: value for name, value in contents.items() if name != "config"} | {"page": config}, file)
-            seal(file)
-    (folder / "results.json").unlink()
-
-
-def test_options_that_an_earlier_version_lacked_have_their_defaults(in_folder, capsys):
-    first = start("--out=out", "--trainer.max_epochs=2")
-    make_older(Path("out"))
-    assert main(["fit", "--resume", "out", "--optimizer.schedule=linear"]) == 2
-    assert "optimizer.schedule=linear, but out has cosine" in capsys.readouterr().err
-    assert main(["fit", "--resume", "out"]) == 0
-    assert read_results(Path("out"))["test/loss"] == first["test/loss"]
-    Path("out/results.json").unlink()
-    assert start("--out=out", "--trainer.max_epochs=2", "--resume=must")["test/loss"] == first["test/loss"]
