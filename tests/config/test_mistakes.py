@@ -69,7 +69,7 @@ COMMANDS = {
     ],
     "predict --ckpt=run no.jpg --top_k=0 ": "top_k=0 must be at least 1",
     "predict --ckpt=run no.jpg --format=xml": "format=xml must be one of csv, json",
-    "predict --ckpt=run no.jpg --topk=2": "topk=2: there is no such option",
+    "predict --ckpt=run no.jpg --topk=2": "topk=2: there is no such option (did you mean top_k?)",
     "embed": "--ckpt is missing",
     "embed --ckpt=run none.jpg": "none.jpg: there is no such file",
     "embed --ckpt=run flat --out=other.ckpt": ["out=other.ckpt is there already", "must end in .npz, .parquet, .csv"],

@@ -13,8 +13,9 @@ from types import GenericAlias
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from vit_lightning.config.files import parse_yaml, split_words
+from vit_lightning.config.names import near
 from vit_lightning.config.signatures import REQUIRED, Option
-from vit_lightning.config.typed import Reader
+from vit_lightning.config.typed import Reader, unknown
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 
@@ -75,10 +76,16 @@ def read_call(command: str, function: Callable[..., Any], arguments: Sequence[st
         return Call(function, placed, options)
     placed, options, others = _bound(command, taken, own, words, reader)
     from vit_lightning.commands.resume import read_experiment
+    from vit_lightning.config.build import is_general_option
 
+    misspelt = [
+        (key, value) for key, value in rest if not is_general_option(command, key) and near(key, taken.options, 0.8)
+    ]
+    reader.problems += [unknown(key, value, "", taken.options) for key, value in misspelt]
+    rest = [flag for flag in rest if flag not in misspelt]
     try:
         given = [*(f"--{key}={value}" for key, value in rest), *others]
-        experiment = read_experiment(command, given if own or len(others) < len(words) else arguments)
+        experiment = read_experiment(command, given if own or misspelt or len(others) < len(words) else arguments)
     except UserError as error:
         if not reader.problems:
             raise

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from vit_lightning.commands.console import quiet, say
 from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, open_model
 from vit_lightning.config.experiment import make_data
+from vit_lightning.config.own_files import also_search
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
 from vit_lightning.errors import UserError
@@ -74,7 +75,11 @@ def embed(
     source = open_model(ckpt, image_size=image_size, config=config, trust=trust)
     model = Model(source)
     model.network.to(_device(device))
-    data = model.data(files, batch_size=batch_size, num_workers=num_workers) if files else _test_images(source)
+    data = (
+        model.data(files, batch_size=batch_size, num_workers=num_workers)
+        if files
+        else _test_images(source, trust=trust)
+    )
     columns = _columns(model, data, blocks)
     problems = sorted(data.bad_images["test"])
     if len(columns["image"]):
@@ -98,11 +103,14 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _test_images(source: Source) -> ImageData:
-    """Returns the data of the run that trained a model."""
+def _test_images(source: Source, *, trust: bool) -> ImageData:
+    """Returns the data of the run that trained a model; with ``trust`` of any class, also of the run's own files."""
     if source.config is None:
         raise UserError(f"ckpt={source.place} is of no run with test images: name images or folders")
-    refuse_untrusted({"data": source.config["data"]})
+    if not trust:
+        refuse_untrusted({"data": source.config["data"]})
+    elif source.path is not None and (folder := run_folder_of(source.path)) is not None:
+        also_search(folder)
     data = make_data(source.config)
     try:
         data.check()

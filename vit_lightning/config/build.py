@@ -153,6 +153,12 @@ def option_kinds(command: str) -> list[type[Any]]:
     return [ConfigOptions, RunOptions, COMMAND_OPTIONS.get(command, NoOptions)]
 
 
+def is_general_option(command: str, key: str) -> bool:
+    """Whether a flag is a config, a group of options or an option that belongs to none."""
+    names = {name for kind in option_kinds(command) for name in signature_of(kind).options}
+    return key.partition(".")[0].rstrip("+") in {"config", *GROUPS, *names}
+
+
 def _options(reader: Reader, kind: type[Any], general: Mapping[str, Any]) -> Any:
     return _made(
         reader, "", Part(kind, {name: general[name] for name in signature_of(kind).options if name in general})
