@@ -39,7 +39,7 @@ def unchanged_tables():
         table.update(entries)
 
 
-@pytest.mark.parametrize("name", re.findall(r"<!-- (.*?) -->", TEXT))
+@pytest.mark.parametrize("name", [name for name in re.findall(r"<!-- (.*?) -->", TEXT) if "all parts" not in name])
 def test_an_example_is_under_20_lines(name):
     assert len([line for line in example(name).splitlines() if line]) < 20
 

@@ -19,8 +19,7 @@ from docstring_parser import parse
 
 import vit_lightning
 from vit_lightning.config.files import SWITCHES, read_config, split_words, value_at
-from vit_lightning.config.names import find_class, own_classes
-from vit_lightning.config.own_files import use_files
+from vit_lightning.config.shipped import find_config
 from vit_lightning.errors import UserError
 
 WIDTH = 118
@@ -172,7 +171,7 @@ def _in_full(group: str, value: str, flags: Sequence[tuple[str, str]]) -> str:
     """Returns all options of a group with their explanations."""
     named = value if value != "true" else _class_in_use(group, flags)
     if named:
-        place = _place_of(named, [Path(path) for key, path in flags if key == "config"])
+        place = _place_of(named, [find_config(path) for key, path in flags if key == "config"])
     elif group in _groups():
         place = _groups()[group]
     else:
@@ -197,7 +196,7 @@ def _class_in_use(group: str, flags: Sequence[tuple[str, str]]) -> str:
     named = ""
     for key, value in flags:
         if key == "config":
-            named = str(value_at(read_config(Path(value)), f"{group}.class_path") or named)
+            named = str(value_at(read_config(find_config(value)), f"{group}.class_path") or named)
     return next((value for key, value in reversed(flags) if key in (group, f"{group}.class_path")), named)
 
 
@@ -206,6 +205,11 @@ def _place_of(class_path: str, configs: Sequence[Path]) -> tuple[str, str]:
     name = class_path.removeprefix("vit_lightning.")
     if name in vit_lightning.__all__:
         return _own(name)
+    from vit_lightning.config.names import (
+        find_class,
+    )  # they import Lightning, which a list of options need not wait for
+    from vit_lightning.config.own_files import use_files
+
     use_files([*(path.parent for path in configs), Path.cwd()])
     found = find_class(class_path)
     if found is None:
@@ -352,6 +356,8 @@ def _kinds(module: str, hint: ast.expr | None) -> Iterator[str]:
 
 def _own_choices(module: str, hint: ast.expr | None) -> Iterator[str]:
     """Yields our own classes that a type allows, if it is one of our own."""
+    from vit_lightning.config.names import own_classes
+
     for node in ast.walk(hint) if hint is not None else ():
         if isinstance(node, ast.Name):
             home, found = _defined(module, node.id)
