@@ -54,7 +54,6 @@ def read_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None) ->
             if option in known and option in arguments and not _agrees(option, arguments[option], facts[fact]):
                 text = f"does not fit the data, which has {facts[fact]} (leave it out)"
                 reader.problems.append(f"model.{option}={arguments[option]} {text}")
-                facts = {**facts, fact: facts[fact]}
             if option in known:
                 arguments[option] = facts[fact]
     if name.startswith("timm."):  # whose classes have classes as defaults, which they alone know to read
