@@ -95,29 +95,20 @@ def _data(reader: Reader, target: Any, name: str, given: dict[str, Any], path: s
     """Returns a dataset or a data module of others as our data."""
     theirs = _given_alone(signature_of(target).options)
     if inspect.isclass(target) and issubclass(target, LightningDataModule):
-        ours = _without(signature_of(WrappedDataModule).options, "module")
-        return _joined(
-            reader,
-            (name, target, given),
-            theirs,
-            ours,
-            path,
-            lambda target, theirs, ours: WrappedDataModule(module=target(**theirs), **ours),
-            ("num_classes",),
-        )
-    for key in ("train", "split"):  # it is made once for each split
-        if key in theirs:
+        ours, join = _without(signature_of(WrappedDataModule).options, "module"), _wrapped_module
+    else:
+        ours, join = _without(signature_of(WrappedDataset).options, "dataset_class", "arguments"), _wrapped_dataset
+        for key in {"train", "split"} & theirs.keys():  # it is made once for each split
             theirs[key] = theirs[key]._replace(passed_on=True)
-    ours = _without(signature_of(WrappedDataset).options, "dataset_class", "arguments")
-    return _joined(
-        reader,
-        (name, target, given),
-        theirs,
-        ours,
-        path,
-        lambda target, theirs, ours: WrappedDataset(dataset_class=target, arguments=theirs, **ours),
-        ("num_classes",),
-    )
+    return _joined(reader, (name, target, given), theirs, ours, path, join, ("num_classes",))
+
+
+def _wrapped_module(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> ImageData:
+    return WrappedDataModule(module=target(**theirs), **ours)
+
+
+def _wrapped_dataset(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> ImageData:
+    return WrappedDataset(dataset_class=target, arguments=theirs, **ours)
 
 
 def _augmentation(reader: Reader, target: Any, name: str, given: dict[str, Any], path: str) -> Any:

@@ -92,7 +92,7 @@ class Experiment:
     @property
     def compile(self) -> bool:
         """Whether the network is compiled."""
-        return bool(self.config.get("compile"))  # checkpoints of earlier versions lack it
+        return bool(self.config["compile"])
 
     def describe_fast_paths(self, device: str, precision: str) -> dict[str, Any]:
         """Returns the option fast_paths and the forms that it means on a type of device, with Lightning's precision.

@@ -150,7 +150,7 @@ class Reader:
     adapters: Mapping[Any, Adapter] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     complete: bool = True
-    """Whether an argument may be missing because a file could not be read."""
+    """Whether all files could be read; if not, an argument that is missing may stand in one of them."""
 
     def arguments(
         self,
