@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
 
 from vit_lightning.errors import UserError
+
+T = TypeVar("T")
 
 Limit = tuple[str, object, bool, str]
 """An option, its value, whether the value is allowed, and what it must be."""
@@ -37,3 +40,14 @@ def probabilities(**values: float | None) -> list[str]:
             for name, value in values.items()
         )
     )
+
+
+def choice(name: str, value: object, choices: Collection[str]) -> list[str]:
+    """Returns a problem for text that is none of the choices; any other value is a part of the user's own."""
+    known = not isinstance(value, str) or value in choices
+    return [] if known else [f"{name}={value} must be one of {', '.join(choices)}"]
+
+
+def chosen(value: str | T, choices: Mapping[str, T]) -> T:
+    """Returns what a name stands for; for an unknown name, which ``choice`` reports, the first."""
+    return choices.get(value, next(iter(choices.values()))) if isinstance(value, str) else value

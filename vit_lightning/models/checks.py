@@ -1,29 +1,86 @@
-"""Checks of arguments, before anything is built: each returns the problems that it finds, named by the option."""
+"""Checks of the arguments of a ViT: all problems at once, named by the option."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
+from torch.nn import Identity
 
 from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.limits import at_least, choice, probabilities, refuse
+from vit_lightning.models.attention import RotaryAttention
+from vit_lightning.models.crate import CrateBlock
+from vit_lightning.models.heads import POOLS
+from vit_lightning.models.patches import PROJECTIONS
+from vit_lightning.models.positions import POSITIONS
 from vit_lightning.sizes import Size
 
-T = TypeVar("T")
+
+@contextlib.contextmanager
+def all_at_once(given: Mapping[str, Any]) -> Iterator[None]:
+    """Raises the problems of a network's arguments and, where something is wrong within, what its parts report too.
+
+    Args:
+        given: the arguments of a ViT by name, with the sizes of its preset, and the network as ``self``.
+
+    Raises:
+        UserError: names every problem; what only the finished network shows comes last.
+    """
+    problems = _problems(given)
+    try:
+        refuse(problems)
+        yield
+    except UserError:
+        width, heads, norm, layer_scale = (given[name] for name in ("emb_size", "num_heads", "norm", "layer_scale"))
+        refuse(
+            problems,
+            _refused("attention", given["attention"], width, heads),
+            _refused("feed_forward", given["feed_forward"], width),
+            _refused("positions", given["make_positions"], (1, 1), width, 1),
+            _refused("block", given["block"], width, Identity(), Identity(), norm, layer_scale, 0.0),
+        )
+        refuse(
+            _refused("pool", given["make_pool"], width, heads, given["prefix_tokens"])
+        )  # which may depend on all others
+        raise
+    network, preset = given["self"], str(given["preset"])
+    rotary = any(isinstance(module, RotaryAttention) for module in network.modules()) and given["patch_dropout"] > 0.0
+    crate = preset.startswith("CRATE") and not isinstance(network.encoder[0], CrateBlock)
+    refuse(
+        ["patch_dropout: RotaryAttention takes all patches, each at its position"] * rotary,
+        [f"preset={preset} needs block=CrateBlock, attention=MSSA and feed_forward=ISTA beside it"] * crate,
+    )
 
 
-def choice(name: str, value: object, choices: Collection[str]) -> list[str]:
-    """Returns a problem for text that is none of the choices; any other value is a block of the user's own."""
-    known = not isinstance(value, str) or value in choices
-    return [] if known else [f"{name}={value} must be one of {', '.join(choices)}"]
+def _problems(given: Mapping[str, Any]) -> list[str]:
+    """Returns the problems of arguments by themselves."""
 
+    def named(*names: str) -> dict[str, Any]:
+        return {name: given[name] for name in names}
 
-def chosen(value: str | T, choices: Mapping[str, T]) -> T:
-    """Returns the block that a name stands for; for an unknown name, which ``choice`` reports, the first."""
-    return choices.get(value, next(iter(choices.values()))) if isinstance(value, str) else value
+    pool, final_norm = given["pool"], given["final_norm"]
+    needs = {"pool=cls needs class_token=true (or choose pool=mean)": pool != "cls" or given["class_token"]}
+    if given["distillation_token"]:
+        needs |= {
+            "distillation_token=true needs pool=cls": pool == "cls",
+            "distillation_token=true needs representation_size=null": given["representation_size"] is None,
+            "distillation_token=true needs final_norm other than after_pool": final_norm != "after_pool",
+        }
+    return [
+        *at_least(1, **named("in_channels", "emb_size", "depth", "num_heads", "representation_size")),
+        *at_least(0, **named("num_classes", "register_tokens")),
+        *patches(given["image_size"], given["patch_size"]),
+        *probabilities(**named("emb_dropout", "patch_dropout", "drop_path", "head_dropout")),
+        *choice("pool", pool, POOLS),
+        *choice("patch_projection", given["patch_projection"], PROJECTIONS),
+        *choice("positions", given["positions"], POSITIONS),
+        *choice("final_norm", final_norm, ("before_pool", "after_pool", "none")),
+        *choice("drop_path_schedule", given["drop_path_schedule"], ("linear", "constant")),
+        *(need for need, is_met in needs.items() if not is_met),
+    ]
 
 
 def patches(image_size: Size, patch_size: Size) -> list[str]:
@@ -38,29 +95,6 @@ def patches(image_size: Size, patch_size: Size) -> list[str]:
         squares = ", ".join(map(str, choices))
         return [f"patch_size={patch} does not divide image_size={image} (squares that do: {squares})"]
     return []
-
-
-def needs(setting: str, given: bool, needed: Mapping[str, bool]) -> list[str]:
-    """Returns a problem for each need of a setting that is not met, if the setting is given."""
-    return [f"{setting} needs {need}" for need, met in needed.items() if given and not met]
-
-
-@contextlib.contextmanager
-def all_at_once(problems: Sequence[str], parts: Mapping[str, tuple[Any, ...]]) -> Iterator[None]:
-    """Raises the problems of a network's arguments and, where something is wrong within, what its parts report too.
-
-    Args:
-        problems: the problems that have been found.
-        parts: what makes each part, with its sizes, by name of the option; the last may depend on all others.
-    """
-    try:
-        refuse(problems)
-        yield
-    except UserError:
-        *others, last = [(name, *part) for name, part in parts.items()]
-        refuse(problems, *(_refused(*part) for part in others))
-        refuse(_refused(*last))
-        raise
 
 
 def _refused(name: str, make: Callable[..., object], *sizes: object) -> list[str]:

@@ -9,8 +9,7 @@ from typing import Literal
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.limits import probabilities, refuse
-from vit_lightning.models import checks
+from vit_lightning.limits import choice, probabilities, refuse
 from vit_lightning.models.blocks import Layer, NamedSequential
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
@@ -31,7 +30,7 @@ def _hidden_size(
     refuse(
         probabilities(dropout=dropout),
         [] if hidden > 0 else [f"expansion={expansion} leaves no hidden layer"],
-        checks.choice("activation", activation, ACTIVATIONS),
+        choice("activation", activation, ACTIVATIONS),
         probabilities(output_dropout=output_dropout),
     )
     return hidden

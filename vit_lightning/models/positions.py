@@ -15,8 +15,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
-from vit_lightning.models import checks
+from vit_lightning.limits import choice, refuse
 from vit_lightning.models.resize import Interpolation, resize
 
 Grid = tuple[int, int]
@@ -131,7 +130,7 @@ class SinCos2dPositions(ExactTable):
         form: SinCosForm = "big_vision",
     ) -> None:
         must_be = f"emb_size={emb_size} must be a multiple of 4 for 2-D sine and cosine positions"
-        refuse([must_be] if emb_size % 4 else [], checks.choice("form", form, get_args(SinCosForm)))
+        refuse([must_be] if emb_size % 4 else [], choice("form", form, get_args(SinCosForm)))
         super().__init__(F.pad(sincos2d(grid, emb_size, temperature, form=form), (0, 0, prefix_tokens, 0)))
         self.emb_size, self.prefix_tokens, self.temperature = emb_size, prefix_tokens, temperature
         self.form: SinCosForm = form

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from vit_lightning.limits import refuse
-from vit_lightning.models import checks
+from vit_lightning.limits import choice, refuse
 from vit_lightning.sizes import Size
 
 RESIZE_METHODS: dict[str, dict[str, object]] = {
@@ -53,7 +52,7 @@ def resize(
         UserError: the method is unknown, or the table does not fit the old grid.
     """
     table = torch.as_tensor(table)
-    problems = checks.choice("method", method, RESIZE_METHODS)
+    problems = choice("method", method, RESIZE_METHODS)
     rows = prefix_tokens + old_grid[0] * old_grid[1]
     if table.ndim != 3 or table.shape[:2] != (1, rows):
         problems.append(f"table has shape {tuple(table.shape)} and not (1, {rows}, e), as old_grid={old_grid} requires")

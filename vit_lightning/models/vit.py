@@ -6,10 +6,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import Dropout, Identity
+from torch.nn import Dropout
 
-from vit_lightning.errors import UserError
-from vit_lightning.limits import at_least, probabilities, refuse
+from vit_lightning.limits import chosen, refuse
 from vit_lightning.models import checks
 from vit_lightning.models.attention import Attention, MultiHeadAttention, RotaryAttention
 from vit_lightning.models.blocks import (
@@ -21,7 +20,6 @@ from vit_lightning.models.blocks import (
     TransformerEncoderBlock,
     drop_path_rates,
 )
-from vit_lightning.models.crate import CrateBlock
 from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.heads import POOLS, ClassificationHead, DistilledHead, Pool
 from vit_lightning.models.initialisation import initialise
@@ -129,36 +127,9 @@ class ViT(NamedSequential):
         num_heads = sizes.num_heads if num_heads is None else num_heads
         image_size, patch_size = pair(image_size), pair(sizes.patch_size if patch_size is None else patch_size)
         prefix_tokens = int(class_token) + int(distillation_token) + max(0, register_tokens)
-        make_projection = checks.chosen(patch_projection, PROJECTIONS)
-        make_positions, make_pool = checks.chosen(positions, POSITIONS), checks.chosen(pool, POOLS)
-        with_distillation = {
-            "pool=cls": pool == "cls",
-            "representation_size=null": representation_size is None,
-            "final_norm other than after_pool": final_norm != "after_pool",
-        }
-        parts = {
-            "attention": (attention, emb_size, num_heads),
-            "feed_forward": (feed_forward, emb_size),
-            "positions": (make_positions, (1, 1), emb_size, 1),
-            "block": (block, emb_size, Identity(), Identity(), norm, layer_scale, 0.0),
-            "pool": (make_pool, emb_size, num_heads, prefix_tokens),
-        }
-        problems = [
-            *at_least(1, in_channels=in_channels, emb_size=emb_size, depth=depth, num_heads=num_heads),
-            *at_least(1, representation_size=representation_size),
-            *at_least(0, num_classes=num_classes, register_tokens=register_tokens),
-            *checks.patches(image_size, patch_size),
-            *probabilities(emb_dropout=emb_dropout, patch_dropout=patch_dropout),
-            *probabilities(drop_path=drop_path, head_dropout=head_dropout),
-            *checks.choice("pool", pool, POOLS),
-            *checks.choice("patch_projection", patch_projection, PROJECTIONS),
-            *checks.choice("positions", positions, POSITIONS),
-            *checks.choice("final_norm", final_norm, ("before_pool", "after_pool", "none")),
-            *checks.choice("drop_path_schedule", drop_path_schedule, ("linear", "constant")),
-            *checks.needs("pool=cls", pool == "cls", {"class_token=true (or choose pool=mean)": class_token}),
-            *checks.needs("distillation_token=true", distillation_token, with_distillation),
-        ]
-        with checks.all_at_once(problems, parts):
+        make_projection = chosen(patch_projection, PROJECTIONS)
+        make_positions, make_pool = chosen(positions, POSITIONS), chosen(pool, POOLS)
+        with checks.all_at_once(locals()):
             grid = (image_size[0] // patch_size[0], image_size[1] // patch_size[1])
             super().__init__(
                 patch_embedding=PatchEmbedding(
@@ -195,11 +166,7 @@ class ViT(NamedSequential):
         self.encoder.activation_checkpointing = activation_checkpointing
         for module in self.modules():
             if isinstance(module, RotaryAttention):
-                if patch_dropout > 0.0:
-                    raise UserError("patch_dropout: RotaryAttention takes all patches, each at its position")
                 module.set_grid(grid, prefix_tokens)
-        if preset is not None and preset.startswith("CRATE") and not isinstance(self.encoder[0], CrateBlock):
-            raise UserError(f"preset={preset} needs block=CrateBlock, attention=MSSA and feed_forward=ISTA beside it")
         initialise(self)
 
     @torch.inference_mode(False)  # tables made while validating, as by a schedule of sizes, are used in training too
