@@ -64,6 +64,26 @@ def test_seeds_after_a_failed_run_do_not_count(study):
     assert (late.verdict, late.blocked) == ("better", False), "a claim made before stands"
 
 
+@pytest.mark.parametrize("goal", ["maximize", "minimize"])
+def test_the_range_beside_a_verdict_has_nothing_that_the_verdict_excludes(study, goal):
+    draw, effect, seen, crossed = np.random.default_rng(5), 0.01, set(), 0
+    for truth in np.repeat([0.0, 0.005, 0.01], 20):
+        base = draw.normal(0.9, 0.005, 30)
+        results = {"cls": base, "mean": base + draw.normal(truth, 0.009, 30)}
+        made = with_results(study, results, images=None, smallest_effect=effect, max_seeds=30)
+        [one] = compare(replace(made, goal=goal))
+        sign = 1 if goal == "maximize" else -1
+        (low, high), outer = sorted(sign * end for end in one.range), sorted(sign * end for end in one.interval)
+        assert (not low <= 0 <= high) == bool({"better", "worse"} & {*one.claims})
+        assert (high < effect) == ("not better" in one.claims)
+        assert (low > -effect) == ("not worse" in one.claims)
+        crossed += ("not better" in one.claims) & (outer[1] > effect)
+        crossed += ("not worse" in one.claims) & (outer[0] < -effect)
+        seen.add(one.verdict)
+    assert seen >= {"equivalent", "better" if goal == "maximize" else "worse"}
+    assert crossed > 10, "two-sided intervals contradict these verdicts"
+
+
 def test_less_of_a_loss_is_better(study):
     draw = np.random.default_rng(1)
     base = draw.normal(0.5, 0.001, 8)

@@ -47,6 +47,8 @@ def test_p_and_interval_agree_with_the_claims(design):
             claimed = course.claims["better"] | course.claims["worse"]
             now = (course.low > 0) | (course.high < 0)
             assert np.array_equal(claimed, np.logical_or.accumulate(now))
+            assert np.array_equal(course.claims["not better"], course.ceiling < design.smallest_effect)
+            assert np.array_equal(course.claims["not worse"], course.floor > -design.smallest_effect)
             assert (p_value(differences, design) <= design.alpha) == claimed[-1]
             seen.add(bool(claimed[-1]))
     assert seen == {True, False}

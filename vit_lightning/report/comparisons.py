@@ -19,12 +19,6 @@ from vit_lightning.report.sequential import Claim, Course, Design, follow, p_val
 from vit_lightning.report.study import Compare, Run, Study
 
 Verdict = Literal["better", "worse", "equivalent", "not better", "not worse", "undecided", "failed"]
-MIRRORED: dict[str, Claim] = {
-    "better": "worse",
-    "worse": "better",
-    "not better": "not worse",
-    "not worse": "not better",
-}
 Rank = Literal["the best", "among the best", "not the best", "undecided", "failed"]
 
 
@@ -132,29 +126,50 @@ class ArmComparison:
 
     @property
     def low(self) -> float:
-        return self._interval[0]
+        return self.interval[0]
 
     @property
     def high(self) -> float:
-        return self._interval[1]
+        return self.interval[1]
 
-    @property
-    def _interval(self) -> tuple[float, float]:
+    @functools.cached_property
+    def interval(self) -> tuple[float, float]:
         """The repeated confidence interval; excludes zero exactly if the verdict is better or worse."""
+        return self._ends(*((math.nan, math.nan) if self.analysis is None else self._at("low", "high")))
+
+    @functools.cached_property
+    def range(self) -> tuple[float, float]:
+        """The interval, but for an end that a claim excludes: that is the one-sided bound at the level of the claim.
+
+        So it has no difference that a claim excludes, and excludes zero exactly if the verdict is better or worse.
+        """
         if self.analysis is None:
-            return math.nan, math.nan
-        low, high = float(self.course.low[self.analysis]), float(self.course.high[self.analysis])
-        if math.isinf(high):
+            return self.interval
+        effect, (low, high), (floor, ceiling) = (
+            self.design.smallest_effect,
+            self._at("low", "high"),
+            self._at("floor", "ceiling"),
+        )
+        if "not better" in self.claims and high >= effect:
+            high = min(effect, max(ceiling, 0.0))
+        if "not worse" in self.claims and low <= -effect:
+            low = max(-effect, min(floor, 0.0))
+        return self._ends(low, high)
+
+    def _at(self, *names: str) -> list[float]:
+        """Returns values of the course at the analysis behind the numbers."""
+        return [float(getattr(self.course, name)[self.analysis]) for name in names]
+
+    def _ends(self, low: float, high: float) -> tuple[float, float]:
+        """Returns the ends of an interval of improvements as differences; nan for both where one is infinite."""
+        if not math.isfinite(high - low):
             return math.nan, math.nan
         return (low, high) if self.study.goal == "maximize" else (-high, -low)
 
     def mirrored(self) -> ArmComparison:
         """Returns the comparison of the other with the arm."""
-        course, claims = self.course, self.course.claims
-        swapped = {name: claims[MIRRORED[name]] for name in claims}
-        course = replace(course, mean=-course.mean, low=-course.high, high=-course.low, claims=swapped)
         differences = {seed: -value for seed, value in self.differences.items()}
-        return replace(self, arm=self.other, other=self.arm, course=course, differences=differences)
+        return replace(self, arm=self.other, other=self.arm, course=self.course.mirrored(), differences=differences)
 
     @functools.cached_property
     def p(self) -> float:

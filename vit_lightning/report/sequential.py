@@ -17,7 +17,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +28,12 @@ Values = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Claim = Literal["better", "worse", "not better", "not worse"]
 Answer = Literal["equivalent", "not better"]
+MIRRORED: dict[str, Claim] = {
+    "better": "worse",
+    "worse": "better",
+    "not better": "not worse",
+    "not worse": "not better",
+}
 
 FIRST, STEP = 6, 2
 """Pairs of the first analysis, and between two. With 5 pairs no exact test can reach p < .05."""
@@ -93,6 +99,10 @@ class Course:
     """Repeated confidence interval (Jennison and Turnbull, JRSS B 1989): at all analyses together it covers the true
     difference with probability 1 - level; excludes zero exactly where better or worse is claimed at that analysis.
     Infinite where differences are too much alike for a t-test, and too few for an exact one."""
+    floor: Values
+    ceiling: Values
+    """One-sided bounds at which not worse and not better are tested, the closest so far: each holds at all analyses
+    together with probability 1 - level. Infinite as the interval."""
     claims: dict[Claim, Flags]
     """Claims made at this analysis or an earlier one."""
     decided: Flags
@@ -102,8 +112,15 @@ class Course:
 
     def of(self, place: int) -> Course:
         """Returns the course of one comparison, of those along the first axis."""
-        parts = {name: getattr(self, name)[place] for name in ("mean", "sd", "low", "high", "decided", "unlikely")}
+        names = ("mean", "sd", "low", "high", "floor", "ceiling", "decided", "unlikely")
+        parts = {name: getattr(self, name)[place] for name in names}
         return Course(self.pairs, claims={name: made[place] for name, made in self.claims.items()}, **parts)
+
+    def mirrored(self) -> Course:
+        """Returns the course of the opposite differences."""
+        swapped = {name: self.claims[MIRRORED[name]] for name in self.claims}
+        bounds = {"low": -self.high, "high": -self.low, "floor": -self.ceiling, "ceiling": -self.floor}
+        return replace(self, mean=-self.mean, claims=swapped, **bounds)
 
     @property
     def stop(self) -> NDArray[np.int_]:
@@ -149,9 +166,12 @@ def follow(differences: Values, design: Design) -> Course:
         last = [float(_quantiles(n[-1:] * 0 + design.max_pairs, found[-1:])[0]) for found in levels]
         unlikely = ~decided & (n < design.max_pairs) & (_chance(mean, sd, n, claims, design, *last) < UNLIKELY)
     half = _quantiles(n, halves) * sd / np.sqrt(n)
-    shown = np.where(sd == 0, _sign_p(np.ones(differences.shape[-1]), n, design) <= halves, np.abs(mean) <= half)
+    alike = _sign_p(np.ones(differences.shape[-1]), n, design)
+    shown = np.where(sd == 0, alike <= halves, np.abs(mean) <= half)
     half[~(shown | made["better"] | made["worse"])] = math.inf
-    return Course(pairs, mean, sd, mean - half, mean + half, claims, decided, unlikely)
+    outer = np.where((sd == 0) & (alike > whole), math.inf, _quantiles(n, whole) * sd / np.sqrt(n))
+    floor, ceiling = np.maximum.accumulate(mean - outer, -1), np.minimum.accumulate(mean + outer, -1)
+    return Course(pairs, mean, sd, mean - half, mean + half, floor, ceiling, claims, decided, unlikely)
 
 
 def _chance(

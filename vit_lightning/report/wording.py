@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
-from vit_lightning.report.comparisons import MIRRORED, ArmComparison
+from vit_lightning.report.comparisons import ArmComparison
+from vit_lightning.report.sequential import MIRRORED
 from vit_lightning.report.study import Run, Study
 from vit_lightning.report.variance import highest_rate
 
