@@ -119,8 +119,8 @@ class Course:
     def mirrored(self) -> Course:
         """Returns the course of the opposite differences."""
         swapped = {name: self.claims[MIRRORED[name]] for name in self.claims}
-        bounds = {"low": -self.high, "high": -self.low, "floor": -self.ceiling, "ceiling": -self.floor}
-        return replace(self, mean=-self.mean, claims=swapped, **bounds)
+        low, high, floor, ceiling = -self.high, -self.low, -self.ceiling, -self.floor
+        return replace(self, mean=-self.mean, low=low, high=high, floor=floor, ceiling=ceiling, claims=swapped)
 
     @property
     def stop(self) -> NDArray[np.int_]:
