@@ -60,6 +60,29 @@ def test_imports_form_no_cycle():
     list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the modules
 
 
+PUBLIC_OF_TUPLES = {"_replace", "_fields", "_asdict"}
+OF_TORCH = {"_call_impl", "_compiled_call_impl", "_step_supports_amp_scaling", "_modules"}
+OF_TORCH |= {f"_{when}{kind}_hooks" for when in ("forward", "backward") for kind in ("", "_pre")}
+
+
+def private_names(source: str) -> set[str]:
+    """Private attributes of other objects, and private names that are imported, but those of torch."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node).split(".")[0] not in ("self", "torch", "nn"):
+            names.add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("lightning"):
+            names |= {alias.name for alias in node.names}
+    private = {name for name in names if name.startswith("_") and not name.startswith("__")}
+    return private - PUBLIC_OF_TUPLES - OF_TORCH
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("training.")])
+def test_private_names_of_lightning_stand_in_one_file(module):
+    found = private_names(MODULES[module].read_text())
+    assert bool(found) == (module == "training.lightning_detours"), found
+
+
 def test_the_package_is_rooms_and_a_few_leaves():
     names = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
     assert len(names) <= 22

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import METRICS
 from vit_lightning.random_keys import one_key
-from vit_lightning.training.lightning_detours import accumulates, log_again, logged_steps
+from vit_lightning.training.lightning_detours import accumulates, log_again, logged_steps, numbers_of_epoch
 
 
 class StepSeeds(Callback):
@@ -125,10 +125,7 @@ class EpochMetrics(Callback):
         self._restored: dict[str, Any] = {}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        loop = trainer.fit_loop.epoch_loop
-        if trainer.training and loop._is_training_done:
-            numbers = loop._results.metrics(on_step=False)["callback"]
-            checkpoint["epoch_metrics"] = {name: torch.as_tensor(value).cpu() for name, value in numbers.items()}
+        checkpoint["epoch_metrics"] = numbers_of_epoch(trainer)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._restored = checkpoint.get("epoch_metrics", {})

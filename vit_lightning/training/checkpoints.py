@@ -21,7 +21,14 @@ from vit_lightning.metric_facts import STEP_METRICS
 from vit_lightning.storage.checkpoint_files import BEST, LAST, AtomicCheckpointIO
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
-from vit_lightning.training.lightning_detours import accumulates, epoch_ends, validates_now
+from vit_lightning.training.lightning_detours import (
+    accumulates,
+    can_validate_again,
+    epoch_ends,
+    row_to_come,
+    stops_early,
+    validates_now,
+)
 
 
 @dataclass
@@ -220,13 +227,13 @@ class Checkpoints(Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
         # callbacks that stop early do not stop a resumed run again
-        checkpoint["finished"] = self._finished or (trainer.should_stop and trainer.fit_loop._can_stop_early)
+        checkpoint["finished"] = self._finished or stops_early(trainer)
         checkpoint["between_steps"] = not accumulates(trainer)
         # inside an epoch, Lightning still has the training metrics of the previous one
         stages = ("val", "train") if epoch_ends(trainer) else ("val",)
         metrics = {name: float(number) for name, number in trainer.callback_metrics.items()}
         checkpoint["metrics"] = {name: number for name, number in metrics.items() if name.startswith(stages)}
-        checkpoint["row"] = _row_to_come(trainer)
+        checkpoint["row"] = row_to_come(trainer)
         checkpoint["before_validation"] = self._before_validation
         if self._before_validation:
             _count_as_in_validation(checkpoint["loops"]["fit_loop"])
@@ -261,17 +268,6 @@ class Checkpoints(Checkpoint):
         self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
 
 
-def _row_to_come(trainer: Trainer) -> dict[str, Any]:
-    """Returns the metrics that Lightning logs only after the checkpoint; a kill in between would lose them."""
-    connector = trainer._logger_connector
-    if trainer.state.fn != TrainerFn.FITTING or trainer.validating or trainer.global_step == 0:
-        return {}
-    if not (epoch_ends(trainer) or connector.should_update_logs):
-        return {}
-    numbers = {name: float(number) for name, number in connector.metrics["log"].items()}
-    return {"step": trainer.global_step - 1, "epoch": trainer.current_epoch, **numbers} if numbers else {}
-
-
 def _fingerprint(trainer: Trainer) -> str:
     fingerprint = getattr(trainer.datamodule, "fingerprint", None)  # type: ignore[attr-defined]
     return fingerprint() if callable(fingerprint) else ""
@@ -280,12 +276,12 @@ def _fingerprint(trainer: Trainer) -> str:
 def _can_resume_here(trainer: Trainer) -> bool:
     """Whether training can resume after this batch: no gradients are accumulated, and something follows in the epoch.
 
-    That is a batch or a validation, but none that depends on the time or on a callback that stops training.
+    That is a batch, or a validation with which a resumed run can begin.
     """
     if accumulates(trainer):
         return False
     if validates_now(trainer):
-        return not trainer.should_stop and trainer._val_check_time_interval is None  # type: ignore[attr-defined]
+        return can_validate_again(trainer)
     return not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
 
 

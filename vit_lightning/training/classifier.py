@@ -21,7 +21,7 @@ from vit_lightning.metric_facts import CROSS_ENTROPY, MeanLoss, Stage, make_metr
 from vit_lightning.training.callbacks import TrainingBar, training_steps
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
-from vit_lightning.training.lightning_detours import log_again
+from vit_lightning.training.lightning_detours import is_attached, log_again
 from vit_lightning.training.losses import Criterion, HeadsLoss, LossConfig, OwnLoss, make_loss, mean_over_heads
 from vit_lightning.training.optim import ConfiguredGroups, OptimizerConfig, optimizer_and_schedule
 
@@ -112,7 +112,7 @@ class ViTClassifier(ConfiguredOptimizer):
         self.num_classes = classes
         self.optimizer_config = optimizer or OptimizerConfig()
         self.configured_groups = ConfiguredGroups(self.optimizer_config.arguments)
-        self.distillation = distillation
+        self.distillation, self._loss_in_bar = distillation, True
         self.average = WeightAverage(ema) if ema is not None and ema.decay is not None else None
         plain = nn.CrossEntropyLoss()
         self.training_loss = loss if callable(loss) else make_loss(loss or LossConfig())
@@ -178,9 +178,7 @@ class ViTClassifier(ConfiguredOptimizer):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         output = self.step(batch, "train")
         self.log_metrics(output, batch[1], "train")
-        # our own bar reads it when it is drawn; Lightning would wait for the device in each step
-        in_bar = self._trainer is None or not isinstance(self._trainer.progress_bar_callback, TrainingBar | None)
-        log_again(self, "train/loss_step", output.loss, prog_bar=in_bar)
+        log_again(self, "train/loss_step", output.loss, prog_bar=self._loss_in_bar)
         return output.loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -199,6 +197,8 @@ class ViTClassifier(ConfiguredOptimizer):
         return classify(self, batch, batch_idx)
 
     def on_fit_start(self) -> None:
+        # our own bar reads it when it is drawn; Lightning would wait for the device in each step
+        self._loss_in_bar = not isinstance(self.trainer.progress_bar_callback, TrainingBar | None)
         # after Trainer.validate their counts are inference tensors, which training may not change
         _reset(self.val_metrics, self.test_metrics)
 
@@ -247,7 +247,7 @@ class ViTClassifier(ConfiguredOptimizer):
         state = checkpoint["state_dict"]
         if any(value.dtype == torch.float64 for name, value in state.items() if name.startswith("network.")):
             self.network.double()  # precision 64-true; Lightning converts only after it has loaded the weights
-        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING and self.average is None:
+        if is_attached(self) and self.trainer.state.fn == TrainerFn.FITTING and self.average is None:
             without_average(checkpoint)
         own = self.state_dict()
         for name in (f"train_metrics.ce.{part}" for part in ("total", "count")):
@@ -255,11 +255,11 @@ class ViTClassifier(ConfiguredOptimizer):
                 state.setdefault(name, torch.zeros_like(own[name]))
             else:
                 state.pop(name, None)
-        if self._trainer is None and any(".lora_" in name for name in state.keys() - own.keys()):
+        if not is_attached(self) and any(".lora_" in name for name in state.keys() - own.keys()):
             for name in [name for name in state if name.startswith("network.")]:  # adapters were merged as it was read
                 del state[name]
             state |= {name: value for name, value in own.items() if name.startswith("network.")}
-        if self._trainer is not None and self.trainer.global_rank > 0:
+        if is_attached(self) and self.trainer.global_rank > 0:
             for name in _train_counts(checkpoint):
                 state[name].zero_()
 

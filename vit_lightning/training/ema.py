@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
+from vit_lightning.training.lightning_detours import as_step_gets_it
 
 _PREFIX = "network."
 
@@ -154,8 +155,7 @@ def accuracy_without_average(trainer: Trainer, module: Any, average: WeightAvera
     average.hide(module.network)
     with isolate_rng():  # a loader draws a seed
         for batch in islice(loader, None if math.isinf(batches) else int(batches)):
-            batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
-            batch = trainer.strategy.batch_to_device(batch)
+            batch = as_step_gets_it(trainer, module, batch)
             with trainer.precision_plugin.val_step_context():
                 right = module.step(batch, "val").logits.argmax(dim=-1) == batch.labels
             counts[0] += right.sum()

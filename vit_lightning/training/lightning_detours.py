@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
@@ -107,6 +110,16 @@ def call_around_fetches(trainer: Trainer, begin: Callable[[], object], end: Call
     loop._on_after_fetch = both(end, loop._on_after_fetch)  # type: ignore[method-assign]
 
 
+def end_other_ranks(trainer: Trainer) -> None:
+    """Ends the ranks that this process has started: Lightning kills this one too, seconds after one of them has ended.
+
+    A signal may have come to this process alone.
+    """
+    if isinstance(launcher := trainer.strategy.launcher, _SubprocessScriptLauncher):
+        launcher.kill(signal.SIGTERM)
+        launcher.procs.clear()
+
+
 def logged_steps(trainer: Trainer) -> int:
     """Returns the optimizer steps by which Lightning numbers rows; ``global_step`` counts those of all optimizers."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
@@ -126,6 +139,51 @@ def validates_now(trainer: Trainer) -> bool:
 def epoch_ends(trainer: Trainer) -> bool:
     """Whether all batches of the epoch have been trained, and validated."""
     return trainer._logger_connector._first_loop_iter is None and not trainer.validating
+
+
+def stops_early(trainer: Trainer) -> bool:
+    """Whether a callback ends training here: Lightning keeps that in no checkpoint, so a resumed run would train on."""
+    return trainer.should_stop and trainer.fit_loop._can_stop_early
+
+
+def can_validate_again(trainer: Trainer) -> bool:
+    """Whether a resumed run begins with the validation that comes now: not if the time or a callback asked for it."""
+    return not trainer.should_stop and trainer._val_check_time_interval is None  # type: ignore[attr-defined]
+
+
+def numbers_of_epoch(trainer: Trainer) -> dict[str, Tensor]:
+    """Returns the training metrics of an epoch whose batches have all been trained; none within an epoch.
+
+    Lightning knows only metrics that were logged since the start of the process.
+
+    Proof: test_a_metric_is_that_of_the_whole_epoch.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    if not (trainer.training and loop._is_training_done):
+        return {}
+    numbers = loop._results.metrics(on_step=False)["callback"]
+    return {name: torch.as_tensor(value).cpu() for name, value in numbers.items()}
+
+
+def row_to_come(trainer: Trainer) -> dict[str, Any]:
+    """Returns the row that Lightning logs only after the checkpoint; a kill in between would lose it."""
+    connector = trainer._logger_connector
+    trains = trainer.state.fn == TrainerFn.FITTING and not trainer.validating and trainer.global_step > 0
+    if not (trains and (epoch_ends(trainer) or connector.should_update_logs)):
+        return {}
+    numbers = {name: float(number) for name, number in connector.metrics["log"].items()}
+    return {"step": trainer.global_step - 1, "epoch": trainer.current_epoch, **numbers} if numbers else {}
+
+
+def as_step_gets_it(trainer: Trainer, module: LightningModule, batch: Any) -> Any:
+    """Returns a batch of a loader after all hooks, on the device; Lightning's strategy leaves out the first hook."""
+    batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
+    return trainer.strategy.batch_to_device(batch)
+
+
+def is_attached(module: LightningModule) -> bool:
+    """Whether a Trainer runs a module, whose ``trainer`` raises an error where none does."""
+    return module._trainer is not None
 
 
 def log_again(module: LightningModule, name: str, value: Tensor | Metric, *, prog_bar: bool = False) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 
 from vit_lightning.signals import end_process, handled
 from vit_lightning.storage.folder import is_first
 from vit_lightning.training.checkpoints import Checkpoints
+from vit_lightning.training.lightning_detours import end_other_ranks
 
 
 class StopOnSignal(Checkpoint):
@@ -65,10 +65,8 @@ class StopOnSignal(Checkpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._installed.close()
-        launcher = trainer.strategy.launcher
-        if isinstance(exception, SystemExit) and isinstance(launcher, _SubprocessScriptLauncher):
-            launcher.kill(signal.SIGTERM)  # other ranks on this machine, if the signal came to this process alone
-            launcher.procs.clear()  # else Lightning kills this process a few seconds after one of them has ended
+        if isinstance(exception, SystemExit):
+            end_other_ranks(trainer)
 
     def _agreed(self, trainer: Trainer) -> bool:
         """Whether some rank has received a signal; all ranks have to call this at once."""
