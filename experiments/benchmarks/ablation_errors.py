@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vit_lightning.report.comparisons import compare, standings
+from vit_lightning.report.comparisons import compare, most_seeds, standings
 from vit_lightning.report.sequential import Answer, Design, at, follow
 from vit_lightning.report.study import Compare, Run, Study
 
@@ -75,7 +75,8 @@ class Rates:
 def results_of(scene: Scene, studies: int, draw: np.random.Generator) -> Values:
     """Returns the results of all runs (studies, arms, seeds), the baseline first; nan for a run that failed."""
     truth = np.array([0.0, *scene.truth])[:, None]
-    luck = draw.standard_normal((studies, len(truth), scene.max_seeds))
+    seeds = most_seeds(scene.max_seeds) if scene.failing else scene.max_seeds
+    luck = draw.standard_normal((studies, len(truth), seeds))
     if scene.noise == "basins":
         luck = np.where(draw.random(luck.shape) < 0.3, luck - 4, luck)
     if scene.noise == "signs":
@@ -113,8 +114,9 @@ def rates_of(scene: Scene, results: Values) -> Rates:
         gaps = np.rint(gaps * IMAGES * EFFECT) / (IMAGES * EFFECT)
     design = Design(1.0, ALPHA, len(pairs), scene.max_seeds, scene.until)
     there = ~np.isnan(gaps)
-    complete = np.where(there.all(-1), gaps.shape[-1], np.argmin(there, axis=-1))
-    course = follow(np.nan_to_num(gaps), design)
+    whole = np.argsort(~there, axis=-1, kind="stable")[..., : scene.max_seeds]  # the seeds of pairs, then the others
+    course = follow(np.nan_to_num(np.take_along_axis(gaps, whole, -1)), design)
+    complete = np.minimum(there.sum(-1), scene.max_seeds)
     reached = np.searchsorted(course.pairs, complete, side="right") - 1
     stop = np.minimum(course.stop, reached)
     seen, place = stop >= 0, np.maximum(stop, 0)
@@ -122,8 +124,7 @@ def rates_of(scene: Scene, results: Values) -> Rates:
     wrong = {"better": true <= 0, "worse": true >= 0, "not better": true >= 1, "not worse": true <= -1}
     false = np.any([at(course.claims[name], place) & seen & wrong[name] for name in wrong], axis=0)
     held = (at(course.low, place) <= true) & (true <= at(course.high, place)) | ~seen
-    # a failed run does not end the runs of its analysis
-    last = np.array(course.pairs)[np.minimum(course.stop, np.searchsorted(course.pairs, complete, side="right"))]
+    last = at(whole, np.array(course.pairs)[course.stop] - 1) + 1  # seeds, those of failed runs too
     needed = [last[:, (one == arm) | (other == arm)].max(-1) for arm in range(len(truth))]
     return Rates(
         false=float(false.any(-1).mean()),
@@ -181,7 +182,7 @@ def study_of(values: Values, scene: Scene) -> Study:
         compare=Compare(metric, 1.0, scene.max_seeds, ALPHA, scene.arms, scene.until),
         baseline="0",
         arms={name: {} for name in names},
-        seeds=list(range(scene.max_seeds)),
+        seeds=list(range(values.shape[1])),
         split_varies=False,
         runs=runs,
     )

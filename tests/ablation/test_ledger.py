@@ -117,7 +117,7 @@ def test_a_run_that_is_tried_again_is_tried_by_one(tmp_path):
     ledgers_of_two = [make_ledger(tmp_path)[0] for _ in range(2)]
     one, other = ledgers_of_two
     run = make_ledger(tmp_path)[1]
-    one.end_attempt(run, one.claim(run), "diverged", "x")
+    one.end_attempt(run, one.claim(run), "configuration", "x")
     assert one.claim(run) is None
     for ledger in ledgers_of_two:
         assert run not in ledger.pending()
@@ -126,29 +126,30 @@ def test_a_run_that_is_tried_again_is_tried_by_one(tmp_path):
     claim = one.claim(run)
     assert other.claim(run) is None
     assert not other.has_finished(run), "it is missing again"
-    one.end_attempt(run, claim, "diverged", "x")
+    one.end_attempt(run, claim, "configuration", "x")
     assert one.has_finished(run)
     assert other.has_finished(run), "what failed again stays failed"
     assert other.claim(run) is None
 
 
-def test_a_retry_after_an_answer_is_noted(tmp_path):
+def test_no_run_is_tried_again_that_would_end_alike_or_that_a_comparison_has_replaced(tmp_path):
     ledger, run = make_ledger(tmp_path)
     ledger.planned()
-    ledger.end_attempt(run, ledger.claim(run), "diverged", "x")
-    ledger.retry()
-    assert ledgers._noted_changes(tmp_path) == [], "there was no answer yet"
-    for other in ledger.pending():
-        if other != run:
+    hung = Planned("b", 1)
+    ledger.end_attempt(run, ledger.claim(run), "diverged", "training diverged in step 7")
+    said = ["a-seed0 is not tried again: training diverged in step 7, and would do so again"]
+    ledger.claim(hung).end("failed", kind="hang", cause="x")
+    assert ledger.retry() == said
+    assert run not in ledger.pending()
+    assert hung in ledger.pending()
+    ledger.claim(hung).end("failed", kind="hang", cause="x")
+    ledger = Ledger(tmp_path, ledger.facts)
+    while len(pending := ledger.pending()) > 4:
+        for other in pending:
             finish(ledger, other, **{"test/acc": 0.5})
-    for _ in range(2):
-        assert ledger.pending() == [run]
-        ledger.end_attempt(run, ledger.claim(run), "diverged", "x")
-        ledger.retry("b")
-        assert ledger.pending() == [], "no run of that arm has failed"
-        ledger.retry()
-    said = "failed runs were tried again after an answer: a-seed0"
-    assert ledgers._noted_changes(tmp_path) == [f"{said} (0002)", f"{said} (0003)"]
+    assert {other.seed for other in pending} == {8, 9}, "six pairs have been compared"
+    assert ledger.retry() == [*said, "b-seed1 is not tried again: a comparison was made with another seed in its place"]
+    assert ledger.pending() == pending
 
 
 def test_runs_continue_from_analysis_to_analysis_for_the_arms_that_are_open(tmp_path):
@@ -164,9 +165,9 @@ def test_runs_continue_from_analysis_to_analysis_for_the_arms_that_are_open(tmp_
     for run in ledger.pending()[1:]:
         finish(ledger, run, **{"test/acc": 0.5})
     ledger.end_attempt(Planned("a", 6), ledger.claim(Planned("a", 6)), "diverged", "x")
-    assert ledger.pending() == [], "no analysis can be made without a run that has failed"
+    assert ledger.pending() == [Planned("a", 8), Planned("c", 8)], "the next seed replaces that of a failed run"
     study = Ledger(tmp_path, ledger.facts).study()
-    assert [sum(run.arm == arm for run in study.runs) for arm in "abc"] == [8, 6, 8]
+    assert [sum(run.arm == arm for run in study.runs) for arm in "abc"] == [9, 6, 9]
     assert [run.state for run in study.runs].count("failed") == 1
 
 
@@ -199,7 +200,7 @@ def test_an_arm_without_a_value_that_trains_has_failed_and_is_tuned_again_on_req
         if run.arm == "a":
             finish(ledger, run, **{"val/loss": 1.0})
         else:
-            ledger.end_attempt(run, ledger.claim(run), "diverged", "x")
+            ledger.end_attempt(run, ledger.claim(run), "configuration", "x")
     assert {run.arm for run in ledger.pending()} == {"a"}
     cause = "tuning: a trial of each value failed, such as tuning/b-lr-0.1-seed1000: x"
     assert {(run.arm, run.state, run.cause) for run in ledger.study().runs} == {
@@ -215,13 +216,13 @@ def test_runs_of_an_arm_have_the_values_that_the_first_process_chose(tmp_path):
     one, _ = make_ledger(tmp_path, tune={"options": {"optimizer.lr": [0.1, 0.2]}, "seeds": [1000]})
     worse, better = (Planned("b", 1000, f"lr={value}") for value in (0.1, 0.2))
     one.planned()
-    one.end_attempt(better, one.claim(better), "diverged", "x")
+    one.end_attempt(better, one.claim(better), "configuration", "x")
     other = Ledger(tmp_path, one.facts)
     one.retry()
     claim = one.claim(better)
     finish(one, worse, **{"val/loss": 2.0})
     assert (one.chosen(), other.chosen()) == ({}, {}), "the trial is under way again"
-    claim.end("failed", kind="diverged", cause="x")
+    claim.end("failed", kind="configuration", cause="x")
     assert other.choose("b") == {"optimizer.lr": 0.1}
     finish(one, better, **{"val/loss": 1.0})
     assert one.choose("b") == one.chosen()["b"] == Ledger(tmp_path, one.facts).chosen()["b"] == {"optimizer.lr": 0.1}

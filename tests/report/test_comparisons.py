@@ -48,20 +48,29 @@ def test_accuracies_are_compared_as_counts_of_images(study):
     assert (rounded.verdict, rounded.images) == ("undecided", None), "rounding errors are no spread"
 
 
-def test_seeds_after_a_failed_run_do_not_count(study):
+def test_a_pair_with_a_failed_run_is_replaced_by_the_next_seed(study):
     base = np.random.default_rng(0).integers(338, 346, 20) / IMAGES
     better = [*(base + np.tile([7, 8], 10) / IMAGES)]
     kept = compare(with_results(study, {"cls": base, "mean": better}))[0]
     assert (kept.verdict, kept.n, kept.decided, kept.next, kept.failed) == ("better", 6, True, None, [])
     better[3] = None
     [failed] = compare(with_results(study, {"cls": base, "mean": better}))
-    assert (failed.verdict, failed.n, failed.complete, failed.blocked, failed.next) == ("failed", 3, 3, True, 6)
+    assert (failed.verdict, failed.n, failed.complete, failed.blocked) == ("better", 6, 19, False)
+    assert (list(failed.counted), failed.seeds_for(6)) == ([0, 1, 2, 4, 5, 6], 7)
     assert [run.seed for run in failed.failed] == [3]
     others = [one - other for one, other in zip(better, base, strict=True) if one is not None]
     assert failed.with_failures == pytest.approx(np.mean([*others, base.min() - base[3]]))
-    better[3], better[10] = base[3] + 8 / IMAGES, None
-    [late] = compare(with_results(study, {"cls": base, "mean": better}))
-    assert (late.verdict, late.blocked) == ("better", False), "a claim made before stands"
+
+
+def test_a_comparison_ends_where_half_as_many_runs_again_fail_as_it_has_pairs(study):
+    base = np.random.default_rng(0).integers(338, 346, 9) / IMAGES
+    better = [*(base + np.tile([7, 8, 9], 3) / IMAGES)]
+    better[:3] = [None] * 3
+    [one] = compare(with_results(study, {"cls": base, "mean": better}))
+    assert (one.verdict, one.seeds_for(6)) == ("better", 9)
+    better[3] = None
+    [one] = compare(with_results(study, {"cls": base, "mean": better}))
+    assert (one.verdict, one.complete, one.blocked, one.next, one.seeds_for(6)) == ("failed", 5, True, 6, 9)
 
 
 @pytest.mark.parametrize("goal", ["maximize", "minimize"])

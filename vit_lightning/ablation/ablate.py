@@ -42,7 +42,7 @@ class AblateConfig:
         hours: run for this time only: no run starts that is expected to end later. The same command continues.
         workers: runs at a time; auto is one for each GPU, or for each CPU core and its threads.
         threads: threads of each run; 1 by default on a CPU. Fixed when the ablation begins.
-        retry: try failed runs again.
+        retry: try failed runs again, but for those that diverged or that another seed has replaced in a comparison.
         patience: minutes without any write after which a run counts as hanging.
         launcher: where it runs: local, or slurm, as jobs that work on the same ledger (extra ``slurm``).
         slurm: settings of each SLURM job, as submitit names them, such as {timeout_min: 600, slurm_partition: gpu,
@@ -104,7 +104,7 @@ def ablate(config: AblateConfig) -> None:
     for text in changed:
         print(f"since the ablation began: {text}", flush=True)
     if config.retry and not config.dry_run:
-        ledger.retry(config.only)
+        print(*ledger.retry(config.only), sep="\n", end="", flush=True)
     until = None if config.hours is None else time.time() + 3600 * config.hours
     options = WorkOptions(config.workers, config.only, config.patience, until)
     if options.pending(ledger):
@@ -161,6 +161,7 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
     chosen = ledger.chosen().get(alone, {})
     lines += [
         f"  analyses after {few} seeds from {plan.seeds[0]} on{split}, until decided{until}",
+        "  a seed of which a run fails is replaced by the next: at most half as many more than an analysis has",
         f"  compared {versus} by {compare.metric} of the best checkpoint by {plan.checkpoint.monitor}",
         f"  smallest effect {effect}, alpha {compare.alpha:g}",
         f"  {workers} at a time, {threads} thread{'s' if threads > 1 else ''} each; in {ledger.folder}",

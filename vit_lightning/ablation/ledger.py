@@ -37,7 +37,7 @@ from vit_lightning.config.files import PER_RUN, changes
 from vit_lightning.config.own_files import digests
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
-from vit_lightning.report.schedule import Schedule, analyses_of, make_schedule
+from vit_lightning.report.schedule import Schedule, make_schedule
 from vit_lightning.report.study import Compare, Run, State, Study, Tuning, combinations
 from vit_lightning.storage.environment import PACKAGES
 from vit_lightning.storage.folder import read_json, write_whole
@@ -120,12 +120,11 @@ class Ledger:
         trials = [Planned(arm, seed, trial) for seed in tune["seeds"] for trial in self.trials for arm in arms]
         waiting = {run.arm for run in trials if run not in self._ended}
         chosen = self._chosen()
-        first, *_ = analyses_of(Compare(**self.facts["compare"]))
         for arm in {*arms} - waiting - {*chosen}:
             failed = next(run for run in trials if run.arm == arm and self._ended[run].state == "failed")
             why = (self.failure(failed) or {}).get("cause")
             cause = f"tuning: a trial of each value failed, such as {self._place(failed)}: {why}"
-            for run in (Planned(arm, seed) for seed in seeds[:first]):
+            for run in (Planned(arm, seed) for seed in seeds):
                 self._ended[run] = self._run(run, "failed", cause)
         study = self._study([run for run in self._ended.values() if run.tried is None])
         self.schedule = make_schedule(study)
@@ -232,20 +231,29 @@ class Ledger:
         """Whether a run is done or has failed for good."""
         return self.results(run) is not None or self.failure(run) is not None
 
-    def retry(self, arm: str | None = None) -> None:
-        """Counts failed runs as missing again, of one arm or all; noted as a change if there was an answer before.
+    def retry(self, arm: str | None = None) -> list[str]:
+        """Counts failed runs as missing again, of one arm or all; returns why others stay as they are.
 
         Trials are tried again only where an arm's tuning chose nothing: runs with what it chose may have begun.
         """
-        planned, chosen = self.planned(), self.chosen()
-        failed = [run for run in planned if run in self._ended and self._ended[run].state == "failed"]
-        again = [run for run in failed if arm in (None, run.arm) and (run.trial is None or run.arm not in chosen)]
-        last = {run: claim for run in again if (claim := self._last_claim(run)) is not None}
-        if last and not self.pending() and any(run.results for run in self._ended.values() if run.tried is None):
-            names = ", ".join(f"{run.name} ({claim.stem})" for run, claim in last.items())
-            _note_change(self.folder, f"failed runs were tried again after an answer: {names}")
-        self.retried = {run: int(claim.stem) for run, claim in last.items()}
+        planned, chosen, kept = self.planned(), self.chosen(), []
+        for run in [run for run in planned if run in self._ended and self._ended[run].state == "failed"]:
+            end, last = self.failure(run) or {}, self._last_claim(run)
+            if arm not in (None, run.arm) or last is None or (run.trial is not None and run.arm in chosen):
+                continue
+            if end.get("kind") == "diverged":
+                kept.append(f"{run.name} is not tried again: {end['cause']}, and would do so again")
+            elif run.trial is None and self._is_replaced(run):
+                kept.append(f"{run.name} is not tried again: a comparison was made with another seed in its place")
+            else:
+                self.retried[run] = int(last.stem)
         self._ended, self._planned = {}, []
+        return kept
+
+    def _is_replaced(self, run: Planned) -> bool:
+        """Whether an analysis went on without a failed run."""
+        found = [one for one in self.schedule.comparisons if run.arm in (one.arm, one.other) and one.course.pairs]
+        return any(run.seed < [*one.differences][one.course.pairs[-1] - 1] for one in found)
 
     def claim(self, run: Planned) -> Claim | None:
         """Claims a run for this process; returns None if another process has it or it has finished."""

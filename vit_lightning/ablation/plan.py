@@ -25,6 +25,7 @@ from vit_lightning.config.typed import WRONG, Reader
 from vit_lightning.errors import UserError
 from vit_lightning.limits import problems_of, refuse
 from vit_lightning.metric_facts import facts_of, metric_names, with_own
+from vit_lightning.report.comparisons import most_seeds
 from vit_lightning.report.sequential import FIRST
 from vit_lightning.report.study import TUNING, Compare, combinations
 from vit_lightning.training.checkpoints import CheckpointConfig
@@ -131,7 +132,7 @@ class Plan:
     factors: dict[str, list[Any]]
     """Values of each option of a full grid; empty where arms are named one by one."""
     seeds: list[int]
-    """All seeds that may be run."""
+    """All seeds that may be run: those behind the first ``compare.max_seeds`` replace those with a failed run."""
     split_varies: bool
     """Whether each seed has a split of its own, the same for all arms."""
     tune: Tune
@@ -318,7 +319,7 @@ class PlanReader(Reader):
     def seeds(self, compare: Compare) -> tuple[list[int], str]:
         """Returns all seeds that may be run, and which splits they have."""
         seeds = self.group("seeds", Seeds())
-        runs = range(seeds.first, seeds.first + max(compare.max_seeds, 1))
+        runs = range(seeds.first, seeds.first + most_seeds(max(compare.max_seeds, 1)))
         last = f"the last of {len(runs)} seeds is above 2**32 - 1"
         self.problems += problems_of(("seeds.first", seeds.first, seeds.first >= 0, "at least 0"))
         self.problems += [f"seeds.first={seeds.first}: {last}"] if runs[-1] >= 2**32 else []

@@ -44,7 +44,7 @@ def write_sweep(plan: Plan, path: Path, chosen: Mapping[str, Mapping[str, Any]])
         "command": ["lightning", "fit", *plan.flags, "${args}"],
         "method": "grid",
         "metric": {"name": plan.checkpoint.monitor, "goal": f"{plan.checkpoint.mode}imize"},
-        "parameters": {"arm": {"values": arms}, "seed_everything": {"values": plan.seeds}},
+        "parameters": {"arm": {"values": arms}, "seed_everything": {"values": plan.seeds[: plan.compare.max_seeds]}},
     }
     if path.exists():
         raise UserError(f"wandb-sweep={path} is there already (choose a new file)")
@@ -53,8 +53,8 @@ def write_sweep(plan: Plan, path: Path, chosen: Mapping[str, Mapping[str, Any]])
     except OSError as fault:
         raise UserError(f"wandb-sweep={path} cannot be written: {fault.strerror}") from fault
     return (
-        f"wandb sweep {path}, then wandb agent on any number of machines: {len(arms) * len(plan.seeds)} runs, all that "
-        "the plan allows, since agents do not stop arms that are decided"
+        f"wandb sweep {path}, then wandb agent on any number of machines: {len(arms) * plan.compare.max_seeds} runs, "
+        "all that the plan compares, since agents do not stop arms that are decided"
     )
 
 

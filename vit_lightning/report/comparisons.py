@@ -36,6 +36,8 @@ class ArmComparison:
     design: Design
     differences: dict[int, float]
     """Arm minus other for each seed that has results of both."""
+    complete: int
+    """Pairs before the first seed with a run that has not ended; only these count. Seeds with a failed run are none."""
     course: Course
     """Course over the analyses so far, of improvements: where less is better, other minus arm."""
     analysis: int | None
@@ -48,20 +50,25 @@ class ArmComparison:
     """Test images of each run, where the metric counts them and all have the same number."""
 
     @functools.cached_property
-    def complete(self) -> int:
-        """Pairs before the first seed without a result of both; only these count."""
-        return complete_pairs(self.study, self.differences)
-
-    @functools.cached_property
     def failed(self) -> list[Run]:
         """Runs of both arms that have failed, seed by seed."""
         ours = [run for run in self.study.runs if run.arm in (self.arm, self.other) and run.seed in self.study.seeds]
         return sorted((run for run in ours if run.state == "failed"), key=lambda run: run.seed)
 
+    def _whole(self, pairs: int) -> list[int]:
+        """Returns the places of the seeds without a failed run, from 1 on, among those that some pairs may take."""
+        failed = {run.seed for run in self.failed}
+        return [place for place, seed in enumerate(self.study.seeds[: most_seeds(pairs)], 1) if seed not in failed]
+
+    def seeds_for(self, pairs: int) -> int:
+        """Returns how many seeds of the plan some pairs take, with those of failed runs; at most ``most_seeds``."""
+        whole = self._whole(pairs)
+        return whole[pairs - 1] if len(whole) >= pairs else min(most_seeds(pairs), len(self.study.seeds))
+
     @property
     def blocked(self) -> bool:
-        """Whether a failed run ends the pairs that count before the comparison has ended."""
-        return not self.decided and any(run.seed == self.study.seeds[self.complete] for run in self.failed)
+        """Whether so many runs have failed that the seeds of the next analysis do not hold its pairs."""
+        return self.next is not None and len(self._whole(self.next)) < self.next
 
     @property
     def with_failures(self) -> float:
@@ -226,9 +233,15 @@ def _is_settled(one: Standing, other: Standing) -> bool:
     return "not the best" in (one.verdict, other.verdict) or (one.decided and other.decided)
 
 
-def complete_pairs(study: Study, differences: Mapping[int, float]) -> int:
-    """Returns the number of pairs before the first seed without one."""
-    return next((number for number, seed in enumerate(study.seeds) if seed not in differences), len(study.seeds))
+def most_seeds(pairs: int) -> int:
+    """Returns how many seeds an analysis may take for its pairs: others replace those of which a run has failed."""
+    return pairs + pairs // 2
+
+
+def _complete_pairs(study: Study, differences: Mapping[int, float], failed: set[int]) -> int:
+    """Returns the number of pairs before the first seed with a run that has not ended."""
+    ended = itertools.takewhile(lambda seed: seed in differences or seed in failed, study.seeds)
+    return sum(seed in differences for seed in ended)
 
 
 def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Design) -> list[ArmComparison]:
@@ -237,7 +250,11 @@ def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Desig
     results = {(run.arm, run.seed): float(run.results[study.compare.metric]) for run in study.done}
     sign = 1 if study.goal == "maximize" else -1
     differences = [_differences(study, images, results, *pair) for pair in pairs]
-    complete = [complete_pairs(study, found) for found in differences]
+    failed = {arm: {run.seed for run in study.runs if (run.arm, run.state) == (arm, "failed")} for arm in study.arms}
+    complete = [
+        _complete_pairs(study, found, failed[arm] | failed[other])
+        for (arm, other), found in zip(pairs, differences, strict=True)
+    ]
     courses: dict[int, Course] = {}
     for count in {*complete}:
         places = [place for place, other in enumerate(complete) if other == count]
@@ -252,7 +269,8 @@ def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Desig
         decided = unlikely or (last >= 0 and bool(course.decided[last]) and not design.one_sided)
         sizes = {images[name, seed] for name in (arm, other) for seed in found}
         size, analysis = sizes.pop() if len(sizes) == 1 else None, None if last < 0 else last
-        made.append(ArmComparison(arm, other, study, design, found, course, analysis, decided, unlikely, size))
+        ends = analysis, decided, unlikely
+        made.append(ArmComparison(arm, other, study, design, found, complete[place], course, *ends, size))
     return made
 
 

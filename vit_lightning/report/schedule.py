@@ -6,7 +6,6 @@ processes that share an ablation come to the same runs, however often they are k
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +23,7 @@ class Schedule:
     """Number of seeds of each arm, the first ones of the plan."""
     open: list[str]
     """Arms of comparisons that are not decided and can be."""
+    comparisons: list[ArmComparison]
 
     @property
     def next_analysis(self) -> int | None:
@@ -48,9 +48,9 @@ def make_schedule(study: Study) -> Schedule:
         seeds = _race(study)
     else:
         for one in comparisons:
-            needed = one.n if one.decided else one.next or analyses[-1]
+            needed = one.seeds_for(one.n if one.decided else one.next or analyses[-1])
             seeds |= {arm: max(seeds[arm], needed) for arm in (one.arm, one.other)}
-    return Schedule(seeds, _open_arms(study, comparisons))
+    return Schedule(seeds, _open_arms(study, comparisons), comparisons)
 
 
 def _race(study: Study) -> dict[str, int]:
@@ -58,21 +58,15 @@ def _race(study: Study) -> dict[str, int]:
 
     Else the order in which runs end would decide how far an arm goes that another one is about to beat.
     """
-    analyses = analyses_of(study.compare)
     ended = {(run.arm, run.seed) for run in study.runs if run.state != "missing"}
-    reached = {
-        arm: max((n for n in analyses if all((arm, seed) in ended for seed in study.seeds[:n])), default=0)
-        for arm in study.arms
-    }
-    seeds = {arm: max(count, analyses[0]) for arm, count in reached.items()}
-    furthest, racing = max(reached.values()), list(study.arms)
-    for n, later in itertools.pairwise(analyses):
-        if later < furthest:  # arms that went on from there have decided it
-            continue
-        if n >= furthest and any(reached[arm] < n for arm in racing):
-            break
-        racing = _open_arms(study, compare_arms(replace(study, seeds=study.seeds[:n])))
-        seeds |= {arm: max(seeds[arm], later) for arm in racing}
+    count, racing = analyses_of(study.compare)[0], list(study.arms)
+    seeds = dict.fromkeys(racing, count)
+    while racing and all((arm, seed) in ended for arm in racing for seed in study.seeds[:count]):
+        begun = {*study.seeds[:count]}
+        comparisons = compare_arms(replace(study, runs=[run for run in study.runs if run.seed in begun]))
+        count = max((one.seeds_for(one.next) for one in comparisons if one.is_open and one.next), default=0)
+        racing = _open_arms(study, comparisons)
+        seeds |= dict.fromkeys(racing, count)
     return seeds
 
 

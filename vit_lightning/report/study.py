@@ -24,7 +24,8 @@ class Compare:
         metric: test metric, measured once at the end of a run.
         smallest_effect: smallest difference that would matter, in the metric's own units (0.005 is half a point of
             accuracy).
-        max_seeds: seeds of the last analysis; arms that are decided earlier get fewer.
+        max_seeds: seeds of the last analysis; arms that are decided earlier get fewer. Up to half as many more replace
+            seeds of which a run has failed.
         alpha: probability of any false claim in the study, over all arms and all analyses.
         arms: baseline compares each arm with the baseline; pairs, all arms with each other; best looks for the arms
             that may be the best.
@@ -116,7 +117,7 @@ class Study:
     arms: dict[str, dict[str, Any]]
     """Dotted keys that each arm changes; the baseline comes first."""
     seeds: list[int]
-    """All seeds that may be run, ``compare.max_seeds`` of them."""
+    """All seeds that may be run: those behind the first ``compare.max_seeds`` replace those with a failed run."""
     split_varies: bool
     """Whether each seed has a split of its own, the same for all arms."""
     runs: list[Run]

@@ -242,7 +242,7 @@ def sentence(analysis: Analysis, line: Line) -> str:
 def next_step(analysis: Analysis, one: ArmComparison) -> str:
     """Says what a verdict means for a choice."""
     if one.blocked:
-        again = [run for run in one.failed if run.seed in one.study.seeds[: one.next]]
+        again = [run for run in one.failed if run.seed in one.study.seeds[: one.seeds_for(one.next or one.n)]]
         return f"mend what failed, then try again: {_runs(len(again), _seconds(analysis, again))}"
     if one.verdict == "better":
         best = next(better for better in analysis.ordered if better.verdict == "better")
@@ -273,7 +273,7 @@ def _cost(analysis: Analysis, comparisons: Sequence[ArmComparison], *, until_las
         (arm, seed)
         for one in comparisons
         for arm in (one.arm, one.other)
-        for seed in one.study.seeds[: None if until_last else one.next]
+        for seed in one.study.seeds[: one.seeds_for(one.design.max_pairs if until_last else one.next or one.n)]
         if states.get((arm, seed), "missing") == "missing"
     }
     return len(needed), _seconds(analysis, [Run(arm, seed, "", "missing") for arm, seed in needed])
@@ -361,8 +361,8 @@ def _failures(analysis: Analysis, arm: Arm) -> str:
     """Says which runs failed, what that leaves out, and how the difference would be if failed runs were the worst."""
     unit = unit_of(analysis.study.compare.metric)
     seeds = listed([str(run.seed) for run in arm.failed])
-    text = f"{len(arm.failed)} of {counted(len(arm.runs), 'run')} of {arm.name} failed (seed {seeds}): seeds from the "
-    text += "first of these on do not count, and claims hold only if failures do not depend on the result."
+    text = f"{len(arm.failed)} of {counted(len(arm.runs), 'run')} of {arm.name} failed (seed {seeds}): these "
+    text += "seeds do not count, and claims hold only if failures do not depend on the result."
     for one in analysis.comparisons:
         if arm.name in (one.arm, one.other) and not math.isnan(one.with_failures):
             worst = unit.difference(one.with_failures)
