@@ -28,6 +28,7 @@ import sys
 import tempfile
 import termios
 import time
+import traceback
 from collections.abc import Iterator
 from datetime import date
 from importlib.metadata import version
@@ -159,7 +160,8 @@ class TakesTurns(BesideTrainer):
 
 
 def in_a_terminal() -> None:
-    """Makes stderr a terminal, of which another process reads what is written."""
+    """Makes stderr a terminal, of which another process reads what is written; errors still go to the first one."""
+    sys.excepthook = lambda *fault: traceback.print_exception(*fault, file=sys.__stderr__)
     reading, writing = pty.openpty()
     fcntl.ioctl(writing, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
     sys.stderr = os.fdopen(writing, "w")
@@ -203,6 +205,8 @@ def main() -> None:
         pstats.Stats(turns.profiler, stream=sys.stdout).sort_stats("tottime").print_stats(70)
         pstats.Stats(turns.profiler, stream=sys.stdout).sort_stats("cumtime").print_stats(110)
         return
+    if {*turns.is_ready[WARM_UP:]} != {True, False}:
+        raise SystemExit(f"{len(turns.is_ready)} rounds in {args.seconds:g} s: give more --seconds")
     seconds = turns.rounds.seconds
     of_trainer, bare = np.array(seconds[TRAINER][WARM_UP:]), np.array(seconds[BARE][WARM_UP - 1 :])
     alone, is_ready = (bare[:-1] + bare[1:]) / 2, np.array(turns.is_ready[WARM_UP:])

@@ -304,10 +304,9 @@ def test_row_13_a_disk_that_is_too_small_is_found_before_training(tmp_path, monk
         free = 10**6
 
     monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: Usage)
-    assert checkpoints.space_problem(tmp_path, 10**5 // 4) is None
-    problem = checkpoints.space_problem(tmp_path, 10**6)
-    assert "0.00 GB free" in problem
-    assert "need 0.01 GB" in problem
+    checkpoints.refuse_full_disk(tmp_path, torch.nn.Linear(1, 10**4, bias=False))
+    with pytest.raises(UserError, match=r"0\.00 GB free.* need 0\.05 GB"):
+        checkpoints.refuse_full_disk(tmp_path, torch.nn.Linear(1, 10**6, bias=False))
 
 
 def finite(folder: Path) -> list[str]:

@@ -93,33 +93,38 @@ def stage_line(stage: Stage, results: Mapping[str, Any]) -> str:
 SPLIT_WORDS: dict[Split, str] = {"train": "training", "val": "validation", "test": "test"}
 
 
-def model_line(experiment: Experiment, parameters: int, trained: int) -> str:
+def start_lines(experiment: Experiment, trainer: Trainer, facts: Mapping[str, Any]) -> str:
+    """Returns the lines on model and devices: those of all processes, with the precision as a config names it.
+
+    Of a resumed run that began with another precision than auto would choose now, a note follows.
+
+    Args:
+        experiment: the experiment.
+        trainer: its Trainer.
+        facts: numbers of parameters and of trained ones.
+    """
     parts = [experiment.config[key] for key in ("module", "model")]
     name = " of ".join(str(part["class_path"]).removeprefix("vit_lightning.") for part in parts if part is not None)
     if named := (parts[1] or {}).get("init_args", {}).get("model_name"):  # of timm
         name += f" {named}"
-    number = counted(parameters, "parameter")
-    return row("model", f"{name}, {number if trained == parameters else f'{trained:,} of {number} trained'}")
-
-
-def device_line(trainer: Trainer, experiment: Experiment) -> str:
-    """Returns the devices of all processes, and the precision as it is named in a config, or as auto chose it."""
+    number = counted(facts["parameters"], "parameter")
+    if "trained_parameters" in facts:
+        number = f"{facts['trained_parameters']:,} of {number} trained"
     device = trainer.strategy.root_device
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
+        place = torch.cuda.get_device_name(device)
     else:
-        name = f"CPU, {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else device.type.upper()
+        place = f"CPU, {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else device.type.upper()
     several = f"{trainer.world_size} x " if trainer.world_size > 1 else ""
-    auto = " (auto)" * (experiment.trainer["precision"] == AUTO)
-    return row("device", f"{several}{name}, precision {trainer.precision}{auto}")
-
-
-def note_on_precision(trainer: Trainer, experiment: Experiment) -> str:
-    """Returns a note for a resumed run that began with another precision than auto would choose now."""
-    given = experiment.trainer
-    if given["precision"] != AUTO or trainer.precision == auto_precision(given["accelerator"]):
-        return ""
-    return row("note", f"the run began with precision {trainer.precision}; this machine is faster with another")
+    is_auto = experiment.trainer["precision"] == AUTO
+    lines = [
+        row("model", f"{name}, {number}"),
+        row("device", f"{several}{place}, precision {trainer.precision}{' (auto)' * is_auto}"),
+    ]
+    if is_auto and trainer.precision != auto_precision(experiment.trainer["accelerator"]):
+        note = f"the run began with precision {trainer.precision}; this machine is faster with another"
+        lines.append(row("note", note))
+    return "\n".join(lines)
 
 
 class Start(Callback):

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import resource
 import shutil
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,21 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Timer
 from tqdm import tqdm
 
-from vit_lightning.commands.console import (
-    Start,
-    device_line,
-    model_line,
-    note_on_precision,
-    print_summary,
-    quiet,
-    row,
-    say,
-)
+from vit_lightning.commands.console import Start, print_summary, quiet, row, say, start_lines
 from vit_lightning.commands.module import (
     compile_chosen,
     count_parameters,
@@ -43,8 +30,9 @@ from vit_lightning.commands.module import (
     start_weights,
 )
 from vit_lightning.commands.resume import find_run, parent_of
-from vit_lightning.commands.session import Results, chosen_matmul, logged, make_trainer, own_faults
+from vit_lightning.commands.session import Results, chosen_matmul, logged, make_trainer, own_faults, training_results
 from vit_lightning.commands.summary import table
+from vit_lightning.commands.tune import try_out
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files
 from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
@@ -52,21 +40,19 @@ from vit_lightning.errors import UserError
 from vit_lightning.figures.curves import draw_curves
 from vit_lightning.figures.test_report import interval, report_test
 from vit_lightning.figures.validation_pictures import ValidationPictures
-from vit_lightning.metric_facts import CROSS_ENTROPY, STEP_METRICS, metric_names, with_own
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import Restored, find_checkpoint, newest_checkpoint, read_checkpoint
-from vit_lightning.storage.environment import describe_environment
+from vit_lightning.storage.environment import write_environment
 from vit_lightning.storage.folder import full_disk_named, is_first, log_warnings, new_folder, write_whole
-from vit_lightning.storage.metrics import MetricsFile, json_number, write_results
+from vit_lightning.storage.metrics import MetricsFile, write_results
 from vit_lightning.storage.wandb_mirror import WandbMirror, run_id
 from vit_lightning.training.callbacks import EpochMetrics, LearningRate, StepSeeds, Stopwatch, TestPredictions
-from vit_lightning.training.checkpoints import Checkpoints, space_problem
+from vit_lightning.training.checkpoints import Checkpoints, refuse_full_disk
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.lightning_detours import count_as_trained
 from vit_lightning.training.monitor import Monitor
-from vit_lightning.training.probes import Probe
-from vit_lightning.training.resources import forward_flops, keep_freed_memory
+from vit_lightning.training.resources import forward_flops, keep_freed_memory, peak_memory_mb
 from vit_lightning.training.stop_on_signal import StopOnSignal
 
 
@@ -82,6 +68,10 @@ class Run:
     stopwatch: Stopwatch
     metrics: MetricsFile
     mirror: WandbMirror
+    facts: dict[str, Any]
+    """Parameters and floating-point operations, as in ``results.json``."""
+    is_new: bool = False
+    """Whether its folder was made for it."""
 
 
 def fit(experiment: Experiment) -> Results:
@@ -96,45 +86,44 @@ def fit(experiment: Experiment) -> Results:
         raise UserError(f"allow-config-change={named} is for a run that is resumed: give --resume")
     if experiment.trainer["fast_dev_run"]:
         return try_out(experiment)
-    with contextlib.ExitStack() as held:
-        resumed = find_run(experiment, held)
+    with contextlib.ExitStack() as locks:
+        resumed = find_run(experiment, locks)
         if resumed is not None and resumed.results is not None:
             say(f"{resumed.folder} is finished already")
             print_summary(resumed.folder, resumed.results)
             return resumed.results
-        arguments = experiment.make_trainer_arguments()  # first, so that a wrong callback leaves no folder
+        trainer_arguments = experiment.make_trainer_arguments()  # first, so that a wrong callback leaves no folder
         if resumed is None:
-            folder = held.enter_context(new_folder(experiment.out, parent_of(experiment), f"seed{experiment.seed}"))
-            run, newest = make_run(experiment, arguments, folder), None
+            folder = locks.enter_context(new_folder(experiment.out, parent_of(experiment), f"seed{experiment.seed}"))
+            run, restored = make_run(experiment, trainer_arguments, folder), None
+            run.is_new = True
             write_whole(folder / "config.yaml", experiment.to_yaml())
-            held.enter_context(_removed_after_mistakes(run))
         else:
-            folder, newest = resumed.folder, resumed.newest
-            run = make_run(experiment, arguments, folder, begins=newest is None)
+            folder, restored = resumed.folder, resumed.restored
+            run = make_run(experiment, trainer_arguments, folder, begins=restored is None)
             resumed.begin(experiment, run.module)
         keep_own_files(folder)
-        _write_environment(run)
-        return train_and_test(run, newest)
+        return train_and_test(run, restored)
 
 
-def make_run(experiment: Experiment, arguments: Mapping[str, Any], folder: Path, *, begins: bool = True) -> Run:
+def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folder: Path, *, begins: bool = True) -> Run:
     """Makes all parts of a training: data, network, module, callbacks, loggers, Trainer.
 
     Args:
         experiment: the experiment to run.
-        arguments: the Trainer's.
+        trainer_arguments: arguments of Lightning's Trainer, from the config.
         folder: the run folder.
         begins: whether the run starts at step 0, and so with the weights of ``init_from``.
     """
     seed_everything(experiment.seed, verbose=False)
-    data, settings, config = experiment.data, experiment.settings, dict(experiment.config)
+    data, settings, config = experiment.data, experiment.settings, experiment.config
     module = make_module(experiment, begins=begins)  # the network, its loss, optimizer and metrics
     if begins:
         start_weights(module, experiment, folder)
-    _refuse_full_disk(module, folder)
+    refuse_full_disk(folder, module)
 
     shape = (data.in_channels, *data.image_size)
-    facts = {"parameters": count_parameters(module), "flops": forward_flops(network_of(module), shape)}
+    facts = {**count_parameters(module), "flops": forward_flops(network_of(module), shape)}
     metrics = MetricsFile(folder)
     mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**config, **facts})
 
@@ -152,13 +141,16 @@ def make_run(experiment: Experiment, arguments: Mapping[str, Any], folder: Path,
         StopOnSignal(checkpoints),
         ValidationPictures(data, mirror, config["pictures_every_n_epochs"]),
     ]
-    trainer = make_trainer(arguments, folder, callbacks, [metrics, mirror])
-    return Run(experiment, folder, module, trainer, predictions, stopwatch, metrics, mirror)
+    trainer = make_trainer(trainer_arguments, folder, callbacks, [metrics, mirror])
+    return Run(experiment, folder, module, trainer, predictions, stopwatch, metrics, mirror, facts)
 
 
-def train_and_test(run: Run, newest: Restored | None = None) -> Results:
+def train_and_test(run: Run, restored: Restored | None = None) -> Results:
     """Trains from step 0 or from a checkpoint, unless training has finished; then tests the best checkpoint."""
     experiment, folder = run.experiment, run.folder
+    device, precision = run.trainer.strategy.root_device.type, run.trainer.precision
+    fast_paths = experiment.describe_fast_paths(device, precision)
+    write_environment(folder, run_id=run.mirror.run_id, precision=precision, fast_paths=fast_paths)
     run.mirror.listen()
     _say_what_runs(run)
     compile_chosen(run.module, experiment)
@@ -170,17 +162,19 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
         log_warnings(folder),
         chosen_matmul(experiment),
     ):
-        _train(run, newest)
+        _train(run, restored)
         run.folder = folder = run.trainer.strategy.broadcast(folder)
         best = find_checkpoint(folder)
         checkpoint = read_checkpoint(best)
-        results = _results(run, checkpoint)
+        last = newest_checkpoint(folder)  # previous.ckpt, if a kill came between the two renames of a save
+        assert last is not None
+        results = training_results(experiment, run.facts, best=checkpoint, last=last.checkpoint)
         if experiment.test:
             load_weights(run.module, checkpoint, best)
             results |= _test(run, results)
     with full_disk_named(folder):
         run.metrics.complete()
-        results |= {"seconds": round(run.stopwatch.run_seconds, 3), "peak_memory_mb": _peak_memory_mb()}
+        results |= {"seconds": round(run.stopwatch.run_seconds, 3), "peak_memory_mb": peak_memory_mb()}
         if is_first():
             draw_curves(experiment, folder, results["best_step"])
             if run.predictions.table:
@@ -197,8 +191,8 @@ def train_and_test(run: Run, newest: Restored | None = None) -> Results:
     return results
 
 
-def _train(run: Run, newest: Restored | None) -> None:
-    path, checkpoint, complaints = newest or (None, {}, [])
+def _train(run: Run, restored: Restored | None) -> None:
+    path, checkpoint, complaints = restored or (None, {}, [])
     for complaint in complaints:
         warnings.warn(f"{complaint}: falling back to {path.name if path else None}", stacklevel=2)
     done = checkpoint.get("global_step", 0)
@@ -235,61 +229,13 @@ def _test(run: Run, results: Results) -> Results:
     return found
 
 
-def _results(run: Run, checkpoint: Mapping[str, Any]) -> Results:
-    """Returns the results of the training, with the metrics of its best checkpoint."""
-    newest = newest_checkpoint(run.folder)  # previous.ckpt, if a kill came between the two renames of a save
-    assert newest is not None
-    last, experiment = newest.checkpoint, run.experiment
-    own = type(run.module) is not ViTClassifier  # which may log metrics of its own
-    watch, callbacks = last["callbacks"]["Stopwatch"], run.trainer.callbacks  # type: ignore[attr-defined]
-    of_epochs = [
-        *(CROSS_ENTROPY, *metric_names("train", "val", table=with_own(experiment.metrics))),
-        *(name for callback in callbacks if isinstance(callback, Probe) for name in callback.logs),
-    ]
-    parameters, trained = count_parameters(run.module), count_parameters(run.module, trained=True)
-    return {
-        "seed": experiment.seed,
-        "parameters": parameters,
-        **({"trained_parameters": trained} if trained != parameters else {}),
-        "flops": run.mirror.run_config["flops"],
-        "epochs": last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"],
-        "steps": last["global_step"],
-        "best_step": checkpoint["global_step"],
-        "train_seconds": round(watch["seconds"], 3),
-        "images_per_second": round(watch["images"] / watch["seconds"], 1) if watch["seconds"] else 0.0,
-        **{
-            name: json_number(value)
-            for name, value in checkpoint["metrics"].items()
-            if name in of_epochs or (own and name not in STEP_METRICS)
-        },
-        **({"train_images": experiment.data.image_count("train")} if experiment.data.own_loaders else {}),
-    }
-
-
-def try_out(experiment: Experiment) -> Results:
-    """Trains, validates and tests on a few batches (``trainer.fast_dev_run``), and writes nothing."""
-    seed_everything(experiment.seed, verbose=False)
-    data, module = experiment.data, make_module(experiment)
-    start_weights(module, experiment)
-    trainer = make_trainer(experiment.make_trainer_arguments(), Path("runs"), [StepSeeds(experiment.seed)], [])
-    compile_chosen(module, experiment)
-    with own_faults(None), chosen_matmul(experiment):
-        trainer.fit(module, datamodule=data)
-        trainer.test(module, datamodule=data, verbose=False)
-    say("fast_dev_run: training, validation and test work; nothing was written")
-    return logged(trainer, "")
-
-
 def _say_what_runs(run: Run) -> None:
-    experiment, network = run.experiment, network_of(run.module)
+    experiment, data = run.experiment, run.experiment.data
     say(row("run", f"{run.folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
-    say(model_line(experiment, count_parameters(run.module), count_parameters(run.module, trained=True)))
-    say(device_line(run.trainer, experiment))
-    say(note_on_precision(run.trainer, experiment))
+    say(start_lines(experiment, run.trainer, run.facts))
     if experiment.trainer["enable_model_summary"]:
-        data = experiment.data
         try:
-            say(table(network, (data.in_channels, *data.image_size), data.batch_size))
+            say(table(network_of(run.module), (data.in_channels, *data.image_size), data.batch_size))
         except UserError as error:  # a network that looks at numbers trains all the same
             say(row("note", str(error)))
 
@@ -305,7 +251,10 @@ def _start_mirror(run: Run) -> None:
 
 @contextlib.contextmanager
 def _ended_in_words(run: Run) -> Iterator[None]:
-    """Says how to go on after a run has been stopped, and ends its mirror."""
+    """Says how to go on after a run has been stopped, and ends its mirror.
+
+    Removes the folder of a new run that a mistake of the user's ends before its first step: nothing names it.
+    """
     try:
         yield
     except BaseException as fault:
@@ -318,42 +267,8 @@ def _ended_in_words(run: Run) -> Iterator[None]:
         if isinstance(fault, DamagedImage):
             how = "--data.on_bad_image=skip leaves damaged images out, lightning check-data lists them all"
             fault.problems.append(f"{how}; the run folder is {run.folder}")
-        raise
-
-
-@contextlib.contextmanager
-def _removed_after_mistakes(run: Run) -> Iterator[None]:
-    """Removes the folder of a new run that a mistake of the user's ends before its first step: nothing names it."""
-    try:
-        yield
-    except UserError as fault:
         is_full = isinstance(fault.__cause__, OSError | RuntimeError)  # a disk, which may have space again
-        if type(fault) is UserError and not is_full and not run.trainer.global_step and is_first():
+        is_mistake = type(fault) is UserError and not is_full and not run.trainer.global_step
+        if run.is_new and is_mistake and is_first():
             shutil.rmtree(run.folder, ignore_errors=True)
         raise
-
-
-def _write_environment(run: Run) -> None:
-    path = run.folder / "environment.json"
-    if not path.is_file():
-        device, precision = run.trainer.strategy.root_device.type, run.trainer.precision
-        environment = {
-            **{"run_id": run.mirror.run_id, **describe_environment(), "precision": precision},
-            "fast_paths": run.experiment.describe_fast_paths(device, precision),
-        }
-        write_whole(path, json.dumps(environment, indent=2) + "\n")
-
-
-def _refuse_full_disk(module: LightningModule, folder: Path) -> None:
-    weights = sum(weight.numel() * weight.element_size() for weight in module.parameters())
-    averages = getattr(module, "average", None) is not None
-    if is_first() and (problem := space_problem(folder, weights, copies=3 + averages)):
-        raise UserError(problem)
-
-
-def _peak_memory_mb() -> float:
-    """Returns the peak memory in 10^6 bytes: of tensors on the GPU, or of the process on a CPU."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return round(torch.cuda.max_memory_allocated() / 1e6, 1)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)

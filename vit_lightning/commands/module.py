@@ -115,7 +115,9 @@ def network_of(module: LightningModule) -> nn.Module:
     return module.network if isinstance(module, ViTClassifier) else module
 
 
-def count_parameters(module: LightningModule, *, trained: bool = False) -> int:
-    """Returns the number of parameters, or of those that are not frozen."""
-    counted = network_of(module) if type(module) is ViTClassifier else module
-    return sum(weight.numel() for weight in counted.parameters() if weight.requires_grad or not trained)
+def count_parameters(module: LightningModule) -> dict[str, int]:
+    """Returns ``parameters``, their number, and ``trained_parameters`` where some are frozen."""
+    weights = list((network_of(module) if type(module) is ViTClassifier else module).parameters())
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    found = {"parameters": sum(weight.numel() for weight in weights), "trained_parameters": trained}
+    return found if trained != found["parameters"] else {"parameters": trained}

@@ -94,7 +94,7 @@ class Resumed:
     """A run that may be resumed by this experiment."""
 
     folder: Path
-    newest: Restored | None = None
+    restored: Restored | None = None
     """Checkpoint from which training resumes; None where it begins again at step 0."""
     changes: Changes | None = None
     """Options and files that have changed since the run began, and that ``config.yaml`` does not tell yet."""
@@ -103,46 +103,46 @@ class Resumed:
 
     def begin(self, experiment: Experiment, module: LightningModule) -> None:
         """Checks that the checkpoint fits the network, clears what a killed process left, and notes the changes."""
-        if self.newest is not None:
+        if self.restored is not None:
             prefix = "network." if isinstance(module, ViTClassifier) else ""
-            network_weights(network_of(module), self.newest.checkpoint, self.newest.path, prefix)
+            network_weights(network_of(module), self.restored.checkpoint, self.restored.path, prefix)
         remove_partial_files(self.folder)
         if self.changes:
-            step = 0 if self.newest is None else self.newest.checkpoint["global_step"]
+            step = 0 if self.restored is None else self.restored.checkpoint["global_step"]
             path = self.folder / "config.yaml"
             write_whole(path, note_changes(experiment.to_yaml(), path, self.changes, step))
 
 
-def find_run(experiment: Experiment, held: contextlib.ExitStack) -> Resumed | None:
-    """Returns the run to resume, locked by ``held``; None for a new run.
+def find_run(experiment: Experiment, locks: contextlib.ExitStack) -> Resumed | None:
+    """Returns the run to resume, locked by ``locks``; None for a new run.
 
     Raises:
         UserError: it is in use, or was begun with other options, or trained for longer than is now asked for.
         CannotResume: there is none, or none of its checkpoints can be read.
     """
-    if experiment.resume == "never" or (folder := _find_folder(experiment, held)) is None:
+    if experiment.resume == "never" or (folder := _find_folder(experiment, locks)) is None:
         return None
     written, given = read_run_config(folder), experiment.config
     results = read_results(folder)
     if results is not None:
         _refuse_finished(folder, changes(written, given) | changed_files(folder))
         return Resumed(folder, results=results)
-    newest, files = newest_checkpoint(folder), changed_files(folder)
-    changed = changes(written if newest is None else newest.checkpoint["config"], given) | files
+    restored, files = newest_checkpoint(folder), changed_files(folder)
+    changed = changes(written if restored is None else restored.checkpoint["config"], given) | files
     new = changes(written, given) | files
     # a change that config.yaml notes was allowed then, even if the run was killed before its next checkpoint
     noted = {key for key in changed if key not in new and key in noted_changes(folder / "config.yaml")}
-    trained = newest is not None and newest.checkpoint["finished"]
+    trained = restored is not None and restored.checkpoint["finished"]
     refuse_changes(changed, [*experiment.allowed_changes, *noted], folder, trained=trained)
     if trained:
         _refuse_finished(folder, new)
-    if newest is None:
+    if restored is None:
         _check_start(folder, experiment)
         return Resumed(folder, changes=new)
     if (folder / BEST).is_file():
         read_checkpoint(folder / BEST)  # finds damage now, not after the training
-    _check_epochs(folder, newest.checkpoint, experiment.trainer["max_epochs"])
-    return Resumed(folder, newest, new)
+    _check_epochs(folder, restored.checkpoint, experiment.trainer["max_epochs"])
+    return Resumed(folder, restored, new)
 
 
 def parent_of(experiment: Experiment) -> Path:
@@ -150,7 +150,7 @@ def parent_of(experiment: Experiment) -> Path:
     return Path("runs") / experiment.name
 
 
-def _find_folder(experiment: Experiment, held: contextlib.ExitStack) -> Path | None:
+def _find_folder(experiment: Experiment, locks: contextlib.ExitStack) -> Path | None:
     """Returns the folder of the run to resume, if there is one, locked for this process."""
     out, parent = experiment.out, parent_of(experiment)
     given = out if out is not None and (out / "config.yaml").is_file() else None
@@ -159,12 +159,12 @@ def _find_folder(experiment: Experiment, held: contextlib.ExitStack) -> Path | N
         return Path(found) if found else None
     folder = given
     if given is not None:
-        held.enter_context(hold(given, "resume"))
+        locks.enter_context(hold(given, "resume"))
     elif out is None:
         must = experiment.resume == "must"
         if unfinished := unfinished_run(parent, experiment.config, experiment.allowed_changes, must=must):
             folder = unfinished[0]
-            held.callback(release, *unfinished)
+            locks.callback(release, *unfinished)
     elif experiment.resume == "must":
         raise CannotResume(f"resume=must: out={out} is no run folder")
     os.environ[RESUMED] = "" if folder is None else str(folder)

@@ -25,6 +25,7 @@ from vit_lightning.config.options import TrainedOptions
 from vit_lightning.config.own_files import OwnFault, own_traceback
 from vit_lightning.data.batches import with_our_workers
 from vit_lightning.errors import UserError, one_line
+from vit_lightning.metric_facts import RAW_ACCURACY, STEP_METRICS
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import (
     AtomicCheckpointIO,
@@ -192,6 +193,31 @@ def plain_training(steps: int, *, logs: bool = False) -> dict[str, Any]:
         "val_check_interval": 1.0,
         "check_val_every_n_epoch": 10**9,
         "enable_progress_bar": False,
+    }
+
+
+def training_results(
+    experiment: Experiment, facts: Mapping[str, Any], *, best: Mapping[str, Any], last: Mapping[str, Any]
+) -> Results:
+    """Returns the results of a training, with the metrics of its best checkpoint.
+
+    Args:
+        experiment: the experiment.
+        facts: parameters and floating-point operations.
+        best: the best checkpoint.
+        last: the last one.
+    """
+    watch, metrics = last["callbacks"]["Stopwatch"], best["metrics"]
+    return {
+        "seed": experiment.seed,
+        **facts,
+        "epochs": last["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"],
+        "steps": last["global_step"],
+        "best_step": best["global_step"],
+        "train_seconds": round(watch["seconds"], 3),
+        "images_per_second": round(watch["images"] / watch["seconds"], 1) if watch["seconds"] else 0.0,
+        **{name: json_number(value) for name, value in metrics.items() if name not in (*STEP_METRICS, RAW_ACCURACY)},
+        **({"train_images": experiment.data.image_count("train")} if experiment.data.own_loaders else {}),
     }
 
 

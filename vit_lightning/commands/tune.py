@@ -1,4 +1,4 @@
-"""``lightning lr-find`` and ``lightning scale-batch``: short trainings, of which only a small report is kept.
+"""Short trainings: ``lightning lr-find`` and ``scale-batch``, which keep a small report, and ``fast_dev_run``.
 
 Lightning's Tuner gives one learning rate to all parameter groups, records no losses of accumulated batches and writes
 checkpoints between its trials.
@@ -13,17 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.utilities.memory import garbage_collection_cuda, is_oom_error
 
 from vit_lightning.commands.console import say
-from vit_lightning.commands.module import make_module, start_weights
-from vit_lightning.commands.session import make_trainer, plain_training, session
+from vit_lightning.commands.module import compile_chosen, make_module, start_weights
+from vit_lightning.commands.session import (
+    Results,
+    chosen_matmul,
+    logged,
+    make_trainer,
+    own_faults,
+    plain_training,
+    session,
+)
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.errors import UserError
 from vit_lightning.figures.curves import rate_search, save
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.storage.folder import is_first, write_whole
+from vit_lightning.training.callbacks import StepSeeds
 from vit_lightning.training.classifier import ViTClassifier
 
 SMOOTHING = 1 / 40
@@ -189,6 +198,20 @@ def scale_batch(experiment: Experiment, *, max_batch_size: int = 8192, steps: in
     say(f"largest batch: --data.batch_size={best}    ({reason}; the config has {first})")
     say(f"another batch size needs another learning rate: lightning lr-find ...    {folder / 'batch_sizes.json'}")
     return results
+
+
+def try_out(experiment: Experiment) -> Results:
+    """Trains, validates and tests on a few batches (``trainer.fast_dev_run``), and writes nothing."""
+    seed_everything(experiment.seed, verbose=False)
+    data, module = experiment.data, make_module(experiment)
+    start_weights(module, experiment)
+    trainer = make_trainer(experiment.make_trainer_arguments(), Path("runs"), [StepSeeds(experiment.seed)], [])
+    compile_chosen(module, experiment)
+    with own_faults(None), chosen_matmul(experiment):
+        trainer.fit(module, datamodule=data)
+        trainer.test(module, datamodule=data, verbose=False)
+    say("fast_dev_run: training, validation and test work; nothing was written")
+    return logged(trainer, "")
 
 
 def _fits(experiment: Experiment, module: LightningModule, folder: Path, steps: int) -> bool:

@@ -21,6 +21,7 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.errors import UserError
 from vit_lightning.figures.pictures import balanced, caption, confusion_picture, sheet, write_png
+from vit_lightning.metric_facts import RAW_ACCURACY
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.wandb_mirror import WandbMirror
 from vit_lightning.training.callbacks import fits, gather, is_due, training_steps
@@ -112,7 +113,7 @@ class ValidationPictures(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         average = pl_module.average if isinstance(pl_module, ViTClassifier) else None
         if not self._due or average is None:
-            trainer.callback_metrics.pop("val/raw_acc", None)  # else Lightning keeps the value of an earlier epoch
+            trainer.callback_metrics.pop(RAW_ACCURACY, None)  # else Lightning keeps the value of an earlier epoch
         if not self._due:
             return
         columns = [torch.cat(column).cpu().double() for column in zip(*self._parts, strict=True)]
@@ -120,7 +121,7 @@ class ValidationPictures(Callback):
         rows = gather(trainer, torch.stack(columns, dim=1) if columns else torch.empty(0, 4, dtype=torch.float64))
         if average is not None and len(rows):
             raw = accuracy_without_average(trainer, pl_module, average)
-            pl_module.log("val/raw_acc", raw, sync_dist=trainer.world_size > 1)  # the same on all ranks
+            pl_module.log(RAW_ACCURACY, raw, sync_dist=trainer.world_size > 1)  # the same on all ranks
         classes = self.data.num_classes
         table = rows[((rows[:, 1:3] >= 0) & (rows[:, 1:3] < classes)).all(dim=1)].numpy()  # a loss may ignore labels
         if len(table) and is_first():

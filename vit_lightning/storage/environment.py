@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import shlex
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from vit_lightning.storage.folder import write_whole
 from vit_lightning.storage.redaction import without_credentials
 
 PACKAGES = (
@@ -44,6 +46,14 @@ def describe_environment() -> dict[str, Any]:
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "git": {"package": _git(Path(__file__).parent), "working folder": _git(Path.cwd())},
     }
+
+
+def write_environment(folder: Path, *, run_id: str, precision: str, fast_paths: dict[str, Any]) -> None:
+    """Writes ``environment.json`` of a run; a resumed one keeps that of its beginning."""
+    path = folder / "environment.json"
+    if not path.is_file():
+        found = {"run_id": run_id, **describe_environment(), "precision": precision, "fast_paths": fast_paths}
+        write_whole(path, json.dumps(found, indent=2) + "\n")
 
 
 def _version(package: str) -> str | None:

@@ -19,6 +19,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.metric_facts import STEP_METRICS
 from vit_lightning.storage.checkpoint_files import BEST, LAST, AtomicCheckpointIO
+from vit_lightning.storage.folder import is_first
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.lightning_detours import (
@@ -297,20 +298,21 @@ def _count_as_in_validation(loops: dict[str, Any]) -> None:
         counts.update(ready=1, started=1, processed=0, completed=0)
 
 
-def space_problem(folder: Path, weights: int, *, copies: int = 3) -> str | None:
-    """Returns the problem if the disk has no space for four checkpoints: last, previous, best, and one being written.
+def refuse_full_disk(folder: Path, module: LightningModule) -> None:
+    """Refuses a disk without space for four checkpoints of a module: last, previous, best, and one being written.
 
-    Args:
-        folder: the run folder.
-        weights: bytes of the weights.
-        copies: numbers stored for each weight: AdamW adds two, a moving average one.
+    Raises:
+        UserError: names the space that is free, and what is needed.
     """
+    if not is_first():
+        return
+    weights = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+    copies = 3 + (getattr(module, "average", None) is not None)  # AdamW adds two for each weight, a moving average one
     size = copies * weights
     there = sum(path.stat().st_size for path in (folder / LAST).parent.glob("*.ckpt") if path.is_file())
     needed, free = max(0, 4 * size - there), shutil.disk_usage(folder).free
-    if free >= needed:
-        return None
-    return (
-        f"{folder}: its disk has {free / 1e9:.2f} GB free, and four checkpoints of {size / 1e9:.2f} GB "
-        f"(last, previous, best, and one being written) need {needed / 1e9:.2f} GB"
-    )
+    if free < needed:
+        raise UserError(
+            f"{folder}: its disk has {free / 1e9:.2f} GB free, and four checkpoints of {size / 1e9:.2f} GB "
+            f"(last, previous, best, and one being written) need {needed / 1e9:.2f} GB"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import resource
 import sys
 import weakref
 from collections.abc import Callable
@@ -93,6 +94,14 @@ def peak_memory(step: Callable[[], object], device: torch.device) -> int:
     with allocated:
         step()
     return allocated.peak
+
+
+def peak_memory_mb() -> float:
+    """Returns the peak memory in 10^6 bytes: of tensors on the GPU, or of the process on a CPU."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return round(torch.cuda.max_memory_allocated() / 1e6, 1)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
 
 
 AUTO = "auto"
