@@ -25,6 +25,7 @@ from vit_lightning.data.batches import Batch, Request
 from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError
 from vit_lightning.figures.pictures import LARGE, balanced, sheet, write_png
+from vit_lightning.figures.style import STYLE
 from vit_lightning.notation import counted
 from vit_lightning.storage.folder import write_whole
 
@@ -153,54 +154,39 @@ def mean_and_std(images: Sequence[Found]) -> dict[str, list[float]]:
     return statistics
 
 
-def tables(report: Report) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """Returns the rows of the splits, under a header, and pairs of a name and a value of the whole."""
-    splits: list[tuple[str, ...]] = [("split", "images", "classes", "per class", "width", "height", "damaged")]
+def aligned(rows: Sequence[Sequence[object]]) -> str:
+    """Returns rows of cells as text, in columns."""
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map("{:>{}}".format, row, widths)) for row in rows)
+
+
+def text(report: Report) -> str:
+    """Returns the report without names of images, for one screen."""
+    rows: list[Sequence[object]] = [("split", "images", "classes", "per class", "width", "height", "damaged")]
     for split, part in report["splits"].items():
         counts = [count for count in part["per_class"].values() if count] or [0]
         spans = [f"{part[side]['min']} to {part[side]['max']}" for side in ("width", "height")]
         per_class = f"{min(counts)} to {max(counts)}"
-        splits.append((split, str(part["images"]), str(len(counts)), per_class, *spans, str(len(part["damaged"]))))
-    facts = [(f"duplicates {kind.replace('_', ' ')}", str(len(report[f"duplicates_{kind}"]))) for kind in DUPLICATES]
-    return splits, [*facts, *((name, ", ".join(f"{v:.4f}" for v in report[name])) for name in ("mean", "std"))]
-
-
-def text(report: Report) -> str:
-    """Returns the tables as text, for one screen."""
-    rows, facts = tables(report)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join([*lines, *(f"{name:<30} {value}" for name, value in facts)])
+        rows.append((split, part["images"], len(counts), per_class, *spans, len(part["damaged"])))
+    facts = {f"duplicates {kind.replace('_', ' ')}": str(len(report[f"duplicates_{kind}"])) for kind in DUPLICATES}
+    facts |= {name: ", ".join(f"{value:.4f}" for value in report[name]) for name in ("mean", "std")}
+    return "\n".join([aligned(rows), *(f"{name:<30} {value}" for name, value in facts.items())])
 
 
 def page(report: Report, title: str) -> str:
     """Returns the report as one HTML page beside ``samples.png``."""
-
-    def listed(heading: str, lines: Sequence[str]) -> str:
-        items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
-        return f"<h2>{heading}: {len(lines)}</h2>\n<ul>{items}</ul>\n" if lines else ""
-
-    def grid(rows: Sequence[Sequence[str]]) -> str:
-        cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
-        return "<table>" + "".join(f"<tr>{row}</tr>\n" for row in cells) + "</table>\n"
-
-    parts = report["splits"].values()
-    classes = zip(*(part["per_class"].values() for part in parts), strict=True)
-    counts = [(name, *map(str, row)) for name, row in zip(report["splits"]["train"]["per_class"], classes, strict=True)]
-    together = {kind: [", ".join(group) for group in report[f"duplicates_{kind}"]] for kind in DUPLICATES}
-    style = "body{font-family:sans-serif;margin:2em} td{padding:.1em .8em;text-align:right} img{max-width:100%}"
-    sections = [
-        f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><style>{style}</style>",
-        f"<h1>{html.escape(title)}</h1>",
-        *map(grid, tables(report)),
-        listed("Damaged", [line for part in parts for line in part["damaged"]]),
-        listed("The same in several splits", together["across_splits"]),
-        listed("The same under other labels", together["with_other_labels"]),
-        listed("The same within a split", together["within_splits"]),
-        "<h2>Samples</h2><img src=samples.png>",
-        grid([("class", *report["splits"]), *counts]),
-    ]
-    return "\n".join(sections)
+    splits, title = report["splits"], html.escape(title)
+    lists = {"Damaged": [line for part in splits.values() for line in part["damaged"]]}
+    lists |= {f"The same {kind.replace('_', ' ')}": map(", ".join, report[f"duplicates_{kind}"]) for kind in DUPLICATES}
+    classes = [(name, *(part["per_class"][name] for part in splits.values())) for name in splits["train"]["per_class"]]
+    sections = {
+        title: text(report),
+        **{heading: "\n".join(lines) for heading, lines in lists.items()},
+        "Classes": aligned([("class", *splits), *classes]),
+    }
+    shown = [f"<h2>{heading}</h2>\n<pre>{html.escape(lines)}</pre>" for heading, lines in sections.items() if lines]
+    head = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{STYLE}</style>"
+    return "\n".join([head, *shown, "<h2>Samples</h2><img src=samples.png style=max-width:100%>"])
 
 
 def _draw_samples(data: ImageData, found: Sequence[Found], path: Path) -> None:
