@@ -13,7 +13,8 @@ from vit_lightning.weights.family_timm import TIMM
 from vit_lightning.weights.fields import Field, side, size
 from vit_lightning.weights.files import WeightsFile
 from vit_lightning.weights.identify import identify
-from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Family
+from vit_lightning.weights.options import ATTENTION, FEED_FORWARD
+from vit_lightning.weights.tables import Family
 
 OURS = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
 

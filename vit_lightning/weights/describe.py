@@ -1,9 +1,8 @@
-"""The options of a ViT, as its tensors tell them and as its modules do; its weights under canonical names."""
+"""The options of a ViT, by its modules and its tensors; its weights under canonical names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,90 +21,20 @@ from vit_lightning.models.positions import LearnedPositions, SinCos2dPositions
 from vit_lightning.models.vit import ViT
 from vit_lightning.weights.options import (
     ATTENTIONS,
+    EMBEDDING,
     FEED_FORWARDS,
-    OPTIONS,
+    PATCHES,
     POOLS,
     POSITIONS,
-    SIZES,
+    TABLE,
     Kinds,
     Options,
     Part,
     Rotary,
+    ShapeReader,
     as_part,
     norm_text,
 )
-from vit_lightning.weights.tables import Shapes
-
-EMBEDDING = "patch_embedding"
-
-
-@dataclass(frozen=True)
-class Told:
-    """The options of a ViT that its tensors tell, whatever the numbers in them.
-
-    Args:
-        shapes: shapes of the tensors, by our names as ``canonical_state`` has them.
-        kind: kind and epsilon of a norm by its name, which no tensor tells.
-        family: implementation that the weights are taken for.
-    """
-
-    shapes: Shapes
-    kind: Callable[[str], str | None]
-    family: str = "vit_lightning"
-
-    def has(self, name: str) -> bool:
-        """Whether there is such a tensor, with numbers in it."""
-        return name in self.shapes and 0 not in self.shapes[name]
-
-    def size(self, name: str, axis: int = 0) -> int:
-        """Returns the length of an axis of a tensor.
-
-        Raises:
-            UserError: there is no such tensor, or axis.
-        """
-        if name not in self.shapes or len(self.shapes[name]) <= axis:
-            raise UserError(f"the weights look like those of {self.family}, but lack {name} (in our names)")
-        return self.shapes[name][axis]
-
-    def norm(self, name: str) -> str | None:
-        return self.kind(name) if self.has(f"{name}.weight") else None
-
-    def options(self, number: int = 0) -> Options:
-        """Returns the options of embedding, head and one block, but sizes, heads, positions and the kind of pool."""
-        half, second = f"encoder.{number}.attention.fn", f"encoder.{number}.feed_forward"
-        attention, part = f"{half}.attention", f"{second}.fn.feed_forward"
-        patches, registers = f"{EMBEDDING}.projection", f"{EMBEDDING}.register_tokens.token"
-        representation, linear = "head.representation.linear.weight", "head.linear.weight"
-        projection = self.has(f"{attention}.projection.weight")
-        last = "before_pool" if self.has("norm.weight") else "after_pool" if self.has("head.norm.weight") else "none"
-        options: Options = {
-            "patch_bias": self.has(f"{patches}.conv.bias") or self.has(f"{patches}.linear.bias"),
-            "patch_norm": self.norm(f"{patches}.patch_norm"),
-            "patch_token_norm": self.norm(f"{patches}.norm"),
-            "class_token": self.has(f"{EMBEDDING}.class_token.token"),
-            "distillation_token": self.has(f"{EMBEDDING}.distillation_token.token"),
-            "register_tokens": self.size(registers, 1) if self.has(registers) else 0,
-            "embedding_norm": self.norm(f"{EMBEDDING}.norm"),
-            "norm": self.norm(f"{half}.norm"),
-            "layer_scale": 1e-5 if self.has(f"{half}.layer_scale.scale") else None,
-            "qk_norm": self.norm(f"{attention}.query_norm"),
-            "attention_norm": self.norm(f"{attention}.norm"),
-            "qkv_bias": self.has(f"{attention}.qkv.bias"),
-            "projection": projection,
-            "projection_bias": not projection or self.has(f"{attention}.projection.bias"),
-            "final_norm": last,
-            "pool_hidden": self.size("head.pool.feed_forward.expand.weight") if self.has("head.pool.probe") else None,
-            "representation_size": self.size(representation) if self.has(representation) else None,
-            "num_classes": self.size(linear) if self.has(linear) else 0,
-        }
-        if self.has(dictionary := f"{second}.feed_forward.dictionary"):
-            return {**options, "feed_forward": "ista", "hidden": self.size(dictionary)}
-        hidden = self.size(f"{part}.contract.weight", 1)
-        packed = self.has(f"{part}.gate_expand.weight") and self.size(f"{part}.gate_expand.weight") == 2 * hidden
-        kind = "swiglu" if self.has(f"{part}.gate.weight") else "swiglu_packed" if packed else "mlp"
-        options |= {"activation": "silu"} if kind != "mlp" else {}
-        options |= {"feed_forward": kind, "hidden": hidden, "feed_forward_norm": self.norm(f"{part}.norm")}
-        return {**options, "feed_forward_bias": self.has(f"{part}.contract.bias")}
 
 
 def describe(vit: ViT) -> Options:
@@ -116,24 +45,35 @@ def describe(vit: ViT) -> Options:
     """
     refuse(dict.fromkeys(_problems(vit)))
     shapes = {name: tuple(tensor.shape) for name, tensor in canonical_state(vit).items()}
-    told = Told(shapes, lambda name: _norm(vit.get_submodule(name)))
-    blocks = [{**told.options(number), **_block(block)} for number, block in enumerate(vit.encoder)]
+    norms = {name: _norm(module) for name, module in vit.named_modules()}
+    blocks = [_read(vit, ShapeReader(shapes, norms, block=number)) for number in range(len(vit.encoder))]
     refuse(
         f"{name}: the blocks of the encoder differ from one another"
         for name in blocks[0]
-        if any(block.get(name) != blocks[0][name] for block in blocks)
+        if any(block[name] != blocks[0][name] for block in blocks)
     )
-    embedding = vit.patch_embedding
-    return {
-        **OPTIONS,
-        **blocks[0],
-        **{name: getattr(vit, name) for name in (*SIZES, "drop_path")},
-        "positions": _positions(_at(embedding, "positions"), vit.prefix_tokens),
-        "emb_dropout": _at(embedding, "dropout.p"),
-        "patch_dropout": _at(embedding, "patch_dropout.p", 0.0),
-        "head_dropout": _at(vit.head, "dropout.p", 0.0),
-        **({} if isinstance(vit.head, DistilledHead) else _pool(vit.head.pool, vit.prefix_tokens)),
-    }
+    positions = _positions(_at(vit, f"{EMBEDDING}.positions"), vit.prefix_tokens)
+    pool = "cls" if isinstance(vit.head, DistilledHead) else _pool(vit.head.pool, vit.prefix_tokens)
+    return {**blocks[0], "positions": positions, "pool": pool}
+
+
+def _read(vit: ViT, reader: ShapeReader) -> Options:
+    """Returns the options that modules and tensors tell, those of a block for the reader's."""
+    found: Options = {}
+    for option in TABLE:
+        value = _at(vit, option.module.replace("*", str(reader.block))) if option.module else None
+        if value is None:
+            value = option.default if option.tensors is None else option.tensors(reader)
+        found[option.name] = _activation(value) if isinstance(value, nn.Module) else value
+    attention = _half(vit.encoder[reader.block], "attention").attention
+    if isinstance(attention, RotaryAttention):
+        grid = None if attention.reference_grid is None else list(attention.reference_grid)
+        found["rotary"] = Rotary(attention.temperature, attention.max_resolution, grid)
+    elif not isinstance(attention, SeparateAttention):
+        found["attention"] = _kind(attention, ATTENTIONS)
+    if not found["projection"]:
+        found["projection_dropout"] = 0.0
+    return found
 
 
 def _at(module: Any, path: str, default: Any = None) -> Any:
@@ -217,57 +157,24 @@ def _positions(positions: nn.Module | None, prefix_tokens: int) -> str:
     return _kind(positions, POSITIONS) if prefix_tokens else "learned"  # without such tokens both are the same
 
 
-def _block(block: nn.Module) -> Options:
-    """Returns the options of a block that no tensor tells."""
-    half, part = _half(block, "attention"), _half(block, "feed_forward").feed_forward
-    attention = half.attention
-    options: Options = {
-        "layer_scale": _at(half, "layer_scale.init"),
-        "attention": "softmax",
-        "rotary": None,
-        "dim_head": attention.dim_head,
-        "scale": attention.attend.scale,
-        "dropout": attention.attend.dropout,
-        "projection_dropout": attention.projection_dropout.p if attention.projection is not None else 0.0,
-    }
-    if isinstance(attention, RotaryAttention):
-        grid = None if attention.reference_grid is None else list(attention.reference_grid)
-        options["rotary"] = Rotary(attention.temperature, attention.max_resolution, grid)
-    elif not isinstance(attention, SeparateAttention):
-        options["attention"] = _kind(attention, ATTENTIONS)
-    if isinstance(part, ISTA):
-        return {**options, "step_size": part.step_size, "threshold": part.threshold}
-    options |= {"feed_forward_dropout": part.dropout.p, "output_dropout": part.output_dropout.p}
-    return {**options, "activation": _activation(part.activation)}
+def _pool(pool: Any, prefix_tokens: int) -> str:
+    name = _kind(pool, POOLS) + "_all" * bool(getattr(pool, "prefix", False))
+    return name if prefix_tokens else name.removesuffix("_all")
 
 
-def _pool(pool: Any, prefix_tokens: int) -> Options:
-    kind = _kind(pool, POOLS)
-    name = kind + ("_all" if getattr(pool, "prefix", False) else "")
-    options: Options = {"pool": name if prefix_tokens else name.removesuffix("_all")}
-    if kind == "attention":
-        options |= {"pool_activation": _activation(pool.feed_forward.activation), "pool_norm": _norm(pool.norm)}
-    return options
-
-
-def model_config(model: nn.Module | Options) -> dict[str, Any]:
+def model_config(model: nn.Module) -> dict[str, Any]:
     """Returns ``class_path`` and ``init_args`` of a ViT in plain data, as a config has them under ``model``.
 
     The network that a config builds from it has the same names of weights and, given the same weights, computes the
     same. Dropouts are left out.
 
-    Args:
-        model: a ViT of our blocks, or its options.
-
     Raises:
         UserError: it is another network, or has blocks that are not ours.
     """
-    if not isinstance(model, nn.Module):
-        return as_part(model).config()
     if not isinstance(model, ViT):
         raise UserError(f"{type(model).__name__} is no ViT of ours")
     arguments: dict[str, Any] = {**as_part(describe(model)).arguments}
-    paths = {"attention": "encoder.0.attention.fn.attention", "patch_projection": f"{EMBEDDING}.projection"}
+    paths = {"attention": "encoder.0.attention.fn.attention", "patch_projection": PATCHES}
     for name, path in paths.items():
         kind = type(model.get_submodule(path))
         if kind in (SeparateAttention, LinearProjection):  # the same function of other tensors
@@ -280,13 +187,12 @@ def canonical_state(vit: ViT) -> dict[str, Tensor]:
     state = dict(vit.state_dict())
     if isinstance(positions := _at(vit, "patch_embedding.positions"), LearnedPositions):
         state["patch_embedding.positions.table"] = positions.rows().detach()  # for the images' size of now
-    projection = "patch_embedding.projection"
-    if isinstance(vit.patch_embedding.projection, LinearProjection) and f"{projection}.patch_norm.weight" not in state:
+    if isinstance(vit.patch_embedding.projection, LinearProjection) and f"{PATCHES}.patch_norm.weight" not in state:
         height, width = vit.patch_size
-        matrix = state.pop(f"{projection}.linear.weight")
-        state[f"{projection}.conv.weight"] = rearrange(matrix, "e (c p1 p2) -> e c p1 p2", p1=height, p2=width)
-        if f"{projection}.linear.bias" in state:
-            state[f"{projection}.conv.bias"] = state.pop(f"{projection}.linear.bias")
+        matrix = state.pop(f"{PATCHES}.linear.weight")
+        state[f"{PATCHES}.conv.weight"] = rearrange(matrix, "e (c p1 p2) -> e c p1 p2", p1=height, p2=width)
+        if f"{PATCHES}.linear.bias" in state:
+            state[f"{PATCHES}.conv.bias"] = state.pop(f"{PATCHES}.linear.bias")
     for name, module in vit.named_modules():
         if isinstance(module, SeparateAttention):
             for kind in ("weight", "bias"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vit_lightning.weights.fields import Field, choice, height, size
-from vit_lightning.weights.options import Options
-from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family, Layout, Names, Shapes, Theirs
+from vit_lightning.weights.options import ATTENTION, FEED_FORWARD, Options, Shapes
+from vit_lightning.weights.tables import Config, Family, Layout, Names, Theirs
 
 _ATTENTIONS = {"literal": "divided_after_softmax", "correct": "softmax"}
 _VARIANTS = {f"{layers}_{form}": ours for layers in ("fused", "separate") for form, ours in _ATTENTIONS.items()}

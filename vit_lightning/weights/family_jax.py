@@ -10,8 +10,8 @@ import torch
 
 from vit_lightning.errors import UserError
 from vit_lightning.weights.fields import Field, choice, size, word
-from vit_lightning.weights.options import DROPOUTS, Options
-from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family, Layout, Names, Shapes, Tensors, Theirs
+from vit_lightning.weights.options import ATTENTION, DROPOUTS, FEED_FORWARD, Options, Shapes
+from vit_lightning.weights.tables import Config, Family, Layout, Names, Tensors, Theirs
 
 _NORM = "layernorm_1e-06"
 _PREFIXES = ("", "params/", "opt/target/")

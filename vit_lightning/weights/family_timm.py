@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vit_lightning.weights.fields import Field, choice, norm_choice, ratio, side, size, word_for
-from vit_lightning.weights.options import DROPOUTS, Options
-from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family, Layout, Names
+from vit_lightning.weights.options import ATTENTION, DROPOUTS, FEED_FORWARD, Options
+from vit_lightning.weights.tables import Config, Family, Layout, Names
 
 _NORM = "layernorm_1e-06"
 _ACTIVATIONS = {

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_lightning.weights.fields import Field, choice, height, norm_choice, ratio, side, size
-from vit_lightning.weights.options import DROPOUTS, Options, norm_text
-from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family, Layout, Names, Theirs
+from vit_lightning.weights.options import ATTENTION, DROPOUTS, FEED_FORWARD, Options, norm_text
+from vit_lightning.weights.tables import Config, Family, Layout, Names, Theirs
 
 
 def _multi_head_attention(theirs: str) -> Names:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vit_lightning.weights.fields import Field, side, size, word
-from vit_lightning.weights.options import Options
-from vit_lightning.weights.tables import ATTENTION, FEED_FORWARD, Config, Family, Layout, Names, Theirs
+from vit_lightning.weights.options import ATTENTION, FEED_FORWARD, Options
+from vit_lightning.weights.tables import Config, Family, Layout, Names, Theirs
 
 _NORM = "layernorm_1e-05"
 _FIXED: Options = {"patch_norm": _NORM, "patch_token_norm": _NORM, "norm": _NORM, "qkv_bias": False}

@@ -10,6 +10,7 @@ import contextlib
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +22,20 @@ from vit_lightning.models.crate import SIZES as CRATE_SIZES
 from vit_lightning.models.presets import PRESETS
 from vit_lightning.sizes import pair
 from vit_lightning.weights.convert import FAMILIES, check_family, checked, from_reference
-from vit_lightning.weights.describe import EMBEDDING, Told, model_config
 from vit_lightning.weights.fields import Field
 from vit_lightning.weights.files import WeightsFile
-from vit_lightning.weights.options import OPTIONS, SIZES, Options
-from vit_lightning.weights.tables import Config, Family, Layout, Shapes, Tensors, Theirs
+from vit_lightning.weights.options import (
+    EMBEDDING,
+    OPTIONS,
+    PATCHES,
+    SIZES,
+    TABLE,
+    Options,
+    ShapeReader,
+    Shapes,
+    as_part,
+)
+from vit_lightning.weights.tables import Config, Family, Layout, Tensors, Theirs
 
 OURS = "vit_lightning"
 """Family of weights under our own names; its config is ``class_path`` and ``init_args`` of ViT."""
@@ -106,162 +116,76 @@ def identify(
     raise UserError(f"{file.place} holds weights of none of the families {', '.join(FAMILIES)} (first names: {first})")
 
 
-class _Reading(NamedTuple):
-    """The tensors of a file as those of a family.
+@dataclass
+class _Reading:
+    """The tensors of a file as those of a family, and all else that is known about them.
 
     Args:
         table: the family.
         layout: form of the file.
         base: options of the family's constructor without arguments; those that have to be given as in ViT-B/16.
         shapes: shapes under our names.
-        heads: number of heads, where a kernel has an axis for them.
+        kernel_heads: number of heads, where a kernel has an axis for them.
         coverage: fraction of the tensors whose names the family has.
+        known: names of the options in ``base`` that were given.
+        model: heads in the user's config; None without one.
+        notes: sentences on what was assumed.
     """
 
     table: Family
     layout: Layout
     base: Options
     shapes: Shapes
-    heads: int | None
-    coverage: float
+    kernel_heads: int | None = None
+    coverage: float = 1.0
+    known: frozenset[str] = frozenset()
+    model: Mapping[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
 
+    @property
+    def reader(self) -> ShapeReader:
+        modules = {name.rpartition(".")[0] for name in self.shapes}
+        biased = {name for name in modules if self.shapes.get(f"{name}.bias", (0,))[0]}
+        norms = {name: str(self.base["norm"]) if name in biased else "rmsnorm_1e-06" for name in modules}
+        return ShapeReader(self.shapes, norms, self.table.name)
 
-def _read(tensors: Tensors, table: Family) -> _Reading | None:
-    """Returns the tensors as those of a family; None if it has less than half of their names."""
-    layout = table.find_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    defaults = {name: value for name, value in table.defaults.items() if value is not ...}
-    of_layout = {ours: layout[key] for key, ours in table.layout_options.items()}
-    base: Options = {**OPTIONS, **table.fixed, **table.set_by(defaults), **of_layout}
-    try:
-        unpacked = table.unpack(tensors, layout)
-    except UserError:
-        return None
-    shapes: dict[str, tuple[int, ...]] = {}
-    heads, matched = None, set[str]()
-    for ours, value in table.names(base, layout).items():
-        theirs = value if isinstance(value, Theirs) else Theirs(value)
-        source, _, target = theirs.pattern.partition(" -> ")
-        axes = target.split()
-        for part in theirs.parts:
-            pattern = re.compile(re.escape(part).replace(r"\*", r"(?P<block>\d{1,4})") + r"(?P<rest>(\..+)?)$")
-            for name, match in ((name, match) for name in unpacked if (match := pattern.match(name))):
-                tensor = unpacked[name]
-                matched.add(name)
-                if "h" in axes and tensor.ndim == len(axes):
-                    heads = tensor.shape[axes.index("h")]
-                with contextlib.suppress(EinopsError):  # it needs the sizes of a patch: they stay one axis
-                    tensor = rearrange(tensor, f"{target} -> {source}") if source else tensor
-                shape = (tensor.shape[0] * len(theirs.parts), *tensor.shape[1:]) if tensor.ndim else ()
-                shapes[ours.replace("*", match.groupdict().get("block") or "") + match["rest"]] = shape
-    coverage = len(matched) / max(1, len(unpacked))
-    return _Reading(table, layout, base, shapes, heads, coverage) if coverage >= 0.5 else None
-
-
-def _as_family(
-    reading: _Reading, tensors: Tensors, stated: Config, given: Config, model: Mapping[str, Any] | None
-) -> Identified:
-    """Returns the weights as those of a family; raises UserError if they are not."""
-    table, layout = reading.table, reading.layout
-    words = {**table.defaults, **table.without}
-    known = {name: value for name, value in stated.items() if name in words or name == "id2label"} | given
-    clues = _Clues(reading, _known_options(table, known), model)
-    options = clues.options()
-    written = table.write(options, layout)
-    if options["positions"] == "none" and table.read({**written, **known}, layout)["positions"] != "none":
-        options["positions"] = "sincos2d big_vision 10000.0"  # which the family has where it has no table
-        written = table.write(options, layout)
-    config = {name: value for name, value in {**written, **known}.items() if value != words.get(name, ...)}
-    with torch.device("meta"):
-        from_reference(tensors, family=table.name, config=config)  # names all tensors that do not fit
-    assumed = () if stated else (_assumed(table.name, options),)
-    return Identified(table.name, config, layout, (*clues.notes, *assumed))
-
-
-def _identify_ours(tensors: Tensors, given: Config, of_config: Mapping[str, Any] | None) -> Identified:
-    sizes = {name: value for name, value in given.items() if name in SIZES}
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if "patch_embedding.positions.table" not in shapes and "positions" not in given:
-        raise UserError("the weights do not tell the positions: give config={'positions': ...}, sincos2d or none")
-    reading = _Reading(_OUR_TABLE, {}, OPTIONS, shapes, None, 1.0)
-    clues = _Clues(reading, _known_options(_OUR_TABLE, sizes), of_config)
-    options = clues.options()
-    model = model_config({**options, "positions": "none"} if "positions" in given else options)
-    if "patch_embedding.projection.linear.weight" in shapes:
-        model["init_args"]["patch_projection"]["class_path"] = "vit_lightning.LinearProjection"
-    more = {name: value for name, value in given.items() if name not in sizes}
-    told = {name: value for name, value in options.items() if name not in more}
-    return Identified(OURS, _with_arguments(model, more), {}, (*clues.notes, _assumed(OURS, told)))
-
-
-def _with_arguments(model: Mapping[str, Any], given: Config) -> Config:
-    """Returns the model of a config with other arguments."""
-    return {**model, "init_args": {**(model.get("init_args") or {}), **given}}
-
-
-def _assumed(family: str, options: Options) -> str:
-    """Returns a sentence on what no tensor tells."""
-    names = ("norm", "activation", "pool", *(("attention",) if family in (OURS, "einops_tutorial") else ()))
-    text = ", ".join(f"{name} {options[name]}" for name in names if name in options)
-    if options.get("embedding_norm") and family == "timm":
-        text += " (CLIP's have norm layernorm_1e-05, and OpenAI's an activation, QuickGELU, that we lack)"
-    return f"tensors do not tell all; assumed, as {family} has them: {text}"
-
-
-def _known_options(table: Family, known: Config) -> Options:
-    """Returns the options that the given arguments set."""
-    with checked(table, known):
-        flat = table.flatten(known)
-        refuse(table.wrong_types(flat))
-        return table.set_by(flat)
-
-
-class _Clues:
-    """Shapes of the tensors of a ViT, and all else that is known about it.
-
-    Args:
-        reading: the tensors.
-        given: options that were given.
-        model: heads in the user's config; None without one.
-    """
-
-    def __init__(self, reading: _Reading, given: Options, model: Mapping[str, Any] | None) -> None:
-        self.shapes, self.kernel_heads, self.table, self.model = reading.shapes, reading.heads, reading.table, model
-        self.base, self.known = {**reading.base, **given}, frozenset(given)
-        self.told = Told(self.shapes, self._kind, self.table.name)
-        self.notes: list[str] = []
-        """Sentences on what was assumed."""
-
-    def _kind(self, norm: str) -> str:
-        return str(self.base["norm"]) if self.told.has(f"{norm}.bias") else "rmsnorm_1e-06"
-
-    def _word(self, option: str) -> str:
-        """Returns the family's own word for an option."""
-        return next((field.theirs for field in self.table.fields if option in field.options), option)
-
-    def options(self) -> Options:
+    def options(self, given: Config, model: Mapping[str, Any] | None) -> Options:
         """Returns the options of the ViT.
+
+        Args:
+            given: arguments of the family that are known.
+            model: ``num_heads`` and ``dim_head`` of the user's config.
 
         Raises:
             UserError: tensors are missing, or do not tell what then has to be given.
         """
-        base = self.base
-        options = {**base, **self._sizes(), **self.told.options()}
+        with checked(self.table, given):
+            flat = self.table.flatten(given)
+            refuse(self.table.wrong_types(flat))
+            known = self.table.set_by(flat)
+        self.base, self.known, self.model = {**self.base, **known}, frozenset(known), model
+        base, reader = self.base, self.reader
+        read = {option.name: option.tensors(reader) for option in TABLE if option.tensors is not None}
+        options = {**base, **self._sizes(), **{name: value for name, value in read.items() if value is not ...}}
         options |= {name: base[name] for name in ("patch_norm", "patch_token_norm") if base[name]}
         options["norm"] = options["norm"] or base["norm"]
         options |= self._heads(options)
         if options["pool_hidden"]:
-            options |= {"pool": "attention", "pool_norm": base["norm"], "pool_activation": base["activation"]}
+            options |= {"pool": "attention", "pool_activation": base["activation"]}
         elif "pool" not in self.table.fixed:
             norm_says = options["final_norm"] == "after_pool" != base["final_norm"]
             options["pool"] = "mean" if norm_says or not options["class_token"] else "cls"
-        options |= {name: base[name] for name in self.known}
+        options |= known
         return {**options, **self._positions(options)}
+
+    def _word(self, option: str) -> str:
+        """Returns the family's own word for an option."""
+        return next((each.theirs for each in self.table.fields if option in each.options), option)
 
     def _sizes(self) -> Options:
         """Returns width, depth, channels and patch size."""
-        kind = "conv" if f"{EMBEDDING}.projection.conv.weight" in self.shapes else "linear"
-        kernel = f"{EMBEDDING}.projection.{kind}.weight"
-        width, pixels = self.told.size(kernel), self.told.size(kernel, 1)
+        kernel = f"{PATCHES}.{'conv' if f'{PATCHES}.conv.weight' in self.shapes else 'linear'}.weight"
+        width, pixels = self.reader.size(kernel), self.reader.size(kernel, 1)
         patch = self.shapes[kernel][2:]
         numbers = {int(found[1]) for name in self.shapes if (found := re.match(r"encoder\.(\d{1,4})\.", name))}
         depth = len(numbers)
@@ -285,12 +209,12 @@ class _Clues:
 
     def _heads(self, options: Options) -> Options:
         """Returns number and width of the heads."""
-        attention, told = "encoder.0.attention.fn.attention", self.told
-        one = told.has(f"{attention}.subspaces.weight")  # layer for queries, keys and values
-        inner = told.size(f"{attention}.subspaces.weight") if one else told.size(f"{attention}.qkv.weight") // 3
+        attention, reader = "encoder.0.attention.fn.attention", self.reader
+        one = reader.has(f"{attention}.subspaces.weight")  # layer for queries, keys and values
+        inner = reader.size(f"{attention}.subspaces.weight") if one else reader.size(f"{attention}.qkv.weight") // 3
         found = (
             int(self.base["num_heads"]) if "num_heads" in self.known else None,
-            inner // told.size(f"{attention}.query_norm.weight") if options["qk_norm"] else None,
+            inner // reader.size(f"{attention}.query_norm.weight") if options["qk_norm"] else None,
             self.kernel_heads,
             inner // int(self.base["dim_head"]) if "dim_head" in self.known else None,
             None if options["projection"] else 1,
@@ -343,6 +267,84 @@ class _Clues:
             raise UserError(f"the {table[-2]} positions are no square of patches: {ask}")
         patches = (image[0] // height) * (image[1] // width)
         raise UserError(f"{word}={image[0]}x{image[1]} has {patches} patches, the table of positions {table[-2]} rows")
+
+
+def _read(tensors: Tensors, table: Family) -> _Reading | None:
+    """Returns the tensors as those of a family; None if it has less than half of their names."""
+    layout = table.find_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    defaults = {name: value for name, value in table.defaults.items() if value is not ...}
+    of_layout = {ours: layout[key] for key, ours in table.layout_options.items()}
+    base: Options = {**OPTIONS, **table.fixed, **table.set_by(defaults), **of_layout}
+    try:
+        unpacked = table.unpack(tensors, layout)
+    except UserError:
+        return None
+    shapes: dict[str, tuple[int, ...]] = {}
+    heads, matched = None, set[str]()
+    for ours, value in table.names(base, layout).items():
+        theirs = value if isinstance(value, Theirs) else Theirs(value)
+        source, _, target = theirs.pattern.partition(" -> ")
+        axes = target.split()
+        for part in theirs.parts:
+            pattern = re.compile(re.escape(part).replace(r"\*", r"(?P<block>\d{1,4})") + r"(?P<rest>(\..+)?)$")
+            for name, match in ((name, match) for name in unpacked if (match := pattern.match(name))):
+                tensor = unpacked[name]
+                matched.add(name)
+                if "h" in axes and tensor.ndim == len(axes):
+                    heads = tensor.shape[axes.index("h")]
+                with contextlib.suppress(EinopsError):  # it needs the sizes of a patch: they stay one axis
+                    tensor = rearrange(tensor, f"{target} -> {source}") if source else tensor
+                shape = (tensor.shape[0] * len(theirs.parts), *tensor.shape[1:]) if tensor.ndim else ()
+                shapes[ours.replace("*", match.groupdict().get("block") or "") + match["rest"]] = shape
+    coverage = len(matched) / max(1, len(unpacked))
+    return _Reading(table, layout, base, shapes, heads, coverage) if coverage >= 0.5 else None
+
+
+def _as_family(
+    reading: _Reading, tensors: Tensors, stated: Config, given: Config, model: Mapping[str, Any] | None
+) -> Identified:
+    """Returns the weights as those of a family; raises UserError if they are not."""
+    table, layout = reading.table, reading.layout
+    words = {**table.defaults, **table.without}
+    known = {name: value for name, value in stated.items() if name in words or name == "id2label"} | given
+    options = reading.options(known, model)
+    written = table.write(options, layout)
+    if options["positions"] == "none" and table.read({**written, **known}, layout)["positions"] != "none":
+        options["positions"] = "sincos2d big_vision 10000.0"  # which the family has where it has no table
+        written = table.write(options, layout)
+    config = {name: value for name, value in {**written, **known}.items() if value != words.get(name, ...)}
+    with torch.device("meta"):
+        from_reference(tensors, family=table.name, config=config)  # names all tensors that do not fit
+    assumed = () if stated else (_assumed(table.name, options),)
+    return Identified(table.name, config, layout, (*reading.notes, *assumed))
+
+
+def _identify_ours(tensors: Tensors, given: Config, model: Mapping[str, Any] | None) -> Identified:
+    sizes = {name: value for name, value in given.items() if name in SIZES}
+    more = {name: value for name, value in given.items() if name not in SIZES}
+    reading = _Reading(_OUR_TABLE, {}, OPTIONS, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    if f"{EMBEDDING}.positions.table" not in reading.shapes and "positions" not in given:
+        raise UserError("the weights do not tell the positions: give config={'positions': ...}, sincos2d or none")
+    options = reading.options(sizes, model)
+    found = as_part({**options, "positions": "none"} if "positions" in given else options).config()
+    if f"{PATCHES}.linear.weight" in reading.shapes:
+        found["init_args"]["patch_projection"]["class_path"] = "vit_lightning.LinearProjection"
+    read = {name: value for name, value in options.items() if name not in more}
+    return Identified(OURS, _with_arguments(found, more), {}, (*reading.notes, _assumed(OURS, read)))
+
+
+def _with_arguments(model: Mapping[str, Any], given: Config) -> Config:
+    """Returns the model of a config with other arguments."""
+    return {**model, "init_args": {**(model.get("init_args") or {}), **given}}
+
+
+def _assumed(family: str, options: Options) -> str:
+    """Returns a sentence on what no tensor tells."""
+    names = ("norm", "activation", "pool", *(("attention",) if family in (OURS, "einops_tutorial") else ()))
+    text = ", ".join(f"{name} {options[name]}" for name in names if name in options)
+    if options.get("embedding_norm") and family == "timm":
+        text += " (CLIP's have norm layernorm_1e-05, and OpenAI's an activation, QuickGELU, that we lack)"
+    return f"tensors do not tell all; assumed, as {family} has them: {text}"
 
 
 def _heads_of_config(model: Mapping[str, Any], inner: int) -> int | None:

@@ -1,4 +1,5 @@
-"""The options of a ViT as plain data, which our models and other people's share; a ViT and a config made from them.
+"""The options of a ViT as plain data, which our models and other people's share: one table, read from tensors and
+modules, and written as a ViT and as a config.
 
 Implementations of the same function have the same options: one layer or three for queries, keys and values, a
 convolution or a matrix over patches.
@@ -6,12 +7,16 @@ convolution or a matrix over patches.
 
 from __future__ import annotations
 
+import inspect
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from vit_lightning.errors import UserError
 from vit_lightning.models import heads
 from vit_lightning.models.attention import DividedAfterSoftmaxAttention, MultiHeadAttention, RotaryAttention
 from vit_lightning.models.blocks import LayerNorm, RMSNorm
@@ -22,65 +27,202 @@ from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositio
 from vit_lightning.models.vit import ViT
 
 Options = dict[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
 
-OPTIONS: Options = {
-    "image_size": (224, 224),
-    "patch_size": (16, 16),
-    "in_channels": 3,
-    "num_classes": 1000,
-    "emb_size": 768,
-    "depth": 12,
-    "num_heads": 12,
-    "patch_bias": True,
-    "patch_norm": None,  # of the pixels of a patch
-    "patch_token_norm": None,  # of the projected patches
-    "class_token": True,
-    "distillation_token": False,
-    "register_tokens": 0,
-    "positions": "learned",
-    "rotary": None,
-    "embedding_norm": None,
-    "norm": "layernorm_1e-06",
-    "final_norm": "before_pool",
-    "attention": "softmax",
-    "dim_head": 64,
-    "scale": 0.125,
-    "qkv_bias": True,
-    "qk_norm": None,
-    "attention_norm": None,
-    "projection": True,
-    "projection_bias": True,
-    "feed_forward": "mlp",
-    "hidden": 3072,
-    "activation": "gelu",
-    "feed_forward_bias": True,
-    "feed_forward_norm": None,
-    "step_size": None,
-    "threshold": None,
-    "layer_scale": None,
-    "pool": "cls",
-    "pool_hidden": None,
-    "pool_activation": None,
-    "pool_norm": None,
-    "representation_size": None,
-    "emb_dropout": 0.0,
-    "patch_dropout": 0.0,
-    "dropout": 0.0,  # of attention weights
-    "projection_dropout": 0.0,
-    "feed_forward_dropout": 0.0,
-    "output_dropout": 0.0,  # of the feed-forward part
-    "head_dropout": 0.0,
-    "drop_path": 0.0,
-}
-"""All options, with the values of ViT-B/16; a norm is its kind and epsilon, such as layernorm_1e-06."""
+EMBEDDING, PATCHES = "patch_embedding", "patch_embedding.projection"
+ATTENTION = "encoder.*.attention.fn"
+"""Our first branch of a block, with children norm, attention and layer_scale; ``*`` is the number of the block."""
+FEED_FORWARD = "encoder.*.feed_forward.fn"
+"""Our second branch of a block, with children norm, feed_forward and layer_scale."""
+_HEADS, _MLP, _ISTA = f"{ATTENTION}.attention", f"{FEED_FORWARD}.feed_forward", "encoder.*.feed_forward.feed_forward"
+"""The parts of a block; ISTA stands in no residual."""
+
+
+@dataclass(frozen=True)
+class ShapeReader:
+    """The tensors of a ViT, whatever the numbers in them, which tell most of its options.
+
+    Args:
+        shapes: shapes of the tensors, by our names as ``canonical_state`` has them.
+        norms: kind and epsilon of norms, which no tensor tells, by their names.
+        family: implementation that the weights are taken for.
+        block: number of the block of which options are reader.
+    """
+
+    shapes: Shapes
+    norms: Mapping[str, str | None]
+    family: str = "vit_lightning"
+    block: int = 0
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor, with numbers in it."""
+        return 0 not in self.shapes.get(self._named(name), (0,))
+
+    def size(self, name: str, axis: int = 0) -> int:
+        """Returns the length of an axis of a tensor.
+
+        Raises:
+            UserError: there is no such tensor, or axis.
+        """
+        shape = self.shapes.get(name := self._named(name), ())
+        if len(shape) <= axis:
+            raise UserError(f"the weights look like those of {self.family}, but lack {name} (in our names)")
+        return shape[axis]
+
+    def norm(self, name: str) -> str | None:
+        """Returns kind and epsilon of a norm; None where there is none with weights."""
+        return self.norms.get(self._named(name)) if self.has(f"{name}.weight") else None
+
+    def _named(self, name: str) -> str:
+        return name.replace("*", str(self.block))
+
+
+Read = Callable[[ShapeReader], Any]
+
+
+def _has(*names: str) -> Read:
+    return lambda reader: any(map(reader.has, names))
+
+
+def _norm_of(name: str) -> Read:
+    return lambda reader: reader.norm(name)
+
+
+def _size(name: str, axis: int = 0, *, absent: Any = None) -> Read:
+    return lambda reader: reader.size(name, axis) if reader.has(name) else absent
+
+
+def _final_norm(reader: ShapeReader) -> str:
+    return "before_pool" if reader.has("norm.weight") else "after_pool" if reader.has("head.norm.weight") else "none"
+
+
+def _hidden(reader: ShapeReader) -> int:
+    dictionary = f"{_ISTA}.dictionary"
+    return reader.size(dictionary) if reader.has(dictionary) else reader.size(f"{_MLP}.contract.weight", 1)
+
+
+def _feed_forward(reader: ShapeReader) -> str:
+    packed = f"{_MLP}.gate_expand.weight"
+    is_packed = reader.has(packed) and reader.size(packed) == 2 * _hidden(reader)
+    kinds = {
+        "ista": reader.has(f"{_ISTA}.dictionary"),
+        "swiglu": reader.has(f"{_MLP}.gate.weight"),
+        "swiglu_packed": is_packed,
+    }
+    return next((kind for kind, is_this in kinds.items() if is_this), "mlp")
+
+
+class Option(NamedTuple):
+    """A row of the table.
+
+    Args:
+        name: its name.
+        default: its value in ViT-B/16.
+        argument: the argument of ViT that it is, or that of a part, such as attention.dropout; none where it is one
+            of several that make an argument.
+        tensors: its value by the tensors, or ``...``; none where no tensor tells it.
+        module: path of an attribute that tells it better, if it is there, where there is a network.
+    """
+
+    name: str
+    default: Any
+    argument: str = ""
+    tensors: Read | None = None
+    module: str = ""
+
+
+def _direct(name: str, default: Any, tensors: Read | None = None, module: str = "") -> Option:
+    """Returns an option that is an argument of ViT as it is."""
+    return Option(name, default, name, tensors, module)
+
+
+SIZES = ("image_size", "patch_size", "in_channels", "num_classes", "emb_size", "depth", "num_heads")
+TABLE = (
+    Option("image_size", (224, 224), module="image_size"),
+    Option("patch_size", (16, 16), module="patch_size"),
+    _direct("in_channels", 3, module="in_channels"),
+    _direct("num_classes", 1000, _size("head.linear.weight", absent=0), "num_classes"),
+    _direct("emb_size", 768, module="emb_size"),
+    _direct("depth", 12, module="depth"),
+    _direct("num_heads", 12, module="num_heads"),
+    Option("patch_bias", True, "patch_projection.bias", _has(f"{PATCHES}.conv.bias", f"{PATCHES}.linear.bias")),
+    Option("patch_norm", None, "patch_projection.patch_norm", _norm_of(f"{PATCHES}.patch_norm")),  # of its pixels
+    Option("patch_token_norm", None, "patch_projection.norm", _norm_of(f"{PATCHES}.norm")),
+    _direct("class_token", True, _has(f"{EMBEDDING}.class_token.token")),
+    _direct("distillation_token", False, _has(f"{EMBEDDING}.distillation_token.token")),
+    _direct("register_tokens", 0, _size(f"{EMBEDDING}.register_tokens.token", 1, absent=0)),
+    Option("positions", "learned"),
+    Option("rotary", None),
+    _direct("embedding_norm", None, _norm_of(f"{EMBEDDING}.norm")),
+    _direct("norm", "layernorm_1e-06", _norm_of(f"{ATTENTION}.norm")),
+    _direct("final_norm", "before_pool", _final_norm),
+    Option("attention", "softmax"),
+    Option("dim_head", 64, module=f"{_HEADS}.dim_head"),
+    Option("scale", 0.125, module=f"{_HEADS}.attend.scale"),
+    Option("qkv_bias", True, "attention.qkv_bias", _has(f"{_HEADS}.qkv.bias")),
+    Option("qk_norm", None, "attention.qk_norm", _norm_of(f"{_HEADS}.query_norm")),
+    Option("attention_norm", None, "attention.norm", _norm_of(f"{_HEADS}.norm")),
+    Option("projection", True, "attention.projection", _has(f"{_HEADS}.projection.weight")),
+    Option(
+        "projection_bias",
+        True,
+        "attention.projection_bias",
+        lambda reader: reader.has(f"{_HEADS}.projection.bias") or not reader.has(f"{_HEADS}.projection.weight"),
+    ),
+    Option("feed_forward", "mlp", tensors=_feed_forward),
+    Option("hidden", 3072, tensors=_hidden),
+    Option(
+        "activation",
+        "gelu",
+        "feed_forward.activation",
+        lambda reader: "silu" if _feed_forward(reader).startswith("swiglu") else ...,
+        f"{_MLP}.activation",
+    ),
+    Option("feed_forward_bias", True, "feed_forward.bias", _has(f"{_MLP}.contract.bias", f"{_ISTA}.dictionary")),
+    Option("feed_forward_norm", None, "feed_forward.norm", _norm_of(f"{_MLP}.norm")),
+    Option("step_size", None, "feed_forward.step_size", module=f"{_ISTA}.step_size"),
+    Option("threshold", None, "feed_forward.threshold", module=f"{_ISTA}.threshold"),
+    _direct(
+        "layer_scale",
+        None,
+        lambda reader: 1e-5 if reader.has(f"{ATTENTION}.layer_scale.scale") else None,
+        f"{ATTENTION}.layer_scale.init",
+    ),
+    Option("pool", "cls"),
+    Option(
+        "pool_hidden",
+        None,
+        tensors=lambda reader: (
+            reader.size("head.pool.feed_forward.expand.weight") if reader.has("head.pool.probe") else None
+        ),
+    ),
+    Option("pool_activation", None, "pool.activation", module="head.pool.feed_forward.activation"),
+    Option("pool_norm", None, "pool.norm", _norm_of("head.pool.norm")),
+    _direct("representation_size", None, _size("head.representation.linear.weight")),
+    _direct("emb_dropout", 0.0, module=f"{EMBEDDING}.dropout.p"),
+    _direct("patch_dropout", 0.0, module=f"{EMBEDDING}.patch_dropout.p"),
+    Option("dropout", 0.0, "attention.dropout", module=f"{_HEADS}.attend.dropout"),  # of attention weights
+    Option("projection_dropout", 0.0, "attention.projection_dropout", module=f"{_HEADS}.projection_dropout.p"),
+    Option("feed_forward_dropout", 0.0, "feed_forward.dropout", module=f"{_MLP}.dropout.p"),
+    Option("output_dropout", 0.0, "feed_forward.output_dropout", module=f"{_MLP}.output_dropout.p"),
+    _direct("head_dropout", 0.0, module="head.dropout.p"),
+    _direct("drop_path", 0.0, module="drop_path"),
+)
+"""All options but those of training alone; a norm is its kind and epsilon, such as layernorm_1e-06."""
+OPTIONS: Options = {option.name: option.default for option in TABLE}
+TRAINING_ALONE = ("drop_path_schedule", "activation_checkpointing")
+"""Arguments of ViT that change neither its function nor its weights."""
+
+DROPOUTS = ("emb_dropout", "projection_dropout", "feed_forward_dropout", "output_dropout")
+"""Dropouts that most families set to one value: of the embedded patches, inside the MLP, and of both branches."""
 
 
 class Rotary(NamedTuple):
     """Arguments of RotaryAttention."""
 
-    temperature: float
-    max_resolution: float | None
-    reference_grid: list[int] | None
+    temperature: float = 10_000.0
+    max_resolution: float | None = None
+    reference_grid: list[int] | None = None
 
 
 Kinds = dict[str, type[nn.Module]]
@@ -100,17 +242,6 @@ POOLS: Kinds = {
 }
 """max_all, mean_max_all and attention_all are those that pool the tokens before the patches too."""
 
-DROPOUTS = ("emb_dropout", "projection_dropout", "feed_forward_dropout", "output_dropout")
-"""Dropouts that most families set to one value: of the embedded patches, inside the MLP, and of both branches."""
-
-SIZES = ("image_size", "patch_size", "in_channels", "num_classes", "emb_size", "depth", "num_heads")
-_ARGUMENTS = (
-    *("in_channels", "num_classes", "emb_size", "depth", "num_heads", "class_token", "distillation_token"),
-    *("register_tokens", "final_norm", "representation_size", "layer_scale"),
-    *("emb_dropout", "patch_dropout", "head_dropout", "drop_path"),
-)
-"""Options that are arguments of ViT as they are."""
-
 
 class Part(NamedTuple):
     """A class of ours with arguments, which may be such parts themselves; an argument of None is left out."""
@@ -121,17 +252,14 @@ class Part(NamedTuple):
     def factory(self) -> Callable[..., nn.Module]:
         """Returns what makes the part from the arguments that ViT gives it."""
         given = {name: value for name, value in self.arguments.items() if value is not None}
-        return partial(self.kind, **{name: _made(value) for name, value in given.items()})
+        made = {name: value.factory() if isinstance(value, Part) else value for name, value in given.items()}
+        return partial(self.kind, **made)
 
     def config(self) -> dict[str, Any]:
         """Returns the part as a config names it, in plain data, without dropouts."""
         stay = {name: value for name, value in self.arguments.items() if value is not None and not _is_dropout(name)}
         arguments = {name: value.config() if isinstance(value, Part) else value for name, value in stay.items()}
         return {"class_path": f"vit_lightning.{self.kind.__name__}"} | ({"init_args": arguments} if arguments else {})
-
-
-def _made(value: Any) -> Any:
-    return value.factory() if isinstance(value, Part) else value
 
 
 def _is_dropout(name: str) -> bool:
@@ -162,78 +290,52 @@ def build(options: Options) -> ViT:
 
 def as_part(options: Options) -> Part:
     """Returns ViT with the arguments that these options are."""
+    given: dict[str, dict[str, Any]] = defaultdict(dict)
+    for option in filter(lambda option: option.argument, TABLE):
+        part, _, name = option.argument.rpartition(".")
+        value = options[option.name]
+        given[part][name] = _norm(value) if name.endswith("norm") and name != "final_norm" else value
+    width, dim_head = options["emb_size"], options["dim_head"]
+    given["attention"] |= (options["rotary"] or Rotary())._asdict()
+    given["attention"]["dim_head"] = None if dim_head * options["num_heads"] == width else dim_head
+    given["attention"]["scale"] = None if options["scale"] == dim_head**-0.5 else options["scale"]
+    given["feed_forward"]["expansion"] = options["hidden"] / width
+    given["pool"]["expansion"] = (options["pool_hidden"] or 0) / width
+    rotary, patch_norm = options["rotary"] is not None, options["patch_norm"]
     ista = options["feed_forward"] == "ista"
-    patch_norm, norm = _norm(options["patch_norm"]), _norm(options["patch_token_norm"])
-    projection = ConvProjection if patch_norm is None else LinearProjection
-    return Part(
-        ViT,
-        {
-            **{name: options[name] for name in _ARGUMENTS},
-            **{name: _side(options[name]) for name in ("image_size", "patch_size")},
-            "embedding_norm": _norm(options["embedding_norm"]),
-            "norm": _norm(options["norm"]),
-            "pool": _pool(options),
-            "positions": _positions(options["positions"]),
-            "patch_projection": Part(
-                projection, {"bias": options["patch_bias"], "patch_norm": patch_norm, "norm": norm}
-            ),
-            "attention": _attention(options),
-            "feed_forward": _feed_forward(options),
-            "block": Part(CrateBlock, {}) if ista else None,
-        },
-    )
+    arguments = {
+        **given[""],
+        **{name: _side(options[name]) for name in ("image_size", "patch_size")},
+        "positions": _positions(options["positions"]),
+        "patch_projection": _part(LinearProjection if patch_norm else ConvProjection, given["patch_projection"]),
+        "attention": _part(RotaryAttention if rotary else ATTENTIONS[options["attention"]], given["attention"]),
+        "feed_forward": _part(FEED_FORWARDS[options["feed_forward"]], given["feed_forward"]),
+        "block": Part(CrateBlock, {}) if ista else None,
+        "pool": _pool(options["pool"], given["pool"]),
+    }
+    return _part(ViT, {**arguments, **dict.fromkeys(TRAINING_ALONE)})
+
+
+def _part(kind: type[nn.Module], given: Mapping[str, Any]) -> Part:
+    """Returns a class with what it takes of given arguments; that there is one for each is up to the table."""
+    parameters = inspect.signature(kind).parameters.values()
+    return Part(kind, {each.name: given[each.name] for each in parameters if each.kind is each.KEYWORD_ONLY})
 
 
 def _side(size: tuple[int, int]) -> int | list[int]:
     return size[0] if size[0] == size[1] else list(size)
 
 
-def _pool(options: Options) -> Any:
-    name = options["pool"]
+def _pool(name: str, given: Mapping[str, Any]) -> Any:
     if name in ("cls", "mean"):
         return name
-    if not name.startswith("attention"):
-        return Part(POOLS.get(name) or POOLS[name.removesuffix("_all")], {"prefix": None if name in POOLS else True})
-    expansion, norm = options["pool_hidden"] / options["emb_size"], _norm(options["pool_norm"])
-    given = {"prefix": name == "attention_all", "expansion": expansion}
-    return Part(POOLS["attention"], {**given, "activation": options["pool_activation"], "norm": norm})
+    kind = POOLS.get(name) or POOLS[name.removesuffix("_all")]
+    prefix = None if name in POOLS and name != "attention" else name.endswith("_all")
+    return _part(kind, {**given, "prefix": prefix})
 
 
 def _positions(name: str) -> Any:
     if name.startswith("sincos2d"):
         _, form, temperature = name.split(" ")
-        return Part(SinCos2dPositions, {"form": form, "temperature": float(temperature)})
+        return _part(SinCos2dPositions, {"form": form, "temperature": float(temperature)})
     return name if name in ("learned", "none") else Part(POSITIONS[name], {})
-
-
-def _attention(options: Options) -> Part:
-    kind = options["attention"]
-    usual = options["dim_head"] * options["num_heads"] == options["emb_size"]
-    sizes = {"dim_head": None if usual else options["dim_head"], "projection": options["projection"]}
-    given = {name: options[name] for name in ("dropout", "projection_dropout")}
-    if kind == "mssa":
-        return Part(MSSA, {**sizes, **given})
-    given |= {"qkv_bias": options["qkv_bias"]}
-    if kind == "divided_after_softmax":
-        return Part(DividedAfterSoftmaxAttention, given)
-    given |= {"qk_norm": _norm(options["qk_norm"])}
-    if options["rotary"] is not None:
-        return Part(RotaryAttention, {**given, **options["rotary"]._asdict()})
-    scale = None if options["scale"] == options["dim_head"] ** -0.5 else options["scale"]
-    given |= {"scale": scale, "norm": _norm(options["attention_norm"])}
-    return Part(MultiHeadAttention, {**sizes, **given, "projection_bias": options["projection_bias"]})
-
-
-def _feed_forward(options: Options) -> Part:
-    kind = options["feed_forward"]
-    if kind == "ista":
-        return Part(ISTA, {"step_size": options["step_size"], "threshold": options["threshold"]})
-    given = {
-        "expansion": options["hidden"] / options["emb_size"],
-        "activation": options["activation"],
-        "bias": options["feed_forward_bias"],
-        "norm": _norm(options["feed_forward_norm"]),
-        "dropout": options["feed_forward_dropout"],
-        "output_dropout": options["output_dropout"] if kind == "mlp" else None,
-    }
-    return Part(FEED_FORWARDS[kind], given)

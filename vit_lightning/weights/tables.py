@@ -14,12 +14,11 @@ from torch import Tensor
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.weights.fields import Field
-from vit_lightning.weights.options import OPTIONS, Options
+from vit_lightning.weights.options import OPTIONS, Options, Shapes
 
 Config = dict[str, Any]
 Layout = dict[str, Any]
 Tensors = dict[str, Tensor]
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Theirs(NamedTuple):
@@ -45,11 +44,6 @@ Names = dict[str, str | Theirs]
 
 A tensor belongs to the longest name of ours that it begins with, and what follows that name follows theirs too.
 """
-
-ATTENTION = "encoder.*.attention.fn"
-"""Our first branch of a block, with children norm, attention and layer_scale."""
-FEED_FORWARD = "encoder.*.feed_forward.fn"
-"""Our second branch of a block, with children norm, feed_forward and layer_scale."""
 
 
 def find_names(ours: Iterable[str], names: Names) -> dict[str, Theirs]:
