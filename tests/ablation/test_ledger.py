@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.ablation import claims
+from vit_lightning.ablation import claims, records
 from vit_lightning.ablation import ledger as ledgers
 from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.storage.metrics import read_results, write_results
@@ -337,9 +337,9 @@ def test_a_result_that_is_no_number_is_none(tmp_path):
 
 
 def test_changes_are_found_behind_a_torn_line(tmp_path):
-    ledgers._note_change(tmp_path, "torch was 1, is 2")
+    records.note_change(tmp_path, "torch was 1, is 2")
     path = tmp_path / "changes.jsonl"
     path.write_text(path.read_text() + '{"time": "2026-')
-    ledgers._note_change(tmp_path, "numpy was 1, is 2")
-    ledgers._note_change(tmp_path, "torch was 1, is 2")
-    assert ledgers._noted_changes(tmp_path) == ["torch was 1, is 2", "numpy was 1, is 2"]
+    records.note_change(tmp_path, "numpy was 1, is 2")
+    records.note_change(tmp_path, "torch was 1, is 2")
+    assert records.noted_changes(tmp_path) == ["torch was 1, is 2", "numpy was 1, is 2"]

@@ -318,7 +318,7 @@ def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatc
     code = ledgers._code()
     monkeypatch.setattr(ledgers, "_code", lambda: {**code, "torch": "0.1"})
     ablate(config)
-    assert f"since the ablation began: torch was {code['torch']}, is 0.1" in capsys.readouterr().out
+    assert f"changed: torch was {code['torch']}, is 0.1" in capsys.readouterr().out
     study = read_study(Path("out"))
     assert study.plan_changed == [f"torch was {code['torch']}, is 0.1"]
     assert [(run.seed, run.state) for run in study.runs] == [(seed, "done") for seed in range(8)] * 2

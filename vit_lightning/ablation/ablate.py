@@ -101,10 +101,9 @@ def ablate(config: AblateConfig) -> None:
     devices = devices_of(plan)
     workers = workers_of(config.workers, devices, ledger.facts["threads"])
     print(describe(plan, config, ledger, workers), flush=True)
-    for text in changed:
-        print(f"since the ablation began: {text}", flush=True)
-    if config.retry and not config.dry_run:
-        print(*ledger.retry(config.only), sep="\n", end="", flush=True)
+    left = ledger.retry(config.only) if config.retry and not config.dry_run else []
+    for text in [*(f"changed: {text}" for text in changed), *left]:
+        print(f"  {text}", flush=True)
     until = None if config.hours is None else time.time() + 3600 * config.hours
     options = WorkOptions(config.workers, config.only, config.patience, until)
     if options.pending(ledger):

@@ -1,7 +1,6 @@
 """The ledger of an ablation: a folder that records for each run whether it is done, failed, or who works on it.
 
     ledger.json             the plan as it began, with what its runs depend on
-    changes.jsonl           changes of code since the ablation began
     ledger/RUN/0001.claim   the first process that took the run; its modification time is renewed while that works
     ledger/RUN/0001.end     the outcome of that attempt, if the process lived to write it; 0001.log is its output
     runs/RUN/               the run folder
@@ -10,12 +9,11 @@
 
 Processes on several machines can share a ledger (``claims.py``). A run is done when its folder has a whole
 ``results.json``, whatever its process returned. Which runs are needed follows from those that have ended
-(``report/schedule.py``).
+(``report/schedule.py``). What the ledger keeps of results and claims: ``records.py``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -32,8 +30,19 @@ from typing import Any, Literal
 import vit_lightning
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
 from vit_lightning.ablation.plan import Plan, grid_name, slug
+from vit_lightning.ablation.records import (
+    changed_claims,
+    earlier_studies,
+    first_results,
+    keep_claims,
+    keep_first,
+    note_change,
+    noted_changes,
+    second_result,
+    used_seeds,
+)
 from vit_lightning.config.adapters import recorded_goal
-from vit_lightning.config.files import PER_RUN, changes
+from vit_lightning.config.files import PER_RUN, changes, word
 from vit_lightning.config.own_files import digests
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
@@ -77,6 +86,8 @@ class Ledger:
     """Failures that this process retries and therefore ignores: the number of the claim that failed."""
     forecast: dict[str, float | None] = field(default_factory=dict)
     """Seconds of a run of each arm, where they were timed before the first."""
+    writes: bool = False
+    """Whether first results and claims are kept: not where a study is only read."""
     schedule: Schedule = field(init=False)
     """Runs that the analyses need, by the runs that this process has seen end."""
     _ended: dict[Planned, Run] = field(default_factory=dict)
@@ -102,10 +113,12 @@ class Ledger:
 
     def _see(self, run: Planned) -> bool:
         """Keeps the outcome of a run; returns whether it has one."""
-        results = self.results(run)
-        failure = self.failure(run) if results is None else None
+        failure = self.failure(run)  # it stays one, whatever its folder holds by now
+        results = self.results(run) if failure is None else None
         if results is None and failure is None:
             return False
+        if results is not None and self.writes:
+            keep_first(self.claims_folder(run), self.run_folder(run), results)
         cause = None if failure is None else f"{failure['kind']}: {failure['cause']}"
         self._ended[run] = self._run(run, "done" if failure is None else "failed", cause, results)
         return True
@@ -128,6 +141,8 @@ class Ledger:
                 self._ended[run] = self._run(run, "failed", cause)
         study = self._study([run for run in self._ended.values() if run.tried is None])
         self.schedule = make_schedule(study)
+        if self.writes:
+            keep_claims(self.folder, self.schedule.comparisons)
         needed = self.schedule.seeds
         runs = [Planned(arm, seed) for n, seed in enumerate(seeds) for arm in arms if arm in chosen and n < needed[arm]]
         return trials + runs
@@ -182,7 +197,10 @@ class Ledger:
         planned = [Planned(arm, seed) for arm in seeds for seed in seeds[arm]]
         runs = [self._ended.get(run, self._run(run)) for run in planned]
         tuning = None if tune is None else Tuning(facts["metric"], **tune, trials=trials, chosen=self.chosen())
-        return dataclasses.replace(self._study(runs), tuning=tuning)
+        ended = [(self.claims_folder(run), self.run_folder(run), self.measured(run)) for run in self._ended]
+        second = filter(None, itertools.starmap(second_result, ended))
+        changed = [*noted_changes(self.folder), *second, *changed_claims(self.folder, self.schedule.comparisons)]
+        return dataclasses.replace(self._study(runs), tuning=tuning, plan_changed=changed)
 
     def _study(self, runs: list[Run]) -> Study:
         facts = self.facts
@@ -195,7 +213,6 @@ class Ledger:
             split_varies=facts["split_varies"],
             runs=runs,
             factors=facts["factors"],
-            plan_changed=_noted_changes(self.folder),
             plan_file=facts["file"],
         )
 
@@ -209,8 +226,8 @@ class Ledger:
         return self.folder / "ledger" / ("" if run.trial is None else "tuning") / run.name
 
     def results(self, run: Planned) -> dict[str, Any] | None:
-        """Returns the results of a run, once they have a finite number for the metric that it is for."""
-        found = read_results(self.run_folder(run))
+        """Returns the first results of a run, once they have a finite number for the metric that it is for."""
+        found = first_results(self.claims_folder(run)) or read_results(self.run_folder(run))
         value = (found or {}).get(self.measured(run))
         return found if isinstance(value, int | float) and math.isfinite(value) else None
 
@@ -320,7 +337,7 @@ class Ledger:
 def open_ledger(
     folder: Path, plan: Plan, *, threads: int | None = None, create: bool = True
 ) -> tuple[Ledger, list[str]]:
-    """Opens the ledger of a plan in a folder, or creates it; returns it with the changes of code since it began.
+    """Opens the ledger of a plan in a folder, or creates it; returns it with what has changed since it began.
 
     Args:
         folder: the folder.
@@ -337,15 +354,20 @@ def open_ledger(
     if create:
         _create(path, now)
     ledger = find_ledger(folder) or Ledger(folder, now)
-    code_changes = _changes(ledger, now)
+    found = _changes(ledger, now)
+    if not used_seeds(folder):
+        found += earlier_studies(folder, now)
+    elif ledger.facts["question"] != now["question"]:
+        found.append(f"question was {word(ledger.facts['question'])}, is {word(now['question'])}")
+    ledger.writes = create
     if create:
-        for text in code_changes:
-            _note_change(folder, text)
-        wording = {key: now[key] for key in ("question", "compare")}  # no rule of it has changed
-        if ledger.facts | wording != ledger.facts:
-            ledger.facts |= wording
+        for text in found:
+            note_change(folder, text)
+        now_said = {key: now[key] for key in ("question", "compare", "seeds", "tune")}  # no rule of it has changed
+        if ledger.facts | now_said != ledger.facts:
+            ledger.facts |= now_said
             write_whole(path, json.dumps(ledger.facts, indent=2) + "\n")
-    return ledger, code_changes
+    return ledger, found
 
 
 def _create(path: Path, facts: dict[str, Any]) -> None:
@@ -364,7 +386,7 @@ def _create(path: Path, facts: dict[str, Any]) -> None:
 
 
 def _changes(ledger: Ledger, now: dict[str, Any]) -> list[str]:
-    """Returns the changes of code since an ablation began.
+    """Returns the changes of code since an ablation began, and that more seeds are allowed.
 
     Raises:
         UserError: the plan or its config has changed.
@@ -377,7 +399,8 @@ def _changes(ledger: Ledger, now: dict[str, Any]) -> list[str]:
     for place, first, second in pairs:
         found += [f"{place}{key} was {old}, is {value}" for key, (old, value) in changes(first, second).items()]
     if found:
-        advice = f"the plan differs from the one that {ledger.folder} began with: undo that, or choose another --out"
+        unused = f"another question has its own --out and unused seeds, such as {{first: {began['seeds'][-1] + 1}}}"
+        advice = f"the plan differs from the one that {ledger.folder} began with: undo that ({unused})"
         raise UserError([*(f"{ledger.folder}: {text}" for text in found), advice])
     code = {key: (began["code"].get(key, value), value) for key, value in now["code"].items()}
     return [f"{key} was {before}, is {after}" for key, (before, after) in code.items() if before != after]
@@ -444,22 +467,3 @@ def _rules(facts: dict[str, Any]) -> dict[str, Any]:
         "compare": {**facts["compare"], "disagreement": None},  # only the forecast before the first runs depends on it
         "tune": facts["tune"] or {"seeds": []},
     }
-
-
-def _note_change(folder: Path, text: str) -> None:
-    if text not in _noted_changes(folder):
-        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "change": text})
-        with (folder / "changes.jsonl").open("a", encoding="utf-8") as file:
-            file.write(f"\n{line}\n")  # the line before may be torn
-
-
-def _noted_changes(folder: Path) -> list[str]:
-    try:
-        lines = (folder / "changes.jsonl").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    found: list[str] = []
-    for line in lines:
-        with contextlib.suppress(ValueError):  # empty, or torn
-            found.append(json.loads(line)["change"])
-    return list(dict.fromkeys(found))

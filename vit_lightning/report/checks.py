@@ -36,7 +36,7 @@ def run_checks(analysis: Analysis, configs: Configs, differences: Sequence[Confi
     found: dict[str, Result] = {
         "arms differ only in what the plan names": _differ_as_planned(study, configs, differences),
         "nothing is selected on test images": _nothing_chosen_on_test(study, configs),
-        "plan and code have not changed since the first run": _plan_unchanged(study),
+        "plan, code, results and claims are as they were first": _plan_unchanged(study),
         "arms are tested on the same images": _same_images(analysis),
         "all runs had the same hardware and versions": _same_place(study),
     }

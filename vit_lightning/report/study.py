@@ -126,7 +126,8 @@ class Study:
     factors: dict[str, list[Any]] = field(default_factory=dict)
     """Values of each key of a full grid; empty where arms are named one by one."""
     plan_changed: list[str] = field(default_factory=list)
-    """Changes of plan, config or code since the ablation began, one line each."""
+    """Changes since the ablation began, one line each: of code and question, second results of a run, claims that the
+    results would not give any more, earlier studies of the same arms and seeds."""
     plan_file: str | None = None
     """Path of the plan, for the commands that the report prints."""
 

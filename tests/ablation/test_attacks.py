@@ -1,0 +1,120 @@
+"""Attacks on an ablation's answer: each is refused, changes nothing, or is named."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vit_lightning.ablation.ledger import Ledger, Planned, open_ledger, read_study
+from vit_lightning.ablation.plan import read_plan
+from vit_lightning.report.comparisons import compare
+from vit_lightning.report.study import Study
+from vit_lightning.storage.metrics import write_results
+
+PLAN: dict[str, Any] = {
+    "question": "Class token or mean?",
+    "config": "config.yaml",
+    "arms": {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}},
+    "baseline": "cls",
+    "compare": {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 8},
+}
+Result = Callable[[Planned], float]
+
+
+def begin(name: str = "out", **options: Any) -> Ledger:
+    """Opens the ledger of the plan with other options."""
+    Path("config.yaml").write_text(
+        "model: {patch_size: 4, emb_size: 16, depth: 1, num_heads: 2}\ntrainer: {accelerator: cpu}\n"
+    )
+    Path("plan.yaml").write_text(yaml.safe_dump({**copy.deepcopy(PLAN), **options}, sort_keys=False))
+    return open_ledger(Path("runs", name), read_plan(Path("plan.yaml")), threads=1)[0]
+
+
+def alike(run: Planned) -> float:
+    """Returns results in which the arms hardly differ."""
+    return 0.9 + 0.01 * (run.seed % 3) + 0.001 * (run.seed * 7 % 5) * (run.arm == "mean")
+
+
+def finish(ledger: Ledger, run: Planned, result: float) -> None:
+    """Writes the results of a run, as its process would."""
+    ledger.run_folder(run).mkdir(parents=True, exist_ok=True)
+    write_results(ledger.run_folder(run), {ledger.measured(run): result, "test_images": 1000})
+
+
+def carry_out(ledger: Ledger, result: Result = alike) -> Study:
+    """Ends all runs that are needed; returns the study as its report reads it."""
+    while pending := ledger.pending():
+        for run in pending:
+            finish(ledger, run, result(run))
+    return read_study(ledger.folder)
+
+
+def verdicts(study: Study) -> list[tuple[str, int, str]]:
+    return [(one.arm, one.n, one.verdict) for one in compare(study)]
+
+
+def test_a_run_that_is_deleted_is_not_trained_again(in_folder):
+    before = verdicts(carry_out(begin()))
+    shutil.rmtree("runs/out/runs/mean-seed1")
+    ledger = begin()
+    assert ledger.pending() == []
+    study = carry_out(ledger)
+    assert verdicts(study) == before
+    assert study.plan_changed == ["mean-seed1 has no results any more: those of the ledger count"]
+
+
+def test_a_second_result_is_named_beside_the_first_which_counts(in_folder):
+    ledger = begin()
+    before = verdicts(carry_out(ledger))
+    finish(ledger, Planned("mean", 1), 0.99)
+    study = carry_out(begin())
+    assert verdicts(study) == before
+    said = "mean-seed1 has a second result: test/acc was 0.912 at first, which counts, and is 0.99"
+    assert study.plan_changed == [said]
+
+
+def test_a_claim_is_kept_when_all_that_speaks_for_it_is_deleted(in_folder):
+    carry_out(begin())
+    for folder in ("runs", "ledger"):
+        for path in Path("runs/out", folder).glob("mean-seed*"):
+            shutil.rmtree(path)
+    study = carry_out(begin(), lambda run: alike(run) + 0.05 * (run.arm == "mean"))
+    assert verdicts(study) == [("mean", 6, "better")]
+    said = "after 6 pairs mean was claimed to be not better, not worse against cls, which stands"
+    assert study.plan_changed == [f"{said}; by the results as they are now: better, not worse"]
+
+
+def test_another_question_after_the_result_is_named(in_folder):
+    begin(question="Mean or clas token?")
+    assert carry_out(begin()).plan_changed == [], "before the first run it is no change"
+    asked = "Is the mean as good?"
+    study = carry_out(begin(question=asked))
+    assert (study.question, study.plan_changed) == (asked, [f"question was {PLAN['question']}, is {asked}"])
+
+
+def test_the_same_arms_and_seeds_in_another_folder_are_a_second_study(in_folder):
+    assert carry_out(begin()).plan_changed == []
+    said = "a second study of the question: runs/out has compared these arms on these seeds"
+    second = begin("other", compare={**PLAN["compare"], "alpha": 0.1})
+    assert read_study(second.folder).plan_changed == [f"{said} (seeds: {{first: 6}} would be unused)"]
+    assert read_study(begin("unused", seeds={"first": 20}).folder).plan_changed == []
+    arms = {**PLAN["arms"], "mean": {"model.pool": "mean", "model.class_token": False}}
+    assert read_study(begin("arms", arms=arms).folder).plan_changed == [], "only one arm is the same"
+
+
+def test_one_failed_run_ends_no_arm_and_is_not_tried_until_it_ends_well(in_folder):
+    ledger, failed = begin(), Planned("mean", 2)
+    ledger.planned()
+    ledger.end_attempt(failed, ledger.claim(failed), "diverged", "training diverged in step 7")
+    study = carry_out(ledger)
+    assert verdicts(study) == [("mean", 6, "equivalent")]
+    assert [run.seed for run in study.runs if run.arm == "mean"] == [*range(7)], "one more in its place"
+    ledger.retry()
+    assert ledger.pending() == []
+    finish(ledger, failed, 0.99)
+    assert verdicts(read_study(ledger.folder)) == [("mean", 6, "equivalent")], "it stays a failure"
