@@ -165,7 +165,7 @@ def test_losses_that_differ_in_kind_share_no_panel():
 @pytest.mark.parametrize(("classes", "lines"), [(2, 2), (12, 1), (30, 0), (101, 0)])
 def test_cells_of_the_confusion_matrix_hold_counts_while_there_is_room(classes, lines):
     names = [str(label) for label in range(classes)]
-    drawn = np.asarray(confusion_picture(np.array([[0, 0], [0, 1]]), np.array([3, 1]), names, ""))
+    drawn = np.asarray(confusion_picture([[0, 0, 3], [0, 1, 1]], names, ""))
     scale = {2: 44, 12: 32, 30: 14, 101: 4}[classes]
     left = drawn.shape[1] - 8 - classes * scale
     cell = drawn[26 : 26 + scale, left : left + scale]

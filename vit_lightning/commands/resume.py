@@ -122,26 +122,29 @@ def find_run(experiment: Experiment, locks: contextlib.ExitStack) -> Resumed | N
     """
     if experiment.resume == "never" or (folder := _find_folder(experiment, locks)) is None:
         return None
-    written, given = read_run_config(folder), experiment.config
-    results = read_results(folder)
+    written, given, files = read_run_config(folder), experiment.config, changed_files(folder)
+    new, results, restored = changes(written, given) | files, read_results(folder), None
+    trained = results is not None
+    if not trained:
+        restored = newest_checkpoint(folder)
+        changed = changes(written if restored is None else restored.checkpoint["config"], given) | files
+        # a change that config.yaml notes was allowed then, even if the run was killed before its next checkpoint
+        noted = {key for key in changed if key not in new and key in noted_changes(folder / "config.yaml")}
+        trained = restored is not None and restored.checkpoint["finished"]
+        refuse_changes(changed, [*experiment.allowed_changes, *noted], folder, trained=trained)
+    if trained and new:
+        raise UserError(f"{folder} is finished: {', '.join(new)} cannot change ({new_run_hint(folder)})")
     if results is not None:
-        _refuse_finished(folder, changes(written, given) | changed_files(folder))
         return Resumed(folder, results=results)
-    restored, files = newest_checkpoint(folder), changed_files(folder)
-    changed = changes(written if restored is None else restored.checkpoint["config"], given) | files
-    new = changes(written, given) | files
-    # a change that config.yaml notes was allowed then, even if the run was killed before its next checkpoint
-    noted = {key for key in changed if key not in new and key in noted_changes(folder / "config.yaml")}
-    trained = restored is not None and restored.checkpoint["finished"]
-    refuse_changes(changed, [*experiment.allowed_changes, *noted], folder, trained=trained)
-    if trained:
-        _refuse_finished(folder, new)
     if restored is None:
         _check_start(folder, experiment)
         return Resumed(folder, changes=new)
     if (folder / BEST).is_file():
         read_checkpoint(folder / BEST)  # finds damage now, not after the training
-    _check_epochs(folder, restored.checkpoint, experiment.trainer["max_epochs"])
+    done = restored.checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    wanted = experiment.trainer["max_epochs"]
+    if wanted is not None and 0 <= wanted < done:
+        raise UserError(f"trainer.max_epochs={wanted}, but {folder} has trained {counted(done, 'epoch')} already")
     return Resumed(folder, restored, new)
 
 
@@ -171,11 +174,6 @@ def _find_folder(experiment: Experiment, locks: contextlib.ExitStack) -> Path | 
     return folder
 
 
-def _refuse_finished(folder: Path, changed: Changes) -> None:
-    if changed:
-        raise UserError(f"{folder} is finished: {', '.join(changed)} cannot change ({new_run_hint(folder)})")
-
-
 def _check_start(folder: Path, experiment: Experiment) -> None:
     """Says that a run without a checkpoint starts again.
 
@@ -187,13 +185,6 @@ def _check_start(folder: Path, experiment: Experiment) -> None:
         why = f"{folder / LAST} and its other checkpoints are gone" if had else "it has no checkpoint yet"
         raise CannotResume(f"{folder} cannot be resumed: {why}; nothing was changed (leave out resume for a new run)")
     say(f"{folder} was stopped before its first checkpoint and starts again at step 0")
-
-
-def _check_epochs(folder: Path, checkpoint: Mapping[str, Any], wanted: int | None) -> None:
-    """Refuses to resume a run that has trained for more epochs than it is to have."""
-    done = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-    if wanted is not None and 0 <= wanted < done:
-        raise UserError(f"trainer.max_epochs={wanted}, but {folder} has trained {counted(done, 'epoch')} already")
 
 
 def refuse_changes(changed: Changes, allowed: Sequence[str], folder: Path, *, trained: bool = False) -> None:

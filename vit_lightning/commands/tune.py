@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.utilities.memory import garbage_collection_cuda, is_oom_error
+from scipy.ndimage import gaussian_filter1d
 
 from vit_lightning.commands.console import say
 from vit_lightning.commands.module import compile_chosen, make_module, start_weights
@@ -147,13 +149,9 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> float | None:
 
 def smooth(losses: Sequence[float]) -> list[float]:
     """Returns Gaussian means around each step; nan where the loss of the step or of a near one is not finite."""
-    steps, values = np.arange(len(losses)), np.asarray(losses, dtype=float)
-    width = max(0.5, SMOOTHING * len(losses))
-    weights = np.exp(-0.5 * ((steps[:, None] - steps) / width) ** 2)
-    weights[weights < 1e-3] = 0.0
-    known = np.isfinite(values)
-    means = weights[:, known] @ values[known] / weights[:, known].sum(axis=1).clip(1e-9)
-    smoothed: list[float] = np.where(weights[:, ~known].sum(axis=1) > 0, math.nan, means).tolist()
+    values = np.where(np.isfinite(losses), losses, np.nan)
+    near = partial(gaussian_filter1d, sigma=max(0.5, SMOOTHING * len(values)), mode="constant", truncate=3.7)
+    smoothed: list[float] = (near(values) / near(np.ones(len(values)))).tolist()
     return smoothed
 
 

@@ -24,6 +24,7 @@ from vit_lightning.config.files import options_of, value_at, word
 from vit_lightning.errors import UserError
 from vit_lightning.figures.board_charts import Run, rounded
 from vit_lightning.figures.board_page import board_page
+from vit_lightning.figures.pictures import numbers
 from vit_lightning.figures.run_files import RunFiles, differing_options, is_chance, read_mapping
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.notation import counted
@@ -37,6 +38,7 @@ PICTURES = 1_400_000
 CELLS = 40_000
 """Cells of all confusion matrices of a page, about 5 bytes each; the less important ones are left out."""
 CLASSES = 100_000
+BINS = ("edges", "right", "wrong")
 FIGURES = {"test_images": "Test images", "worst_errors": "Worst errors of the test", "calibration": "Calibration"}
 
 
@@ -198,20 +200,13 @@ def _evaluations(files: RunFiles, cells: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     tested = files.read("test_predictions.npz", partial(_test, files), None)
     for title, name in {"test": "", **_epochs(files, "json")}.items():
-        one = files.read(name, _validation, None) if name else tested
+        one = files.read(name, lambda path: _evaluation(read_mapping(path)), None) if name else tested
         if found and one and len(one["confusion"]) > cells:
             break
         if one:
             found[title] = {**one, "confusion": one["confusion"][:cells], "cut": len(one["confusion"]) > cells}
             cells -= len(found[title]["confusion"])
     return found
-
-
-def _validation(path: Path) -> dict[str, Any]:
-    found = read_mapping(path)
-    return _evaluation(
-        *(found[key] for key in ("classes", "confusion", "class_images", "class_accuracy", "confidence"))
-    )
 
 
 def _test(files: RunFiles, path: Path) -> dict[str, Any]:
@@ -223,17 +218,13 @@ def _test(files: RunFiles, path: Path) -> dict[str, Any]:
     if count > CLASSES:
         raise ValueError(f"a class of number {count - 1}")
     classes += [str(number) for number in range(len(classes), count)]
-    right, edges = label == prediction, np.linspace(0, 1, 21)
-    cells, counts = np.unique(np.stack([label, prediction], axis=1), axis=0, return_counts=True)
-    images, correct = (np.bincount(of, minlength=count) for of in (label, label[right]))
-    accuracies = [c / n if n else None for c, n in zip(correct.tolist(), images.tolist(), strict=True)]
-    bins = {name: np.histogram(confidence[one], edges)[0] for name, one in (("right", right), ("wrong", ~right))}
-    return _evaluation(classes, np.column_stack([cells, counts]), images, accuracies, {"edges": edges.round(6), **bins})
+    return _evaluation(numbers(label, prediction, confidence, classes))
 
 
-def _evaluation(classes: Any, confusion: Any, images: Any, accuracies: Any, bins: Any) -> dict[str, Any]:
+def _evaluation(found: dict[str, Any]) -> dict[str, Any]:
     """Returns the numbers of an evaluation as plain data, the largest cells first; raises where they do not fit."""
-    cells = np.asarray(confusion, dtype=np.int64).reshape(-1, 3)
+    classes, images, accuracies = (found[key] for key in ("classes", "class_images", "class_accuracy"))
+    cells = np.asarray(found["confusion"], dtype=np.int64).reshape(-1, 3)
     if not len(classes) == len(images) == len(accuracies) or (cells < 0).any() or (cells[:, :2] >= len(classes)).any():
         raise ValueError("its classes and numbers do not fit together")
     return {
@@ -241,7 +232,7 @@ def _evaluation(classes: Any, confusion: Any, images: Any, accuracies: Any, bins
         "class_images": [int(number) for number in images],
         "class_accuracy": [None if value is None else float(value) for value in accuracies],
         "confusion": cells[np.argsort(-cells[:, 2], kind="stable")].tolist(),
-        "confidence": {key: [float(number) for number in bins[key]] for key in ("edges", "right", "wrong")},
+        "confidence": {key: [float(number) for number in found["confidence"][key]] for key in BINS},
     }
 
 

@@ -24,6 +24,8 @@ SCALES = {10: 44, 20: 32, 100: 14}
 """Sides of a cell of a confusion matrix of up to so many classes, in pixels; the last ones show names alone."""
 MATRIX = 500
 """Largest side of a confusion matrix of more classes, in pixels."""
+BINS = 20
+"""Bins of the histogram of confidences."""
 _RED, _BLUE = (196, 30, 30), (8, 48, 107)
 
 
@@ -43,6 +45,27 @@ def _spread(values: Array, count: int) -> Array:
     count = min(count, len(values))
     chosen: Array = values[np.arange(count) * len(values) // max(1, count)]
     return chosen
+
+
+def numbers(label: Array, prediction: Array, confidence: Array, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the numbers of an evaluation as plain data, from a value (n,) of each image.
+
+    They are ``classes``, ``class_images``, ``class_accuracy`` (None without images), ``confusion`` (true class,
+    predicted class and images of the cells above 0, the largest first) and ``confidence`` (a histogram: edges of the
+    bins, and in each the images that are right and that are wrong).
+    """
+    right, edges = label == prediction, np.linspace(0.0, 1.0, BINS + 1).round(6)
+    cells, counts = np.unique(np.column_stack([label, prediction]), axis=0, return_counts=True)
+    confusion = np.column_stack([cells, counts])[np.argsort(-counts, kind="stable")]
+    images, correct = (np.bincount(of, minlength=len(names)).tolist() for of in (label, label[right]))
+    bins = {name: np.histogram(confidence[of], edges)[0].tolist() for name, of in (("right", right), ("wrong", ~right))}
+    return {
+        "classes": list(names),
+        "class_images": images,
+        "class_accuracy": [round(c / n, 6) if n else None for c, n in zip(correct, images, strict=True)],
+        "confusion": confusion.tolist(),
+        "confidence": {"edges": edges.tolist(), **bins},
+    }
 
 
 def sheet(
@@ -75,14 +98,13 @@ def caption(names: Sequence[str], label: int, prediction: int, confidence: float
     return f"{short(names[prediction], pixels)} ({100 * confidence:.0f} %){true}"
 
 
-def confusion_picture(cells: Array, counts: Array, names: Sequence[str], title: str) -> Image.Image:
+def confusion_picture(confusion: Sequence[Sequence[int]], names: Sequence[str], title: str) -> Image.Image:
     """Draws a confusion matrix; colours are shares of the true class, few errors among many classes more strongly.
 
     Up to 20 classes have their counts in the cells, up to 10 their percentages too; more than 100 have no names.
 
     Args:
-        cells: (n, 2), true and predicted class.
-        counts: (n,), images of each cell.
+        confusion: true class, predicted class and images of each cell.
         names: names of the classes.
         title: text above.
     """
@@ -90,7 +112,8 @@ def confusion_picture(cells: Array, counts: Array, names: Sequence[str], title: 
     numbered = classes <= 20
     side = min(classes, MATRIX)  # pixels or blocks of classes
     matrix = np.zeros((side, side), dtype=np.int64)
-    np.add.at(matrix, tuple(cells.T * side // classes), counts)
+    true, predicted, counts = np.array(confusion).T
+    np.add.at(matrix, (true * side // classes, predicted * side // classes), counts)
     shares = matrix / np.maximum(1, matrix.sum(axis=1, keepdims=True))
     depth = (shares if numbered else np.sqrt(shares))[..., None]
     colours = (255 + depth * (np.array(_BLUE) - 255)).astype(np.uint8)

@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.figures.curves import reliability, save
-from vit_lightning.figures.pictures import LARGE, balanced, caption, confusion_picture, sheet, write_png
+from vit_lightning.figures.pictures import LARGE, balanced, caption, confusion_picture, numbers, sheet, write_png
 from vit_lightning.storage.folder import to_csv, write_whole
 
 Array = np.ndarray[Any, Any]
@@ -91,10 +91,9 @@ def report_test(folder: Path, table: Table, data: ImageData) -> str:
     correct = table["prediction"] == table["label"]
     worst = np.flatnonzero(~correct)
     worst = worst[np.argsort(-table["loss"][worst], kind="stable")][:WORST]
-    pairs = np.column_stack([table["label"], table["prediction"]])
-    cells, counts = np.unique(pairs.astype(np.int64), axis=0, return_counts=True)
+    confusion = numbers(*(table[name] for name in ("label", "prediction", "confidence")), names)["confusion"]
     title = f"{correct.sum():,} of {len(correct):,} test images are right"
-    drawn = {"confusion": confusion_picture(cells, counts, names, title)}
+    drawn = {"confusion": confusion_picture(confusion, names, title)}
     if data.own_loaders:
         drawn["test_images"] = _sheet(data, table, balanced(table["label"], SAMPLE))
     if data.own_loaders and len(worst):

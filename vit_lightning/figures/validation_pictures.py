@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.errors import UserError
-from vit_lightning.figures.pictures import balanced, caption, confusion_picture, sheet, write_png
+from vit_lightning.figures.pictures import balanced, caption, confusion_picture, numbers, sheet, write_png
 from vit_lightning.metric_facts import RAW_ACCURACY
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.wandb_mirror import WandbMirror
@@ -37,8 +37,6 @@ SAMPLE = 32
 """Largest number of images on a picture."""
 CELLS = 10_000
 """Largest number of cells of a confusion matrix in a JSON file: all of them, of up to 100 classes."""
-BINS = 20
-"""Bins of the histogram of confidences."""
 
 
 class ValidationPictures(Callback):
@@ -133,14 +131,15 @@ class ValidationPictures(Callback):
     def _write(self, trainer: Trainer, table: Array) -> None:
         epoch, step = trainer.current_epoch + 1, logged_steps(trainer)
         sample, images = self._choose(table)
-        cells, counts = np.unique(table[:, 1:3].astype(np.int64), axis=0, return_counts=True)
-        facts = {"epoch": epoch, "step": step, **_numbers(table, sample, cells, counts, self.data.class_names)}
+        confidence = np.nan_to_num(table[:, 3])
+        found = numbers(table[:, 1].astype(int), table[:, 2].astype(int), confidence, self.data.class_names)
+        facts = {"epoch": epoch, "step": step, **_facts(table, sample, found)}
         title = f"epoch {epoch}: {100 * facts['accuracy']:.2f} % of {facts['images']:,} validation images are right"
         folder = Path(trainer.default_root_dir) / "validation"
         folder.mkdir(exist_ok=True)
         if images is not None and len(images):
             write_png(folder / f"epoch-{epoch:04d}.png", _sheet(images, facts, title))
-        matrix = confusion_picture(cells, counts, self.data.class_names, title)
+        matrix = confusion_picture(found["confusion"], self.data.class_names, title)
         write_png(folder / f"confusion-{epoch:04d}.png", matrix)
         path = folder / f"epoch-{epoch:04d}.json"
         write_whole(path, json.dumps(facts) + "\n")
@@ -168,25 +167,14 @@ def _spacing(trainer: Trainer) -> int:
     return 10 if math.isinf(total) else max(1, math.ceil(total / per_epoch / PICTURES))
 
 
-def _numbers(table: Array, sample: Array, cells: Array, counts: Array, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the contents of a JSON file but for epoch and step, from rows of four columns."""
-    label, prediction, confidence = table[:, 1].astype(int), table[:, 2].astype(int), np.nan_to_num(table[:, 3])
-    right = label == prediction
-    of_class = np.bincount(label, minlength=len(names))
-    correct = np.bincount(label[right], minlength=len(names))
-    accuracies = [round(c / n, 6) if n else None for c, n in zip(correct.tolist(), of_class.tolist(), strict=True)]
-    edges = np.linspace(0.0, 1.0, BINS + 1).round(6)
-    bins = {name: np.histogram(confidence[of], edges)[0] for name, of in (("right", right), ("wrong", ~right))}
-    largest = np.argsort(-counts, kind="stable")[:CELLS]
+def _facts(table: Array, sample: Array, found: dict[str, Any]) -> dict[str, Any]:
+    """Returns the contents of a JSON file, but for epoch and step, from rows of four columns and their ``numbers``."""
     columns = zip(("index", "label", "prediction"), sample.T[:3].astype(int), strict=True)
     return {
         "images": len(table),
-        "accuracy": round(float(right.mean()), 6),
-        "classes": list(names),
-        "class_images": of_class.tolist(),
-        "class_accuracy": accuracies,
-        "confusion": np.column_stack([cells, counts])[largest].tolist(),
-        "confidence": {"edges": edges.tolist(), **{name: counts.tolist() for name, counts in bins.items()}},
+        "accuracy": round(float((table[:, 1] == table[:, 2]).mean()), 6),
+        **found,
+        "confusion": found["confusion"][:CELLS],
         "sample": {
             **{name: column.tolist() for name, column in columns},
             "confidence": np.nan_to_num(sample[:, 3]).round(6).tolist(),
