@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,49 +67,37 @@ def model_card(
     head |= {"library_name": "transformers" if to == "hf" else "vit-lightning", "pipeline_tag": task}
     parameters = sum(weight.numel() for weight in source.network.parameters())
     channels, height, width = shape
-    known = {"mean", "std"} <= source.view.keys()
-    use = "\n".join(line for line in LOAD[to].split("\n") if known or not line.startswith("processor"))
-    use = use if known else use.replace("AutoImageProcessor, ", "")
-    number = len(source.class_names or ()) or getattr(source.network, "num_classes", None)
-    classes = f" and {number:,} classes" if number else ""
-    lines = [
-        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {name}\n",
+    use = LOAD[to].format(images=f"torch.rand(5, {channels}, {height}, {width})")
+    if not {"mean", "std"} <= source.view.keys():
+        use = "".join(line for line in use.splitlines(True) if not line.startswith("processor"))
+        use = use.replace("AutoImageProcessor, ", "")
+    names = source.class_names or []
+    number = len(names) or getattr(source.network, "num_classes", None)
+    more = f", and {len(names) - SHOWN_CLASSES:,} more in config.json" if len(names) > SHOWN_CLASSES else ""
+    sections = {
+        "Use": f"```python\nimport torch\n{use}```\n\n{_preprocessing(source.view)}"
+        + "".join(f"\nThe image processor differs: {text}." for text in _differences(shape) if to == "hf"),
+        "Classes": f"{', '.join(names[:SHOWN_CLASSES])}{more}." if names else "",
+        "Results": _results(source, resized),
+        "Data and training": _training(source.config) if source.config is not None else "",
+        "Check": "The logits were compared with those of the source in float32, for random images in batches of 1, 2 "
+        f"and 5: they differ by at most {difference:.2g} (allowed: {TOLERANCE:g}).",
+        "Assumed": "\n".join(f"- {note}" for note in source.notes),
+        "Licence": f"Of the weights: {license or 'not stated'}.",
+    }
+    what = (
         f"{type(source.network).__name__} with {parameters:,} parameters for images of {channels} x {height} x {width} "
-        f"(channels, height, width){classes}; written by vit_lightning {__version__} from `{name_of(source)}`.\n",
-        "## Use\n",
-        f"```python\nimport torch\n{use.format(images=f'torch.rand(5, {channels}, {height}, {width})')}```\n",
-        _preprocessing(source.view),
-        *_image_processor(shape) * (to == "hf"),
-        *_classes(source.class_names or []),
-        "\n## Results\n",
-        _results(source, resized),
-        *_training(source.config),
-        "\n## Check\n",
-        f"The logits were compared with those of the source in float32, for random images in batches of 1, 2 and 5: "
-        f"they differ by at most {difference:.2g} (allowed: {TOLERANCE:g}).",
-        *_assumed(source.notes),
-        "\n## Licence\n",
-        f"Of the weights: {license or 'not stated'}.\n",
-    ]
-    return "\n".join(lines)
+        f"(channels, height, width){f' and {number:,} classes' if number else ''}; "
+        f"written by vit_lightning {__version__} from `{name_of(source)}`."
+    )
+    parts = [f"# {name}\n\n{what}", *(f"## {title}\n\n{text}" for title, text in sections.items() if text)]
+    return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n" + "\n\n".join(parts) + "\n"
 
 
 def name_of(source: Source) -> str:
     """Returns the name of a model without the folders of this machine."""
     path = Path(source.place)
     return path.resolve().name if path.exists() else source.place
-
-
-def _classes(names: Sequence[str]) -> list[str]:
-    if not names:
-        return []
-    more = f", and {len(names) - SHOWN_CLASSES:,} more in config.json" if len(names) > SHOWN_CLASSES else ""
-    return ["\n## Classes\n", f"{', '.join(names[:SHOWN_CLASSES])}{more}."]
-
-
-def _assumed(notes: Sequence[str]) -> list[str]:
-    """Returns the part on what the weights do not tell."""
-    return ["\n## Assumed\n", *(f"- {note}" for note in notes)] if notes else []
 
 
 def _preprocessing(view: Mapping[str, Any]) -> str:
@@ -125,14 +113,13 @@ def _preprocessing(view: Mapping[str, Any]) -> str:
     )
 
 
-def _image_processor(shape: tuple[int, int, int]) -> list[str]:
+def _differences(shape: tuple[int, int, int]) -> list[str]:
     """Returns where the image processor of transformers prepares images otherwise."""
-    channels, height, width = shape
     texts = {
-        "it squeezes the whole image to a rectangle, of which it takes the middle": height != width,
-        "it takes only images that are grey already": channels == 1,
+        "it squeezes the whole image to a rectangle, of which it takes the middle": shape[1] != shape[2],
+        "it takes only images that are grey already": shape[0] == 1,
     }
-    return [f"The image processor differs: {text}." for text, holds in texts.items() if holds]
+    return [text for text, holds in texts.items() if holds]
 
 
 def _results(source: Source, resized: bool) -> str:
@@ -150,15 +137,12 @@ def _results(source: Source, resized: bool) -> str:
     )
 
 
-def _training(config: Mapping[str, Any] | None) -> list[str]:
+def _training(config: Mapping[str, Any]) -> str:
     """Returns the part on data and training."""
-    if config is None:
-        return []
     shown = {key: config.get(key) for key in ("init_from", "freeze", "data", "optimizer", "loss")}
     parts = {key: config.get(key) or {} for key in ("ema", "lora")}
     shown |= {key: part for key, part in parts.items() if part.get("decay") is not None or part.get("rank")}
-    text = yaml.safe_dump(_given(shown), sort_keys=False, allow_unicode=True)
-    return ["\n## Data and training\n", f"```yaml\n{text}```"]
+    return f"```yaml\n{yaml.safe_dump(_given(shown), sort_keys=False, allow_unicode=True)}```"
 
 
 def _given(value: Any) -> Any:
