@@ -61,6 +61,14 @@ class Components:
         """Standard error of the mean for new seeds and new images of the same kind."""
         return math.sqrt(self.error_new_seeds**2 + self.image / self.images)
 
+    @property
+    def freedom_new_images(self) -> float:
+        """Degrees of freedom of the square of that error, by Satterthwaite (Biometrics Bulletin 2, 1946)."""
+        seeds, images, both = self.seeds - 1, self.images - 1, self.seeds * self.images
+        by_image, rest = self.image / self.images + self.rest / both, self.rest / both
+        spread = self.error_new_seeds**4 / seeds + by_image**2 / images + rest**2 / (seeds * images)
+        return self.error_new_images**4 / spread if spread else math.inf
+
 
 def components(table: NDArray[Any]) -> Components:
     """Estimates variance components by the method of moments (Searle, Casella & McCulloch 1992, section 4.3).
