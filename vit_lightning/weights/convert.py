@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,7 @@ def from_reference(
     Raises:
         UserError: names options that we do not have, and missing, unexpected and misshapen tensors.
     """
-    table = check_family(family)
+    table = find_family(family)
     tensors = {name: _tensor(name, value) for name, value in state_dict.items()}
     layout = table.find_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
     options, vit = _build(table, config, layout)
@@ -88,7 +87,7 @@ def to_reference(
     Raises:
         UserError: names the options of the model that the family does not have.
     """
-    table = check_family(family)
+    table = find_family(family)
     options = describe(vit)
     imported = vit.reference if vit.reference is not None and vit.reference["family"] == family else None
     old_layout = imported["layout"] if imported is not None else {}
@@ -113,8 +112,8 @@ def to_reference(
     return table.pack(tensors, layout), config
 
 
-def check_family(family: str, key: str = "family") -> Family:
-    """Returns a family by its name."""
+def find_family(family: str, key: str = "family") -> Family:
+    """Returns a family by its name, or refuses one that is unknown."""
     if family not in FAMILIES:
         raise UserError(f"{key}={family} must be one of {', '.join(FAMILIES)}")
     return FAMILIES[family]
@@ -135,23 +134,11 @@ def _tensor(name: str, value: Tensor | np.ndarray[Any, Any]) -> Tensor:
 
 def _build(table: Family, config: Mapping[str, Any], layout: Layout) -> tuple[Options, ViT]:
     """Returns the options of a config and a ViT of them."""
-    with checked(table, config):
+    with table.checked(config):
         options = table.read(config, layout)
         if not options["num_classes"] and not table.headless:
             raise UserError(f"num_classes=0: {table.name} has no model that returns the pooled features")
         return options, build(options)
-
-
-@contextlib.contextmanager
-def checked(table: Family, config: Config | Mapping[str, Any]) -> Iterator[None]:
-    """Turns errors of values of a wrong type, deep inside a config, into a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as fault:
-        given = ", ".join(f"{key}={value}" for key, value in config.items())
-        raise UserError(f"config of {table.name}: {fault} (one of {given} has a wrong type)") from fault
 
 
 def _read_again(table: Family, config: Config, layout: Layout) -> Options:

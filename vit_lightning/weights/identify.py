@@ -6,22 +6,18 @@ are read from those, whatever the family, and the family's table of arguments wr
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from einops import EinopsError, rearrange
 
 from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
 from vit_lightning.models.crate import SIZES as CRATE_SIZES
 from vit_lightning.models.presets import PRESETS
 from vit_lightning.sizes import pair
-from vit_lightning.weights.convert import FAMILIES, check_family, checked, from_reference
+from vit_lightning.weights.convert import FAMILIES, find_family, from_reference
 from vit_lightning.weights.fields import Field
 from vit_lightning.weights.files import WeightsFile
 from vit_lightning.weights.options import (
@@ -29,13 +25,11 @@ from vit_lightning.weights.options import (
     OPTIONS,
     PATCHES,
     SIZES,
-    TABLE,
     Options,
     ShapeReader,
-    Shapes,
     as_part,
 )
-from vit_lightning.weights.tables import Config, Family, Layout, Tensors, Theirs
+from vit_lightning.weights.tables import Config, Family, Layout, Reading, Tensors
 
 OURS = "vit_lightning"
 """Family of weights under our own names; its config is ``class_path`` and ``init_args`` of ViT."""
@@ -97,15 +91,14 @@ def identify(
         return Identified(OURS, _with_arguments(described, given), {}, ())
     stated = _stated(file)
     wanted = given.pop("family", stated.pop("family", None))
-    if wanted is not None:
-        check_family(wanted, "config.family")
+    families = FAMILIES.values() if wanted is None else (find_family(wanted, "config.family"),)
     on_meta = {name: tensor.to("meta") for name, tensor in file.tensors.items()}
     names = " ".join(on_meta)
     if wanted is None and "patch_embedding.projection" in names and "encoder.0.attention" in names:
         return _identify_ours(on_meta, given, model)
     failures: list[UserError] = []
-    readings = [_read(on_meta, table) for table in FAMILIES.values() if wanted in (None, table.name)]
-    for reading in sorted(filter(None, readings), key=lambda reading: -reading.coverage):
+    readings = filter(None, [table.recognise(on_meta) for table in families])
+    for reading in sorted(readings, key=lambda reading: -reading.coverage):
         try:
             return _as_family(reading, on_meta, stated, given, model)
         except UserError as error:
@@ -116,57 +109,34 @@ def identify(
     raise UserError(f"{file.place} holds weights of none of the families {', '.join(FAMILIES)} (first names: {first})")
 
 
-@dataclass
-class _Reading:
+class _Clues:
     """The tensors of a file as those of a family, and all else that is known about them.
 
     Args:
-        table: the family.
-        layout: form of the file.
-        base: options of the family's constructor without arguments; those that have to be given as in ViT-B/16.
-        shapes: shapes under our names.
-        kernel_heads: number of heads, where a kernel has an axis for them.
-        coverage: fraction of the tensors whose names the family has.
-        known: names of the options in ``base`` that were given.
-        model: heads in the user's config; None without one.
-        notes: sentences on what was assumed.
+        reading: the tensors.
+        given: arguments of the family that are known.
+        model: ``num_heads`` and ``dim_head`` of the user's config; None without one.
     """
 
-    table: Family
-    layout: Layout
-    base: Options
-    shapes: Shapes
-    kernel_heads: int | None = None
-    coverage: float = 1.0
-    known: frozenset[str] = frozenset()
-    model: Mapping[str, Any] | None = None
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def reader(self) -> ShapeReader:
+    def __init__(self, reading: Reading, given: Config, model: Mapping[str, Any] | None) -> None:
+        self.table, self.shapes, self.kernel_heads, self.model = reading.table, reading.shapes, reading.heads, model
+        known = reading.table.options_of(given)
+        self.base, self.known = {**reading.base, **known}, known
         modules = {name.rpartition(".")[0] for name in self.shapes}
         biased = {name for name in modules if self.shapes.get(f"{name}.bias", (0,))[0]}
         norms = {name: str(self.base["norm"]) if name in biased else "rmsnorm_1e-06" for name in modules}
-        return ShapeReader(self.shapes, norms, self.table.name)
+        self.reader = ShapeReader(self.shapes, norms, self.table.name)
+        self.notes: list[str] = []
+        """Sentences on what was assumed."""
 
-    def options(self, given: Config, model: Mapping[str, Any] | None) -> Options:
+    def options(self) -> Options:
         """Returns the options of the ViT.
-
-        Args:
-            given: arguments of the family that are known.
-            model: ``num_heads`` and ``dim_head`` of the user's config.
 
         Raises:
             UserError: tensors are missing, or do not tell what then has to be given.
         """
-        with checked(self.table, given):
-            flat = self.table.flatten(given)
-            refuse(self.table.wrong_types(flat))
-            known = self.table.set_by(flat)
-        self.base, self.known, self.model = {**self.base, **known}, frozenset(known), model
-        base, reader = self.base, self.reader
-        read = {option.name: option.tensors(reader) for option in TABLE if option.tensors is not None}
-        options = {**base, **self._sizes(), **{name: value for name, value in read.items() if value is not ...}}
+        base = self.base
+        options = {**base, **self._sizes(), **self.reader.options()}
         options |= {name: base[name] for name in ("patch_norm", "patch_token_norm") if base[name]}
         options["norm"] = options["norm"] or base["norm"]
         options |= self._heads(options)
@@ -175,7 +145,7 @@ class _Reading:
         elif "pool" not in self.table.fixed:
             norm_says = options["final_norm"] == "after_pool" != base["final_norm"]
             options["pool"] = "mean" if norm_says or not options["class_token"] else "cls"
-        options |= known
+        options |= self.known
         return {**options, **self._positions(options)}
 
     def _word(self, option: str) -> str:
@@ -269,45 +239,15 @@ class _Reading:
         raise UserError(f"{word}={image[0]}x{image[1]} has {patches} patches, the table of positions {table[-2]} rows")
 
 
-def _read(tensors: Tensors, table: Family) -> _Reading | None:
-    """Returns the tensors as those of a family; None if it has less than half of their names."""
-    layout = table.find_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    defaults = {name: value for name, value in table.defaults.items() if value is not ...}
-    of_layout = {ours: layout[key] for key, ours in table.layout_options.items()}
-    base: Options = {**OPTIONS, **table.fixed, **table.set_by(defaults), **of_layout}
-    try:
-        unpacked = table.unpack(tensors, layout)
-    except UserError:
-        return None
-    shapes: dict[str, tuple[int, ...]] = {}
-    heads, matched = None, set[str]()
-    for ours, value in table.names(base, layout).items():
-        theirs = value if isinstance(value, Theirs) else Theirs(value)
-        source, _, target = theirs.pattern.partition(" -> ")
-        axes = target.split()
-        for part in theirs.parts:
-            pattern = re.compile(re.escape(part).replace(r"\*", r"(?P<block>\d{1,4})") + r"(?P<rest>(\..+)?)$")
-            for name, match in ((name, match) for name in unpacked if (match := pattern.match(name))):
-                tensor = unpacked[name]
-                matched.add(name)
-                if "h" in axes and tensor.ndim == len(axes):
-                    heads = tensor.shape[axes.index("h")]
-                with contextlib.suppress(EinopsError):  # it needs the sizes of a patch: they stay one axis
-                    tensor = rearrange(tensor, f"{target} -> {source}") if source else tensor
-                shape = (tensor.shape[0] * len(theirs.parts), *tensor.shape[1:]) if tensor.ndim else ()
-                shapes[ours.replace("*", match.groupdict().get("block") or "") + match["rest"]] = shape
-    coverage = len(matched) / max(1, len(unpacked))
-    return _Reading(table, layout, base, shapes, heads, coverage) if coverage >= 0.5 else None
-
-
 def _as_family(
-    reading: _Reading, tensors: Tensors, stated: Config, given: Config, model: Mapping[str, Any] | None
+    reading: Reading, tensors: Tensors, stated: Config, given: Config, model: Mapping[str, Any] | None
 ) -> Identified:
     """Returns the weights as those of a family; raises UserError if they are not."""
     table, layout = reading.table, reading.layout
     words = {**table.defaults, **table.without}
     known = {name: value for name, value in stated.items() if name in words or name == "id2label"} | given
-    options = reading.options(known, model)
+    clues = _Clues(reading, known, model)
+    options = clues.options()
     written = table.write(options, layout)
     if options["positions"] == "none" and table.read({**written, **known}, layout)["positions"] != "none":
         options["positions"] = "sincos2d big_vision 10000.0"  # which the family has where it has no table
@@ -316,21 +256,22 @@ def _as_family(
     with torch.device("meta"):
         from_reference(tensors, family=table.name, config=config)  # names all tensors that do not fit
     assumed = () if stated else (_assumed(table.name, options),)
-    return Identified(table.name, config, layout, (*reading.notes, *assumed))
+    return Identified(table.name, config, layout, (*clues.notes, *assumed))
 
 
 def _identify_ours(tensors: Tensors, given: Config, model: Mapping[str, Any] | None) -> Identified:
     sizes = {name: value for name, value in given.items() if name in SIZES}
     more = {name: value for name, value in given.items() if name not in SIZES}
-    reading = _Reading(_OUR_TABLE, {}, OPTIONS, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    reading = Reading(_OUR_TABLE, {}, OPTIONS, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     if f"{EMBEDDING}.positions.table" not in reading.shapes and "positions" not in given:
         raise UserError("the weights do not tell the positions: give config={'positions': ...}, sincos2d or none")
-    options = reading.options(sizes, model)
+    clues = _Clues(reading, sizes, model)
+    options = clues.options()
     found = as_part({**options, "positions": "none"} if "positions" in given else options).config()
     if f"{PATCHES}.linear.weight" in reading.shapes:
         found["init_args"]["patch_projection"]["class_path"] = "vit_lightning.LinearProjection"
     read = {name: value for name, value in options.items() if name not in more}
-    return Identified(OURS, _with_arguments(found, more), {}, (*reading.notes, _assumed(OURS, read)))
+    return Identified(OURS, _with_arguments(found, more), {}, (*clues.notes, _assumed(OURS, read)))
 
 
 def _with_arguments(model: Mapping[str, Any], given: Config) -> Config:

@@ -73,6 +73,11 @@ class ShapeReader:
         """Returns kind and epsilon of a norm; None where there is none with weights."""
         return self.norms.get(self._named(name)) if self.has(f"{name}.weight") else None
 
+    def options(self) -> Options:
+        """Returns the options that tensors tell."""
+        found = {option.name: option.tensors(self) for option in TABLE if option.tensors is not None}
+        return {name: value for name, value in found.items() if value is not ...}
+
     def _named(self, name: str) -> str:
         return name.replace("*", str(self.block))
 

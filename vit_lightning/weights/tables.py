@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from einops import rearrange
+from einops import EinopsError, rearrange
 from torch import Tensor
 
 from vit_lightning.errors import UserError
@@ -132,6 +133,36 @@ class Family:
     def defaults(self) -> Config:
         return {field.theirs: field.default for field in self.fields}
 
+    def recognise(self, tensors: Tensors) -> Reading | None:
+        """Returns tensors as those of this family, by its names read backwards; None if it has less than half."""
+        layout = self.find_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        defaults = {name: value for name, value in self.defaults.items() if value is not ...}
+        of_layout = {ours: layout[key] for key, ours in self.layout_options.items()}
+        base: Options = {**OPTIONS, **self.fixed, **self.set_by(defaults), **of_layout}
+        try:
+            unpacked = self.unpack(tensors, layout)
+        except UserError:
+            return None
+        shapes: dict[str, tuple[int, ...]] = {}
+        heads, matched = None, set[str]()
+        for ours, value in self.names(base, layout).items():
+            theirs = value if isinstance(value, Theirs) else Theirs(value)
+            source, _, target = theirs.pattern.partition(" -> ")
+            axes = target.split()
+            for part in theirs.parts:
+                pattern = re.compile(re.escape(part).replace(r"\*", r"(?P<block>\d{1,4})") + r"(?P<rest>(\..+)?)$")
+                for name, match in ((name, match) for name in unpacked if (match := pattern.match(name))):
+                    tensor = unpacked[name]
+                    matched.add(name)
+                    if "h" in axes and tensor.ndim == len(axes):
+                        heads = tensor.shape[axes.index("h")]
+                    with contextlib.suppress(EinopsError):  # it needs the sizes of a patch: they stay one axis
+                        tensor = rearrange(tensor, f"{target} -> {source}") if source else tensor
+                    shape = (tensor.shape[0] * len(theirs.parts), *tensor.shape[1:]) if tensor.ndim else ()
+                    shapes[ours.replace("*", match.groupdict().get("block") or "") + match["rest"]] = shape
+        coverage = len(matched) / max(1, len(unpacked))
+        return Reading(self, layout, base, shapes, heads, coverage) if coverage >= 0.5 else None
+
     def layout_for(self, options: Options) -> Layout:
         """Returns the layout in which a model of these options is exported."""
         current = {key: values[0] for key, values in self.layouts.items() if values}
@@ -173,6 +204,28 @@ class Family:
         refuse(problems)
         return options
 
+    def options_of(self, config: Mapping[str, Any]) -> Options:
+        """Returns the options that some arguments of a config set, without those that follow from several.
+
+        Raises:
+            UserError: names arguments whose values are of a wrong type, or none of the family's.
+        """
+        with self.checked(config):
+            flat = self.flatten(config)
+            refuse(self.wrong_types(flat))
+            return self.set_by(flat)
+
+    @contextlib.contextmanager
+    def checked(self, config: Mapping[str, Any]) -> Iterator[None]:
+        """Turns errors of values of a wrong type, deep inside a config, into a UserError."""
+        try:
+            yield
+        except UserError:
+            raise
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as fault:
+            given = ", ".join(f"{key}={value}" for key, value in config.items())
+            raise UserError(f"config of {self.name}: {fault} (one of {given} has a wrong type)") from fault
+
     def wrong_types(self, arguments: Config) -> list[str]:
         """Returns a problem for each value that is not of its argument's type."""
         given = [argument for argument in self.fields if argument.theirs in arguments]
@@ -201,3 +254,23 @@ class Family:
         ]
         refuse(problems, self.wrong_types(given))
         return {**known, **given}
+
+
+class Reading(NamedTuple):
+    """The tensors of a file as those of a family.
+
+    Args:
+        table: the family.
+        layout: form of the file.
+        base: options of the family's constructor without arguments; those that have to be given as in ViT-B/16.
+        shapes: shapes under our names.
+        heads: number of heads, where a kernel has an axis for them.
+        coverage: fraction of the tensors whose names the family has.
+    """
+
+    table: Family
+    layout: Layout
+    base: Options
+    shapes: Shapes
+    heads: int | None = None
+    coverage: float = 1.0
