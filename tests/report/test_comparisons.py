@@ -82,7 +82,7 @@ def test_the_range_beside_a_verdict_has_nothing_that_the_verdict_excludes(study,
         made = with_results(study, results, images=None, smallest_effect=effect, max_seeds=30)
         [one] = compare(replace(made, goal=goal))
         sign = 1 if goal == "maximize" else -1
-        (low, high), outer = sorted(sign * end for end in one.range), sorted(sign * end for end in one.interval)
+        (low, high), outer = (sorted(sign * end for end in ends) for ends in ((one.low, one.high), one.interval))
         assert (not low <= 0 <= high) == bool({"better", "worse"} & {*one.claims})
         assert (high < effect) == ("not better" in one.claims)
         assert (low > -effect) == ("not worse" in one.claims)
@@ -151,8 +151,8 @@ def test_studies_followed_one_by_one_agree_with_the_benchmark(ablation_errors):
     truth = np.tile(scene.truth, 30)
     errors = [one.mean - true for one, true in zip(found, truth, strict=True) if one.analysis is not None]
     assert np.mean(errors) == pytest.approx(rates.bias)
-    held = [one.low <= true <= one.high for one, true in zip(found, truth, strict=True) if one.analysis is not None]
-    assert np.mean(held) == pytest.approx(rates.covered)
+    ends = [(one.interval, true) for one, true in zip(found, truth, strict=True) if one.analysis is not None]
+    assert np.mean([low <= true <= high for (low, high), true in ends]) == pytest.approx(rates.covered)
 
 
 def test_collapsed_runs_are_those_below_the_midpoint_of_chance_and_median(tmp_path):

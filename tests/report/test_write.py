@@ -23,7 +23,7 @@ from vit_lightning.report.figures import coloured, differences_figure, front, se
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Compare, Run, Tuning
 from vit_lightning.report.tables import Table
-from vit_lightning.report.wording import headline
+from vit_lightning.report.wording import headline, recommendation
 from vit_lightning.report.write import make_markdown, verdicts, write_report
 
 FAILED = {
@@ -57,7 +57,7 @@ def test_the_files_say_what_the_runs_came_to(study):
     assert [float(row["train_seconds"]) for row in costs] == [results["train_seconds"] for results in done.values()]
     found = json.loads((study.folder / "verdicts.json").read_text())
     assert [verdict["arm"] for verdict in found] == ["mean", "mean without class token"]
-    keys = "arm other metric n mean low high p verdict decided next"
+    keys = "arm other metric n mean low high p verdict claims decided next"
     assert [*found[0]] == keys.split()
     n = found[0]["n"]
     assert (n in (6, 8, 10), found[0]["verdict"]) == (True, "better")
@@ -82,7 +82,8 @@ def test_the_same_training_gives_the_same_bytes_of_results(tmp_path):
 
 def test_the_answer_comes_first_and_names_failures_and_the_next_step(study):
     report = make_report(study)
-    assert headline(analyse(study)).startswith("mean is better than cls; mean without class token failed")
+    said = "Of runs that finish: mean is better than cls, by 0.5 points or more; mean without class token failed, no "
+    assert headline(analyse(study)) == f"{said}answer against cls"
     gain = verdicts(report.analysis)[0]["mean"]
     assert report.recommendation == (
         f"Take mean (+{100 * gain:.2f} points of test/acc). Failed runs of mean without class token stopped a "
@@ -94,10 +95,12 @@ def test_the_answer_comes_first_and_names_failures_and_the_next_step(study):
     page = (study.folder / "report.html").read_text()
     first = [
         "What should go to the head",
-        "<b>mean</b> is better than <b>cls</b>",
+        "Of runs that finish: <b>mean</b> is better than <b>cls</b>",
         "Take mean (+",
         f"<code>lightning ablate PLAN --out={study.folder} --retry</code>",
+        "This holds for new seeds on these 2,000 test images, not for other images.",
         "what next",
+        "7 of 12",
         "<figure>",
     ]
     places = [page.index(part) for part in first]
@@ -111,9 +114,9 @@ def test_the_answer_comes_first_and_names_failures_and_the_next_step(study):
         "experiments/digits_short.yaml",
     ):
         assert fact in page
-    assert "claims are about new seeds on these test images" in page
-    varying = (replace(study, split_varies=True), "new seeds and splits, on these test images")
-    assert varying[1] in make_markdown(make_report(varying[0]))
+    varying = make_markdown(make_report(replace(study, split_varies=True, plan_changed=["model.depth was 3, is 6"])))
+    assert "this holds for new seeds and splits, on these 2,000 test images" in varying
+    assert varying.index("Changed since the first run: model.depth was 3") < varying.index("| arm | verdict |")
 
 
 def test_what_is_left_to_run_is_said_with_its_cost(tmp_path):
@@ -140,6 +143,47 @@ def test_each_arm_has_one_line_however_arms_are_compared(tmp_path, how):
     assert len(json.loads((study.folder / "verdicts.json").read_text())) == 3
 
 
+def test_each_verdict_says_all_that_is_claimed_and_what_it_is_worth(tmp_path):
+    arms = {"cls": ARMS["cls"], "mean": ARMS["mean"]}
+    made = make_study(tmp_path, seeds=1, max_seeds=30, arms=arms, gains=(0.0, 0.0), smallest_effect=0.01)
+    noise = np.random.default_rng(0).standard_normal((2, 30))
+    base, signs = 0.9 + 0.01 * noise[0], np.tile([-1.0, 1.0], 15) + 0.1 * noise[1]
+
+    def found(shift, sd, seeds=30):
+        results = {"cls": base, "mean": base + shift + sd * signs}
+        runs = [
+            Run(arm, seed, "", "done", results={"test/acc": results[arm][seed]})
+            for arm in arms
+            for seed in range(seeds)
+        ]
+        return analyse(replace(made, runs=runs, compare=replace(made.compare, max_seeds=seeds)))
+
+    for shift, sd, label, choice in [
+        (0.03, 0.003, "better than cls, by 1 point or more", "Take mean (+3"),
+        (0.01, 0.003, "better than cls", "whether 1 point or more is open"),
+        (
+            0.004,
+            0.001,
+            "better than cls, but by less than 1 point",
+            "Keep cls: no arm is better by 1 point or more; mean may",
+        ),
+        (
+            0.0,
+            0.003,
+            "equivalent to cls (within 1 point)",
+            "Keep cls: no arm is better by 1 point or more; mean may be",
+        ),
+        (-0.004, 0.001, "worse than cls, but by less than 1 point", "Keep cls: no arm is better."),
+        (-0.03, 0.003, "worse than cls, by 1 point or more", "Keep cls: no arm is better."),
+    ]:
+        assert headline(found(shift, sd)) == f"mean is {label}"
+        assert choice in recommendation(found(shift, sd))
+    half = found(-0.005, 0.008, seeds=8)
+    assert headline(half) == "mean is at most 1 point better than cls, maybe worse"
+    assert recommendation(half).startswith("Keep cls: no arm is better by 1 point or more.")
+    assert headline(found(0.005, 0.008, seeds=8)) == "mean is at most 1 point worse than cls, maybe better"
+
+
 def test_tuning_is_shown_with_its_budget_and_an_edge_that_was_chosen(tmp_path):
     study = make_study(tmp_path / "study", images=60)
     options = {"optimizer.lr": [0.001, 0.002, 0.004]}
@@ -152,6 +196,8 @@ def test_tuning_is_shown_with_its_budget_and_an_edge_that_was_chosen(tmp_path):
     report = make_report(replace(study, tuning=tuning))
     assert report.facts["tuning"] == "3 trials of each arm with seeds 1000, chosen by val/acc"
     assert any("smallest or largest optimizer.lr" in note for note in report.notes)
+    assert report.headline.endswith(" against cls with lr 0.004"), "the values that are compared"
+    assert [row[0] for row in report.tables["verdicts"].rows if "cls" in row[0]] == ["cls with lr 0.004"]
     assert report.tables["tuning"].rows[0][1:] == ["90.10", "90.20", "90.40 (chosen)"]
     assert "tuning" in report.figures
 
@@ -225,7 +271,7 @@ def test_runs_that_come_out_alike_raise_the_question_whether_the_arm_does_anythi
     study = make_study(tmp_path / "study", images=50)
     alike = [replace(run, results={**run.results, "test/acc": 0.9}) for run in study.runs]
     study = replace(study, runs=alike)
-    assert headline(analyse(study)) == "mean and mean without class token are equivalent to cls"
+    assert headline(analyse(study)) == "mean and mean without class token are equivalent to cls (within 0.5 points)"
     assert "do the keys of this arm change anything?" in make_report(study).notes[0]
 
 
@@ -236,7 +282,9 @@ def test_a_loss_that_is_less_is_better(tmp_path):
         for t in study.runs
     ]
     study = replace(study, runs=runs, goal="minimize", compare=Compare("test/loss", 0.01, 8))
-    assert headline(analyse(study)) == "mean is better than cls; mean without class token is equivalent"
+    better, alike = headline(analyse(study)).split("; ")
+    assert better == "mean is better than cls, by 0.01 or more"
+    assert alike == "mean without class token is equivalent to cls (within 0.01)"
     write_report(make_report(study))
     assert "test/loss is not an accuracy" in (study.folder / "report.md").read_text()
 

@@ -131,32 +131,28 @@ class ArmComparison:
         """Standard deviation of the differences."""
         return math.nan if self.analysis is None else float(self.course.sd[self.analysis])
 
-    @property
-    def low(self) -> float:
-        return self.interval[0]
-
-    @property
-    def high(self) -> float:
-        return self.interval[1]
-
     @functools.cached_property
     def interval(self) -> tuple[float, float]:
         """The repeated confidence interval; excludes zero exactly if the verdict is better or worse."""
         return self._ends(*((math.nan, math.nan) if self.analysis is None else self._at("low", "high")))
 
+    @property
+    def low(self) -> float:
+        return self._range[0]
+
+    @property
+    def high(self) -> float:
+        return self._range[1]
+
     @functools.cached_property
-    def range(self) -> tuple[float, float]:
-        """The interval, but for an end that a claim excludes: that is the one-sided bound at the level of the claim.
+    def _range(self) -> tuple[float, float]:
+        """The interval, but for an end beyond what a claim excludes: that is the one-sided bound of the claim's level.
 
         So it has no difference that a claim excludes, and excludes zero exactly if the verdict is better or worse.
         """
         if self.analysis is None:
             return self.interval
-        effect, (low, high), (floor, ceiling) = (
-            self.design.smallest_effect,
-            self._at("low", "high"),
-            self._at("floor", "ceiling"),
-        )
+        effect, (low, high, floor, ceiling) = self.design.smallest_effect, self._at("low", "high", "floor", "ceiling")
         if "not better" in self.claims and high >= effect:
             high = min(effect, max(ceiling, 0.0))
         if "not worse" in self.claims and low <= -effect:

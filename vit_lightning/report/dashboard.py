@@ -18,7 +18,7 @@ from vit_lightning.report.run_views import curve, curve_sections, read_sets, set
 from vit_lightning.report.study import TUNING, Study
 from vit_lightning.report.tables import markdown
 from vit_lightning.report.wandb_report import REPORT, report_tables, wandb_settings
-from vit_lightning.report.wording import claim_is_about, rule
+from vit_lightning.report.wording import rule
 from vit_lightning.storage.folder import write_whole
 from vit_lightning.storage.redaction import Redaction
 from vit_lightning.storage.wandb_mirror import WandbConfig, has_key, import_wandb
@@ -204,8 +204,7 @@ def _costs(study: Study) -> list[Any]:
 def _answer(report: Report) -> str:
     """Returns the first screen of the page as Markdown; the table of the verdicts comes with the others."""
     question = f"{markdown(report.study.question)}\n\n" if report.study.question else ""
-    lines = "\n".join(f"- {markdown(line)}" for line in [*report.sentences, *report.warnings])
+    lines = "\n".join(f"- {markdown(line)}" for line in [*report.sentences, *report.caveats, *report.warnings])
     facts = "\n".join(f"- {name}: {markdown(text)}" for name, text in report.facts.items())
-    about = markdown(f"{claim_is_about(report.analysis)} {rule(report.analysis)}")
     answer = f"**{markdown(report.headline)}**\n\n{markdown(report.recommendation)}"
-    return Redaction()(f"{question}{answer}\n\n{lines}\n\n{facts}\n\n{about}")
+    return Redaction()(f"{question}{answer}\n\n{lines}\n\n{facts}\n\n{markdown(rule(report.analysis))}")

@@ -13,7 +13,7 @@ from vit_lightning.figures.style import STYLE
 from vit_lightning.report.figures import inline_svg
 from vit_lightning.report.report import Report
 from vit_lightning.report.study import Run, Study
-from vit_lightning.report.wording import answer, claim_is_about, command, factors, rule
+from vit_lightning.report.wording import answer, command, factors, rule
 
 PAGE_STYLE = """
 .answer { font-size: 1.5rem; line-height: 1.3; font-weight: 650; margin: 0 0 .5rem; }
@@ -95,6 +95,7 @@ def make_page(report: Report) -> str:
 <p class="answer">{answer(report.analysis, lambda name: f"<b>{escape(name)}</b>")}</p>
 {"".join(f'<p class="next">{escape(text)}.</p>' for text in [factors(report.analysis)] if text)}
 <p class="next">{_recommendation(report)}</p>
+{"".join(f'<p class="next">{escape(text)}</p>' for text in report.caveats)}
 <div class="verdicts">{made["verdicts"]}</div>
 {drawn.get("differences", "")}
 {"".join(shown)}
@@ -123,7 +124,7 @@ def _items(texts: Sequence[str]) -> str:
 
 def _facts(report: Report) -> str:
     facts = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in report.facts.items())
-    return f"<dl>{facts}</dl><p>{escape(claim_is_about(report.analysis))}</p>"
+    return f"<dl>{facts}</dl>"
 
 
 def _runs(study: Study) -> str:

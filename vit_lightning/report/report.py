@@ -16,7 +16,7 @@ from vit_lightning.report.forecast import measured_spread, shortfall
 from vit_lightning.report.schedule import analyses_of
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import Table
-from vit_lightning.report.wording import headline, lines, notes, recommendation, sentence
+from vit_lightning.report.wording import caveats, headline, lines, notes, recommendation, sentence
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Report:
     """The answer, in one line."""
     recommendation: str
     """What to do now."""
+    caveats: list[str]
+    """What the answer holds for, and what would bend it: one line each, beside the answer."""
     sentences: list[str]
     """A line for each arm, the best mean first."""
     notes: list[str]
@@ -56,7 +58,7 @@ class Report:
     def lines(self) -> list[str]:
         """The answer for a terminal."""
         question = [self.study.question] if self.study.question else []
-        return [*question, *self.sentences, *self.warnings, self.recommendation]
+        return [*question, *self.sentences, *self.caveats, *self.warnings, self.recommendation]
 
 
 def make_report(study: Study) -> Report:
@@ -81,6 +83,7 @@ def make_report(study: Study) -> Report:
         configs=configs,
         headline=headline(analysis),
         recommendation=recommendation(analysis),
+        caveats=caveats(analysis),
         sentences=[sentence(analysis, line) for line in lines(analysis)],
         notes=[*notes(analysis), *_shortfall(analysis)],
         facts=read_facts(analysis),

@@ -23,6 +23,7 @@ from vit_lightning.report.wording import (
     PLUS_MINUS,
     Line,
     lines,
+    named,
     show_fraction,
     show_p,
     unit_of,
@@ -110,20 +111,14 @@ def verdict_table(analysis: Analysis) -> Table:
     """A line for each arm: the answer."""
     rules, share = analysis.study.compare, 100 * (1 - analysis.study.compare.alpha)
     found, columns = lines(analysis), _line_columns(analysis)
-    shown = ["arm", "verdict", "mean", "difference", "interval", "p", "what next"]
-    note = f"p is for a difference from zero, which is claimed where p is at most {rules.alpha:g}."
-    if analysis.standings:
-        shown.remove("p")
-        note = "Intervals of arms that are not the best end at zero."
-    note += (
-        f" All intervals hold together with {share:g} %, whenever an arm stopped. Differences are over the seeds that "
-        "were compared, means over all seeds of an arm."
+    failed = any(arm.failed for arm in analysis.arms)
+    shown = ["arm", "verdict", *["failed"] * failed, "mean", "difference", "range", "what next"]
+    note = (
+        f"Range: where the difference would end with ever more seeds. All verdicts hold together with {share:g} %, "
+        "whenever an arm stopped. Differences are over the seeds that were compared, means over all seeds of an arm."
     )
-    if any(line.kind in ("not better", "not worse") for line in found):
-        note += (
-            " Not better and not worse are tested on one side only, which takes less than a two-sided interval shows: "
-            "that may reach beyond the smallest effect."
-        )
+    if analysis.standings:
+        note += " Ranges of arms that are not the best end at zero."
     caption = f"{rules.metric} against {analysis.reference}, the best mean first"
     table = tabulate(caption, found, [columns[name] for name in shown], note)
     return replace(table, kinds=[line.outcome for line in found])
@@ -132,24 +127,24 @@ def verdict_table(analysis: Analysis) -> Table:
 def paper_table(analysis: Analysis) -> Table:
     """Arms, differences and verdicts for a paper."""
     study, columns = analysis.study, _line_columns(analysis)
-    shown = ["arm", "runs", "mean and sd", "difference", "interval", "p", "verdict"]
+    shown = ["arm", "runs", "mean and sd", "difference", "range", "p", "verdict"]
     return tabulate(
         f"{study.name}: {study.compare.metric} against {analysis.reference}",
         lines(analysis),
         [columns[name] for name in shown],
-        "Mean and standard deviation over seeds; paired difference with its repeated confidence interval; p for all "
-        f"arms and analyses together, compared with {study.compare.alpha:g}.",
+        f"Mean and standard deviation over seeds; paired difference. {RANGE} p for all arms and analyses together, "
+        f"compared with {study.compare.alpha:g}.",
     )
 
 
 def _line_columns(analysis: Analysis) -> dict[str, Column[Line]]:
     """Returns what a table can show of the lines of arms."""
     rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
-    arms, alone = {arm.name: arm for arm in analysis.arms}, rules.arms == "baseline"
-    interval = f"{100 * (1 - rules.alpha):g}\N{NO-BREAK SPACE}%\N{NO-BREAK SPACE}interval"
+    arms = {arm.name: arm for arm in analysis.arms}
     return {
-        "arm": ("arm", lambda line: line.arm),
-        "verdict": ("verdict", lambda line: line.kind if alone and line.verdict != "open" else line.verdict),
+        "arm": ("arm", lambda line: named(analysis, line.arm)),
+        "verdict": ("verdict", lambda line: line.verdict if rules.arms == "pairs" else line.label),
+        "failed": ("failed", lambda line: f"{len(arms[line.arm].failed)} of {len(arms[line.arm].runs)}"),
         "runs": ("runs", lambda line: str(arms[line.arm].n)),
         "mean": (unit.label("mean"), lambda line: unit.value(line.mean)),
         "mean and sd": (
@@ -157,7 +152,7 @@ def _line_columns(analysis: Analysis) -> dict[str, Column[Line]]:
             lambda line: f"{unit.value(line.mean)} {PLUS_MINUS} {unit.value(arms[line.arm].sd)}",
         ),
         "difference": (unit.difference_label("difference"), lambda line: unit.signed(line.difference)),
-        "interval": (interval, lambda line: unit.interval(line.low, line.high)),
+        "range": (unit.difference_label("range"), lambda line: unit.interval(line.low, line.high)),
         "p": ("p", lambda line: show_p(line.p)),
         "what next": ("what next", lambda line: line.following or NONE),
     }
@@ -216,6 +211,12 @@ def tuning_table(analysis: Analysis) -> Table:
     )
 
 
+RANGE = (
+    "Range: the repeated confidence interval; an end beyond what not better or not worse excludes is the one-sided "
+    "bound at their level."
+)
+
+
 def difference_table(analysis: Analysis) -> Table:
     """Each comparison: the numbers behind the verdict."""
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
@@ -229,14 +230,15 @@ def difference_table(analysis: Analysis) -> Table:
             ("verdict", lambda one: one.verdict),
             ("difference", lambda one: unit.signed(one.mean)),
             ("sd", lambda one: unit.value(one.sd)),
-            ("interval", lambda one: unit.interval(one.low, one.high)),
+            ("interval", lambda one: unit.interval(*one.interval)),
             ("p", lambda one: show_p(one.p)),
             ("pairs", lambda one: str(one.n)),
             ("next analysis", lambda one: NONE if one.next is None or one.blocked else f"{one.next} pairs"),
         ],
         f"Numbers are those of the analysis that decided a comparison, else of the latest. Each comparison has the "
         f"level {show_p(level)}; its repeated confidence interval covers the true difference with 1 minus that at all "
-        f"analyses together. p is corrected for all comparisons and analyses: compare it with {study.compare.alpha:g}.",
+        f"analyses together. {RANGE} p is corrected for all comparisons and analyses: compare it with "
+        f"{study.compare.alpha:g}.",
     )
 
 

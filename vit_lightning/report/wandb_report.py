@@ -89,7 +89,7 @@ def summary(report: Report) -> dict[str, Any]:
         "question": report.study.question,
         "headline": report.headline,
         "recommendation": report.recommendation,
-        "verdicts": "\n".join([*report.sentences, *report.warnings]),
+        "verdicts": "\n".join([*report.sentences, *report.caveats, *report.warnings]),
         **{f"facts/{name}": text for name, text in report.facts.items()},
     }
     pairs = report.study.compare.arms == "pairs"

@@ -8,11 +8,11 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from vit_lightning.config.files import word
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.comparisons import ArmComparison
-from vit_lightning.report.sequential import MIRRORED
 from vit_lightning.report.study import Run, Study
 from vit_lightning.report.variance import highest_rate
 
@@ -21,20 +21,28 @@ NONE = "\N{EN DASH}"
 MINUS, PLUS_MINUS = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
 FEW = 3
 """Arms that a sentence names; more are counted."""
-PHRASES: dict[str, str] = {
-    "better": "better than",
-    "worse": "worse than",
-    "equivalent": "equivalent to",
-    "not better": "not better than",
-    "not worse": "not worse than",
-    "undecided": "undecided against",
-    "failed": "failed, so no answer against",
+PHRASES = {
+    "clearly better": "better{than}, by {effect} or more",
+    "better": "better{than}",
+    "slightly better": "better{than}, but by less than {effect}",
+    "clearly worse": "worse{than}, by {effect} or more",
+    "worse": "worse{than}",
+    "slightly worse": "worse{than}, but by less than {effect}",
+    "equivalent": "equivalent{to} (within {effect})",
+    "not better": "at most {effect} better{than}, maybe worse",
+    "not worse": "at most {effect} worse{than}, maybe better",
+    "undecided": "undecided{against}",
+    "failed": "failed, no answer{against}",
+    "the best": "the best",
+    "among the best": "among the best (within {effect})",
+    "not the best": "not the best",
 }
-
+"""Words of verdicts, the strongest first, and of ranks; than, to and against another arm."""
+BETTER, WORSE = ("clearly better", "better"), ("clearly worse", "worse", "slightly worse")
 OUTCOMES = {
-    **dict.fromkeys(("better", "the best", "among the best"), "better"),
-    **dict.fromkeys(("worse", "not the best"), "worse"),
-    **dict.fromkeys(("equivalent", "not better", "not worse"), "same"),
+    **dict.fromkeys((*BETTER, "the best", "among the best"), "better"),
+    **dict.fromkeys(("slightly better", "equivalent", "not better", "not worse", "slightly worse"), "same"),
+    **dict.fromkeys(("clearly worse", "worse", "not the best"), "worse"),
     "failed": "failed",
 }
 """Meaning of verdicts and ranks; others are open."""
@@ -104,34 +112,84 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def few(names: Sequence[str], shown: Callable[[str], str] = str) -> str:
+def quoted(name: str) -> str:
+    """Sets a name apart that a list would tear."""
+    return f'"{name}"' if "," in name else name
+
+
+def few(names: Sequence[str], shown: Callable[[str], str] = quoted) -> str:
     """Names some arms, each as ``shown`` writes it, or counts them if they are many."""
-    if len(names) > FEW:
-        return f"{len(names)} arms"
-    return listed([shown(f'"{name}"' if "," in name else name) for name in names])
+    return f"{len(names)} arms" if len(names) > FEW else listed([shown(name) for name in names])
+
+
+def named(analysis: Analysis, arm: str, shown: Callable[[str], str] = str) -> str:
+    """Names an arm with the values that tuning chose for it: verdicts are about these; ``shown`` writes the name."""
+    chosen = {} if analysis.study.tuning is None else analysis.study.tuning.chosen.get(arm, {})
+    values = listed([f"{key.rpartition('.')[2]} {word(value)}" for key, value in chosen.items()])
+    return shown(quoted(arm)) + (f" with {values}" if values else "")
+
+
+def kind_of(one: ArmComparison) -> str:
+    """Returns the verdict by all that is claimed: beside a difference also whether it matters, or is shown not to.
+
+    A difference that is claimed and whose interval lies beyond the smallest effect matters; a claim of that is false
+    with less than half the level of a comparison, where nothing else that is claimed on its side can be false.
+    """
+    if one.verdict not in ("better", "worse"):
+        return one.verdict
+    if f"not {one.verdict}" in one.claims:
+        return f"slightly {one.verdict}"
+    matters = min(abs(one.low), abs(one.high)) >= one.design.smallest_effect
+    return f"clearly {one.verdict}" if matters else one.verdict
+
+
+def phrase(analysis: Analysis, kind: str, others: str = "") -> str:
+    """Writes a verdict or rank, against other arms if they are given."""
+    joined = {name: f" {name} {others}" if others else "" for name in ("than", "to", "against")}
+    return PHRASES[kind].format(effect=_effect(analysis), **joined)
+
+
+def _effect(analysis: Analysis) -> str:
+    rules = analysis.study.compare
+    return unit_of(rules.metric).plain(rules.smallest_effect)
 
 
 def answer(analysis: Analysis, shown: Callable[[str], str] = str) -> str:
     """Returns the answer in one line: the arms of each verdict, the strongest first; ``shown`` writes their names."""
     baseline, groups = analysis.study.baseline, _by_kind(analysis)
+
+    def names(arms: Sequence[str]) -> str:
+        return few(arms, lambda arm: named(analysis, arm, shown))
+
     if not analysis.comparisons:
         return f"{shown(baseline)} is alone: there is nothing to compare"
-    if analysis.standings:
-        found = [(arms, rank, "") for rank, arms in groups.items()]
-    elif analysis.study.compare.arms == "pairs":  # of the arm with the best mean, against all others
-        kinds = {MIRRORED.get(line.kind, line.kind): line.kind for line in lines(analysis)}
-        of = {kind: groups[kinds[kind]] for kind in PHRASES if kind in kinds}
-        found = [([analysis.reference], PHRASES[kind], few(arms, shown)) for kind, arms in of.items()]
+    if analysis.study.compare.arms == "pairs":  # of the arm with the best mean, against all others
+        found = [
+            ([analysis.reference], _swapped(kind), names(arms)) for kind, arms in groups.items() if kind in PHRASES
+        ]
     else:
-        found = [(groups[kind], kind, "") for kind in PHRASES if kind in groups]
-        arms, first, _ = found[0]
-        if first != "failed":  # the baseline is named once
-            found[0] = arms, PHRASES[first], shown(baseline)
+        others = "" if analysis.standings else names([baseline])
+        found = [(groups[kind], kind, others) for kind in PHRASES if kind in groups]
     parts = []
-    for arms, claim, others in found:
-        verb = "" if claim.startswith("failed") else "is" if len(arms) == 1 else "are"
-        parts.append(" ".join(filter(None, [few(arms, shown), verb, claim, others])))
-    return ("So far: " if analysis.study.missing else "") + "; ".join(parts)
+    for arms, kind, others in found:
+        verb = [] if kind == "failed" else ["is" if len(arms) == 1 else "are"]
+        parts.append(" ".join([names(arms), *verb, phrase(analysis, kind, others)]))
+    scope = ["So far"] * bool(analysis.study.missing) + [FINISHED] * any(map(_leaves_out, analysis.comparisons))
+    return (f"{', '.join(scope).capitalize()}: " if scope else "") + "; ".join(parts)
+
+
+FINISHED = "of runs that finish"
+
+
+def _leaves_out(one: ArmComparison) -> bool:
+    """Whether something is claimed although runs have failed."""
+    return bool(one.claims and one.failed)
+
+
+def _swapped(kind: str) -> str:
+    """Returns a verdict from the other arm's side."""
+    *before, side = kind.split()
+    return " ".join([*before, {"better": "worse", "worse": "better"}.get(side, side)])
 
 
 def _by_kind(analysis: Analysis) -> dict[str, list[str]]:
@@ -162,7 +220,10 @@ class Line:
     """An arm on the first screen."""
 
     arm: str
+    label: str
+    """The verdict or rank in words, against the reference."""
     verdict: str
+    """The same, against all arms that it is compared with."""
     kind: str
     """The verdict or rank alone; where all pairs are compared, that against the arm with the best mean."""
     mean: float
@@ -194,18 +255,22 @@ def lines(analysis: Analysis) -> list[Line]:
 def _against_one(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
     """Returns the line of an arm by its comparison with the baseline, or with the arm that has the best mean."""
     pairs = analysis.study.compare.arms == "pairs"
-    groups = {verdict: [one.other for one in own if one.verdict == verdict] for verdict in PHRASES}
-    verdict = "; ".join(f"{PHRASES[name]} {few(others)}" for name, others in groups.items() if others)
+    groups: dict[str, list[str]] = {}
+    for comparison in own:
+        groups.setdefault(kind_of(comparison), []).append(comparison.other)
+    found = [phrase(analysis, kind, few(groups[kind])) for kind in PHRASES if kind in groups]
+    verdict = "; ".join(found) + f", {FINISHED}" * any(map(_leaves_out, own))
     one = next((one for one in own if one.other == analysis.reference), None)
     if one is None:
         following = (_to_next(analysis, own) or "take it") if pairs else ""
         verdict, kind = (verdict, "leader") if pairs else ("baseline", "baseline")
-        return Line(arm.name, verdict, kind, arm.mean, arm.n, following)
-    if not pairs and (one.verdict == "failed" or (one.verdict == "undecided" and one.is_open)):
-        verdict = "failed" if one.verdict == "failed" else "open"
+        return Line(arm.name, verdict, verdict, kind, arm.mean, arm.n, following)
+    kind = kind_of(one)
+    so_far = " so far" * (kind == "undecided" and one.is_open)
+    label = phrase(analysis, kind) + so_far + f", {FINISHED}" * _leaves_out(one)
     following = _to_next(analysis, own) or next_step(analysis, one)
     numbers = one.mean, one.low, one.high, one.p, tuple(one.counted.values())
-    return Line(arm.name, verdict, one.verdict, arm.mean, one.n, following, *numbers)
+    return Line(arm.name, label, verdict + so_far, kind, arm.mean, one.n, following, *numbers)
 
 
 def _among_all(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
@@ -214,7 +279,8 @@ def _among_all(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
     if not following:
         last = f"may be the best too: {analysis.study.compare.max_seeds} seeds do not tell"
         following = "see which runs failed" if place.verdict == "failed" else "take it" if place.decided else last
-    return Line(arm.name, place.verdict, place.verdict, arm.mean, arm.n, following, place.mean, place.low, place.high)
+    label, kind = phrase(analysis, place.verdict), place.verdict
+    return Line(arm.name, label, label, kind, arm.mean, arm.n, following, place.mean, place.low, place.high)
 
 
 def _to_next(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
@@ -232,11 +298,10 @@ def sentence(analysis: Analysis, line: Line) -> str:
         against = f" against {analysis.reference}" if analysis.study.compare.arms == "pairs" else ""
         value += f", {unit.difference(line.difference)}{against}"
     if not math.isnan(line.low):
-        value += f", interval {unit.interval(line.low, line.high)}"
-    if not math.isnan(line.p):
-        value += f", p = {show_p(line.p)}".replace("= <", "<")
+        value += f", range {unit.interval(line.low, line.high)}"
     value += f", {counted(line.n, 'run' if math.isnan(line.difference) or analysis.standings else 'pair')}"
-    return f"{line.arm}: {line.verdict} ({value}){f'. Next: {line.following}' if line.following else ''}"
+    name, following = named(analysis, line.arm), f". Next: {line.following}" if line.following else ""
+    return f"{name}: {line.verdict} ({value}){following}"
 
 
 def next_step(analysis: Analysis, one: ArmComparison) -> str:
@@ -244,19 +309,23 @@ def next_step(analysis: Analysis, one: ArmComparison) -> str:
     if one.blocked:
         again = [run for run in one.failed if run.seed in one.study.seeds[: one.seeds_for(one.next or one.n)]]
         return f"mend what failed, then try again: {_runs(len(again), _seconds(analysis, again))}"
-    if one.verdict == "better":
-        best = next(better for better in analysis.ordered if better.verdict == "better")
+    kind = kind_of(one)
+    if kind in BETTER:
+        best = next(better for better in analysis.ordered if kind_of(better) in BETTER)
         return f"{'take it' if one.arm == best.arm else 'better too'}{_price(analysis, one)}"
-    if one.verdict == "not better" and one.design.until == "not better":
+    if kind == "not better" and one.design.until == "not better":
         return "no reason to take it"
     stop = f"stop, no answer with {counted(analysis.study.compare.max_seeds, 'seed')}"
     known = {
+        "clearly worse": "leave it",
         "worse": "leave it",
+        "slightly better": f"a gain too small to matter{_price(analysis, one)}",
+        "slightly worse": f"a loss too small to matter{_price(analysis, one)}",
         "equivalent": f"take either{_price(analysis, one)}",
         "not better": f"no gain that matters; {stop}",
         "not worse": f"no loss that matters; {stop}",
     }
-    return known.get(one.verdict, stop)
+    return known.get(kind, stop)
 
 
 def _price(analysis: Analysis, one: ArmComparison) -> str:
@@ -325,17 +394,21 @@ def _choice(analysis: Analysis) -> str:
         rest = few(groups.get("undecided", []))
         return f"Take {best}, the best mean; it is not shown to be the best ({rest} undecided)."
     if study.compare.arms == "pairs":
-        equals = [line.arm for line in found if line.kind not in ("leader", "worse")]
-        return f"Take {best}" + (f"; {few(equals)} not shown to be worse." if equals else ".")
-    if better := [line for line in found if line.kind == "better"]:
+        equals = [line.arm for line in found if line.kind not in ("leader", "worse", "clearly worse")]
+        return f"Take {best}" + (f"; {few(equals)} not shown to be worse by as much as matters." if equals else ".")
+    if better := [line for line in found if line.kind in BETTER]:
         gain = f"{unit_of(study.compare.metric).difference(better[0].difference)} of {study.compare.metric}"
-        several = f", the best mean of the {len(better)} that are better than {few([study.baseline])}"
-        return f"Take {few([better[0].arm])} ({gain}){several if len(better) > 1 else ''}."
+        more = [] if better[0].kind == "clearly better" else [f"whether {_effect(analysis)} or more is open"]
+        if len(better) > 1:
+            more.append(f"the best mean of the {len(better)} that are better than {few([study.baseline])}")
+        return f"Take {few([better[0].arm])} ({', '.join([gain, *more])})."
     if groups.keys() == {"baseline", "failed"}:
         return "No arm could be compared."
-    why = "no arm is better" if groups.keys() <= {"baseline", "worse", "equivalent", "not better"} else ""
-    also = f"; {few(groups['equivalent'])} may be taken as well" if "equivalent" in groups else ""
-    return f"Keep {few([study.baseline])}: {why or 'no arm is shown to be better'}{also}."
+    also = [arm for kind in ("slightly better", "equivalent") for arm in groups.get(kind, [])]
+    left, why = groups.keys() - {"baseline", *WORSE}, "no arm is shown to be better"
+    if left <= {"slightly better", "equivalent", "not better"}:
+        why = f"no arm is better{f' by {_effect(analysis)} or more' if left else ''}"
+    return f"Keep {few([study.baseline])}: {why}{f'; {few(also)} may be taken as well' if also else ''}."
 
 
 def notes(analysis: Analysis) -> list[str]:
@@ -388,14 +461,21 @@ def _edges(analysis: Analysis) -> list[str]:
     return found
 
 
-def claim_is_about(analysis: Analysis) -> str:
+def scope(analysis: Analysis) -> str:
     """Says what the claims generalise to."""
-    study = analysis.study
-    if not study.split_varies:
-        return "One split for all seeds: claims are about new seeds on these test images, not about other images."
+    images = {one.images for one in analysis.comparisons}
+    these = f"these {images.pop():,} test images" if len(images) == 1 and None not in images else "these test images"
+    if not analysis.study.split_varies:
+        return f"This holds for new seeds on {these}, not for other images."
     if analysis.tested.same:
-        return "Each seed has a training split of its own: claims are about new seeds and splits, on these test images."
-    return "Each seed has a split of its own, the same for all arms: claims are about new seeds and new splits."
+        return f"Each seed has a training split of its own: this holds for new seeds and splits, on {these}."
+    images_too = "Test images change with the seed" if analysis.tested.correct else "Splits change with the seed"
+    return f"{images_too} (split: varies), the same for all arms: this holds for new seeds and new splits of this data."
+
+
+def caveats(analysis: Analysis) -> list[str]:
+    """Returns what stands beside the answer: what it holds for, and what has changed since the first run."""
+    return [scope(analysis), *(f"Changed since the first run: {text}." for text in analysis.study.plan_changed)]
 
 
 def rule(analysis: Analysis) -> str:
@@ -404,16 +484,13 @@ def rule(analysis: Analysis) -> str:
     effect = unit.plain(rules.smallest_effect)
     first = next(iter(analysis.comparisons)).design.analyses if analysis.comparisons else ()
     after = f"after {', '.join(map(str, first[:3]))}{', ...' * (len(first) > 3)} pairs" if first else "never"
-    meaning = {
-        "baseline": f"Not better: no gain of {effect} or more; not worse: no loss of that size; equivalent: both",
-        "pairs": f"Not better: no gain of {effect} or more; not worse: no loss of that size; equivalent: both",
-        "best": f"Not the best: worse than some arm. Among the best: less than {effect} worse than any arm left. "
-        "Of arms that are exactly alike, one counts as the best",
-    }[rules.arms]
+    meaning = f"Not better: no gain of {effect} or more; not worse: no loss of that size; equivalent: both"
+    if rules.arms == "best":
+        meaning = f"Not the best: worse than some arm. Among the best: less than {effect} worse than any arm left. Of "
+        meaning += "arms that are exactly alike, one counts as the best"
     return (
         f"Arms are compared {after} of runs with the same seeds, at most {rules.max_seeds}; decided arms get no more "
         f"runs, and a claim stands once it is made. The probability of any false claim is at most {rules.alpha:g} over "
-        f"all arms and analyses. {meaning}. Intervals hold at every analysis at once. Means of arms are over all "
-        "their runs, differences over the pairs of the analysis that decided; they are not corrected for the time of "
-        "stopping: after an early stop they are a little too large on average."
+        f"all arms and analyses. {meaning}. Means of arms are over all their runs, differences over the pairs of the "
+        "analysis that decided."
     )

@@ -11,7 +11,7 @@ from vit_lightning.report.figures import to_svg
 from vit_lightning.report.page import caption_of, make_page
 from vit_lightning.report.report import Report
 from vit_lightning.report.tables import costs_csv, markdown, paper_table, results_csv
-from vit_lightning.report.wording import claim_is_about, rule
+from vit_lightning.report.wording import rule
 from vit_lightning.storage.folder import write_whole
 
 
@@ -39,7 +39,7 @@ def verdicts(analysis: Analysis) -> list[dict[str, Any]]:
     Differences are in the metric's own units, null where they are unknown.
     """
     known: dict[str, Any] = {"metric": analysis.study.compare.metric}
-    keys = ("arm", "other", "metric", "n", "mean", "low", "high", "p", "verdict", "decided", "next")
+    keys = ("arm", "other", "metric", "n", "mean", "low", "high", "p", "verdict", "claims", "decided", "next")
     found = []
     for one in analysis.standings or analysis.comparisons:
         values = {key: known.get(key, getattr(one, key, None)) for key in keys}
@@ -51,10 +51,10 @@ def make_markdown(report: Report) -> str:
     """Returns the report as Markdown, with links to the figures."""
     study = report.study
     parts = [f"# {markdown(study.question or f'Ablation {study.name}')}", f"**{markdown(report.headline)}**"]
-    parts += [markdown(report.recommendation), report.tables["verdicts"].to_markdown()]
+    parts += [*map(markdown, [report.recommendation, *report.caveats]), report.tables["verdicts"].to_markdown()]
     parts.append("\n".join(f"- {markdown(text)}" for text in report.warnings))
     parts += [f"![{caption_of(name)}](figures/{name}.svg)" for name in report.figures]
     parts.append("\n".join(f"- {name}: {markdown(text)}" for name, text in report.facts.items()))
-    parts += [markdown(claim_is_about(report.analysis)), markdown(rule(report.analysis))]
+    parts.append(markdown(rule(report.analysis)))
     parts += [table.to_markdown() for name, table in report.tables.items() if name != "verdicts"]
     return "\n\n".join(filter(None, parts)) + "\n"
