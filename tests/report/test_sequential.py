@@ -19,20 +19,34 @@ from vit_lightning.report.sequential import (
 DESIGN = Design(smallest_effect=1.0, alpha=0.05, comparisons=2, max_pairs=30)
 
 
-def test_boundaries_are_those_of_lan_and_demets(monkeypatch):
-    monkeypatch.setattr(sequential, "HELD_BACK", math.inf)
-    nominal_levels.cache_clear()
+def test_boundaries_are_those_of_lan_and_demets():
     # the function that resembles Pocock's boundaries, one-sided .025, five equal analyses
-    found = -special.ndtri(nominal_levels((10, 20, 30, 40, 50), 0.025))
-    assert found == pytest.approx([2.438, 2.427, 2.410, 2.397, 2.386], abs=1e-3)
-    assert nominal_levels((30,), 0.025) == pytest.approx([0.025])
-    nominal_levels.cache_clear()
+    pairs = (10, 20, 30, 40, 50)
+    spent = tuple(0.025 * math.log1p((math.e - 1) * n / 50) for n in pairs)
+    assert -special.ndtri(nominal_levels(pairs, spent)) == pytest.approx([2.438, 2.427, 2.410, 2.397, 2.386], abs=1e-3)
+    assert nominal_levels((30,), (0.025,)) == pytest.approx([0.025])
+
+
+@pytest.mark.parametrize("spending", ["early", "late"])
+def test_a_level_is_spent_as_planned_and_what_is_kept_for_extensions_thereafter(spending):
+    planned, level = Design(1.0, 0.05, 1, 15, spending=spending), 0.025
+    once, twice = replace(planned, max_pairs=20, extended=(15,)), replace(planned, max_pairs=60, extended=(15, 20))
+    assert twice.analyses == (6, 8, 10, 12, 14, 15, *range(16, 61, 2))
+    assert np.array_equal(once.levels(level)[:6], planned.levels(level)), "earlier claims stand"
+    assert np.array_equal(twice.levels(level)[:9], once.levels(level))
+    # independent of the integration: paths of normal sums, with many more crossings as boundaries are closer
+    n, high = np.array(twice.analyses), 16 * level
+    sums = np.random.default_rng(0).standard_normal((20_000, 60)).cumsum(-1)[:, n - 1]
+    crossed = np.logical_or.accumulate(sums / np.sqrt(n) > -special.ndtri(twice.levels(high)), axis=-1).mean(0)
+    held = high / (1 - math.log10(high) / sequential.HELD_BACK)
+    for by, part in {15: 0.95, 20: 1 - 0.05 * 15 / 20, 60: 1 - 0.05 / 4}.items():
+        assert crossed[twice.analyses.index(by)] == pytest.approx(held * part, abs=0.01)
 
 
 def test_the_first_boundaries_do_not_depend_on_how_many_are_asked_for():
     pairs = DESIGN.analyses
     assert pairs == (*range(6, 31, 2),)
-    assert np.array_equal(nominal_levels(pairs, 0.01, 4), nominal_levels(pairs, 0.01)[:4])
+    assert np.array_equal(DESIGN.levels(0.01, 4), DESIGN.levels(0.01)[:4])
     assert Design(1.0, 0.05, 1, 9).analyses == (6, 8, 9)
     assert Design(1.0, 0.05, 1, 5).analyses == ()
 
@@ -60,8 +74,8 @@ def test_one_analysis_without_correction_is_the_t_test():
     alone = Design(0.5, 0.05, 1, 6)
     paired = stats.ttest_1samp(differences[:6], 0.0)
     course = follow(differences[:6], alone)
-    assert (course.low[0], course.high[0]) == pytest.approx(tuple(paired.confidence_interval(0.95)))
-    assert p_value(differences[:6], alone) == pytest.approx(paired.pvalue, rel=0.03)  # in steps of 2.3 %
+    assert (course.low[0], course.high[0]) == pytest.approx(tuple(paired.confidence_interval(1 - 0.05 * 0.95)))
+    assert p_value(differences[:6], alone) == pytest.approx(paired.pvalue / 0.95, rel=0.03)  # in steps of 2.3 %
     assert course.high[0] - course.low[0] < (wider := follow(differences[:7], design)).high[0] - wider.low[0]
 
 

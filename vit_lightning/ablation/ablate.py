@@ -107,7 +107,8 @@ def ablate(config: AblateConfig) -> None:
     until = None if config.hours is None else time.time() + 3600 * config.hours
     options = WorkOptions(config.workers, config.only, config.patience, until)
     if options.pending(ledger):
-        print("\n".join(forecast_lines(plan, ledger, workers, devices, timed=config.launcher == "local")), flush=True)
+        timed, written = config.launcher == "local", not config.dry_run
+        print("\n".join(forecast_lines(plan, ledger, workers, devices, timed=timed, written=written)), flush=True)
     else:
         print("  nothing is left to run", flush=True)
     if config.dry_run:

@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from vit_lightning.commands.module import make_module
 from vit_lightning.commands.session import make_trainer, plain_training
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.notation import counted, show_time
-from vit_lightning.report.forecast import assumed_spread, forecast_sentences, measured_spread
+from vit_lightning.report.forecast import assumed_spread, best_spending, forecast_sentences, measured_spread
 from vit_lightning.training.resources import keep_freed_memory
 
 WARM_UP, MOST, MOMENT = 2, 20, 0.5
@@ -33,7 +34,9 @@ PATIENCE = 60.0
 """Seconds that the timing of an arm may take."""
 
 
-def forecast_lines(plan: Plan, ledger: Ledger, workers: int, devices: list[str] | None, *, timed: bool) -> list[str]:
+def forecast_lines(
+    plan: Plan, ledger: Ledger, workers: int, devices: list[str] | None, *, timed: bool, written: bool
+) -> list[str]:
     """Describes what an ablation can show, its runs and its time.
 
     Args:
@@ -42,10 +45,13 @@ def forecast_lines(plan: Plan, ledger: Ledger, workers: int, devices: list[str] 
         workers: runs at a time.
         devices: ids of GPUs that runs are spread over; None on a CPU.
         timed: whether steps of arms that have not run yet are timed, as where they are going to run on this machine.
+        written: whether the ledger keeps how alpha is spent, which the forecast chooses.
     """
     experiments, study = plan.experiments, ledger.study()
     read_images(experiments)
     spread = measured_spread(study) or assumed_spread(plan.compare, count_test_images(experiments[plan.baseline]))
+    ledger.keep_spending(best_spending(plan.compare, len(plan.arms), spread), written=written)
+    rules = replace(plan.compare, spending=ledger.facts["compare"]["spending"])
     seconds = {arm: ledger.expected_seconds(Planned(arm, plan.seeds[0])) for arm in plan.arms}
     if timed and None in seconds.values():
         ledger.forecast = seconds = time_arms(experiments, ledger.facts["threads"], workers, devices)
@@ -55,7 +61,7 @@ def forecast_lines(plan: Plan, ledger: Ledger, workers: int, devices: list[str] 
         lines = [f"what {plan.compare.metric} can show is said after three pairs of runs"]
         lines += [f"a run takes about {show_time(each * workers)}"] if each is not None else []
     else:
-        lines = forecast_sentences(plan.compare, len(plan.arms), spread, each)
+        lines = forecast_sentences(rules, len(plan.arms), spread, each)
     tuning = [] if study.tuning is None else [trial for trial in study.tuning.trials if trial.state == "missing"]
     if tuning and each is not None:
         lines.append(f"tuning before that: {counted(len(tuning), 'run')}, {show_time(each * len(tuning))}")

@@ -47,6 +47,7 @@ from vit_lightning.config.own_files import digests
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.report.schedule import Schedule, make_schedule
+from vit_lightning.report.sequential import Spending
 from vit_lightning.report.study import Compare, Run, State, Study, Tuning, combinations
 from vit_lightning.storage.environment import PACKAGES
 from vit_lightning.storage.folder import read_json, write_whole
@@ -181,6 +182,13 @@ class Ledger:
                 if known:
                     found[arm] = self.trials[min(known, key=known.__getitem__)]  # of equal ones the first
         return found
+
+    def keep_spending(self, spending: Spending, *, written: bool) -> None:
+        """Keeps how alpha is spent, where the plan does not say it; once results are there, it is as it was."""
+        compare = self.facts["compare"]
+        compare["spending"] = compare.get("spending") or ("early" if self.study().done else spending)
+        if written:
+            write_whole(self.folder / "ledger.json", json.dumps(self.facts, indent=2) + "\n")
 
     def expected_seconds(self, run: Planned) -> float | None:
         """Returns the median time of the runs of an arm, else of all runs, else the forecast; None if nobody knows."""
@@ -354,6 +362,7 @@ def open_ledger(
     if create:
         _create(path, now)
     ledger = find_ledger(folder) or Ledger(folder, now)
+    now["compare"]["spending"] = now["compare"]["spending"] or ledger.facts["compare"].get("spending")
     found = _changes(ledger, now)
     if not used_seeds(folder):
         found += earlier_studies(folder, now)

@@ -311,6 +311,8 @@ class PlanReader(Reader):
             ("compare.max_seeds", count, count >= FIRST, least),
             ("compare.max_seeds", count, count <= MOST_SEEDS, f"at most {MOST_SEEDS}"),
         )
+        if found.extended:
+            self.problems.append("compare.extended is kept by the ledger (to go on, raise compare.max_seeds)")
         if found.until == "not better" and found.arms != "baseline":
             rest = f"asks about arms beside a baseline, not compare.arms={found.arms}"
             self.problems.append(f"compare.until=not better {rest}")

@@ -205,7 +205,9 @@ def design_of(rules: Compare, arms: int) -> Design:
     """Returns the rules of each comparison in a study of so many arms."""
     count = arms * (arms - 1) // 2 if rules.arms == "pairs" else arms - 1
     best = rules.arms == "best"
-    return Design(rules.smallest_effect, rules.alpha, max(1, count), rules.max_seeds, rules.until, one_sided=best)
+    spending, extended = rules.spending or "early", rules.extended
+    most, until = rules.max_seeds, rules.until
+    return Design(rules.smallest_effect, rules.alpha, max(1, count), most, until, best, spending, extended)
 
 
 def compare(study: Study) -> list[ArmComparison]:

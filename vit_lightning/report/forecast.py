@@ -14,12 +14,14 @@ from scipy import special
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import show_time
 from vit_lightning.report.comparisons import ArmComparison, compare, design_of, read_predictions
-from vit_lightning.report.sequential import Course, Flags, at, follow, visible_difference
+from vit_lightning.report.sequential import Course, Flags, Spending, at, follow, visible_difference
 from vit_lightning.report.study import Compare, Study
 from vit_lightning.report.wording import unit_of
 
 POWER = 0.8
 """Probability of finding a difference, above which a study counts as able to show it."""
+ANSWERED = 0.95
+"""Fraction of the comparisons; where early spending answers fewer, late spending is chosen."""
 FEWEST = 3
 """Pairs from which the spread of their differences is taken."""
 
@@ -141,6 +143,14 @@ def _expect_race(course: Course) -> Forecast:
         decided = (not_worse[..., number] | ~(rivals & left[:, None])).all(-1) | ~left
         racing, before = np.asarray(left & (racing & ~decided).any(-1, keepdims=True)), n
     return Forecast(float(runs.mean()), float(decided.mean()), float((~left[:, :-1]).mean()))
+
+
+def best_spending(rules: Compare, arms: int, spread: Spread | None) -> Spending:
+    """Returns how alpha is best spent; early where nobody knows the spread."""
+    if rules.spending or spread is None:
+        return rules.spending or "early"
+    answered = [expect(rules, arms, spread.sd, truth).answered for truth in (0.0, rules.smallest_effect)]
+    return "early" if sum(answered) >= len(answered) * ANSWERED else "late"
 
 
 @functools.lru_cache

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vit_lightning.report.comparisons import ArmComparison
+from vit_lightning.report.comparisons import ArmComparison, design_of
 from vit_lightning.report.comparisons import compare as compare_arms
-from vit_lightning.report.sequential import Design
 from vit_lightning.report.study import Compare, Study
 
 
@@ -33,7 +32,7 @@ class Schedule:
 
 def analyses_of(compare: Compare) -> tuple[int, ...]:
     """Returns the numbers of seeds of all analyses."""
-    return Design(compare.smallest_effect, compare.alpha, 1, compare.max_seeds).analyses
+    return design_of(compare, 2).analyses
 
 
 def make_schedule(study: Study) -> Schedule:

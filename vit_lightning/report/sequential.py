@@ -5,11 +5,15 @@ not worse (by the smallest effect); equivalent is the last two together. At any 
 can be false, and of these the weaker one follows from the stronger: partitioning (Goeman, Solari and Stijnen 2010,
 Statistics in Medicine 29) then lets better and worse have half of a comparison's level each, the other two all of it.
 
-Each test spends its level over the analyses by the function of Lan and DeMets (Biometrika 1983) that resembles the
-boundaries of Pocock, so that a claim is false with at most that probability over all analyses together, and stands once
-it is made. Boundaries are those of normal numbers, turned into t-quantiles at the same nominal level (Jennison and
-Turnbull 2000, chapter 11), with ``HELD_BACK``. A comparison also ends where an answer has become unlikely (stochastic
-curtailment, chapter 10 there); that makes no claim, and claims are as valid if it goes on all the same.
+Each test spends its level over the analyses (Lan and DeMets, Biometrika 1983), so that a claim is false with at most
+that probability over all analyses together, and stands once it is made: early, by the function that resembles the
+boundaries of Pocock, or late, by a power of time. A part is kept for studies that are extended beyond their planned
+maximum. (The conditional error of Müller and Schäfer, Biometrics 2001, is zero after the last analysis of a design
+that keeps nothing. With boundaries that are fixed in advance, whoever goes on may look at all results before.)
+
+Boundaries are those of normal numbers, turned into t-quantiles at the same nominal level (Jennison and Turnbull 2000,
+chapter 11), with ``HELD_BACK``. A comparison also ends where an answer has become unlikely (stochastic curtailment,
+chapter 10 there); that makes no claim, and claims are as valid if it goes on all the same.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ Values = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Claim = Literal["better", "worse", "not better", "not worse"]
 Answer = Literal["equivalent", "not better"]
+Spending = Literal["early", "late"]
 MIRRORED: dict[str, Claim] = {
     "better": "worse",
     "worse": "better",
@@ -41,6 +46,10 @@ HELD_BACK = 16
 """The t-statistics of growing samples are less alike than normal ones: at the same nominal levels they cross boundaries
 up to 1 - log10(level) / 16 times as often (1.08 at .05, 1.16 at .0025), for 8 to 240 pairs and levels of .05 to .00006
 (2 million simulated sequences each)."""
+LATE = 1.5
+"""Exponent of late spending."""
+KEPT = 0.05
+"""Fraction of the level that is kept for pairs beyond the planned maximum."""
 UNLIKELY = 0.2
 """Probability of an answer by the last analysis, below which a comparison ends without one."""
 
@@ -54,6 +63,9 @@ class Design:
         alpha: probability of any false claim in the study, of whatever kind, over all comparisons and all analyses.
         comparisons: number of comparisons, which share alpha equally.
         max_pairs: pairs of the last analysis.
+        extended: earlier maxima in order, if the study was extended. The first one was planned.
+        spending: early spends a level over the analyses such that few pairs answer where noise is small; late answers
+            more where it is large.
         until: answer that decides a comparison, beside better and worse: ``equivalent`` tells those from a difference
             that does not matter; ``not better`` asks only whether the arm should be adopted, which takes fewer runs.
         one_sided: whether only one arm's comparisons can be false, and each in one direction, as where the best arm is
@@ -66,6 +78,8 @@ class Design:
     max_pairs: int
     until: Answer = "equivalent"
     one_sided: bool = False
+    spending: Spending = "early"
+    extended: tuple[int, ...] = ()
 
     @property
     def level(self) -> float:
@@ -81,7 +95,28 @@ class Design:
     def analyses(self) -> tuple[int, ...]:
         """Pairs of each analysis; without any, nothing is ever claimed."""
         regular = range(FIRST, self.max_pairs + 1, STEP)
-        return tuple(sorted({*regular, self.max_pairs} if regular else ()))
+        return tuple(sorted({*regular, *self.extended, self.max_pairs} if regular else ()))
+
+    def levels(self, level: float, count: int | None = None) -> Values:
+        """Returns the nominal one-sided level of each analysis, such that all together have a level.
+
+        The level is spent by the planned maximum but for a part that is kept, of which half is spent by twice as many
+        pairs, and so on. So the analyses do not depend on how far a study is extended, nor on why.
+
+        Args:
+            level: one-sided level of all analyses together.
+            count: number of analyses that are wanted, the first ones; None for all.
+        """
+        planned = (*self.extended, self.max_pairs)[0]
+        if planned > FIRST:
+            level /= 1 - math.log10(level) / HELD_BACK
+        return nominal_levels(self.analyses, tuple(level * self._spent(n / planned) for n in self.analyses), count)
+
+    def _spent(self, time: float) -> float:
+        """Returns the fraction of a level that is spent by some pairs, in units of the planned maximum."""
+        if time > 1:
+            return 1 - KEPT / time
+        return (1 - KEPT) * (math.log1p((math.e - 1) * time) if self.spending == "early" else time**LATE)
 
 
 @dataclass(frozen=True)
@@ -148,7 +183,7 @@ def follow(differences: Values, design: Design) -> Course:
     centred = differences - differences[..., :1]  # differences that are all alike then have a deviation of exactly 0
     squares = (centred**2).cumsum(-1)[..., n - 1] - centred.cumsum(-1)[..., n - 1] ** 2 / n
     sd = np.sqrt(np.maximum(squares, 0.0) / (n - 1))
-    levels = [nominal_levels(design.analyses, level) for level in (design.level / design.sides, design.level)]
+    levels = [design.levels(level) for level in (design.level / design.sides, design.level)]
     (halves, whole), effect = (found[: len(pairs)] for found in levels), design.smallest_effect
     made: dict[Claim, Flags] = {
         "better": _exceeds(differences, sd, n, halves, design),
@@ -228,31 +263,30 @@ def _quantiles(n: NDArray[np.int_], levels: Values) -> Values:
 
 
 @functools.cache
-def nominal_levels(pairs: tuple[int, ...], level: float, count: int | None = None) -> Values:
-    """Returns the one-sided level of each analysis, such that all together have a level.
+def nominal_levels(pairs: tuple[int, ...], spent: tuple[float, ...], count: int | None = None) -> Values:
+    """Returns the one-sided level of each analysis, such that all up to each one have the levels that are spent.
 
     The density of the sum of n standard normal numbers that no boundary has stopped is integrated from analysis to
     analysis (Armitage, McPherson and Rowe, JRSS A 1969).
 
     Args:
         pairs: pairs of each analysis.
-        level: one-sided level of all together.
+        spent: one-sided level of all analyses up to each one.
         count: number of analyses that are wanted, the first ones; None for all.
     """
-    if len(pairs) > 1:
-        level /= 1 - math.log10(level) / HELD_BACK
     found: list[float] = []
-    before, spent = 0, 0.0
+    before, spent_before = 0, 0.0
     points, density = np.zeros(1), np.ones(1)  # all paths begin at zero
-    for n in pairs[:count]:
-        spend, step = level * math.log1p((math.e - 1) * n / pairs[-1]), math.sqrt(n - before)
-        z = _boundary(points / step, density, math.sqrt(n) / step, spend - spent)
+    for n, spent_by_now in zip(pairs[:count], spent[:count], strict=True):
+        step = math.sqrt(n - before)
+        z = _boundary(points / step, density, math.sqrt(n) / step, spent_by_now - spent_before)
         found.append(float(special.ndtr(-z)))
         low, high = -8 * math.sqrt(n), z * math.sqrt(n)
         nodes, weights = _nodes(64 + int(3 * (high - low) / step))
         sums = (high - low) / 2 * nodes + (high + low) / 2
         moved = np.exp(-(((sums[:, None] - points) / step) ** 2) / 2) @ density / (step * math.sqrt(2 * math.pi))
-        points, density, before, spent = sums, moved * weights * (high - low) / 2, n, spend
+        points, density = sums, moved * weights * (high - low) / 2
+        before, spent_before = n, spent_by_now
     return np.array(found)
 
 
@@ -286,7 +320,7 @@ def p_value(differences: Values, design: Design) -> float:
 
     def is_claimed(step: int) -> bool:
         level = design.level * 10 ** (step / 100)  # fixed steps: other arms meet the same levels, known by then
-        return bool(np.any(seen <= nominal_levels(design.analyses, level / design.sides, len(n))))
+        return bool(np.any(seen <= design.levels(level / design.sides, len(n))))
 
     steps = range(-1000, math.ceil(-100 * math.log10(design.level)))
     return min(1.0, design.alpha * 10 ** ((steps[0] + bisect.bisect_left(steps, True, key=is_claimed)) / 100))

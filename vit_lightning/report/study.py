@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from vit_lightning.report.sequential import Answer
+from vit_lightning.report.sequential import Answer, Spending
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class Compare:
             an arm should be adopted and takes fewer runs.
         disagreement: fraction of the test images that one of two runs gets right and the other wrong, for the forecast
             before the first runs.
+        spending: early spends alpha over the analyses such that few runs answer where runs differ little; late answers
+            more where they differ much. By default the forecast chooses before the first result, and the ledger keeps
+            it.
+        extended: earlier ``max_seeds`` in order, where they were raised; kept by the ledger, no option of a plan. The
+            first is the one that alpha was planned for: going on does not spend alpha twice.
     """
 
     metric: str
@@ -42,6 +47,11 @@ class Compare:
     arms: Literal["baseline", "pairs", "best"] = "baseline"
     until: Answer = "equivalent"
     disagreement: float = 0.05
+    spending: Spending | None = None
+    extended: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "extended", tuple(self.extended))  # a list, in the ledger's file
 
 
 State = Literal["done", "failed", "missing"]
