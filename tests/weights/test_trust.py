@@ -15,7 +15,9 @@ from safetensors.torch import save_file
 from vit_lightning import Digits, UserError, ViTClassifier, load
 from vit_lightning.cli import main
 from vit_lightning.commands.module import load_teacher
+from vit_lightning.config.experiment import network_in_file
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint
+from vit_lightning.weights.init_from import open_initial_weights
 from vit_lightning.weights.trust import refuse_untrusted
 
 FOREIGN = """
@@ -72,17 +74,18 @@ def test_no_door_imports_what_a_file_names(door, foreign, trained, capsys):
     assert not Path("harmed").exists()
 
 
-@pytest.mark.parametrize("form", ["safetensors", "beside"])
+@pytest.mark.parametrize("form", ["inside safetensors", "beside", "inside a checkpoint of a plain Trainer"])
 def test_descriptions_of_weights_import_nothing(form, foreign):
-    config = {"model": {"class_path": foreign}}
-    if form == "safetensors":
-        save_file({"x": torch.zeros(1)}, "a.safetensors", {"config": json.dumps(config)})
+    config, weights = {"model": {"class_path": foreign}}, {"x": torch.zeros(1)}
+    place = "a.safetensors" if "safetensors" in form else "a.pth"
+    if place == "a.safetensors":
+        save_file(weights, place, {"config": json.dumps(config)})
     else:
-        torch.save({"x": torch.zeros(1)}, "a.pth")
-        Path("a.json").write_text(json.dumps(config))
-    place = "a.safetensors" if form == "safetensors" else "a.pth"
-    with pytest.raises(UserError, match=r"model.class_path=foreign_part.Thing is of none of the packages"):
-        load(place)
+        torch.save({"state_dict": weights, "config": config} if "inside" in form else weights, place)
+        Path("a.json").write_text(json.dumps(config if form == "beside" else {}))
+    for read in (load, lambda place: open_initial_weights(place, network_in_file).model()):
+        with pytest.raises(UserError, match=r"model.class_path=foreign_part.Thing is of none of the packages"):
+            read(place)
     assert main(["convert", place, "out.pth", "--to=timm"]) == 2
     assert not Path("harmed").exists()
 
@@ -164,9 +167,8 @@ def test_a_trusted_run_brings_the_files_of_its_classes(in_folder, capsys):
         ViTClassifier.load_from_checkpoint("../run/checkpoints/best.ckpt", trust=True).eval()(images), logits
     )
     assert torch.equal(load_teacher("../run", Digits(), trust=True).network(images), logits)
-    assert main(["export", "--ckpt=../run", "--out=out", "--trust"]) == 0
-    assert main(["test", "--ckpt=../run", "--trust"]) == 0
-    assert main(["summary", "--ckpt=../run", "--trust"]) == 0
+    for command in (["export", "--out=out"], ["embed", "--out=features.npz"], ["test"], ["predict"], ["summary"]):
+        assert main([*command, "--ckpt=../run", "--trust"]) == 0
     capsys.readouterr()
     assert main(["fit", *SMALL, "--init_from=../run", "--trust", "--out=second"]) == 0
     assert "tensors taken" in capsys.readouterr().out
