@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from vit_lightning.report.comparisons import ArmComparison
-from vit_lightning.report.sequential import Course, Values, at, follow, nominal_levels
+from vit_lightning.report.sequential import Course, Values, at, follow
 from vit_lightning.report.variance import Components
 
 PATHS = 1000
@@ -63,6 +63,6 @@ def crossed_interval(comparison: ArmComparison, parts: Components) -> tuple[floa
     place, design, (low, high) = comparison.analysis, comparison.design, comparison.interval
     if place is None or math.isnan(low):
         return math.nan, math.nan
-    level = nominal_levels(design.analyses, design.level / design.sides)[place]
+    level = design.levels(design.level / design.sides)[place]
     half = float(special.stdtrit(parts.freedom_new_images, 1 - level)) * parts.error_new_images
     return min(low, comparison.mean - half), max(high, comparison.mean + half)
