@@ -42,7 +42,7 @@ from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.fast_paths import left_out_flops
 from vit_lightning.training.optim import optimizer_and_schedule
-from vit_lightning.training.resources import forward_flops, keep_freed_memory, peak_memory
+from vit_lightning.training.resources import forward_flops, peak_memory
 from vit_lightning.weights import FAMILIES, to_reference
 
 STEP, TRAINER, INFERENCE, PRODUCT = "training step", "whole Trainer", "inference", "matrix product"
@@ -92,8 +92,6 @@ def bench(experiment: Experiment, *, rounds: int = 100, seconds: float = 30.0, p
         turns = BesideTrainer(TRAINER, measured.make, is_done)
         others = [callback for callback in run.trainer.callbacks if not isinstance(callback, Start)]  # type: ignore
         run.trainer.callbacks = [turns, *others]  # type: ignore[attr-defined]
-        if run.trainer.strategy.root_device.type == "cpu":
-            keep_freed_memory()
         compile_chosen(run.module, experiment)
         try:
             run.mirror.start()

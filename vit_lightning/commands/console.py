@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_only
+from tqdm import tqdm
 
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files, trust_flag
@@ -22,7 +24,8 @@ from vit_lightning.data.splits import Split
 from vit_lightning.metric_facts import Stage, facts_of
 from vit_lightning.notation import counted
 from vit_lightning.storage.folder import FULL
-from vit_lightning.training.callbacks import training_steps
+from vit_lightning.storage.wandb_mirror import WandbMirror
+from vit_lightning.training.callbacks import Stopwatch, training_steps
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.resources import AUTO, auto_precision
 
@@ -127,6 +130,15 @@ def start_lines(experiment: Experiment, trainer: Trainer, facts: Mapping[str, An
     return "\n".join(lines)
 
 
+def start_mirror(mirror: WandbMirror, stopwatch: Stopwatch) -> None:
+    """Starts W&B, whose import takes as long as some epochs, when training has begun; its time does not count."""
+    with stopwatch.paused():
+        mirror.start()
+        with tqdm.external_write_mode():  # beside the progress bar
+            say(mirror.place())
+        mirror.catch_up(mirror.folder)
+
+
 class Start(Callback):
     """Callback that says before the first step what is trained on, and how many steps there are or remain.
 
@@ -156,6 +168,8 @@ class Start(Callback):
             say(row("training", _length(trainer, data)))
             if (warmup := _whole_warmup(trainer, pl_module)) is not None:
                 say(row("note", warmup))
+        if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+            self._begin()  # within max_time there would be less time to train
 
     def on_train_batch_start(self, *args: Any) -> None:
         if self._has_trained:

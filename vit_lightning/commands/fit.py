@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +16,8 @@ from typing import Any
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import Timer
-from tqdm import tqdm
 
-from vit_lightning.commands.console import Start, print_summary, quiet, row, say, start_lines
+from vit_lightning.commands.console import Start, print_summary, quiet, row, say, start_lines, start_mirror
 from vit_lightning.commands.module import (
     compile_chosen,
     count_parameters,
@@ -29,9 +26,9 @@ from vit_lightning.commands.module import (
     network_of,
     start_weights,
 )
-from vit_lightning.commands.resume import find_run, parent_of
+from vit_lightning.commands.resume import Resumed, find_run, parent_of
 from vit_lightning.commands.session import Results, chosen_matmul, logged, make_trainer, own_faults, training_results
-from vit_lightning.commands.summary import table
+from vit_lightning.commands.summary import table_or_note
 from vit_lightning.commands.tune import try_out
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files
@@ -41,7 +38,7 @@ from vit_lightning.figures.curves import draw_curves
 from vit_lightning.figures.test_report import interval, report_test
 from vit_lightning.figures.validation_pictures import ValidationPictures
 from vit_lightning.notation import counted
-from vit_lightning.storage.checkpoint_files import Restored, find_checkpoint, newest_checkpoint, read_checkpoint
+from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint
 from vit_lightning.storage.environment import write_environment
 from vit_lightning.storage.folder import full_disk_named, is_first, log_warnings, new_folder, write_whole
 from vit_lightning.storage.metrics import MetricsFile, write_results
@@ -70,8 +67,6 @@ class Run:
     mirror: WandbMirror
     facts: dict[str, Any]
     """Parameters and floating-point operations, as in ``results.json``."""
-    is_new: bool = False
-    """Whether its folder was made for it."""
 
 
 def fit(experiment: Experiment) -> Results:
@@ -95,15 +90,11 @@ def fit(experiment: Experiment) -> Results:
         trainer_arguments = experiment.make_trainer_arguments()  # first, so that a wrong callback leaves no folder
         if resumed is None:
             folder = locks.enter_context(new_folder(experiment.out, parent_of(experiment), f"seed{experiment.seed}"))
-            run, restored = make_run(experiment, trainer_arguments, folder), None
-            run.is_new = True
+            run = make_run(experiment, trainer_arguments, folder)
             write_whole(folder / "config.yaml", experiment.to_yaml())
         else:
-            folder, restored = resumed.folder, resumed.restored
-            run = make_run(experiment, trainer_arguments, folder, begins=restored is None)
-            resumed.begin(experiment, run.module)
-        keep_own_files(folder)
-        return train_and_test(run, restored)
+            run = make_run(experiment, trainer_arguments, resumed.folder, begins=resumed.restored is None)
+        return train_and_test(run, resumed)
 
 
 def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folder: Path, *, begins: bool = True) -> Run:
@@ -142,35 +133,44 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
         ValidationPictures(data, mirror, config["pictures_every_n_epochs"]),
     ]
     trainer = make_trainer(trainer_arguments, folder, callbacks, [metrics, mirror])
+    if trainer.strategy.root_device.type == "cpu":
+        keep_freed_memory()
     return Run(experiment, folder, module, trainer, predictions, stopwatch, metrics, mirror, facts)
 
 
-def train_and_test(run: Run, restored: Restored | None = None) -> Results:
+def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
     """Trains from step 0 or from a checkpoint, unless training has finished; then tests the best checkpoint."""
-    experiment, folder = run.experiment, run.folder
-    device, precision = run.trainer.strategy.root_device.type, run.trainer.precision
-    fast_paths = experiment.describe_fast_paths(device, precision)
-    write_environment(folder, run_id=run.mirror.run_id, precision=precision, fast_paths=fast_paths)
+    experiment, data, module, trainer, folder = run.experiment, run.experiment.data, run.module, run.trainer, run.folder
     run.mirror.listen()
-    _say_what_runs(run)
-    compile_chosen(run.module, experiment)
-    run.mirror.postponed = partial(_start_mirror, run)
+    run.mirror.postponed = partial(start_mirror, run.mirror, run.stopwatch)
     with (
-        _ended_in_words(run),
+        _ended_in_words(run, is_new=resumed is None),
         full_disk_named(folder),
         own_faults(folder),
         log_warnings(folder),
         chosen_matmul(experiment),
     ):
-        _train(run, restored)
-        run.folder = folder = run.trainer.strategy.broadcast(folder)
+        path, checkpoint = (None, {}) if resumed is None else resumed.begin(experiment, module, run.metrics)
+        keep_own_files(folder)
+        device, precision = trainer.strategy.root_device.type, trainer.precision
+        fast_paths = experiment.describe_fast_paths(device, precision)
+        write_environment(folder, run_id=run.mirror.run_id, precision=precision, fast_paths=fast_paths)
+        say(row("run", f"{folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
+        say(start_lines(experiment, trainer, run.facts))
+        if experiment.trainer["enable_model_summary"]:
+            say(table_or_note(network_of(module), (data.in_channels, *data.image_size), data.batch_size))
+        compile_chosen(module, experiment)
+        if checkpoint.get("finished"):
+            say(row("training", f"finished after {counted(checkpoint['global_step'], 'step')}: only the test remains"))
+            run.stopwatch.load_state_dict(checkpoint["callbacks"]["Stopwatch"])
+        else:
+            trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=True)
+        run.folder = folder = trainer.strategy.broadcast(folder)
         best = find_checkpoint(folder)
         checkpoint = read_checkpoint(best)
-        last = newest_checkpoint(folder)  # previous.ckpt, if a kill came between the two renames of a save
-        assert last is not None
-        results = training_results(experiment, run.facts, best=checkpoint, last=last.checkpoint)
+        results = training_results(experiment, run.facts, folder, checkpoint)
         if experiment.test:
-            load_weights(run.module, checkpoint, best)
+            load_weights(module, checkpoint, best)
             results |= _test(run, results)
     with full_disk_named(folder):
         run.metrics.complete()
@@ -178,36 +178,17 @@ def train_and_test(run: Run, restored: Restored | None = None) -> Results:
         if is_first():
             draw_curves(experiment, folder, results["best_step"])
             if run.predictions.table:
-                say(report_test(folder, run.predictions.table, experiment.data))
+                say(report_test(folder, run.predictions.table, data))
             run.mirror.log_results(results)
             for path in sorted(folder.glob("*-profile*.txt")):
                 say(path.read_text(encoding="utf-8").strip())
         print_summary(folder, results)
         run.mirror.finish()
         write_results(folder, results)
-    if left_out := sum(map(len, experiment.data.bad_images.values())):
+    if left_out := sum(map(len, data.bad_images.values())):
         say(row("skipped", f"{counted(left_out, 'damaged image')}: {folder / BAD_IMAGES}"))
     say(run.mirror.hint())
     return results
-
-
-def _train(run: Run, restored: Restored | None) -> None:
-    path, checkpoint, complaints = restored or (None, {}, [])
-    for complaint in complaints:
-        warnings.warn(f"{complaint}: falling back to {path.name if path else None}", stacklevel=2)
-    done = checkpoint.get("global_step", 0)
-    # before a validation, the rows of the step that it follows are logged again
-    measured = checkpoint.get("callbacks", {}).get("Monitor", {}).get("row")
-    run.metrics.resume(done - checkpoint.get("before_validation", False), measured, checkpoint.get("row"))
-    if checkpoint.get("finished"):
-        say(row("training", f"finished after {counted(done, 'step')}: only the test remains"))
-        run.stopwatch.load_state_dict(checkpoint["callbacks"]["Stopwatch"])
-        return
-    if run.trainer.strategy.root_device.type == "cpu":
-        keep_freed_memory()
-    if any(isinstance(callback, Timer) for callback in run.trainer.callbacks):  # type: ignore[attr-defined]
-        run.mirror.begin()  # within max_time there would be less time to train
-    run.trainer.fit(run.module, datamodule=run.experiment.data, ckpt_path=path, weights_only=True)
 
 
 def _test(run: Run, results: Results) -> Results:
@@ -229,28 +210,8 @@ def _test(run: Run, results: Results) -> Results:
     return found
 
 
-def _say_what_runs(run: Run) -> None:
-    experiment, data = run.experiment, run.experiment.data
-    say(row("run", f"{run.folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
-    say(start_lines(experiment, run.trainer, run.facts))
-    if experiment.trainer["enable_model_summary"]:
-        try:
-            say(table(network_of(run.module), (data.in_channels, *data.image_size), data.batch_size))
-        except UserError as error:  # a network that looks at numbers trains all the same
-            say(row("note", str(error)))
-
-
-def _start_mirror(run: Run) -> None:
-    """Starts W&B, whose import takes as long as some epochs, when training has begun; its time does not count."""
-    with run.stopwatch.paused():
-        run.mirror.start()
-        with tqdm.external_write_mode():  # beside the progress bar
-            say(run.mirror.place())
-        run.mirror.catch_up(run.folder)
-
-
 @contextlib.contextmanager
-def _ended_in_words(run: Run) -> Iterator[None]:
+def _ended_in_words(run: Run, *, is_new: bool) -> Iterator[None]:
     """Says how to go on after a run has been stopped, and ends its mirror.
 
     Removes the folder of a new run that a mistake of the user's ends before its first step: nothing names it.
@@ -269,6 +230,6 @@ def _ended_in_words(run: Run) -> Iterator[None]:
             fault.problems.append(f"{how}; the run folder is {run.folder}")
         is_full = isinstance(fault.__cause__, OSError | RuntimeError)  # a disk, which may have space again
         is_mistake = type(fault) is UserError and not is_full and not run.trainer.global_step
-        if run.is_new and is_mistake and is_first():
+        if is_new and is_mistake and is_first():
             shutil.rmtree(run.folder, ignore_errors=True)
         raise

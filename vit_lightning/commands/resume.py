@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from vit_lightning.storage.checkpoint_files import (
     read_checkpoint,
 )
 from vit_lightning.storage.folder import hold, is_first, release, try_hold, write_whole
-from vit_lightning.storage.metrics import read_metrics, read_results
+from vit_lightning.storage.metrics import MetricsFile, read_metrics, read_results
 from vit_lightning.training.classifier import ViTClassifier
 
 RESUMED = "VIT_LIGHTNING_RESUMED"
@@ -101,16 +102,29 @@ class Resumed:
     results: dict[str, Any] | None = None
     """Results of a finished run."""
 
-    def begin(self, experiment: Experiment, module: LightningModule) -> None:
-        """Checks that the checkpoint fits the network, clears what a killed process left, and notes the changes."""
-        if self.restored is not None:
+    def begin(
+        self, experiment: Experiment, module: LightningModule, metrics: MetricsFile
+    ) -> tuple[Path | None, dict[str, Any]]:
+        """Checks that the checkpoint fits the network, clears what a killed process left, and notes the changes.
+
+        Returns:
+            path and contents of the checkpoint; None and an empty one without any.
+        """
+        path, checkpoint, complaints = self.restored or (None, {}, [])
+        if path is not None:
             prefix = "network." if isinstance(module, ViTClassifier) else ""
-            network_weights(network_of(module), self.restored.checkpoint, self.restored.path, prefix)
+            network_weights(network_of(module), checkpoint, path, prefix)
+        for complaint in complaints:
+            warnings.warn(f"{complaint}: falling back to {path.name if path else None}", stacklevel=2)
         remove_partial_files(self.folder)
+        done = checkpoint.get("global_step", 0)
         if self.changes:
-            step = 0 if self.restored is None else self.restored.checkpoint["global_step"]
-            path = self.folder / "config.yaml"
-            write_whole(path, note_changes(experiment.to_yaml(), path, self.changes, step))
+            config = self.folder / "config.yaml"
+            write_whole(config, note_changes(experiment.to_yaml(), config, self.changes, done))
+        # before a validation, the rows of the step that it follows are logged again
+        measured = checkpoint.get("callbacks", {}).get("Monitor", {}).get("row")
+        metrics.resume(done - checkpoint.get("before_validation", False), measured, checkpoint.get("row"))
+        return path, checkpoint
 
 
 def find_run(experiment: Experiment, locks: contextlib.ExitStack) -> Resumed | None:

@@ -30,6 +30,7 @@ from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import (
     AtomicCheckpointIO,
     find_checkpoint,
+    newest_checkpoint,
     run_folder_of,
 )
 from vit_lightning.storage.folder import is_first, new_folder
@@ -197,16 +198,19 @@ def plain_training(steps: int, *, logs: bool = False) -> dict[str, Any]:
 
 
 def training_results(
-    experiment: Experiment, facts: Mapping[str, Any], *, best: Mapping[str, Any], last: Mapping[str, Any]
+    experiment: Experiment, facts: Mapping[str, Any], folder: Path, best: Mapping[str, Any]
 ) -> Results:
     """Returns the results of a training, with the metrics of its best checkpoint.
 
     Args:
         experiment: the experiment.
         facts: parameters and floating-point operations.
+        folder: the run folder.
         best: the best checkpoint.
-        last: the last one.
     """
+    newest = newest_checkpoint(folder)  # previous.ckpt, if a kill came between the two renames of a save
+    assert newest is not None
+    last = newest.checkpoint
     watch, metrics = last["callbacks"]["Stopwatch"], best["metrics"]
     return {
         "seed": experiment.seed,

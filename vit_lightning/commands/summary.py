@@ -22,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
-from vit_lightning.commands.console import quiet, say
+from vit_lightning.commands.console import quiet, row, say
 from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_model
 from vit_lightning.commands.module import make_module
 from vit_lightning.config.experiment import Experiment
@@ -120,6 +120,14 @@ def table(network: nn.Module, shape: tuple[int, int, int], batch_size: int, leve
             f"{_bytes(batch_size * whole.kept)} for a batch of {batch_size}",
         ]
     )
+
+
+def table_or_note(network: nn.Module, shape: tuple[int, int, int], batch_size: int) -> str:
+    """Returns the table, or why there is none: a network that looks at numbers trains all the same."""
+    try:
+        return table(network, shape, batch_size)
+    except UserError as error:
+        return row("note", str(error))
 
 
 def _rows(layer: Layer, level: int, levels: int | None) -> Iterator[tuple[str, ...]]:
