@@ -177,7 +177,9 @@ def page(report: Report, title: str) -> str:
     """Returns the report as one HTML page beside ``samples.png``."""
     splits, title = report["splits"], html.escape(title)
     lists = {"Damaged": [line for part in splits.values() for line in part["damaged"]]}
-    lists |= {f"The same {kind.replace('_', ' ')}": map(", ".join, report[f"duplicates_{kind}"]) for kind in DUPLICATES}
+    lists |= {
+        f"The same {kind.replace('_', ' ')}": [*map(", ".join, report[f"duplicates_{kind}"])] for kind in DUPLICATES
+    }
     classes = [(name, *(part["per_class"][name] for part in splits.values())) for name in splits["train"]["per_class"]]
     sections = {
         title: text(report),

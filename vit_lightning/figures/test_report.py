@@ -91,7 +91,7 @@ def report_test(folder: Path, table: Table, data: ImageData) -> str:
     correct = table["prediction"] == table["label"]
     worst = np.flatnonzero(~correct)
     worst = worst[np.argsort(-table["loss"][worst], kind="stable")][:WORST]
-    confusion = numbers(*(table[name] for name in ("label", "prediction", "confidence")), names)["confusion"]
+    confusion = numbers(table["label"], table["prediction"], table["confidence"], names)["confusion"]
     title = f"{correct.sum():,} of {len(correct):,} test images are right"
     drawn = {"confusion": confusion_picture(confusion, names, title)}
     if data.own_loaders:
