@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import traceback
 from collections.abc import Iterator, Mapping
@@ -33,7 +32,7 @@ from vit_lightning.storage.checkpoint_files import (
     newest_checkpoint,
     run_folder_of,
 )
-from vit_lightning.storage.folder import is_first, new_folder
+from vit_lightning.storage.folder import is_first, new_folder, read_json
 from vit_lightning.storage.metrics import json_number
 from vit_lightning.training.callbacks import TrainingBar
 from vit_lightning.training.lightning_detours import (
@@ -107,13 +106,6 @@ def own_faults(folder: Path | None) -> Iterator[None]:
         raise OwnFault(text) from fault
 
 
-def began_precision(folder: Path) -> str | None:
-    """Returns the precision with which the run of a folder began; None for a new run."""
-    path = folder / "environment.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found.get("precision") if isinstance(found, dict) else None
-
-
 def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:
     """Returns Lightning's Trainer with the config's arguments; its callbacks and loggers are added to ours.
 
@@ -135,23 +127,28 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
     plugins, precision = as_list(arguments["plugins"]), arguments["precision"]
     if precision == AUTO:
-        precision = began_precision(folder) or auto_precision(arguments["accelerator"])
+        began = read_json(folder / "environment.json").get("precision")  # of a run that is resumed
+        precision = began or auto_precision(arguments["accelerator"])
     if any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         raise UserError(
             "trainer.plugins: a CheckpointIO cannot be given, since our own writes checksums (leave it out)"
         )
-    trainer = _made_trainer(
-        {
-            **arguments,
-            "precision": precision,
-            "enable_model_summary": False,  # ours is printed at the start of a run
-            "plugins": [*plugins, AtomicCheckpointIO()],
-            "enable_checkpointing": bool(own_loggers),
-            "callbacks": [*own, *callbacks],
-            "logger": [*own_loggers, *loggers] or False,
-            "default_root_dir": folder,
-        }
-    )
+    arguments = {
+        **arguments,
+        "precision": precision,
+        "enable_model_summary": False,  # ours is printed at the start of a run
+        "plugins": [*plugins, AtomicCheckpointIO()],
+        "enable_checkpointing": bool(own_loggers),
+        "callbacks": [*own, *callbacks],
+        "logger": [*own_loggers, *loggers] or False,
+        "default_root_dir": folder,
+    }
+    try:
+        trainer = Trainer(**arguments)
+    except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as fault:
+        named = ("accelerator", "devices", "strategy", "precision")
+        given = ", ".join(f"{name}={arguments[name]}" for name in named if arguments[name] is not None)
+        raise UserError(f"trainer: {' '.join(str(fault).split())[:400]} (given: {given})") from fault
     end_each_epoch_once(trainer)
     leave_signals_to_us(trainer)
     start_ranks_without_signals(trainer)
@@ -165,15 +162,6 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         given = f"trainer.devices={trainer.num_devices}"
         say(f"{given}: more processes than the {counted(cores, 'core')} of this machine")
     return trainer
-
-
-def _made_trainer(arguments: Mapping[str, Any]) -> Trainer:
-    try:
-        return Trainer(**arguments)
-    except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as fault:
-        named = ("accelerator", "devices", "strategy", "precision")
-        given = ", ".join(f"{name}={arguments[name]}" for name in named if arguments[name] is not None)
-        raise UserError(f"trainer: {' '.join(str(fault).split())[:400]} (given: {given})") from fault
 
 
 def plain_training(steps: int, *, logs: bool = False) -> dict[str, Any]:
