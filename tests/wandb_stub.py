@@ -133,12 +133,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def read_wandb_file(file: Path) -> dict[str, Any]:
-    """Rows, config, summary, files, console, hardware and facts of the run in a ``.wandb`` file."""
+    """Rows, config, summary, files, console and facts of the run in a ``.wandb`` file."""
     from google.protobuf.json_format import MessageToDict
     from wandb.proto import wandb_internal_pb2
 
     found: dict[str, Any] = {"rows": [], "config": {}, "summary": {}, "files": [], "run": {}}
-    found |= {"environment": {}, "stats": [], "console": ""}
+    found |= {"stats": [], "console": ""}
     for chunk in _chunks(file.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(chunk)
         kind = record.WhichOneof("record_type")
@@ -155,8 +155,6 @@ def read_wandb_file(file: Path) -> dict[str, Any]:
             found["git"] = MessageToDict(run.git, preserving_proto_field_name=True)
         elif kind == "config":
             found["config"] |= _items(record.config.update)
-        elif kind == "environment":
-            found["environment"] |= MessageToDict(record.environment, preserving_proto_field_name=True)
         elif kind == "stats":
             found["stats"].append({item.key: json.loads(item.value_json) for item in record.stats.item})
         elif kind == "output_logger":

@@ -61,24 +61,21 @@ def ended_by_signals(is_program: bool = False) -> Iterator[None]:
     earlier = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # else a child's signals come here
     threading.Thread(target=_watch, args=(reading,), daemon=True, name="signals").start()
-    handlers = {number: signal.getsignal(number) for number in STOP}
-    try:
-        for number in STOP:
-            signal.signal(number, exit_by_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)  # a further rank starts with them blocked
-        yield
-    except Exception:
-        if _ended_by:  # it is what the interrupted code made of SystemExit, or of the end of another rank
-            raise SystemExit(128 + _ended_by) from None
-        raise
-    finally:
-        if is_program:
-            _ending.set()
-        else:
-            for number, handler in handlers.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            signal.set_wakeup_fd(earlier)
-            os.close(writing)
+    with handled(exit_by_signal) as before:
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)  # a further rank starts with them blocked
+            yield
+        except Exception:
+            if _ended_by:  # it is what the interrupted code made of SystemExit, or of the end of another rank
+                raise SystemExit(128 + _ended_by) from None
+            raise
+        finally:
+            if is_program:
+                _ending.set()
+                before.clear()  # the handlers stay
+            else:
+                signal.set_wakeup_fd(earlier)
+                os.close(writing)
 
 
 def _watch(reading: int) -> None:

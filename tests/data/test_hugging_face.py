@@ -108,7 +108,7 @@ def test_cifar_as_parquet(tmp_path):
 def test_bad_values_are_named_at_once():
     with pytest.raises(UserError) as caught:
         HuggingFaceSet(path="x", image_size=0, min_area=2.0, val_share=1.0)
-    assert [problem.split("=")[0] for problem in caught.value.problems] == ["min_area", "image_size", "val_share"]
+    assert [problem.split("=")[0] for problem in caught.value.problems] == ["val_share", "min_area", "image_size"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="datasets is installed")

@@ -168,12 +168,8 @@ def test_folders_that_do_not_fit_are_named_all_at_once(tmp_path):
 def test_bad_values_are_named_all_at_once(tmp_path):
     with pytest.raises(UserError) as caught:
         ImageFolder(root=tmp_path / "missing", image_size=0, min_area=0.0, val_share=1.0)
-    assert [problem.split("=")[0] for problem in caught.value.problems] == [
-        "min_area",
-        "image_size",
-        "val_share",
-        "root",
-    ]
+    named = [problem.split("=")[0] for problem in caught.value.problems]
+    assert named == ["val_share", "min_area", "image_size", "root"]
 
 
 @pytest.mark.parametrize("names", [("Train", "test"), ("val", "test")])

@@ -213,7 +213,7 @@ def test_validation_images_that_a_dataset_changes_at_random_are_said(own, monkey
     import my_scans
 
     data = WrappedDataset(dataset_class=my_scans.Scans, arguments={"count": 150})
-    assert "my_scans.Scans changes its images at random, also those cut off for test and val" in data.notice
+    assert "my_scans.Scans changes its images at random, also those cut off for val and test" in data.notice
 
 
 def test_an_ordinary_dataset_of_make_dataset_is_taken():
@@ -258,7 +258,7 @@ class Drawn(Sizes):
 def test_a_dataset_that_draws_its_own_split_draws_the_same_in_each_process():
     def orders() -> list[list[int]]:
         data = WrappedDataset(dataset_class=Drawn, image_size=8)
-        return [data._parts[split][0].order.tolist() for split in ("train", "test")]
+        return [data.dataset(split).dataset.order.tolist() for split in ("train", "test")]
 
     first = orders()
     assert sorted([*first[0], *first[1]]) == list(range(50))

@@ -40,11 +40,12 @@ def test_without_a_key_the_run_is_offline_and_complete(tmp_path):
         "tags": ["one", "two"],
         "notes": "why ***",
     }
-    given = told["environment"]
+    given = json.loads((file.parent / "files" / "wandb-metadata.json").read_text())
     assert given["args"][:1] == ["fit"]
     assert {"--out=~/run", "--wandb.notes=why ***"} <= {*given["args"]}
     commit = environment["git"]["working folder"]["commit"]
-    assert given["git"] == told["git"] == {"commit": commit, "remote_url": "https://github.com/USER/mine.git"}
+    assert told["git"] == {"commit": commit, "remote_url": "https://github.com/USER/mine.git"}
+    assert given["git"] == {"commit": commit, "remote": told["git"]["remote_url"]}
     assert given["python"] == environment["python"]
     assert given["cpu"]["model"] == environment["processor"]
     assert given["cpu_count"] == environment["cores"]

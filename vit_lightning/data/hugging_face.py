@@ -72,7 +72,7 @@ class HuggingFaceSet(ImageSet):
     label_column: str = "label"
     cache: Path = Path("data/huggingface")
 
-    @property
+    @cached_property
     def class_names(self) -> list[str]:
         self.check()
         return self._named_classes or [str(label) for label in range(1 + max(self._labels["train"]))]

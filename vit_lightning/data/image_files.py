@@ -155,6 +155,7 @@ class ImageFiles(ImageData):
         interpolation: how images are resized.
     """
 
+    class_names: list[str] = []  # noqa: RUF012  # of each
     image_size: int | tuple[int, int]  # type: ignore[assignment]  # a pair once it is made
 
     def __init__(
@@ -173,14 +174,10 @@ class ImageFiles(ImageData):
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
         self.files: Sequence[Path | Image.Image] = []
-        self._class_names, self.image_size, self.in_channels = class_names, pair(image_size), in_channels
+        self.class_names, self.image_size, self.in_channels = class_names, pair(image_size), in_channels
         self.centre_share, self.mean, self.std = centre_share, tuple(mean), tuple(std)
         self.on_bad_image, self.max_bad_share = on_bad_image, 1.0
         self.interpolation: Interpolation = interpolation
-
-    @property
-    def class_names(self) -> list[str]:
-        return self._class_names
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         names = [str(file) if isinstance(file, Path) else f"image {number}" for number, file in enumerate(self.files)]

@@ -1,4 +1,4 @@
-"""Base of the data modules whose images lie encoded in files or tables."""
+"""Bases of the data modules whose splits are those of a source, and of those whose images lie encoded in it."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoding import Interpolation
-from vit_lightning.data.images import DecodedImages, Encoded, keep_if_small
+from vit_lightning.data.images import DecodedImages, keep_if_small
 from vit_lightning.data.splits import SPLITS, Split, cut_missing, cut_problems
 from vit_lightning.limits import problems_of
 from vit_lightning.sizes import pair
@@ -26,7 +26,45 @@ SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class ImageSet(ImageData):
+class SplitData(ImageData):
+    """Base of data with the splits of a source; one that it lacks is cut from training, stratified, by ``split_seed``.
+
+    Args:
+        val_share: fraction of the training images that is cut off for validation if the source has no such split.
+        test_share: fraction of the training images that is cut off for the test if the source has no such split.
+    """
+
+    val_share: float = 0.1
+    test_share: float = 0.2
+
+    def problems(self) -> list[str]:
+        return super().problems() + cut_problems(val_share=self.val_share, test_share=self.test_share)
+
+    @abstractmethod
+    def source_splits(self) -> dict[Split, Any]:
+        """Returns the splits that the source has, with training among them: each has ``labels`` and ``part``."""
+
+    @cached_property
+    def _source(self) -> dict[Split, Any]:
+        return self.source_splits()
+
+    @cached_property
+    def _splits(self) -> dict[Split, Any]:
+        shares: dict[Split, float] = {"test": self.test_share, "val": self.val_share}
+        missing = {split: share for split, share in shares.items() if split not in self._source}
+        if not missing:
+            return self._source
+        train = self._source["train"]
+        parts = cut_missing([int(label) for label in train.labels], missing, self.split_seed)
+        return self._source | {split: train.part(indices) for split, indices in parts.items()}
+
+    @property
+    def cut_splits(self) -> tuple[Split, ...]:
+        return tuple(split for split in SPLITS if split not in self._source)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ImageSet(SplitData):
     """Base of ``ImageFolder`` and ``HuggingFaceSet``: a subclass gives ``class_names`` and ``source_splits``.
 
     Args:
@@ -38,8 +76,6 @@ class ImageSet(ImageData):
         in_memory: whether decoded images are kept, on the GPU if there is one. Needs ``min_area`` 1, since random crops
             are decoded from the file (RandomResizedCrop in ``augment`` crops kept images). By default for splits that
             take at most a gigabyte, if ``min_area`` is 1.
-        val_share: fraction of the training images that is cut off for validation if the source has no such split.
-        test_share: fraction of the training images that is cut off for the test if the source has no such split.
         min_area: smallest fraction of a training image's area that a random crop shows; 1 takes the whole image.
         centre_share: fraction of the sides of a validation or test image that the centre crop shows.
         mean: mean of each channel, of pixels between 0 and 1; ImageNet's by default.
@@ -53,8 +89,6 @@ class ImageSet(ImageData):
     on_bad_image: OnBadImage = "error"
     max_bad_share: float = 0.05
     in_memory: bool | None = None
-    val_share: float = 0.1
-    test_share: float = 0.2
     min_area: float = 0.08
     centre_share: float = 0.875
     mean: tuple[float, float, float] = IMAGENET_MEAN
@@ -66,35 +100,14 @@ class ImageSet(ImageData):
         self.image_size = pair(self.image_size)
 
     def problems(self) -> list[str]:
-        problems = super().problems()
-        problems += problems_of(
+        problems = super().problems() + problems_of(
             ("min_area", self.min_area, 0.0 < self.min_area <= 1.0, "above 0 and at most 1"),
             ("centre_share", self.centre_share, 0.0 < self.centre_share <= 1.0, "above 0 and at most 1"),
             ("image_size", self.image_size, min(pair(self.image_size)) >= 1, "at least 1"),
         )
         if self.in_memory and self.min_area < 1:
             problems.append(f"in_memory={self.in_memory} needs min_area=1 (augment may hold RandomResizedCrop)")
-        return problems + cut_problems(val_share=self.val_share, test_share=self.test_share)
-
-    @abstractmethod
-    def source_splits(self) -> dict[Split, Encoded]:
-        """Returns the splits that the source has, with training among them."""
-
-    @cached_property
-    def _source(self) -> dict[Split, Encoded]:
-        return self.source_splits()
-
-    @cached_property
-    def _splits(self) -> dict[Split, Encoded]:
-        train = self._source["train"]
-        shares: dict[Split, float] = {"test": self.test_share, "val": self.val_share}
-        missing = {split: share for split, share in shares.items() if split not in self._source}
-        parts = cut_missing(train.labels, missing, self.split_seed)
-        return {**self._source, **{split: train.part(indices) for split, indices in parts.items()}}
-
-    @property
-    def cut_splits(self) -> tuple[Split, ...]:
-        return tuple(split for split in SPLITS if split not in self._source)
+        return problems
 
     def image_count(self, split: Split) -> int:
         """Returns the number of images of a split that are used; decodes none."""

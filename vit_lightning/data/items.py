@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from io import BytesIO
 from typing import Any
@@ -93,6 +93,10 @@ class Items(Dataset[Batch]):
         """Label of each image, from the dataset's own list if it has one, else from its items."""
         of_all = labels_of(self.dataset, self.title)
         return torch.tensor([of_all[index] for index in self.indices])
+
+    def part(self, indices: Sequence[int]) -> Items:
+        """Returns some of the items, by their places among these."""
+        return replace(self, indices=[self.indices[i] for i in indices])
 
     def name(self, index: int) -> str:
         """Returns the name of an image in lists: its index in the dataset."""

@@ -71,11 +71,6 @@ def cut_missing(labels: Sequence[int], shares: Mapping[Split, int | float], seed
     return {**parts, "train": train}
 
 
-def cut_problems(*, val_share: float, test_share: float | None = None) -> list[str]:
-    """Returns what is wrong with the fractions that are cut from training; None where the test is never cut."""
-    shares = {"val_share": val_share, "test_share": test_share}
-    return [
-        f"{key}={share} must be above 0 and below 1"
-        for key, share in shares.items()
-        if share is not None and not 0.0 < share < 1.0
-    ]
+def cut_problems(**shares: float) -> list[str]:
+    """Returns what is wrong with the fractions that are cut from training."""
+    return [f"{key}={share} must be above 0 and below 1" for key, share in shares.items() if not 0.0 < share < 1.0]

@@ -15,17 +15,17 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
-from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAMES
-from vit_lightning.data.items import labels_of, read_item, to_pixels
+from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAMES, SplitData
+from vit_lightning.data.items import Items, labels_of, read_item, to_pixels
 from vit_lightning.data.per_image import Own, name_of, seeded
-from vit_lightning.data.splits import SPLITS, Split, cut_missing, cut_problems
+from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError, named, of_others
 from vit_lightning.limits import problems_of, refuse
 from vit_lightning.sizes import pair
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class WrappedDataset(ImageData):
+class WrappedDataset(SplitData):
     """Any map-style ``Dataset`` of (image, label) items: order, resume, augmentation and normalisation are ours.
 
     In a config ``data.class_path`` names the dataset itself, with its arguments beside those of this class. If it takes
@@ -41,8 +41,6 @@ class WrappedDataset(ImageData):
         in_channels: 1 or 3 channels of PIL images; by default those of the first.
         num_classes: number of classes; by default that of the dataset's ``classes``, else of its labels.
         class_names: name of each class; by default the dataset's ``classes``, else numbers.
-        val_share: fraction of the training images that is cut off for validation if the dataset has no such split.
-        test_share: fraction of the training images that is cut off for the test if the dataset has no such split.
         mean: mean of each channel, of pixels between 0 and 1; by default ImageNet's, 0.5 for other than 3 channels.
         std: standard deviation of each channel; by default ImageNet's, 0.25 for other than 3 channels.
     """
@@ -54,23 +52,21 @@ class WrappedDataset(ImageData):
     in_channels: int | None = None  # type: ignore[assignment]
     num_classes: int | None = None  # type: ignore[assignment]
     class_names: list[str] | None = None  # type: ignore[assignment]
-    val_share: float = 0.1
-    test_share: float = 0.2
     mean: tuple[float, ...] | None = None  # type: ignore[assignment]
     std: tuple[float, ...] | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._parts = self._make_splits()
-        train = self._parts["train"][0]
+        self._made = self._make_splits()
+        train = self._made["train"]
         with seeded():
             first, *others = [read_item(train, index, self.title)[0] for index in (0, len(train) // 2, len(train) - 1)]
         self._take_images(first, others)
         self._take_classes(train)
-        self._cut_missing()
+        self._datasets |= self._splits
 
     def problems(self) -> list[str]:
-        problems = super().problems() + cut_problems(val_share=self.val_share, test_share=self.test_share)
+        problems = super().problems()
         if self.image_size is not None:
             problems += problems_of(("image_size", self.image_size, min(pair(self.image_size)) >= 1, "at least 1"))
         for key in ("mean", "std"):
@@ -89,8 +85,8 @@ class WrappedDataset(ImageData):
             seed(self.split_seed)  # it may draw a split, or the images: the same for each split, rank and resumed run
             return self.dataset_class(**{**(self.arguments or {}), **which})
 
-    def _make_splits(self) -> dict[Split, tuple[Any, Sequence[int]]]:
-        """Makes the dataset of each split that it has; returns it with the indices of its images."""
+    def _make_splits(self) -> dict[Split, Any]:
+        """Makes the dataset of each split that it has."""
         given, takes = self.arguments or {}, _takes(self.dataset_class)
         if "train" in given:
             raise UserError(f"train={given['train']}: it is set for each split (leave it out)")
@@ -111,7 +107,7 @@ class WrappedDataset(ImageData):
                 raise UserError(f"{self.title} {text} (a LightningDataModule takes any loader)")
             if not len(dataset):
                 raise UserError(f"{self.title}: its {split} images are none")
-        return {split: (dataset, range(len(dataset))) for split, dataset in made.items()}
+        return made
 
     def _first_that_works(self, names: Sequence[str]) -> Any:
         """Returns the dataset of the first name of a split that it accepts; None if validation or test has none."""
@@ -159,31 +155,22 @@ class WrappedDataset(ImageData):
         if self.num_classes < 2:
             raise UserError(f"num_classes={self.num_classes} must be at least 2 to classify")
 
-    def _cut_missing(self) -> None:
-        train = self._parts["train"][0]
-        shares: dict[Split, float] = {"test": self.test_share, "val": self.val_share}
-        if missing := {split: share for split, share in shares.items() if split not in self._parts}:
-            parts = cut_missing(labels_of(train, self.title), missing, self.split_seed)
-            self._parts |= {split: (train, indices) for split, indices in parts.items()}
-
-    @property
-    def cut_splits(self) -> tuple[Split, ...]:
-        train = self._parts["train"][0]
-        return tuple(split for split, (dataset, _) in self._parts.items() if split != "train" and dataset is train)
+    def source_splits(self) -> dict[Split, Items]:
+        return {split: self.batches_of(dataset, range(len(dataset))) for split, dataset in self._made.items()}
 
     @property
     def notice(self) -> str:
-        dataset, indices = self._parts["train"]
-        if not (self.cut_splits and _draws_at_random(dataset, indices[0], self.title)):
+        train = self._splits["train"]
+        if not (self.cut_splits and _draws_at_random(train.dataset, train.indices[0], self.title)):
             return ""
         return (
             f"{self.title} changes its images at random, also those cut off for {' and '.join(self.cut_splits)} "
             "(leave these transforms to data.augment, or give the dataset an argument train or split)"
         )
 
-    def make_dataset(self, split: Split) -> Dataset[Batch]:
-        dataset, indices = self._parts[split]
-        return self.batches_of(dataset, indices)
+    def make_dataset(self, split: Split) -> Items:
+        made: Items = self._splits[split]
+        return made
 
 
 def _takes(function: Own) -> set[str]:

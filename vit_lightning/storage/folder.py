@@ -266,8 +266,8 @@ def log_warnings(folder: Path) -> Iterator[None]:
     def show_and_write(
         message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None
     ) -> None:
-        now = time.strftime("%Y-%m-%d %H:%M:%S")
-        handler.append(f"{now} {filename}:{lineno}: {category.__name__}: {message}\n")
+        where = f"{filename}:{lineno}: {category.__name__}"
+        handler.handle(logging.makeLogRecord({"name": where, "msg": str(message)}))
         show(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show_and_write
@@ -289,11 +289,8 @@ class _Lines(logging.Handler):
         super().__init__(logging.WARNING)
         self.path = path
         self.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-        self.append("")
+        path.touch()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.append(f"{self.format(record)}\n")
-
-    def append(self, text: str) -> None:
         with contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as file:
-            file.write(text)
+            file.write(f"{self.format(record)}\n")

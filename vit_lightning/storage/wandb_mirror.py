@@ -7,6 +7,7 @@ with wandb 0.31 and servers that refuse, hang, answer with errors or die (``test
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -188,28 +189,26 @@ class WandbMirror(Logger):
         )
 
     def _send_environment(self, environment: Mapping[str, Any]) -> None:
-        """Sends versions, command, commit and hardware to where W&B shows those of a run."""
-        from wandb.proto import wandb_internal_pb2
-
-        records: Any = wandb_internal_pb2
-        program, *arguments = map(self._redacted, shlex.split(environment.get("command", "lightning")))
-        code, gpus = self._redacted.of(_code(environment)), environment.get("gpus") or []
-        record = records.EnvironmentRecord(
-            os=environment.get("system"),
-            python=environment.get("python"),
-            program=program,
-            args=arguments,
-            root=self._redacted(environment.get("folder", "")),
-            git=records.GitRepoRecord(commit=code.get("commit"), remote_url=code.get("remote")),
-            cpu_count=environment.get("cores"),
-            cpu_count_logical=environment.get("cores"),
-            cpu=records.CpuInfo(model=environment.get("processor"), count=environment.get("cores")),
-            gpu_type=gpus[0] if gpus else None,
-            gpu_count=len(gpus),
-            gpu_nvidia=[records.GpuNvidiaInfo(name=name) for name in gpus],
-            cuda_version=environment.get("cuda"),
-        )
-        self._run._interface._publish(records.Record(environment=record))
+        """Sends versions, command, commit and hardware in the file of which W&B shows those of a run."""
+        program, *arguments = shlex.split(environment.get("command", "lightning"))
+        code, cores, gpus = _code(environment), environment.get("cores"), environment.get("gpus") or []
+        facts = {
+            "os": environment.get("system"),
+            "python": environment.get("python"),
+            "program": program,
+            "args": [self._redacted(argument) for argument in arguments],
+            "root": environment.get("folder"),
+            "git": {"commit": code.get("commit"), "remote": code.get("remote")},
+            "cpu": {"model": environment.get("processor"), "count": cores},
+            "cpu_count": cores,
+            "gpu": gpus[0] if gpus else None,
+            "gpu_count": len(gpus),
+            "gpu_nvidia": [{"name": name} for name in gpus],
+            "cudaVersion": environment.get("cuda"),
+        }
+        file = Path(self._run.dir) / "wandb-metadata.json"
+        file.write_text(json.dumps(self._redacted.of(facts)), encoding="utf-8")
+        self._run.save(str(file), base_path=str(file.parent), policy="now")
 
     def _log(self, make: Callable[[], Mapping[str, Any]], step: int | None = None) -> None:
         """Logs a row; W&B merges rows of the same step and ignores rows of earlier steps."""
