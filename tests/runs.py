@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,14 @@ SMALL = (
 """A run on digits that takes a second."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def example(name: str) -> str:
+    """An example of CONTRIBUTING.md."""
+    page = (REPOSITORY / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    found = re.search(rf"<!-- {name} -->\n```\w+\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+    return found[1]
 
 
 def logged_rows(folder: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import REPOSITORY, SMALL
+from runs import REPOSITORY, SMALL, example
 
 from vit_lightning import ViT, ViTClassifier, cli, from_reference, to_reference
 from vit_lightning.cli import COMMANDS, main
@@ -22,10 +22,6 @@ from vit_lightning.weights import FAMILIES
 TEXT = (REPOSITORY / ".github" / "CONTRIBUTING.md").read_text()
 DIGITS = f"--config={REPOSITORY / 'experiments' / 'digits.yaml'}"
 WITHOUT_SIZES = ("--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--wandb.mode=disabled")
-
-
-def example(name: str) -> str:
-    return re.search(rf"<!-- {name} -->\n```python\n(.*?)```", TEXT, re.DOTALL).group(1)
 
 
 @pytest.fixture(autouse=True)

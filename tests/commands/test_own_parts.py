@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from processes import Running, command
-from runs import Command
 
 PARTS = """import os
 import signal
@@ -100,14 +99,6 @@ trainer: {max_epochs: 1, accelerator: cpu}
 checkpoint: {monitor: val_loss, mode: min}
 """
 
-PLAN = """
-config: project/exp.yaml
-grid: {model.attention.class_path: [my_parts.Mixing, beside_the_plan.Mixing]}
-fixed: {trainer.limit_train_batches: 2}
-baseline: {model.attention.class_path: my_parts.Mixing}
-compare: {metric: test/acc, smallest_effect: 0.01, max_seeds: 6}
-"""
-
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
@@ -179,21 +170,3 @@ def test_a_lightning_module_of_its_own_kind_runs_predicts_and_shows_its_errors(l
     assert "AttributeError: 'Alone' object has no attribute 'no_such_thing'" in broken.stderr
     assert len(broken.stderr.splitlines()) < 15
     assert "training_step" in (tmp_path / "broken" / "error.log").read_text()
-
-
-@pytest.mark.full
-def test_own_parts_are_arms_of_an_ablation(lightning: Command, project: Path, tmp_path: Path) -> None:
-    (tmp_path / "plans").mkdir()
-    (tmp_path / "plans" / "plan.yaml").write_text(PLAN)
-    (tmp_path / "plans" / "beside_the_plan.py").write_text(
-        "from my_parts import Mixing as Before\n\n\nclass Mixing(Before):\n    pass\n"
-    )
-    result = lightning("ablate", "plans/plan.yaml", "--out=study")
-    assert result.returncode == 0, result.stderr + result.stdout
-    runs = sorted(path.parent for path in (tmp_path / "study").rglob("results.json"))
-    assert len(runs) == 12
-    assert all((run / "my_parts.py").is_file() for run in runs)
-    (project / "my_parts.py").write_text(f"{PARTS}# changed\n")
-    changed = lightning("ablate", "plans/plan.yaml", "--out=study")
-    assert "file my_parts.py was" in changed.stdout + changed.stderr
-    assert all("test/acc" in json.loads((run / "results.json").read_text()) for run in runs)

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import REPOSITORY, SMALL
+from runs import example
 
 from vit_lightning import UserError
 from vit_lightning.cli import main
 from vit_lightning.config.resolve import resolve
 
-PAGE = (REPOSITORY / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
 QUICK = (
     "--trainer.max_epochs=1",
     "--trainer.limit_train_batches=3",
@@ -23,16 +22,11 @@ QUICK = (
 )
 
 
-def example(name: str) -> str:
-    found = re.search(rf"<!-- {name} -->\n```\w+\n(.*?)```", PAGE, re.DOTALL)
-    assert found is not None
-    return found[1]
-
-
 @pytest.fixture
 def parts(in_folder) -> Path:
     (in_folder / "parts.py").write_text(example("all parts"))
     (in_folder / "exp.yaml").write_text(example("all parts in a config"))
+    (in_folder / "module.yaml").write_text(example("all parts in a module"))
     return in_folder
 
 
@@ -44,16 +38,11 @@ def test_ten_parts_of_one_file_train_together(parts):
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        ("--data.class_path=parts.Batches", "--data.batch_size=8", "--model.patch_size=4"),
-        ("--data.class_path=parts.Images", "--module.class_path=parts.Module", "--module.width=8", "--test=false"),
-    ],
+    "flags", [("exp.yaml", "--data.class_path=parts.Batches"), ("module.yaml", "--module.width=8")]
 )
 def test_a_data_module_and_a_module_of_the_same_file_train_too(parts, flags):
-    flags = (*flags, *(SMALL[1:4] if "Module" not in flags[1] else ()), *QUICK)
-    monitored = ("--checkpoint.monitor=val/loss", "--checkpoint.mode=min")
-    assert main(["fit", *flags, *monitored, "--out=run"]) == 0
+    assert main(["fit", "--config", *flags, *QUICK, "--out=run"]) == 0
+    assert {"val/acc", "test/acc"} <= set(json.loads(Path("run/results.json").read_text()))
 
 
 OPTIONS = {
@@ -62,7 +51,7 @@ OPTIONS = {
     "model.feed_forward": ("Wide", "factor", 2),
     "model.pool": ("Top", "count", 3),
     "loss": ("focal", "gamma", 1.5),
-    "optimizer": ("Sign", "scale", 0.5),
+    "optimizer": ("Sign", "beta", 0.5),
     "data.augment": ("darker", "most", 0.2),
     "metrics": ("Worst", "power", 2.0),
     "trainer.callbacks": ("Norms", "every", 5),
@@ -111,7 +100,7 @@ class Lightning(Module):
 def test_a_config_as_lightning_s_command_line_writes_it_runs(parts):
     Path("parts.py").write_text(example("all parts") + WITHOUT_OPTIMIZER)
     Path("cli.yaml").write_text(LIGHTNING)
-    flags = "--checkpoint.monitor=val/loss", "--checkpoint.mode=min", "--test=false", "--wandb.mode=disabled"
+    flags = ("--wandb.mode=disabled",)
     assert main(["fit", "-c", "cli.yaml", *flags, "--out=run"]) == 0
     config = yaml.safe_load(Path("run/config.yaml").read_text())
     assert config["module"]["class_path"] == "parts.Lightning"

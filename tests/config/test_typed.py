@@ -204,3 +204,27 @@ def test_a_required_argument_of_a_wrong_value_makes_no_part():
     reader = Reader()
     assert reader.value(Callback, {"class_path": "EarlyStopping", "monitor": 3}, "a") is WRONG
     assert reader.problems == ["a.monitor=3 must be a string"]
+
+
+def like(width: int, heads: int, norm: str, rate: float = 0.0): ...
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (lambda width, norm, gate=2: (width, norm, gate), (8, "n", 3)),  # those that it has, by name
+        (lambda norm, width, gate=2: (norm, width, gate), ("n", 8, 3)),
+        (lambda w, h, n, r, gate=2: (w, h, n, r, gate), (8, 4, "n", 0.1, 3)),  # all, in their order
+        (lambda width, heads, norm, rate, gate=2: (width, heads, norm, rate, gate), (8, 4, "n", 0.1, 3)),
+    ],
+)
+def test_a_factory_gets_the_arguments_that_it_has_by_name_or_all_in_their_order(target, expected, monkeypatch):
+    monkeypatch.setattr("vit_lightning.config.typed.find_class", lambda name: target)
+    reader = Reader()
+    place = Place(None, "factory", 4)
+    part = reader.part(place, {"class_path": "my.Part", "gate": 3}, "block", like)
+    assert not reader.problems
+    assert part.make()(8, 4, "n", 0.1) == expected
+    assert part.plain() == {"class_path": "my.Part", "init_args": {"gate": 3}}
+    reader.part(place, {"class_path": "my.Part", "width": 3, "gat": 3}, "block", like)
+    assert {problem.split("=")[0] for problem in reader.problems} == {"block.width", "block.gat"}

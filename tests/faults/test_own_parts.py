@@ -1,4 +1,4 @@
-"""Ten programs of a user, each a file beside a config, started from another folder and killed once."""
+"""The parts of CONTRIBUTING.md's one file, each beside a config, started from another folder and killed once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import harness
 import pytest
 import yaml
 from fake_runs import pretend
-from runs import logged_rows
+from runs import example, logged_rows
 
 from vit_lightning.ablation.ledger import read_study
 from vit_lightning.ablation.plan import slug
@@ -16,148 +16,27 @@ from vit_lightning.storage.checkpoint_files import read_checkpoint
 
 pytestmark = pytest.mark.full
 
-PROGRAM = """
-import torch
-import torch.nn.functional as F
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from sklearn.datasets import load_digits
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
-from torchmetrics import Metric
-from torchvision.transforms import v2
-
-from vit_lightning import ResidualAdd
-from vit_lightning.models.blocks import NamedSequential
-
-
-class PostNorm(NamedSequential):
-    def __init__(self, emb_size, attention, feed_forward, norm, layer_scale=None, drop_path=0.0):
-        super().__init__(
-            attention=ResidualAdd(attention), norm1=norm(emb_size),
-            feed_forward=ResidualAdd(feed_forward), norm2=norm(emb_size),
-        )
-
-
-class Focal(nn.Module):
-    def __init__(self, gamma: float = 2.0):
-        super().__init__()
-        self.gamma = gamma
-
-    def forward(self, logits, targets):
-        loss = F.cross_entropy(logits, targets, reduction="none")
-        return ((1 - torch.exp(-loss)) ** self.gamma * loss).mean()
-
-
-class SignSGD(torch.optim.Optimizer):
-    def __init__(self, params, lr: float = 1e-3, weight_decay: float = 0.0, beta: float = 0.9):
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "beta": beta})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    mean = self.state[weight].setdefault("mean", torch.zeros_like(weight))
-                    mean.lerp_(weight.grad, 1 - group["beta"])
-                    weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(mean.sign(), alpha=group["lr"])
-        return loss
-
-
-class Speckle(v2.Transform):
-    def transform(self, inpt, params):
-        return torch.where(torch.rand(inpt.shape) < 0.1, 255 - inpt, inpt)
-
-
-class Shapes(Dataset):
-    classes = ["dark", "light", "half"]
-
-    def __init__(self, train: bool = True, count: int = 300):
-        generator = torch.Generator().manual_seed(int(train))
-        self.labels = torch.arange(count) % 3
-        self.images = torch.randint(0, 96, (count, 1, 8, 8), dtype=torch.uint8, generator=generator)
-        self.images += (torch.tensor([0, 120, 60])[self.labels])[:, None, None, None].byte()
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        return self.images[index], int(self.labels[index])
-
-
-class Loaders(LightningDataModule):
-    num_classes = 10
-
-    def setup(self, stage):
-        pixels, labels = load_digits(return_X_y=True)
-        self.images = TensorDataset(torch.tensor(pixels).float().view(-1, 1, 8, 8) / 16, torch.tensor(labels))
-
-    def train_dataloader(self):
-        return DataLoader(self.images, batch_size=162)
-
-    val_dataloader = test_dataloader = train_dataloader
-
+NETWORK = """
 
 class Mlp(nn.Sequential):
-    def __init__(self, image_size=8, num_classes: int = 10, width: int = 32):
+    def __init__(self, num_classes, image_size=8, width=32):
         super().__init__(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, num_classes))
-
-
-class Plain(LightningModule):
-    def __init__(self, num_classes: int, lr: float = 0.01):
-        super().__init__()
-        self.lr, self.net = lr, Mlp(num_classes=num_classes)
-
-    def forward(self, images):
-        return self.net(images)
-
-    def training_step(self, batch, number):
-        return F.cross_entropy(self(batch[0]), batch[1])
-
-    def validation_step(self, batch, number):
-        self.log("val/acc", (self(batch[0]).argmax(1) == batch[1]).float().mean(), batch_size=len(batch[1]))
-
-    def test_step(self, batch, number):
-        self.log("test/acc", (self(batch[0]).argmax(1) == batch[1]).float().mean(), batch_size=len(batch[1]))
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=self.lr)
-
-
-class WorstClass(Metric):
-    def __init__(self, num_classes: int):
-        super().__init__()
-        self.add_state("right", torch.zeros(num_classes), dist_reduce_fx="sum")
-        self.add_state("all", torch.zeros(num_classes), dist_reduce_fx="sum")
-
-    def update(self, probabilities, labels):
-        self.all += torch.bincount(labels, minlength=len(self.all))
-        self.right += torch.bincount(labels[probabilities.argmax(1) == labels], minlength=len(self.all))
-
-    def compute(self):
-        return (self.right / self.all.clamp(min=1)).min()
-
-
-class Shrink(Callback):
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        for weight in pl_module.parameters():
-            weight.data.mul_(0.999)
 """
 
 PARTS = {
-    "block": {"model.block.class_path": "mine.PostNorm"},
-    "loss": {"loss.class_path": "mine.Focal", "loss.gamma": 1.5, "data.mixing": None},
-    "optimizer": {"optimizer.class_path": "mine.SignSGD", "optimizer.beta": 0.8},
-    "transform": {"data.augment": [{"class_path": "mine.Speckle"}]},
-    "dataset": {"data.class_path": "mine.Shapes", "data.batch_size": 36},
-    "data module": {"data.class_path": "mine.Loaders"},
-    "module": {"module.class_path": "mine.Plain", "module.lr": 0.02},
-    "metric": {"metrics": [{"class_path": "mine.WorstClass"}]},
-    "callback": {"trainer.callbacks": [{"class_path": "fault.Fault"}, {"class_path": "mine.Shrink"}]},
-    "network": {"model.class_path": "mine.Mlp", "model.width": 24},
+    "block": {"model.block.class_path": "parts.Block", "model.block.scale": 0.7},
+    "attention": {"model.attention.class_path": "parts.Mixer"},
+    "feed-forward": {"model.feed_forward.class_path": "parts.Wide"},
+    "pool": {"model.pool.class_path": "parts.Top"},
+    "loss": {"loss.class_path": "parts.focal", "loss.gamma": 1.5, "data.mixing": ["MixUp"]},
+    "optimizer": {"optimizer.class_path": "parts.Sign", "optimizer.beta": 0.8},
+    "transform": {"data.augment": [{"class_path": "parts.darker"}]},
+    "dataset": {"data.class_path": "parts.Images", "data.count": 300, "data.batch_size": 24},
+    "data module": {"data.class_path": "parts.Batches", "data.batch_size": 6},
+    "module": {"module.class_path": "parts.Module", "module.width": 24},
+    "metric": {"metrics": [{"class_path": "parts.Worst"}]},
+    "callback": {"trainer.callbacks": [{"class_path": "fault.Fault"}, {"class_path": "parts.Norms", "every": 2}]},
+    "network": {"model.class_path": "parts.Mlp", "model.width": 24},
 }
 
 
@@ -187,7 +66,7 @@ def write_project(folder: Path, part: str) -> Path:
     project, elsewhere = folder / "project", folder / "elsewhere"
     project.mkdir(parents=True)
     elsewhere.mkdir()
-    (project / "mine.py").write_text(PROGRAM)
+    (project / "parts.py").write_text(example("all parts") + NETWORK)
     (project / "exp.yaml").write_text(yaml.safe_dump(nested(options)))
     return elsewhere
 
@@ -238,7 +117,7 @@ def test_a_run_of_own_parts_is_ended_by_a_signal_and_resumes_to_the_same_bits(tm
 
 def test_each_part_is_an_arm_of_an_ablation(tmp_path):
     folder = write_project(tmp_path, "callback").parent / "project"
-    arms = {"ours": MODEL}
+    arms = {"ours": MODEL, "beside": {**MODEL, "model.attention.class_path": "beside_the_plan.Twice"}}
     for part, options in PARTS.items():
         arms[part] = {**({} if part in ("network", "module") else MODEL), **options}
     config = {"trainer": {"max_epochs": 2, "accelerator": "cpu"}, "data": {"batch_size": 162}}
@@ -246,6 +125,8 @@ def test_each_part_is_an_arm_of_an_ablation(tmp_path):
     compare = {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 6}
     plan = {"config": "short.yaml", "arms": arms, "baseline": "ours", "compare": compare}
     (folder / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+    text = "from parts import Mixer\n\n\nclass Twice(Mixer):\n    pass\n"
+    (folder / "beside_the_plan.py").write_text(text)
     trained = [f"{slug(arm)}-seed{seed}" for arm in arms for seed in (0, 1)]
     process = harness.start(folder, "plan.yaml", "out", *trained, call=pretend)
     process.join(300)
@@ -255,6 +136,11 @@ def test_each_part_is_an_arm_of_an_ablation(tmp_path):
     assert process.exitcode == 0, harness.log(folder)[-3000:]
     runs = read_study(folder / "out").runs
     assert [run.state for run in runs] == ["done"] * 6 * len(arms)
-    assert {run.arm for run in runs} == {"ours", *PARTS}
+    assert {run.arm for run in runs} == {"ours", "beside", *PARTS}
     page = (folder / "out" / "report.html").read_text()
     assert all(part in page for part in PARTS)
+    assert len([*(folder / "out" / "runs").rglob("parts.py")]) == 4 * (len(arms) - 1)
+    (folder / "parts.py").write_text(f"{(folder / 'parts.py').read_text()}# changed\n")
+    process = harness.start(folder, "ablate", "plan.yaml", "--out=out")
+    process.join(300)
+    assert "file parts.py was" in harness.log(folder)

@@ -11,7 +11,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import timedelta
 from enum import Enum
 from functools import partial
@@ -45,18 +45,23 @@ class Part:
         arguments: values of its arguments; those with classes are parts too.
         name: class path in a config; empty for a group of options, which has none.
         form: what is made of it.
+        named: names of the first arguments of a factory, which passes on by name those that the class takes; none where
+            it passes all of them on in their order.
     """
 
     target: Any
     arguments: Mapping[str, Any]
     name: str = ""
     form: Form = "object"
+    named: tuple[str, ...] = ()
 
     def make(self, **more: Any) -> Any:
         """Returns a new object, factory or the class, with further arguments in place of those of the config."""
         if self.form == "class":
             return self.target
         given = {name: made(value) for name, value in self.arguments.items() if name not in more} | more
+        if self.named:
+            return partial(_call_by_name, self.target, self.named, given)
         return partial(self.target, **given) if self.form == "factory" else self.target(**given)
 
     def plain(self) -> Any:
@@ -67,6 +72,20 @@ class Part:
         if not self.name:
             return arguments
         return {"class_path": self.name, **({"init_args": arguments} if arguments else {})}
+
+
+def _call_by_name(target: Any, names: tuple[str, ...], given: Mapping[str, Any], *values: Any) -> Any:
+    taken = signature_of(target).options
+    return target(**{name: value for name, value in zip(names, values, strict=True) if name in taken}, **given)
+
+
+def _names_for(target: Any, like: Any, leading: int) -> tuple[str, ...]:
+    """Returns the names of the first arguments of a class like another, if it takes others, or in another order."""
+    if not leading or not callable(like):
+        return ()
+    names, own = tuple(signature_of(like).options)[:leading], signature_of(target)
+    takes_names = {*own.required} and {*own.required} <= {*names}
+    return names if takes_names and tuple(own.options)[:leading] != names else ()
 
 
 def made(value: Any) -> Any:
@@ -277,9 +296,13 @@ class Reader:
             self.problems.append(f"{path}.class_path={name} must be a {base.__name__}")
             return WRONG
         form: Form = "object" if place.form == "factory" and is_class and base is None else place.form
-        signature = signature_of(target, place.leading or 0) if form == "factory" else signature_of(target)
+        leading = (place.leading or 0) if form == "factory" else 0
+        names = _names_for(target, default, leading)
+        signature = signature_of(target, 0 if names else leading)
+        signature = signature._replace(options={k: v for k, v in signature.options.items() if k not in names})
         provided = signature.options if form == "class" or place.leading is None else ()
-        return self.made_of(signature, target, name, arguments, path, form=form, provided=provided)
+        part = self.made_of(signature, target, name, arguments, path, form=form, provided=provided)
+        return replace(part, named=names) if names and part is not WRONG else part
 
     def made_of(
         self,
