@@ -116,7 +116,7 @@ def test_the_answer_comes_first_and_names_failures_and_the_next_step(study):
         assert fact in page
     varying = make_markdown(make_report(replace(study, split_varies=True, plan_changed=["model.depth was 3, is 6"])))
     assert "this holds for new seeds and splits, on these 2,000 test images" in varying
-    assert varying.index("Changed since the first run: model.depth was 3") < varying.index("| arm | verdict |")
+    assert varying.index("Not as planned: model.depth was 3") < varying.index("| arm | verdict |")
 
 
 def test_what_is_left_to_run_is_said_with_its_cost(tmp_path):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from vit_lightning.config.files import word
 from vit_lightning.report.comparisons import ArmComparison, Standing, compare, read_predictions, standings
+from vit_lightning.report.estimates import crossed_interval
 from vit_lightning.report.study import Run, Study
 from vit_lightning.report.variance import Components, Effect, components, factor_effects, spread
 
@@ -97,6 +98,12 @@ class Analysis:
         """Arm or arms that the differences on the first screen are to."""
         known = {"baseline": self.study.baseline, "best": "the best other arm"}
         return known.get(self.study.compare.arms) or self.ranked[0].name
+
+    def for_new_images(self, one: ArmComparison) -> tuple[float, float]:
+        """Returns the interval of a comparison for new test images as well; nan where nothing is known of images."""
+        names = {f"{one.arm} against {one.other}", f"{one.other} against {one.arm}"}
+        known = [parts for name, parts in self.components if name in names]
+        return crossed_interval(one, known[0]) if known else (math.nan, math.nan)
 
     @functools.cached_property
     def ordered(self) -> list[ArmComparison]:

@@ -32,6 +32,7 @@ td { max-width: 26rem; } .short { white-space: nowrap; }
   .verdicts tr { display: block; padding: .4rem 0; border-bottom: 1px solid var(--line); }
   .verdicts th, .verdicts td { display: inline; border: 0; padding: 0 .5rem 0 0; white-space: normal;
     overflow-wrap: anywhere; }
+  .verdicts td.short:nth-child(n+3):not(:last-child) { display: inline-block; }
   .verdicts td:nth-child(2)::after { content: "\\A"; white-space: pre; }
   .verdicts td:last-child { display: block; } .verdicts td.none { display: none; }
   .verdicts td:nth-child(n+3)::before { content: attr(data-label) " "; color: var(--faint); } }
@@ -41,8 +42,8 @@ td { max-width: 26rem; } .short { white-space: nowrap; }
 """
 
 CAPTIONS = {
-    "differences": "Mean differences and their intervals; small points, if any, are seeds. The grey band holds "
-    "differences too small to matter.",
+    "differences": "Differences with their ranges, thin lines for new images as well; small points, if any, are seeds. "
+    "The grey band holds differences too small to matter.",
     "seeds": "Every run, the best mean first. Grey lines join the runs of one seed.",
     "curves": "The mean of each arm with a band of one standard deviation over seeds; on the right, or below, the last "
     "third. Dotted: runs that failed.",

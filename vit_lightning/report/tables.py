@@ -111,16 +111,21 @@ def verdict_table(analysis: Analysis) -> Table:
     """A line for each arm: the answer."""
     rules, share = analysis.study.compare, 100 * (1 - analysis.study.compare.alpha)
     found, columns = lines(analysis), _line_columns(analysis)
-    failed = any(arm.failed for arm in analysis.arms)
-    shown = ["arm", "verdict", *["failed"] * failed, "mean", "difference", "range", "what next"]
-    note = (
-        f"Range: where the difference would end with ever more seeds. All verdicts hold together with {share:g} %, "
-        "whenever an arm stopped. Differences are over the seeds that were compared, means over all seeds of an arm."
-    )
-    if analysis.standings:
-        note += " Ranges of arms that are not the best end at zero."
+    shown = {
+        "arm": "",
+        "verdict": f"All verdicts hold together with {share:g} %, whenever an arm stopped.",
+        "failed": "",
+        "mean": "Means are over all runs of an arm.",
+        "difference": "Differences are over the seeds that both have run.",
+        "corrected": "Corrected: results decide when a comparison stops, which shifts its difference; corrected, it "
+        "is too high as often as too low.",
+        "range": "Range: where the difference would end with ever more seeds.",
+        "new images": "New images: the same if test images of the same kind were drawn anew, too.",
+        "what next": "Ranges of arms that are not the best end at zero." if analysis.standings else "",
+    }
+    shown = {name: note for name, note in shown.items() if any(columns[name][1](line) != NONE for line in found)}
     caption = f"{rules.metric} against {analysis.reference}, the best mean first"
-    table = tabulate(caption, found, [columns[name] for name in shown], note)
+    table = tabulate(caption, found, [columns[name] for name in shown], " ".join(filter(None, shown.values())))
     return replace(table, kinds=[line.outcome for line in found])
 
 
@@ -141,10 +146,15 @@ def _line_columns(analysis: Analysis) -> dict[str, Column[Line]]:
     """Returns what a table can show of the lines of arms."""
     rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
     arms = {arm.name: arm for arm in analysis.arms}
+
+    def failed(line: Line) -> str:
+        count = f"{len(arms[line.arm].failed)} of {len(arms[line.arm].runs)}"
+        return count if any(arm.failed for arm in analysis.arms) else NONE
+
     return {
         "arm": ("arm", lambda line: named(analysis, line.arm)),
         "verdict": ("verdict", lambda line: line.verdict if rules.arms == "pairs" else line.label),
-        "failed": ("failed", lambda line: f"{len(arms[line.arm].failed)} of {len(arms[line.arm].runs)}"),
+        "failed": ("failed", failed),
         "runs": ("runs", lambda line: str(arms[line.arm].n)),
         "mean": (unit.label("mean"), lambda line: unit.value(line.mean)),
         "mean and sd": (
@@ -152,6 +162,8 @@ def _line_columns(analysis: Analysis) -> dict[str, Column[Line]]:
             lambda line: f"{unit.value(line.mean)} {PLUS_MINUS} {unit.value(arms[line.arm].sd)}",
         ),
         "difference": (unit.difference_label("difference"), lambda line: unit.signed(line.difference)),
+        "corrected": ("corrected", lambda line: unit.signed(line.corrected)),
+        "new images": ("range, new images", lambda line: unit.interval(*line.new_images)),
         "range": (unit.difference_label("range"), lambda line: unit.interval(line.low, line.high)),
         "p": ("p", lambda line: show_p(line.p)),
         "what next": ("what next", lambda line: line.following or NONE),

@@ -13,6 +13,7 @@ from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.comparisons import ArmComparison
+from vit_lightning.report.estimates import estimate
 from vit_lightning.report.study import Run, Study
 from vit_lightning.report.variance import highest_rate
 
@@ -234,6 +235,10 @@ class Line:
     difference: float = math.nan
     low: float = math.nan
     high: float = math.nan
+    new_images: tuple[float, float] = (math.nan, math.nan)
+    """Ends of the range for new test images as well."""
+    corrected: float = math.nan
+    """Difference, corrected for the time of stopping."""
     p: float = math.nan
     values: tuple[float, ...] = ()
     """Differences of the pairs."""
@@ -269,8 +274,10 @@ def _against_one(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line
     so_far = " so far" * (kind == "undecided" and one.is_open)
     label = phrase(analysis, kind) + so_far + f", {FINISHED}" * _leaves_out(one)
     following = _to_next(analysis, own) or next_step(analysis, one)
-    numbers = one.mean, one.low, one.high, one.p, tuple(one.counted.values())
-    return Line(arm.name, label, verdict + so_far, kind, arm.mean, one.n, following, *numbers)
+    numbers = one.mean, one.low, one.high, analysis.for_new_images(one), estimate(one), one.p
+    return Line(
+        arm.name, label, verdict + so_far, kind, arm.mean, one.n, following, *numbers, tuple(one.counted.values())
+    )
 
 
 def _among_all(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
@@ -293,15 +300,18 @@ def sentence(analysis: Analysis, line: Line) -> str:
     """Returns the line of an arm as a sentence with its numbers."""
     metric = analysis.study.compare.metric
     unit = unit_of(metric)
-    value = f"{metric} {unit.value(line.mean)}{unit.sign}"
-    if not math.isnan(line.difference):
-        against = f" against {analysis.reference}" if analysis.study.compare.arms == "pairs" else ""
-        value += f", {unit.difference(line.difference)}{against}"
-    if not math.isnan(line.low):
-        value += f", range {unit.interval(line.low, line.high)}"
-    value += f", {counted(line.n, 'run' if math.isnan(line.difference) or analysis.standings else 'pair')}"
-    name, following = named(analysis, line.arm), f". Next: {line.following}" if line.following else ""
-    return f"{name}: {line.verdict} ({value}){following}"
+    against = f" against {analysis.reference}" if analysis.study.compare.arms == "pairs" else ""
+    numbers = {
+        f"{metric} {unit.value(line.mean)}{unit.sign}": line.mean,
+        f"{unit.difference(line.difference)}{against}": line.difference,
+        f"corrected {unit.signed(line.corrected)}": line.corrected,
+        f"range {unit.interval(line.low, line.high)}": line.low,
+        f"on new images {unit.interval(*line.new_images)}": line.new_images[0],
+    }
+    known = [text for text, number in numbers.items() if not math.isnan(number)]
+    known.append(counted(line.n, "run" if math.isnan(line.difference) or analysis.standings else "pair"))
+    following = f". Next: {line.following}" if line.following else ""
+    return f"{named(analysis, line.arm)}: {line.verdict} ({', '.join(known)}){following}"
 
 
 def next_step(analysis: Analysis, one: ArmComparison) -> str:
@@ -474,8 +484,8 @@ def scope(analysis: Analysis) -> str:
 
 
 def caveats(analysis: Analysis) -> list[str]:
-    """Returns what stands beside the answer: what it holds for, and what has changed since the first run."""
-    return [scope(analysis), *(f"Changed since the first run: {text}." for text in analysis.study.plan_changed)]
+    """Returns what stands beside the answer: what it holds for, and what has changed since the ablation began."""
+    return [scope(analysis), *(f"Not as planned: {text}." for text in analysis.study.plan_changed)]
 
 
 def rule(analysis: Analysis) -> str:
