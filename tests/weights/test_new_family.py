@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from vit_lightning import ViT
+from vit_lightning.sizes import side
 from vit_lightning.weights import FAMILIES, from_reference, to_reference
 from vit_lightning.weights.family_timm import TIMM
-from vit_lightning.weights.fields import Field, side, size
+from vit_lightning.weights.fields import Field, size
 from vit_lightning.weights.files import WeightsFile
 from vit_lightning.weights.identify import identify
 from vit_lightning.weights.options import ATTENTION, FEED_FORWARD

@@ -19,7 +19,7 @@ from vit_lightning.weights.family_jax import BIG_VISION, GOOGLE
 from vit_lightning.weights.family_timm import TIMM, TIMM_LEGACY
 from vit_lightning.weights.family_torch import HF, TORCH_ENCODER, TORCHVISION
 from vit_lightning.weights.family_vit_pytorch import CRATE, SIMPLE_VIT, VIT_PYTORCH
-from vit_lightning.weights.options import Options, build
+from vit_lightning.weights.options import Options, build, is_dropout
 from vit_lightning.weights.tables import Config, Family, Layout, Tensors, find_names, to_ours, to_theirs
 
 _TABLES = (
@@ -98,7 +98,7 @@ def to_reference(
     refuse(
         f"{name}={value}: {family} cannot express it (there it is {expressed[name]})"
         for name, value in options.items()
-        if value != expressed[name] and (dropouts or not name.endswith(("dropout", "drop_path")))
+        if value != expressed[name] and (dropouts or not is_dropout(name))
     )
     state = canonical_state(vit)
     tensors = to_theirs(state, find_names(state, table.names(options, layout)))

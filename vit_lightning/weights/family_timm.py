@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vit_lightning.weights.fields import Field, choice, norm_choice, ratio, side, size, word_for
+from vit_lightning.sizes import side
+from vit_lightning.weights.fields import Field, choice, norm_choice, ratio, size, word_for
 from vit_lightning.weights.options import ATTENTION, DROPOUTS, FEED_FORWARD, Options
 from vit_lightning.weights.tables import Config, Family, Layout, Names
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vit_lightning.weights.fields import Field, choice, height, norm_choice, ratio, side, size
+from vit_lightning.sizes import side
+from vit_lightning.weights.fields import Field, choice, height, norm_choice, ratio, size
 from vit_lightning.weights.options import ATTENTION, DROPOUTS, FEED_FORWARD, Options, norm_text
 from vit_lightning.weights.tables import Config, Family, Layout, Names, Theirs
 

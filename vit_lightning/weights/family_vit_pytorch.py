@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vit_lightning.weights.fields import Field, side, size, word
+from vit_lightning.sizes import side
+from vit_lightning.weights.fields import Field, size, word
 from vit_lightning.weights.options import ATTENTION, FEED_FORWARD, Options
 from vit_lightning.weights.tables import Config, Family, Layout, Names, Theirs
 

@@ -102,11 +102,6 @@ def size(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
-def side(value: tuple[int, int]) -> int | list[int]:
-    """Returns a size as a config has it: one number for a square."""
-    return value[0] if value[0] == value[1] else list(value)
-
-
 def height(value: tuple[int, int]) -> int:
     """Returns a size for a config that has squares alone."""
     return value[0]

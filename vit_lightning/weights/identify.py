@@ -139,6 +139,8 @@ class _Clues:
         options = {**base, **self._sizes(), **self.reader.options()}
         options |= {name: base[name] for name in ("patch_norm", "patch_token_norm") if base[name]}
         options["norm"] = options["norm"] or base["norm"]
+        if options["feed_forward"].startswith("swiglu"):
+            options["activation"] = "silu"
         options |= self._heads(options)
         if options["pool_hidden"]:
             options |= {"pool": "attention", "pool_activation": base["activation"]}

@@ -20,6 +20,7 @@ from vit_lightning.weights.convert import from_reference
 from vit_lightning.weights.describe import describe, model_config
 from vit_lightning.weights.files import WeightsFile, naming, read_weights
 from vit_lightning.weights.identify import OURS, identify
+from vit_lightning.weights.options import is_dropout
 from vit_lightning.weights.sources import MakeNetwork, open_source
 from vit_lightning.weights.trust import refuse_untrusted
 
@@ -191,11 +192,7 @@ def _architecture(model: Mapping[str, Any]) -> dict[str, Any]:
 def _without_dropouts(node: Any) -> Any:
     if not isinstance(node, Mapping):
         return node
-    return {name: _without_dropouts(value) for name, value in node.items() if _stays(name)}
-
-
-def _stays(name: str) -> bool:
-    return "dropout" not in name and not name.startswith("drop_path")
+    return {name: _without_dropouts(value) for name, value in node.items() if not is_dropout(name)}
 
 
 def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None) -> str:
@@ -218,7 +215,7 @@ def _differences(network: nn.Module, source: nn.Module | Mapping[str, Tensor]) -
     with contextlib.suppress(UserError):  # blocks of the user's own
         ours, theirs = describe(network), describe(source)
         for name, value in ours.items():
-            if name not in WITHOUT_FUNCTION and _stays(name) and value != theirs[name]:
+            if name not in WITHOUT_FUNCTION and not is_dropout(name) and value != theirs[name]:
                 yield name, value, theirs[name]
 
 

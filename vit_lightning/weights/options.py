@@ -25,6 +25,7 @@ from vit_lightning.models.feed_forward import FeedForwardBlock, PackedSwiGLU, Sw
 from vit_lightning.models.patches import ConvProjection, LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
 from vit_lightning.models.vit import ViT
+from vit_lightning.sizes import side
 
 Options = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -46,7 +47,7 @@ class ShapeReader:
         shapes: shapes of the tensors, by our names as ``canonical_state`` has them.
         norms: kind and epsilon of norms, which no tensor tells, by their names.
         family: implementation that the weights are taken for.
-        block: number of the block of which options are reader.
+        block: number of the block of which options are read.
     """
 
     shapes: Shapes
@@ -75,8 +76,7 @@ class ShapeReader:
 
     def options(self) -> Options:
         """Returns the options that tensors tell."""
-        found = {option.name: option.tensors(self) for option in TABLE if option.tensors is not None}
-        return {name: value for name, value in found.items() if value is not ...}
+        return {option.name: option.tensors(self) for option in TABLE if option.tensors is not None}
 
     def _named(self, name: str) -> str:
         return name.replace("*", str(self.block))
@@ -107,14 +107,11 @@ def _hidden(reader: ShapeReader) -> int:
 
 
 def _feed_forward(reader: ShapeReader) -> str:
+    if reader.has(f"{_ISTA}.dictionary"):
+        return "ista"
     packed = f"{_MLP}.gate_expand.weight"
     is_packed = reader.has(packed) and reader.size(packed) == 2 * _hidden(reader)
-    kinds = {
-        "ista": reader.has(f"{_ISTA}.dictionary"),
-        "swiglu": reader.has(f"{_MLP}.gate.weight"),
-        "swiglu_packed": is_packed,
-    }
-    return next((kind for kind, is_this in kinds.items() if is_this), "mlp")
+    return "swiglu" if reader.has(f"{_MLP}.gate.weight") else "swiglu_packed" if is_packed else "mlp"
 
 
 class Option(NamedTuple):
@@ -125,7 +122,7 @@ class Option(NamedTuple):
         default: its value in ViT-B/16.
         argument: the argument of ViT that it is, or that of a part, such as attention.dropout; none where it is one
             of several that make an argument.
-        tensors: its value by the tensors, or ``...``; none where no tensor tells it.
+        tensors: its value by the tensors; none where no tensor tells it.
         module: path of an attribute that tells it better, if it is there, where there is a network.
     """
 
@@ -176,13 +173,7 @@ TABLE = (
     ),
     Option("feed_forward", "mlp", tensors=_feed_forward),
     Option("hidden", 3072, tensors=_hidden),
-    Option(
-        "activation",
-        "gelu",
-        "feed_forward.activation",
-        lambda reader: "silu" if _feed_forward(reader).startswith("swiglu") else ...,
-        f"{_MLP}.activation",
-    ),
+    Option("activation", "gelu", "feed_forward.activation", module=f"{_MLP}.activation"),
     Option("feed_forward_bias", True, "feed_forward.bias", _has(f"{_MLP}.contract.bias", f"{_ISTA}.dictionary")),
     Option("feed_forward_norm", None, "feed_forward.norm", _norm_of(f"{_MLP}.norm")),
     Option("step_size", None, "feed_forward.step_size", module=f"{_ISTA}.step_size"),
@@ -194,13 +185,7 @@ TABLE = (
         f"{ATTENTION}.layer_scale.init",
     ),
     Option("pool", "cls"),
-    Option(
-        "pool_hidden",
-        None,
-        tensors=lambda reader: (
-            reader.size("head.pool.feed_forward.expand.weight") if reader.has("head.pool.probe") else None
-        ),
-    ),
+    Option("pool_hidden", None, tensors=_size("head.pool.feed_forward.expand.weight")),
     Option("pool_activation", None, "pool.activation", module="head.pool.feed_forward.activation"),
     Option("pool_norm", None, "pool.norm", _norm_of("head.pool.norm")),
     _direct("representation_size", None, _size("head.representation.linear.weight")),
@@ -262,13 +247,14 @@ class Part(NamedTuple):
 
     def config(self) -> dict[str, Any]:
         """Returns the part as a config names it, in plain data, without dropouts."""
-        stay = {name: value for name, value in self.arguments.items() if value is not None and not _is_dropout(name)}
+        stay = {name: value for name, value in self.arguments.items() if value is not None and not is_dropout(name)}
         arguments = {name: value.config() if isinstance(value, Part) else value for name, value in stay.items()}
         return {"class_path": f"vit_lightning.{self.kind.__name__}"} | ({"init_args": arguments} if arguments else {})
 
 
-def _is_dropout(name: str) -> bool:
-    return "dropout" in name or name == "drop_path"
+def is_dropout(name: str) -> bool:
+    """Whether an option or an argument acts in training alone, as dropouts and stochastic depth do."""
+    return "dropout" in name or name.startswith("drop_path")
 
 
 def norm_text(kind: str, eps: float) -> str:
@@ -310,7 +296,7 @@ def as_part(options: Options) -> Part:
     ista = options["feed_forward"] == "ista"
     arguments = {
         **given[""],
-        **{name: _side(options[name]) for name in ("image_size", "patch_size")},
+        **{name: side(options[name]) for name in ("image_size", "patch_size")},
         "positions": _positions(options["positions"]),
         "patch_projection": _part(LinearProjection if patch_norm else ConvProjection, given["patch_projection"]),
         "attention": _part(RotaryAttention if rotary else ATTENTIONS[options["attention"]], given["attention"]),
@@ -325,10 +311,6 @@ def _part(kind: type[nn.Module], given: Mapping[str, Any]) -> Part:
     """Returns a class with what it takes of given arguments; that there is one for each is up to the table."""
     parameters = inspect.signature(kind).parameters.values()
     return Part(kind, {each.name: given[each.name] for each in parameters if each.kind is each.KEYWORD_ONLY})
-
-
-def _side(size: tuple[int, int]) -> int | list[int]:
-    return size[0] if size[0] == size[1] else list(size)
 
 
 def _pool(name: str, given: Mapping[str, Any]) -> Any:
