@@ -131,7 +131,7 @@ WITH_CONFIG = [name for name in COMMANDS if takes_config(name)]
 
 @pytest.mark.parametrize("command", WITH_CONFIG)
 def test_the_help_read_from_the_source_lists_the_options_of_the_parser(command, capsys):
-    from vit_lightning.config.build import option_kinds, trainer_options
+    from vit_lightning.config.build import OPTION_KINDS, trainer_options
     from vit_lightning.config.help import USED
     from vit_lightning.config.signatures import signature_of
     from vit_lightning.models.vit import ViT
@@ -140,7 +140,7 @@ def test_the_help_read_from_the_source_lists_the_options_of_the_parser(command, 
     said = capsys.readouterr().out
     assert "`" not in said
     shown = re.findall(r"^  --(\S+) ", said, flags=re.MULTILINE)
-    known = {name for kind in option_kinds(command) for name in signature_of(kind).options}
+    known = {name for kind in OPTION_KINDS for name in signature_of(kind).options}
     listed = {name for name in shown if name.startswith(("trainer.", *(f"{group}." for group in Settings._fields)))}
     assert len(shown) == len(set(shown))
     parts = {name: signature_of(type(part)).options for name, part in Settings()._asdict().items()}
@@ -151,7 +151,7 @@ def test_the_help_read_from_the_source_lists_the_options_of_the_parser(command, 
                 f"{group}.{name}" for name in parts.get(group) or signature_of(ViT).options
             }
     known |= {*inspect.signature(function_of(command)).parameters}
-    assert {name for name in shown if "." not in name} <= known | {"config", "allow-config-change"}
+    assert {name for name in shown if "." not in name} <= known | {"config", "ckpt", "allow-config-change"}
 
 
 def test_switches_are_shown_and_given_without_a_value(capsys):

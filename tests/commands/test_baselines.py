@@ -11,7 +11,7 @@ from tensors import write_images
 from torchvision.models import resnet18
 
 from vit_lightning.commands.fit import fit
-from vit_lightning.config.networks import network_problems
+from vit_lightning.config.check_network import network_problems
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.training.resources import forward_flops

@@ -14,7 +14,7 @@ from torch import nn
 from vit_lightning import UserError, ViT
 from vit_lightning.cli import main
 from vit_lightning.commands import export
-from vit_lightning.config.experiment import network_in_file
+from vit_lightning.config.networks import network_in_file
 from vit_lightning.models.attention import RotaryAttention
 from vit_lightning.models.heads import AttentionPool
 from vit_lightning.weights import logits

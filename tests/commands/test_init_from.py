@@ -14,7 +14,7 @@ from tensors import write_images
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.resume import read_run
-from vit_lightning.config.experiment import network_in_file
+from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
 from vit_lightning.models.patches import PatchEmbedding

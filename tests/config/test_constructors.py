@@ -15,7 +15,7 @@ from torchvision import models
 from vit_lightning import UserError
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.trained import evaluate
-from vit_lightning.config.experiment import network_in_file
+from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 
@@ -62,8 +62,8 @@ def test_a_function_of_timm_gets_gray_images_and_only_what_it_takes(images):
             resolve([*images, "--data.image_size=32", "--model=timm.models.convnext_atto"]).make_network().num_classes
             == 3
         )
-        own = "--model=timm.models.VisionTransformer"  # the class itself
-        assert resolve([*images, own, *SMALL]).make_network().patch_embed.img_size == (16, 16)
+        flag = "--model=timm.models.VisionTransformer"  # the class itself
+        assert resolve([*images, flag, *SMALL]).make_network().patch_embed.img_size == (16, 16)
 
 
 def test_unknown_arguments_and_names_are_all_told_before_a_run():
@@ -128,11 +128,11 @@ def test_weights_of_torchvision_take_other_classes_and_image_sizes(images, monke
     torch.save(state, folder / weights.url.rpartition("/")[2])
     torch.manual_seed(3)
     plain, after = network_in_file(config), torch.rand(1)
-    told = []
+    loaded = []
     torch.manual_seed(3)
-    network = network_in_file(config, tell=told.append)
-    assert torch.rand(1) == after  # the run's own draws
-    assert told == ["torchvision.models.mobilenet_v3_small with weights=IMAGENET1K_V1, new head (1000 -> 3 classes)"]
+    network = network_in_file(config, tell=loaded.append)
+    assert torch.rand(1) == after  # as without it
+    assert loaded == ["torchvision.models.mobilenet_v3_small with weights=IMAGENET1K_V1, new head (1000 -> 3 classes)"]
     assert torch.equal(network.features[0][0].weight, state["features.0.0.weight"])
     assert torch.equal(network.classifier[3].weight, plain.classifier[3].weight)
     assert problems(*images, *named[:1], "--model.weights=V9")[0].startswith("model.weights=V9 must be one of")
@@ -152,8 +152,8 @@ def test_position_embeddings_of_torchvision_are_interpolated(images, monkeypatch
     config = resolve(
         [*images, "--data.image_size=48", "--model=torchvision.models.vit_b_16", "--model.weights=DEFAULT"]
     )
-    told = []
-    network = network_in_file(config.config, tell=told.append)
-    assert "positions 14x14 -> 3x3 bicubic, new head (1000 -> 3 classes)" in told[0]
+    loaded = []
+    network = network_in_file(config.config, tell=loaded.append)
+    assert "positions 14x14 -> 3x3 bicubic, new head (1000 -> 3 classes)" in loaded[0]
     expected = models.vision_transformer.interpolate_embeddings(48, 16, state)["encoder.pos_embedding"]
     assert torch.equal(network.encoder.pos_embedding, expected)

@@ -6,8 +6,6 @@ from vit_lightning import UserError
 from vit_lightning.config.files import flatten, read_config, read_flags
 from vit_lightning.config.merge import config_of_flag, merge, merge_all
 
-DEFAULTS = {"model": "vit_lightning.ViT"}
-
 
 def test_flags_are_read_in_order():
     words = ["--a.b=1", "--c", "2", "--on", "--d=", "--e=x=y"]
@@ -18,31 +16,31 @@ def test_flags_are_read_in_order():
         ("retry", "false"),
         ("trust", "true"),
     ]
-    for words, said in (
+    for words, message in (
         (["a=1"], "--a=1"),
         (["--a=", "1"], "no space"),
         (["-a", "1"], "two dashes"),
         (["--out"], "--out=NEW"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             read_flags(words)
 
 
-def test_a_page_has_no_key_twice_and_knows_numbers(tmp_path):
-    page = tmp_path / "page.yaml"
-    page.write_text("a: {b: 1e-3, c: 1.5E+2, d: 10, e: 1e3x}\n")
-    assert read_config(page) == {"a": {"b": 0.001, "c": 150.0, "d": 10, "e": "1e3x"}}
-    page.write_text("a: 1\nb: {c: 1, c: 2}\na: 3\n")
+def test_a_config_has_no_key_twice_and_knows_numbers(tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text("a: {b: 1e-3, c: 1.5E+2, d: 10, e: 1e3x}\n")
+    assert read_config(config) == {"a": {"b": 0.001, "c": 150.0, "d": 10, "e": "1e3x"}}
+    config.write_text("a: 1\nb: {c: 1, c: 2}\na: 3\n")
     with pytest.raises(UserError) as caught:
-        read_config(page)
+        read_config(config)
     assert len(caught.value.problems) == 2
 
 
-def test_code_in_a_page_does_not_run(tmp_path):
-    page, marker = tmp_path / "page.yaml", tmp_path / "marker"
-    page.write_text(f"a: !!python/object/apply:os.mkdir [{marker}]\n")
+def test_code_in_a_config_does_not_run(tmp_path):
+    config, marker = tmp_path / "config.yaml", tmp_path / "marker"
+    config.write_text(f"a: !!python/object/apply:os.mkdir [{marker}]\n")
     with pytest.raises(UserError, match="not valid YAML"):
-        read_config(page)
+        read_config(config)
     assert not marker.exists()
 
 
@@ -55,7 +53,7 @@ def test_arguments_stand_beside_their_class():
 
 
 @pytest.mark.parametrize(
-    ("base", "said", "merged"),
+    ("base", "later", "merged"),
     [
         ({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}}, {"a": {"b": 1, "c": 3}}),
         ({"a": [1]}, {"a": [2]}, {"a": [2]}),
@@ -84,8 +82,8 @@ def test_arguments_stand_beside_their_class():
         ),
     ],
 )
-def test_what_is_said_later_wins_key_by_key(base, said, merged):
-    assert merge(base, said, DEFAULTS) == merged
+def test_a_later_config_wins_key_by_key(base, later, merged):
+    assert merge(base, later) == merged
 
 
 def test_a_later_preset_or_class_says_what_it_replaces(tmp_path):

@@ -14,7 +14,7 @@ from runs import REPOSITORY
 
 from vit_lightning.cli import main
 from vit_lightning.commands.module import make_module
-from vit_lightning.config.experiment import network_in_file
+from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.training.optim import optimizer_and_schedule
 

@@ -17,7 +17,7 @@ DIGITS = str(REPOSITORY / "experiments" / "digits.yaml")
 FIT = ["--model.patch_size=4"]
 
 
-def page(folder: Path, name: str, text: str) -> str:
+def write_config(folder: Path, name: str, text: str) -> str:
     (folder / name).write_text(text)
     return str(folder / name)
 
@@ -59,14 +59,14 @@ def test_promised_keys_are_flags():
 
 def test_keys_mean_the_same_in_a_page(tmp_path):
     text = "model: {depth: 2, attention: {qkv_bias: false}}\ndata: {batch_size: 7}\noptimizer: {lr: 1e-2}\n"
-    by_page = resolve(["--config", DIGITS, "--config", page(tmp_path, "digits.yaml", text)])
+    by_file = resolve(["--config", DIGITS, "--config", write_config(tmp_path, "digits.yaml", text)])
     flags = ["--model.depth=2", "--model.attention.qkv_bias=false", "--data.batch_size=7", "--optimizer.lr=1e-2"]
-    assert by_page.to_yaml() == resolve(["--config", DIGITS, *flags]).to_yaml()
+    assert by_file.to_yaml() == resolve(["--config", DIGITS, *flags]).to_yaml()
 
 
 def test_later_pages_and_flags_win(tmp_path):
-    first = page(tmp_path, "a.yaml", "model: {depth: 2, patch_size: 4}\nseed_everything: 1\n")
-    second = page(tmp_path, "b.yaml", "model: {depth: 3}\nseed_everything: 2\n")
+    first = write_config(tmp_path, "a.yaml", "model: {depth: 2, patch_size: 4}\nseed_everything: 1\n")
+    second = write_config(tmp_path, "b.yaml", "model: {depth: 3}\nseed_everything: 2\n")
     experiment = resolve(["--config", first, "--config", second, "--seed_everything=5"])
     assert (arguments(experiment)["depth"], arguments(experiment)["patch_size"], experiment.seed) == (3, 4, 5)
     assert experiment.name == "b"
@@ -88,7 +88,7 @@ def test_a_config_may_say_what_the_data_says_too():
 
 def test_a_resolved_configuration_is_a_page_that_resolves_to_itself(tmp_path):
     once = resolve(["--config", DIGITS, "--model.positions=sincos2d", "--trainer.max_epochs=4"]).to_yaml()
-    again = resolve(["--config", page(tmp_path, "config.yaml", once)])
+    again = resolve(["--config", write_config(tmp_path, "config.yaml", once)])
     assert again.to_yaml() == once
     assert again.config == yaml.safe_load(once)
     assert again.name == "digits"
@@ -123,7 +123,7 @@ def test_nothing_given_is_digits_and_vit():
 
 def test_groups_with_nothing_under_them_say_nothing(tmp_path):
     text = "model:\ntrainer:\ndata:\noptimizer:\n"
-    experiment = resolve(["--config", DIGITS, "--config", page(tmp_path, "digits.yaml", text)])
+    experiment = resolve(["--config", DIGITS, "--config", write_config(tmp_path, "digits.yaml", text)])
     assert experiment.to_yaml() == resolve(["--config", DIGITS]).to_yaml()
 
 

@@ -144,11 +144,11 @@ def test_defaults_that_are_classes_or_groups_are_written_as_a_config_has_them():
 
 
 def test_what_a_class_passes_on_belongs_to_it_without_its_defaults():
-    class Own(EarlyStopping):
+    class Derived(EarlyStopping):
         def __init__(self, *args, extra=1, **kwargs):
             super().__init__(*args, **kwargs)
 
-    signature = signature_of(Own)
+    signature = signature_of(Derived)
     assert signature.options["patience"].passed_on
     reader = Reader()
     assert reader.arguments(signature.options, {"monitor": "x", "patience": "5"}, "") == {

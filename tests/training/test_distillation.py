@@ -17,8 +17,8 @@ from torchvision import models
 
 from vit_lightning import Digits, Distillation, DistillationConfig, LossConfig, Teacher, UserError, ViT, ViTClassifier
 from vit_lightning.commands.fit import fit
-from vit_lightning.commands.module import load_teacher
 from vit_lightning.commands.trained import evaluate
+from vit_lightning.config.networks import make_teacher
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 
@@ -132,7 +132,7 @@ def test_a_student_learns_from_a_run_of_ours(in_folder):
     torch.manual_seed(5)
     fit(resolve([*flags, "--out=student"]))
     checkpoint = read_checkpoint(in_folder / "student/checkpoints/best.ckpt")
-    teacher = load_teacher("teacher", Digits())
+    teacher = make_teacher("teacher", Digits())
     assert checkpoint["teacher"] == teacher.digest()
     state = read_checkpoint(in_folder / "teacher/checkpoints/best.ckpt")["state_dict"]
     for name, value in teacher.network.state_dict().items():
@@ -180,7 +180,7 @@ def test_teachers_of_torchvision_and_timm(monkeypatch):
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, **classes))
     means = []
     for place, deviation in (("torchvision:resnet18", (0.229, 0.224, 0.225)), ("timm:resnetv2_50", (0.5, 0.5, 0.5))):
-        teacher = load_teacher(place, Pictures())
+        teacher = make_teacher(place, Pictures())
         assert not teacher.network.training
         expected = [own / theirs for own, theirs in zip(Pictures.std, deviation, strict=True)]
         assert teacher._renormalise[0].flatten().tolist() == pytest.approx(expected)
@@ -188,9 +188,9 @@ def test_teachers_of_torchvision_and_timm(monkeypatch):
     assert means == [(2, 10), (2, 10)]
     classes["num_classes"] = 1000
     with pytest.raises(UserError, match=r"teacher=torchvision:resnet18 knows 1000 classes, the data has 10"):
-        load_teacher("torchvision:resnet18", Pictures())
+        make_teacher("torchvision:resnet18", Pictures())
     with pytest.raises(UserError, match=r"does not take the images of the data, 1x8x8"):
-        load_teacher("torchvision:resnet18", Digits())
+        make_teacher("torchvision:resnet18", Digits())
 
 
 class Bomb:
@@ -206,11 +206,11 @@ def test_weights_of_torchvision_are_data(in_folder, monkeypatch):
     path.parent.mkdir(parents=True)
     torch.save(Bomb(), path)
     with pytest.raises(UserError, match="torchvision:squeezenet1_1: its weights cannot be had: Weights only load"):
-        load_teacher("torchvision:squeezenet1_1", Pictures())
+        make_teacher("torchvision:squeezenet1_1", Pictures())
     assert not (in_folder / "harmed").exists()
     torch.save(models.squeezenet1_1().state_dict(), path)
     with pytest.raises(UserError, match="torchvision:squeezenet1_1 knows 1000 classes, the data has 10"):
-        load_teacher("torchvision:squeezenet1_1", Pictures())
+        make_teacher("torchvision:squeezenet1_1", Pictures())
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 
@@ -219,7 +219,7 @@ def test_weights_of_torchvision_are_data(in_folder, monkeypatch):
 )
 def test_a_teacher_that_nobody_has(place):
     with pytest.raises(UserError, match=f"distillation.teacher={place}: .* has no such"):
-        load_teacher(place, Pictures())
+        make_teacher(place, Pictures())
 
 
 def test_weights_that_cannot_be_fetched(monkeypatch):
@@ -228,7 +228,7 @@ def test_weights_that_cannot_be_fetched(monkeypatch):
 
     monkeypatch.setattr(models, "get_model", offline)
     with pytest.raises(UserError, match=r"its weights cannot be had: offline.*no route to host"):
-        load_teacher("torchvision:resnet18", Pictures())
+        make_teacher("torchvision:resnet18", Pictures())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from runs import SMALL
 from vit_lightning import UserError, ViT
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.trained import validate
-from vit_lightning.config.experiment import network_in_file
+from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import load_network, read_checkpoint
 from vit_lightning.training.divergence import FiniteGuard

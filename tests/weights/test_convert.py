@@ -12,7 +12,7 @@ from references import CONFIGS, MORE, fresh
 from runs import REPOSITORY
 
 from vit_lightning import UserError, ViT
-from vit_lightning.config.experiment import network_in_file
+from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.models.attention import SeparateAttention
 from vit_lightning.models.heads import AttentionPool

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vit_lightning import RotaryAttention, SeparateAttention, UserError, ViT
-from vit_lightning.config.experiment import network_in_file
+from vit_lightning.config.networks import network_in_file
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.positions import SinCos2dPositions
 from vit_lightning.weights import FAMILIES, from_reference, to_reference

@@ -15,8 +15,7 @@ from tensors import randomise
 from torchvision import models
 
 from vit_lightning import CIFAR10, UserError, ViT, load
-from vit_lightning.commands.module import load_teacher
-from vit_lightning.config.experiment import network_in_file
+from vit_lightning.config.networks import make_teacher, network_in_file
 from vit_lightning.training.probes import features
 from vit_lightning.weights import sources
 
@@ -96,7 +95,7 @@ def test_a_folder_of_transformers_tells_classes_and_preprocessing(in_folder):
     data = CIFAR10()
     data.image_size = (16, 16)
     with pytest.raises(UserError, match=r"distillation.teacher=cats knows 2 classes, the data has 10"):
-        load_teacher("cats", data)
+        make_teacher("cats", data)
 
 
 def test_other_sizes_and_classes(theirs, in_folder, trained):

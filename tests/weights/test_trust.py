@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 
 from vit_lightning import Digits, UserError, ViTClassifier, load
 from vit_lightning.cli import main
-from vit_lightning.commands.module import load_teacher
-from vit_lightning.config.experiment import network_in_file
+from vit_lightning.config.networks import make_teacher, network_in_file
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint
 from vit_lightning.weights.init_from import open_initial_weights
 from vit_lightning.weights.trust import refuse_untrusted
@@ -30,7 +29,7 @@ class Thing(nn.Identity): ...
 DOORS = {
     "load": lambda place: load(place),
     "load_from_checkpoint": lambda place: ViTClassifier.load_from_checkpoint(place),
-    "teacher": lambda place: load_teacher(place, Digits()),
+    "teacher": lambda place: make_teacher(place, Digits()),
     "convert": ["convert", "{}", "out.pth", "--to=timm"],
     "export": ["export", "--ckpt={}", "--out=out"],
     "embed": ["embed", "--ckpt={}", "images"],
@@ -166,7 +165,7 @@ def test_a_trusted_run_brings_the_files_of_its_classes(in_folder, capsys):
     assert torch.equal(
         ViTClassifier.load_from_checkpoint("../run/checkpoints/best.ckpt", trust=True).eval()(images), logits
     )
-    assert torch.equal(load_teacher("../run", Digits(), trust=True).network(images), logits)
+    assert torch.equal(make_teacher("../run", Digits(), trust=True).network(images), logits)
     for command in (["export", "--out=out"], ["embed", "--out=features.npz"], ["test"], ["predict"], ["summary"]):
         assert main([*command, "--ckpt=../run", "--trust"]) == 0
     capsys.readouterr()

@@ -176,8 +176,11 @@ class Plan:
         key = shlex.join(arguments)
         if key not in self._resolved:
             found = resolve(arguments, folders=[Path(self.file).parent])
-            alike = (one.data for one in self._resolved.values() if one.config["data"] == found.config["data"])
-            self._resolved[key] = replace(found, data=next(alike, found.data))
+            for one in self._resolved.values():
+                if one.config["data"] == found.config["data"]:
+                    same_teacher = one.config["distillation"] == found.config["distillation"]
+                    found = replace(found, data=one.data, teacher=one.teacher if same_teacher else found.teacher)
+            self._resolved[key] = found
         return self._resolved[key].with_seed(seed, _tags(self.name, arm, seed))
 
 

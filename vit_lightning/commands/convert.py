@@ -11,7 +11,7 @@ from pathlib import Path
 from vit_lightning.commands.console import quiet, row, say
 from vit_lightning.commands.export import image_shape, say_same_logits, without_home, write_hf
 from vit_lightning.commands.load import Facts, Size, Trust, open_model
-from vit_lightning.config.experiment import network_in_file
+from vit_lightning.config.networks import network_in_file
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.storage.folder import whole_folder, write_whole

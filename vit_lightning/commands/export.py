@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vit_lightning.commands.console import quiet, row, say
 from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_model
 from vit_lightning.commands.model_card import model_card, name_of
-from vit_lightning.config.experiment import network_in_file
+from vit_lightning.config.networks import network_in_file
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import whole_folder, write_whole

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from vit_lightning.commands.console import row, say
-from vit_lightning.config.experiment import network_in_file
+from vit_lightning.config.networks import network_in_file
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoding import Interpolation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,17 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from vit_lightning.commands.console import row, say
-from vit_lightning.config.experiment import Experiment, network_in_file
-from vit_lightning.config.networks import data_facts
-from vit_lightning.data.base import ImageData
+from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.networks import data_facts, network_in_file
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier, classify
 from vit_lightning.training.compiled import compile_module
-from vit_lightning.training.distillation import Distillation, Teacher
+from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.fast_paths import accelerate
 from vit_lightning.training.fine_tuning import head_state
 from vit_lightning.training.lightning_detours import predict_with
 from vit_lightning.weights.init_from import open_initial_weights
-from vit_lightning.weights.sources import open_teacher
 
 
 def make_module(experiment: Experiment, *, begins: bool = False) -> LightningModule:
@@ -45,25 +42,15 @@ def make_module(experiment: Experiment, *, begins: bool = False) -> LightningMod
         "distillation": None,
     }
     networks: list[nn.Module] = []
-    if chosen.teacher:
-        teacher = load_teacher(chosen.teacher, data, trust=experiment.trust)
-        available["distillation"] = Distillation(chosen, teacher)
-        networks.append(teacher.network)
+    if experiment.teacher is not None:
+        available["distillation"] = Distillation(chosen, experiment.teacher)
+        networks.append(experiment.teacher.network)
     module = experiment.make_module(available)
     if experiment.config["fast_paths"] == "auto":
         for network in (module, *networks):
             accelerate(network)
     predict_with(module, classify)
     return module
-
-
-def load_teacher(place: str, data: ImageData, *, trust: bool = False) -> Teacher:
-    """Returns the teacher for the student's data, and warns of what was assumed about it."""
-    shape, key = (data.in_channels, *data.image_size), "distillation.teacher"
-    source = open_teacher(place, shape, data.num_classes, make_network=network_in_file, trust=trust, key=key)
-    for note in source.notes:
-        warnings.warn(f"{key}={place}: {note}", stacklevel=2)
-    return Teacher(source.network, normalised=(source.view["mean"], source.view["std"]), images=(data.mean, data.std))
 
 
 def start_weights(module: LightningModule, experiment: Experiment, folder: Path | None = None) -> None:

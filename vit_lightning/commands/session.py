@@ -20,7 +20,6 @@ from lightning.pytorch.loggers import Logger
 from vit_lightning.commands.console import quiet, say
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import as_list
-from vit_lightning.config.options import TrainedOptions
 from vit_lightning.config.own_files import OwnFault, own_traceback
 from vit_lightning.data.batches import with_our_workers
 from vit_lightning.errors import UserError, one_line
@@ -28,7 +27,6 @@ from vit_lightning.metric_facts import RAW_ACCURACY, STEP_METRICS
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import (
     AtomicCheckpointIO,
-    find_checkpoint,
     newest_checkpoint,
     run_folder_of,
 )
@@ -56,8 +54,8 @@ def session(experiment: Experiment, command: str) -> Iterator[Path]:
     quiet()
     seed_everything(experiment.seed, verbose=False)
     parent, suffix = Path("runs") / command, experiment.name
-    if isinstance(experiment.options, TrainedOptions):
-        path = find_checkpoint(experiment.options.ckpt)
+    if experiment.trained is not None:
+        path = experiment.trained.path
         parent, suffix = (run_folder_of(path) or Path("runs") / path.stem) / command, ""
     with new_folder(experiment.out, parent, suffix) as folder, own_faults(folder), chosen_matmul(experiment):
         yield folder

@@ -17,7 +17,6 @@ from vit_lightning.commands.load import Prediction, top_classes
 from vit_lightning.commands.module import compile_chosen, load_weights, make_module
 from vit_lightning.commands.session import Results, logged, make_trainer, session
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.options import TrainedOptions
 from vit_lightning.data.bad_images import BAD_IMAGES
 from vit_lightning.data.batches import Request
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
@@ -26,7 +25,6 @@ from vit_lightning.figures.pictures import LARGE, sheet, write_png
 from vit_lightning.figures.test_report import interval, report_test, write_rows
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.notation import counted
-from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.callbacks import TestPredictions, gather
 from vit_lightning.training.classifier import ViTClassifier
@@ -40,9 +38,9 @@ SHOWN_LINES = 20
 
 def load_trained(experiment: Experiment) -> tuple[LightningModule, Path]:
     """Returns the LightningModule with the weights of ``ckpt``, and the checkpoint file that they come from."""
-    assert isinstance(experiment.options, TrainedOptions)
-    path = find_checkpoint(experiment.options.ckpt)
-    module, checkpoint = make_module(experiment), read_checkpoint(path)
+    assert experiment.trained is not None
+    path, checkpoint = experiment.trained
+    module = make_module(experiment)
     if isinstance(module, ViTClassifier):
         given = experiment.data.image_size, experiment.resize_positions
         checkpoint, changed = with_resized_positions(checkpoint, module.network, *given)

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
 from vit_lightning.config.names import HOMES
+from vit_lightning.config.options import BESIDE_OTHER_CLASS
 from vit_lightning.config.own_files import where
 from vit_lightning.config.signatures import Option, signature_of
 from vit_lightning.config.typed import WRONG, Adapter, Part, Reader, made, plain
@@ -36,13 +37,6 @@ from vit_lightning.training.losses import LossConfig, OwnLoss
 from vit_lightning.training.optim import OptimizerConfig, OwnOptimizerConfig
 from vit_lightning.training.schedules import Schedule, factors_of_function, factors_of_scheduler
 
-REPLACED = ("name", "betas", "eps", "momentum", "nesterov")
-"""Our options of an optimizer in whose place those of another class stand."""
-KEPT: dict[str, tuple[str, ...]] = {
-    "optimizer": tuple(name for name in signature_of(OptimizerConfig).options if name not in REPLACED),
-    "loss": (),
-}
-"""Our options that stay beside another class."""
 SCHEDULE = Option("schedule", Schedule | Callable[[Optimizer], LRScheduler], "cosine")
 
 Options = dict[str, Option]
@@ -164,7 +158,7 @@ def read_optimizer(reader: Reader, given: Any) -> Any:
     if not name:
         values = reader.arguments(ours, arguments, "optimizer")
         return Joined(target, {}, "", options=values, join=partial(_own_optimizer, name))
-    kept = {key: ours[key] for key in KEPT["optimizer"]}
+    kept = {key: ours[key] for key in BESIDE_OTHER_CLASS["optimizer"]}
     theirs = {key: option for key, option in signature_of(target, 1).options.items() if key not in kept}
     _refuse_ours(reader, "optimizer", name, arguments, {**kept, **theirs}, ours)
     return _joined(reader, (name, target, arguments), theirs, kept, "optimizer", partial(_own_optimizer, name))

@@ -2,70 +2,72 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from torch import nn
 
-from vit_lightning.config.adapters import ADAPTERS, read_loss, read_metrics, read_optimizer
+from vit_lightning.config.adapters import ADAPTERS, Chosen, read_loss, read_metrics, read_optimizer
+from vit_lightning.config.check_network import check_network
 from vit_lightning.config.check_values import average_problems, compiler_problems, monitor_problems, trainer_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config
 from vit_lightning.config.foreign import OURS
-from vit_lightning.config.modules import CONFIGURED, make_module, read_module, takes, unused_problems
-from vit_lightning.config.named_weights import weights_problems, without_weights
+from vit_lightning.config.merge import Merged
 from vit_lightning.config.names import near
-from vit_lightning.config.networks import data_facts, empty_network, network_problems, read_network, without_unknown
-from vit_lightning.config.options import COMMAND_OPTIONS, COMPILES, ConfigOptions, NoOptions, RunOptions, Settings
-from vit_lightning.config.own_files import where
+from vit_lightning.config.networks import (
+    CONFIGURED,
+    data_facts,
+    empty_network,
+    make_teacher,
+    module_from,
+    problems_of,
+    read_module,
+    read_network,
+    takes,
+    unused_problems,
+)
+from vit_lightning.config.options import (
+    COMPILES,
+    DEFAULT_CLASSES,
+    GROUPS,
+    TRAINED,
+    TRAINS,
+    ConfigOptions,
+    RunOptions,
+    Settings,
+)
 from vit_lightning.config.signatures import Option, signature_of
 from vit_lightning.config.typed import WRONG, Part, Place, Reader, plain, unknown
 from vit_lightning.data.base import ImageData
-from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
-from vit_lightning.sizes import pair
-from vit_lightning.storage.checkpoint_files import find_checkpoint, network_weights, read_checkpoint
-from vit_lightning.training.fine_tuning import add_lora, freeze_backbone, idle_adapters
 from vit_lightning.training.losses import OwnLoss
-from vit_lightning.training.optim import group_problems
-from vit_lightning.weights.init_from import with_resized_positions
 
-DEFAULT_CLASSES = {"model": "vit_lightning.ViT", "data": "vit_lightning.Digits"}
-
-GROUPS = ("module", "model", "data", "trainer", *Settings._fields)
-"""Options that hold options; ``model:`` with nothing under it changes nothing."""
-
-FAULTS = (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException)
-"""Errors of classes of others about their arguments."""
+OPTION_KINDS: tuple[type[Any], type[Any]] = (ConfigOptions, RunOptions)
+"""Classes of the options that belong to no group."""
 
 OWN_GROUPS = {"optimizer": read_optimizer, "loss": read_loss}
 """Groups of settings in whose place a class of others may stand."""
 
 
-def build(config: Config, command: str, given: Mapping[str, Any], problems: list[str]) -> Experiment:
+def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     """Returns the experiment of a merged config.
 
     Args:
-        config: the merged config.
+        merged: the config, with the weights that it names and what is wrong with its files.
         command: the command.
-        given: more arguments of ``Experiment``.
-        problems: what was wrong with its files, to be told with all other problems.
+        of_call: fields of ``Experiment`` that the command line alone decides.
 
     Raises:
         UserError: all problems.
     """
-    reader = Reader(ADAPTERS, problems, complete=not problems)
-    general = _read_general(reader, config, command)
-    settings = {key: _read_settings(reader, key, config) for key in Settings._fields}
+    config = merged.config
+    reader = Reader(ADAPTERS, merged.problems, complete=not merged.problems)
+    general = _read_general(reader, config)
+    setting_parts = {key: _read_settings(reader, key, config) for key in Settings._fields}
     data_part, data = _read_data(reader, with_class(config, "data"))
     facts = None if data is None else data_facts(data)
     module = read_module(reader, config)
@@ -74,51 +76,46 @@ def build(config: Config, command: str, given: Mapping[str, Any], problems: list
     trainer = Part(Trainer, reader.arguments(trainer_options(), config.get("trainer") or {}, "trainer"))
     metrics = read_metrics(reader, config.get("metrics"), 10 if data is None else data.num_classes)
 
-    _, run, options = (_options(reader, kind, general) for kind in option_kinds(command))
-    made = {key: _made(reader, key, part) for key, part in settings.items()}
+    _, run = (_make(reader, "", _part_of(kind, general)) for kind in OPTION_KINDS)
+    settings = {key: _make(reader, key, part) for key, part in setting_parts.items()}
     if module is not WRONG:
-        reader.problems += unused_problems(module, config)
-    if data is not None and isinstance(made["loss"], OwnLoss):
-        found = made["loss"].problems(data.num_classes, mixes=bool(getattr(data, "mixing", None)))
-        reader.problems += [f"loss.class_path={settings['loss'].name}: {text}" for text in found]
-    if module is not WRONG and not has_network:
-        reader.problems += _frozen_without_network(module, made, general)
-    if data is not None and isinstance(network, Part):
-        network = _with_problems(reader, network, data, made, general, given.get("initial"))
-    if data is not None and module is not WRONG and module.name and not reader.problems:
-        _try_module(reader, module, network, {**data_facts(data), **made, "metrics": {}, "distillation": None})
-    reader.problems += [*trainer_problems(trainer.arguments), *average_problems(trainer, made["ema"])]
+        reader.problems += [*unused_problems(module, config), *_frozen_problems(module, settings, general)]
+    teacher = None
+    if data is not None:
+        reader.problems += _loss_problems(settings["loss"], data)
+        network, empty = check_network(reader, network, data, settings, general, merged)
+        if module is not WRONG and module.name and not reader.problems:
+            filled = {**data_facts(data), **settings, "network": empty, "metrics": {}, "distillation": None}
+            with problems_of(reader, "", module, "module"):
+                empty_network(lambda: module_from(module, filled), "module")
+        if command in TRAINS and settings["distillation"] is not None and settings["distillation"].teacher:
+            with problems_of(reader, "", None):
+                teacher = make_teacher(settings["distillation"].teacher, data, trust=general.get("trust", False))
+    reader.problems += [*trainer_problems(trainer.arguments), *average_problems(trainer, settings["ema"])]
     reader.problems += compiler_problems() if general.get("compile") and command in COMPILES else []
     if data is not None and module is not WRONG and not module.name:
-        own = with_own({item.name: item.metric for item in metrics})
-        known = [*metric_names("val", "train", classes=data.num_classes, table=own), *STEP_METRICS]
-        reader.problems += monitor_problems(trainer, made["checkpoint"], known)
+        reader.problems += monitor_problems(trainer, settings["checkpoint"], _logged(data, metrics))
     refuse(reader.problems)
     assert data is not None
 
-    config = plain(general | {"metrics": [item.plain for item in metrics] or None})
-    config = {name: config[name] for name in signature_of(ConfigOptions).options}
-    config |= {"experiment": config["experiment"] or "run"}
-    config["module"] = plain(module) if module.name else None
-    config["model"] = plain(network)
-    config["data"] = plain(data_part)
-    config |= {key: plain(part) if _is_used(module, key) else None for key, part in settings.items()}
+    used = {key: part if key not in CONFIGURED or takes(module, key) else None for key, part in setting_parts.items()}
+    general |= {"experiment": general["experiment"] or "run", "metrics": [item.plain for item in metrics] or None}
+    parts = {"module": module if module.name else None, "model": network, "data": data_part, **used, "trainer": trainer}
     return Experiment(
-        config={**config, "trainer": plain(trainer)},
+        config=plain({**{name: general[name] for name in signature_of(ConfigOptions).options}, **parts}),
         data=data,
         network=network,
         module=module,
         trainer_part=trainer,
-        settings=Settings(**made),
-        options=options,
+        settings=Settings(**settings),
         metrics={item.name: item.metric for item in metrics},
+        trained=merged.trained,
+        initial=merged.initial,
+        teacher=teacher,
+        replaced=tuple(merged.replaced),
         **vars(run),
-        **given,
+        **of_call,
     )
-
-
-def _is_used(module: Part, key: str) -> bool:
-    return key not in CONFIGURED or takes(module, key)
 
 
 def with_class(config: Config, key: str) -> Any:
@@ -127,9 +124,9 @@ def with_class(config: Config, key: str) -> Any:
     return {"class_path": DEFAULT_CLASSES[key], **given} if isinstance(given, Mapping) else given
 
 
-def _read_general(reader: Reader, config: Config, command: str) -> dict[str, Any]:
+def _read_general(reader: Reader, config: Config) -> dict[str, Any]:
     """Returns the values of the options that belong to no group; refuses keys that are nothing."""
-    options = {key: option for kind in option_kinds(command) for key, option in signature_of(kind).options.items()}
+    options = {key: option for kind in OPTION_KINDS for key, option in signature_of(kind).options.items()}
     own = {key: value for key, value in config.items() if key not in (*GROUPS, "metrics")}
     for name in [name for name in own if name not in options]:
         reader.problems.append(_unknown(name, own.pop(name), config, [*options, *GROUPS]))
@@ -148,21 +145,15 @@ def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str
     return f"{name}={value}: there is no such option (did you mean {likely[0]}?)"
 
 
-def option_kinds(command: str) -> list[type[Any]]:
-    """Returns the classes of the options that belong to no group."""
-    return [ConfigOptions, RunOptions, COMMAND_OPTIONS.get(command, NoOptions)]
-
-
 def is_general_option(command: str, key: str) -> bool:
     """Whether a flag is a config, a group of options or an option that belongs to none."""
-    names = {name for kind in option_kinds(command) for name in signature_of(kind).options}
-    return key.partition(".")[0].rstrip("+") in {"config", *GROUPS, *names}
+    names = {name for kind in OPTION_KINDS for name in signature_of(kind).options}
+    more = ["ckpt"] if command in TRAINED else []
+    return key.partition(".")[0].rstrip("+") in {"config", *more, *GROUPS, *names}
 
 
-def _options(reader: Reader, kind: type[Any], general: Mapping[str, Any]) -> Any:
-    return _made(
-        reader, "", Part(kind, {name: general[name] for name in signature_of(kind).options if name in general})
-    )
+def _part_of(kind: type[Any], general: Mapping[str, Any]) -> Part:
+    return Part(kind, {name: general[name] for name in signature_of(kind).options if name in general})
 
 
 def trainer_options() -> dict[str, Option]:
@@ -197,11 +188,11 @@ def _read_data(reader: Reader, given: Any) -> tuple[Any, ImageData | None]:
     if (data := _made_data(reader, part)) is None:
         return part, None
     before = len(reader.problems)
-    with problems_of(reader, "data"):
+    with problems_of(reader, "data", part):
         data.check()
     if len(reader.problems) > before:
         return part, None
-    with problems_of(reader, "data"):
+    with problems_of(reader, "data", part):
         data.check_augment()
     return replace(part, arguments={**part.arguments, **data.pinned()}), data
 
@@ -210,7 +201,7 @@ def _made_data(reader: Reader, part: Any) -> ImageData | None:
     """Returns the data; where values are refused, with those of its defaults, so that all else can be checked."""
     for _ in range(3 if isinstance(part, Part) else 0):
         before = len(reader.problems)
-        data: ImageData | None = _made(reader, "data", part)
+        data: ImageData | None = _make(reader, "data", part)
         wrong = {text.split("=")[0].split(".")[1] for text in reader.problems[before:] if text.startswith("data.")}
         if data is not None or not wrong & part.arguments.keys() - signature_of(part.target).required:
             return data
@@ -218,99 +209,29 @@ def _made_data(reader: Reader, part: Any) -> ImageData | None:
     return None
 
 
-@contextlib.contextmanager
-def problems_of(reader: Reader, key: str) -> Iterator[None]:
-    """Adds what a part of the config finds wrong when it is made to the other problems."""
-    prefix = f"{key}." if key else ""
-    try:
-        yield
-    except UserError as error:
-        reader.problems += [f"{prefix}{text}" for text in error.problems]
-    except Exception as fault:
-        if (place := where(fault)) is None and not isinstance(fault, FAULTS):
-            raise
-        reader.problems.append(f"{key}: {place or ' '.join(str(fault).split())}")
-
-
-def _made(reader: Reader, key: str, part: Any) -> Any:
+def _make(reader: Reader, key: str, part: Any) -> Any:
     """Returns what is made of a part; None, with its problems, if it cannot be made."""
     if part is not WRONG and part is not None and reader.complete:
-        with problems_of(reader, key):
+        with problems_of(reader, key, part):
             return part.make()
     return None
 
 
-def _with_problems(
-    reader: Reader, part: Part, data: ImageData, made: Mapping[str, Any], general: Mapping[str, Any], initial: Any
-) -> Part:
-    """Returns the network without arguments that it does not take; finds what does not fit data, optimizer and weights.
-
-    Args:
-        reader: gets the problems.
-        part: the network.
-        data: the data.
-        made: settings by their keys.
-        general: options that belong to no group.
-        initial: the source of the initial weights.
-    """
-
-    def make(part: Part) -> nn.Module:
-        network: nn.Module = without_weights(part).make()
-        return network
-
-    if found := weights_problems(part, general.get("init_from")):
-        reader.problems += found
-        return part
-    before = len(reader.problems)
-    if signature_of(part.target).others:
-        part = without_unknown(part, make, reader.problems)
-    facts = data_facts(data)
-    shape, classes = (facts["in_channels"], *pair(data.image_size)), data.num_classes
-    with problems_of(reader, ""):
-        network = empty_network(partial(make, part))
-        if len(reader.problems) > before:
-            return part
-        reader.problems += network_problems(network, shape, classes)
-        lora, freeze = made["lora"], general.get("freeze")
-        if lora is not None:
-            with torch.device("meta"):
-                add_lora(network, lora)
-            if lora.rank and freeze:
-                text = "adapters freeze the backbone already (leave freeze out)"
-                reader.problems.append(f"freeze={freeze} beside lora.rank={lora.rank}: {text}")
-            if lora.rank and (idle := idle_adapters(network, shape)):
-                reads = (
-                    f"{type(network).__name__} reads the weights of {', '.join(idle)} itself, not through an adapter"
-                )
-                reader.problems.append(f"lora.targets: {reads} (leave them out)")
-        if freeze:
-            freeze_backbone(network)
-        if made["optimizer"] is not None:
-            with contextlib.suppress(UserError):  # its own problems are told elsewhere
-                reader.problems += [f"optimizer.{text}" for text in group_problems(network, made["optimizer"])]
-        method = general.get("resize_positions", "bicubic")
-        if general.get("ckpt") is not None:
-            path = find_checkpoint(general["ckpt"])
-            checkpoint, _ = with_resized_positions(read_checkpoint(path), network, data.image_size, method)
-            network_weights(network, checkpoint, path)
-        elif initial is not None:
-            initial.fitted(network, method)
-    teacher = "" if made["distillation"] is None else made["distillation"].teacher or ""
-    if teacher and not teacher.startswith(("torchvision:", "timm:", "hf-hub:")) and not Path(teacher).exists():
-        with problems_of(reader, ""):
-            find_checkpoint(teacher, "distillation.teacher")
-    return part
-
-
-def _frozen_without_network(module: Part, made: Mapping[str, Any], general: Mapping[str, Any]) -> list[str]:
+def _frozen_problems(module: Part, settings: Mapping[str, Any], general: Mapping[str, Any]) -> list[str]:
     """Returns what asks to freeze a part of the network of a module that takes none."""
     given = [f"freeze={general['freeze']}"] if general.get("freeze") else []
-    given += [f"lora.rank={made['lora'].rank}"] if made["lora"] is not None and made["lora"].rank else []
-    return [f"{', '.join(given)}: module.class_path={module.name} takes no network"] if given else []
+    given += [f"lora.rank={settings['lora'].rank}"] if settings["lora"] is not None and settings["lora"].rank else []
+    refused = given and not takes(module, "model")
+    return [f"{', '.join(given)}: module.class_path={module.name} takes no network"] if refused else []
 
 
-def _try_module(reader: Reader, module: Part, network: Any, available: Mapping[str, Any]) -> None:
-    """Makes a module of the user's own on the meta device; finds why it cannot be made."""
-    with problems_of(reader, ""):
-        made = None if network is None else empty_network(lambda: without_weights(network).make())
-        empty_network(lambda: make_module(module, {**available, "network": made}), "module")
+def _loss_problems(loss: Any, data: ImageData) -> list[str]:
+    """Returns why a loss of others does not take the targets of the data."""
+    found = loss.problems(data.num_classes, mixes=bool(getattr(data, "mixing", None))) if type(loss) is OwnLoss else []
+    return [f"loss.class_path={loss.name}: {text}" for text in found]
+
+
+def _logged(data: ImageData, metrics: Sequence[Chosen]) -> list[str]:
+    """Returns the names of all that ViTClassifier logs."""
+    table = with_own({item.name: item.metric for item in metrics})
+    return [*metric_names("val", "train", classes=data.num_classes, table=table), *STEP_METRICS]

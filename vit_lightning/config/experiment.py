@@ -16,18 +16,18 @@ from torchmetrics import Metric
 
 from vit_lightning.config.adapters import ADAPTERS
 from vit_lightning.config.files import flatten
-from vit_lightning.config.modules import make_module
-from vit_lightning.config.named_weights import load_named_weights, without_weights
-from vit_lightning.config.networks import read_network
-from vit_lightning.config.options import CommandOptions, Resume, Settings
-from vit_lightning.config.own_files import OwnFiles, files_of, where
+from vit_lightning.config.merge import Trained
+from vit_lightning.config.networks import module_from, network_from
+from vit_lightning.config.options import Resume, Settings
+from vit_lightning.config.own_files import OwnFiles, where
 from vit_lightning.config.typed import Part, Place, Reader, made
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.models.resize import Interpolation
+from vit_lightning.training.distillation import Teacher
 from vit_lightning.training.fast_paths import describe
-from vit_lightning.training.fine_tuning import LoraConfig, add_lora, freeze_backbone, head_state
+from vit_lightning.training.fine_tuning import freeze_backbone
 from vit_lightning.weights.init_from import InitialWeights
 
 
@@ -45,8 +45,6 @@ class Experiment:
     print_config: bool = False
     allowed_changes: tuple[str, ...] = ()
     """Options that may differ from those of a resumed run."""
-    options: CommandOptions | None = None
-    """Options that only this command has."""
     replaced: tuple[str, ...] = ()
     """Sentences on options of earlier config files that a later class or preset put out of use."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
@@ -57,8 +55,12 @@ class Experiment:
     trainer_part: Part
     files: OwnFiles
     """Python files of the user's own that it was made of."""
+    trained: Trained | None = None
+    """The checkpoint of the trained model that a command uses, which has been read."""
     initial: InitialWeights | None = None
     """The source of the initial weights, which has been read."""
+    teacher: Teacher | None = None
+    """The teacher of a distillation, for commands that train."""
     trust: bool = False
     """Whether files of weights may name classes of any package."""
     images: tuple[Path, ...] = ()
@@ -117,7 +119,7 @@ class Experiment:
             tell: where given, weights of timm or torchvision that the model names are loaded, and it gets a sentence.
         """
         assert self.network is not None
-        network = _make_network(self.network, self.settings.lora, tell, reset_head=self.config["reset_head"])
+        network = network_from(self.network, self.settings.lora, tell, reset_head=self.config["reset_head"])
         if self.config["freeze"]:
             freeze_backbone(network)
         return network
@@ -128,7 +130,7 @@ class Experiment:
         Args:
             available: values of all arguments that are filled in: network, facts of the data, settings.
         """
-        return make_module(self.module, available)
+        return module_from(self.module, available)
 
     def make_trainer_arguments(self, replaced: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns arguments of Lightning's Trainer with new callbacks, loggers, profiler and strategy.
@@ -163,34 +165,3 @@ def make_data(config: Mapping[str, Any]) -> ImageData:
     refuse(reader.problems)
     data: ImageData = part.make()
     return data
-
-
-def network_in_file(
-    config: Mapping[str, Any], folder: Path | None = None, *, tell: Callable[[str], None] | None = None
-) -> nn.Module:
-    """Returns the network of a config in plain data, such as one that a file of weights carries.
-
-    Args:
-        config: the config, of which ``model`` and ``lora`` are read.
-        folder: folder with files of the user's own, where the file of weights is trusted.
-        tell: as ``Experiment.make_network`` has it.
-
-    Raises:
-        UserError: its class is not there, or does not take its arguments.
-    """
-    with files_of(folder):
-        reader = Reader(ADAPTERS)
-        part = read_network(reader, flatten(config["model"]), None)
-        refuse(reader.problems)
-        lora = LoraConfig(**config.get("lora", {}))
-        return _make_network(part, lora, tell, reset_head=config.get("reset_head", False))
-
-
-def _make_network(part: Part, lora: LoraConfig, tell: Callable[[str], None] | None, *, reset_head: bool) -> nn.Module:
-    network: nn.Module = without_weights(part).make()
-    head = head_state(network) if reset_head else {}
-    if tell is not None and (told := load_named_weights(network, part, part.make)):
-        tell(f"{told}{', reset head' * bool(head)}")
-        network.load_state_dict(head, strict=False)
-    add_lora(network, lora)
-    return network

@@ -35,14 +35,11 @@ those of another class."""
 TYPES = {"bool": "true | false", "str": "string", "Path": "path", "dict": "mapping", "Any": "value"}
 
 OPTIONS = "vit_lightning.config.options"
-BUILD, FOREIGN = "vit_lightning.config.build", "vit_lightning.config.foreign"
-
-MEASURES = ("validate", "test", "predict")
-"""Commands that use a trained model."""
+FOREIGN = "vit_lightning.config.foreign"
 
 USED = {
     **dict.fromkeys(("check-data", "show-batch", "shard"), ("data",)),
-    **dict.fromkeys(MEASURES, ("data", "trainer")),
+    **dict.fromkeys(("validate", "test", "predict"), ("data", "trainer")),
     "summary": ("model", "data", "lora"),
 }
 """Groups of options that a command uses, where it does not use all: a trained model has its own, in its checkpoint."""
@@ -121,7 +118,7 @@ def _usage(command: str, module: str, name: str) -> str:
     words += [f"[{parts.vararg.arg.upper()} ...]"] if parts.vararg else []
     keywords = zip(parts.kwonlyargs, parts.kw_defaults, strict=True)
     words += [f"--{word.arg.replace('_', '-')}={word.arg.upper()}" for word, default in keywords if default is None]
-    words += ["--ckpt RUN_FOLDER"] if command in MEASURES else []
+    words += ["--ckpt RUN_FOLDER"] if command in _trained() else []
     words += ["[--config CONFIG.yaml ...]"] if any(argument.arg == "experiment" for argument in parts.args) else []
     return " ".join(["lightning", command, *words, "[--OPTION=VALUE ...]"])
 
@@ -139,7 +136,7 @@ def _options_class(module: str, name: str) -> tuple[str, str]:
 
 def _groups() -> dict[str, tuple[str, str]]:
     """Returns the groups of options, each with module and name of its class."""
-    defaults = ast.literal_eval(_defined(BUILD, "DEFAULT_CLASSES")[1])
+    defaults = ast.literal_eval(_defined(OPTIONS, "DEFAULT_CLASSES")[1])
     classes = {key: _own(defaults[key].rpartition(".")[2]) for key in ("model", "data")}
     _, settings = _defined(OPTIONS, "Settings")
     fields = [node for node in settings.body if isinstance(node, ast.AnnAssign)]
@@ -148,20 +145,27 @@ def _groups() -> dict[str, tuple[str, str]]:
     return {**classes, **named, "trainer": ("lightning.pytorch.trainer.trainer", "Trainer")}
 
 
+def _trained() -> tuple[str, ...]:
+    """Returns the commands that use a trained model."""
+    commands: tuple[str, ...] = ast.literal_eval(_defined(OPTIONS, "TRAINED")[1])
+    return commands
+
+
 def _own(name: str) -> tuple[str, str]:
     return vars(vit_lightning)["_MODULES"][name], name
 
 
 def _general(command: str) -> list[Option]:
     """Returns the options that belong to no group."""
-    kinds = _defined(OPTIONS, "COMMAND_OPTIONS")[1]
-    own = {ast.literal_eval(key): ast.unparse(value) for key, value in zip(kinds.keys, kinds.values, strict=True)}
     found = [Option("config", "path", "", "config file; several are merged in order, and flags come last")]
     if command == "fit":
         text = "option that may differ from that of the resumed run, such as optimizer.lr; may be repeated"
         found.append(Option("allow-config-change", "string", "", text))
-    for name in ("RunOptions", own.get(command), "ConfigOptions"):
-        found += options_of(OPTIONS, name) if name else []
+    found += options_of(OPTIONS, "RunOptions")
+    if command in _trained():
+        text = "run folder (its best checkpoint), checkpoint file, or https://...#sha256=CHECKSUM"
+        found.append(Option("ckpt", "string", "", text))
+    found += options_of(OPTIONS, "ConfigOptions")
     unused = NOT_USED if command in USED else {"resume"} if command != "fit" else set()
     unused = unused | ({"compile"} if command not in ast.literal_eval(_defined(OPTIONS, "COMPILES")[1]) else set())
     return [option for option in found if option.name not in unused]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vit_lightning.config.adapters import KEPT
-from vit_lightning.config.build import DEFAULT_CLASSES, GROUPS
-from vit_lightning.config.experiment import network_in_file
 from vit_lightning.config.files import Config, as_list, flatten, parse_yaml, read_config, value_at, word
 from vit_lightning.config.foreign import as_ours
-from vit_lightning.config.names import HOMES, find_class, full_name
-from vit_lightning.config.options import TRAINED
+from vit_lightning.config.names import find_class, full_name
+from vit_lightning.config.networks import network_in_file
+from vit_lightning.config.options import BESIDE_OTHER_CLASS, DEFAULT_CLASSES, GROUPS, HOMES_OF, TRAINED
 from vit_lightning.config.own_files import also_search
 from vit_lightning.config.shipped import find_config
 from vit_lightning.data.image_files import data_of_files
@@ -23,9 +21,6 @@ from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint, run_folder_of
 from vit_lightning.weights.init_from import FROM_DATA, InitialWeights, open_initial_weights
 from vit_lightning.weights.trust import refuse_untrusted
-
-SHORT = {"optimizer": HOMES["OptimizerConfig"], "loss": HOMES["LossConfig"], "optimizer.schedule": HOMES["LRScheduler"]}
-"""Modules of classes that need no module, where a later class may be the same by another name."""
 
 
 class Dropped(NamedTuple):
@@ -39,6 +34,13 @@ class Dropped(NamedTuple):
     value: Any
 
 
+class Trained(NamedTuple):
+    """The checkpoint that ``--ckpt`` names."""
+
+    path: Path
+    checkpoint: dict[str, Any]
+
+
 class Merged(NamedTuple):
     """The config of a command line."""
 
@@ -47,6 +49,7 @@ class Merged(NamedTuple):
     """What is wrong with config files and the source of the initial weights."""
     replaced: list[str]
     """A sentence for each class or preset that put values of an earlier config file out of use."""
+    trained: Trained | None = None
     initial: InitialWeights | None = None
     """The source of the initial weights."""
 
@@ -74,9 +77,10 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
             problems += error.problems
     given = as_ours(_together(flags), problems)
     sources = [*(config for _, config in configs), given]
-    initial, first = None, {}
+    first: Config = {}
+    trained, initial = None, None
     if command in TRAINED:
-        first = _config_of_checkpoint(flags, files=files, trust=trust)
+        trained, first = _config_of_checkpoint(flags, files=files, trust=trust)
     else:
         try:
             initial, first = _config_of_source(sources, trust=trust)
@@ -86,10 +90,12 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
     dropped: list[Dropped] = []
     for config in (first, *sources):
         merged = merge(merged, {k: v for k, v in config.items() if v is not None or k not in GROUPS}, dropped=dropped)
+    if command in TRAINED:
+        merged.pop("ckpt")  # it has been read
     if names and "experiment" not in merged:
         merged["experiment"] = Path(names[-1]).stem
     _check_split(first, merged)
-    return Merged(merged, problems, _sentences(dropped, configs), initial)
+    return Merged(merged, problems, _sentences(dropped, configs), trained, initial)
 
 
 def _together(flags: Sequence[tuple[str, str]]) -> Config:
@@ -115,34 +121,36 @@ def _add(together: Config, more: Config) -> None:
 
 
 def _sentences(dropped: Sequence[Dropped], configs: Sequence[tuple[Path, Config]]) -> list[str]:
-    """Returns what is to be told of values that were given in config files; those of a checkpoint are complete."""
-    told: dict[str, list[str]] = {}
+    """Returns a sentence on each reason why values of config files are dropped; those of a checkpoint are complete."""
+    values: dict[str, list[str]] = {}
     for reason, group, name, value in dropped:
         having = [path.name for path, config in configs if value_at(config, f"{group}.{name}") is not None]
         if having and value is not None:
-            told.setdefault(f"{reason} replaces {{}} of {having[-1]}", []).append(f"{name}={word(value)}")
+            values.setdefault(f"{reason} replaces {{}} of {having[-1]}", []).append(f"{name}={word(value)}")
     return [
         text.format(", ".join(items[:8]) + (f" and {len(items) - 8} more" if len(items) > 8 else ""))
-        for text, items in told.items()
+        for text, items in values.items()
     ]
 
 
-def _config_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool, trust: bool) -> Config:
-    paths = [value for key, value in flags if key in ("ckpt", "ckpt_path")]
-    if not paths:
+def _config_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool, trust: bool) -> tuple[Trained, Config]:
+    """Returns the checkpoint that ``--ckpt`` names, and the config of its run."""
+    places = [value for key, value in flags if key in ("ckpt", "ckpt_path")]
+    if not places:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
-    checkpoint = read_checkpoint(find_checkpoint(paths[-1]))
-    config = flatten(checkpoint.get("config") or {})
+    path = find_checkpoint(places[-1])
+    trained = Trained(path, read_checkpoint(path))
+    config = flatten(trained.checkpoint.get("config") or {})
     if not isinstance(config, dict):
-        raise UserError(f"ckpt={paths[-1]} holds no config")
+        raise UserError(f"ckpt={places[-1]} holds no config")
     if files:
-        config["data"] = data_of_files(paths[-1], checkpoint)
+        config["data"] = data_of_files(places[-1], trained.checkpoint)
     config.pop("distillation", None)  # its teacher may be gone
     if not trust:
         refuse_untrusted(config)
     if isinstance(config.get("model"), dict):  # these come from the data, which may give other sizes
         config["model"] = {name: value for name, value in config["model"].items() if name not in FROM_DATA[:2]}
-    return {**config, "init_from": None}  # the weights are the checkpoint's own
+    return trained, {**config, "init_from": None}  # the weights are the checkpoint's own
 
 
 def _config_of_source(sources: Sequence[Config], *, trust: bool) -> tuple[InitialWeights | None, Config]:
@@ -151,10 +159,11 @@ def _config_of_source(sources: Sequence[Config], *, trust: bool) -> tuple[Initia
     if not given or given[-1] in (None, "null"):
         return None, {}
     models = [config["model"] for config in sources if config.get("model")]
-    named = [str(path) for model in models if (path := _class_of(model)) is not None]
-    told: Config = functools.reduce(merge, (model for model in models if isinstance(model, dict)), {})
-    attention = told.get("attention")
-    heads = {"num_heads": told.get("num_heads")}
+    classes = [model.get("class_path") if isinstance(model, dict) else model for model in models]
+    named = [str(name) for name in classes if name is not None]
+    given_model: Config = functools.reduce(merge, (model for model in models if isinstance(model, dict)), {})
+    attention = given_model.get("attention")
+    heads = {"num_heads": given_model.get("num_heads")}
     heads["dim_head"] = attention.get("dim_head") if isinstance(attention, dict) else None
     initial = open_initial_weights(str(given[-1]), network_in_file, trust=trust)
     if trust and initial.file.path is not None and (folder := run_folder_of(initial.file.path)) is not None:
@@ -175,13 +184,7 @@ def _check_split(trained: Config, given: Config) -> None:
         )
 
 
-def merge(
-    base: Config,
-    config: Config,
-    defaults: Mapping[str, str] = DEFAULT_CLASSES,
-    group: str = "",
-    dropped: list[Dropped] | None = None,
-) -> Config:
+def merge(base: Config, config: Config, group: str = "", dropped: list[Dropped] | None = None) -> Config:
     """Returns ``base`` updated by ``config``, without arguments of a replaced class and sizes of a replaced preset.
 
     ``key+`` appends to a list.
@@ -189,47 +192,61 @@ def merge(
     Args:
         base: the earlier config.
         config: the later one.
-        defaults: class of each key whose class need not be named.
         group: dotted key of what the configs are the arguments of; empty for whole configs.
         dropped: gets what is dropped.
     """
     merged, dropped = dict(base), [] if dropped is None else dropped
-    is_ours = str(full_name(merged.get("class_path", DEFAULT_CLASSES["model"]))).startswith("vit_lightning.")
-    if group == "model" and config.get("preset") is not None and is_ours:
-        sizes = [name for name in Preset._fields if name in merged]
-        dropped += [Dropped(f"model.preset={config['preset']}", group, name, merged.pop(name)) for name in sizes]
+    if group == "model" and config.get("preset") is not None:
+        _drop_sizes_of_preset(merged, config["preset"], dropped)
     for key, value in config.items():
-        before, dotted = merged.get(key), f"{group}.{key}" if group else key
         if key.endswith("+"):
             merged[key[:-1]] = [*as_list(merged.get(key[:-1])), *as_list(value)]
-        elif isinstance(before, str) and isinstance(value, dict) and "class_path" not in value:
-            merged[key] = {"class_path": before, **value}
-        elif isinstance(before, dict) and isinstance(value, dict | str) and (is_class(value) or dotted not in KEPT):
-            old, new, home = before.get("class_path", defaults.get(key)), _class_of(value), SHORT.get(dotted, "")
-            by_name = isinstance(value, dict) and old is not None and new is None and dotted in KEPT and "name" in value
-            same = new is None or (old is not None and full_name(str(old), home) == full_name(str(new), home))
-            if isinstance(value, dict) and same and not by_name:
-                merged[key] = merge(before, value, {}, dotted, dropped)
-                continue
-            given = merge({}, value) if isinstance(value, dict) else {"class_path": value}
-            kept = {name: item for name, item in before.items() if name in KEPT.get(dotted, ())}
-            merged[key] = {**kept, **given} if kept or isinstance(value, dict) else value
-            reason = f"{dotted}={value}" if isinstance(value, str) else f"{dotted}.class_path={new}"
-            reason = f"{dotted}.name={given['name']}" if by_name else reason
-            lost = [(name, item) for name, item in before.items() if name not in (*kept, "class_path")]
-            dropped += [Dropped(reason, dotted, name, item) for name, item in lost]
         else:
-            merged[key] = merge({}, value) if isinstance(value, dict) else value
+            merged[key] = _merge_value(merged.get(key), value, f"{group}.{key}" if group else key, dropped)
     return merged
 
 
-def is_class(value: Config | str) -> bool:
-    """Whether a value can name a class; words such as adam are none."""
-    return isinstance(value, dict) or "." in value or value[:1].isupper()
+def _drop_sizes_of_preset(model: Config, preset: Any, dropped: list[Dropped]) -> None:
+    """Removes the sizes that a later preset of a ViT of ours replaces."""
+    if str(full_name(model.get("class_path", DEFAULT_CLASSES["model"]))).startswith("vit_lightning."):
+        sizes = [name for name in Preset._fields if name in model]
+        dropped += [Dropped(f"model.preset={preset}", "model", name, model.pop(name)) for name in sizes]
 
 
-def _class_of(value: Config | str) -> Any:
-    return value.get("class_path") if isinstance(value, dict) else value
+def _merge_value(before: Any, value: Any, key: str, dropped: list[Dropped]) -> Any:
+    """Returns a value where a later config changes it; arguments alone leave the class as it was."""
+    if isinstance(before, str) and isinstance(value, dict) and "class_path" not in value:
+        return {"class_path": before, **value}
+    if isinstance(before, dict) and isinstance(value, dict):
+        same = _is_same_class(before, value, key)
+        return merge(before, value, key, dropped) if same else _replace_class(before, value, key, dropped)
+    if isinstance(before, dict) and isinstance(value, str) and (can_be_class(value) or key not in BESIDE_OTHER_CLASS):
+        return _replace_class(before, value, key, dropped)
+    return merge({}, value) if isinstance(value, dict) else value
+
+
+def _is_same_class(before: Config, value: Config, key: str) -> bool:
+    """Whether the arguments of a later config are for the class of an earlier one."""
+    old, new, home = before.get("class_path", DEFAULT_CLASSES.get(key)), value.get("class_path"), HOMES_OF.get(key, "")
+    if new is None:  # optimizer.name chooses one of ours again
+        return old is None or key not in BESIDE_OTHER_CLASS or "name" not in value
+    return old is not None and full_name(str(old), home) == full_name(str(new), home)
+
+
+def _replace_class(before: Config, value: Config | str, key: str, dropped: list[Dropped]) -> Config | str:
+    """Returns another class with its arguments, and with those of the earlier one that stay beside any class."""
+    given = merge({}, value) if isinstance(value, dict) else {"class_path": value}
+    kept = {name: item for name, item in before.items() if name in BESIDE_OTHER_CLASS.get(key, ())}
+    option = "class_path" if given.get("class_path") is not None else "name"
+    reason = f"{key}={value}" if isinstance(value, str) else f"{key}.{option}={given[option]}"
+    lost = [name for name in before if name not in (*kept, "class_path")]
+    dropped += [Dropped(reason, key, name, before[name]) for name in lost]
+    return {**kept, **given} if kept or isinstance(value, dict) else value
+
+
+def can_be_class(text: str) -> bool:
+    """Whether a text can name a class; words such as adam cannot."""
+    return "." in text or text[:1].isupper()
 
 
 def config_of_flag(key: str, value: str) -> Config:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from vit_lightning.config.files import word
 from vit_lightning.config.names import near
-from vit_lightning.config.networks import timm_name
 from vit_lightning.config.typed import Part
 from vit_lightning.errors import UserError, one_line
 
@@ -129,6 +128,11 @@ def _fit(network: nn.Module, state: dict[str, Tensor], classes: int, named: str)
     if refused or set(state) - set(own):
         raise UserError(f"model.{named}: the weights do not fit the other arguments of model: {', '.join(refused[:8])}")
     return changed
+
+
+def timm_name(target: Any, arguments: Mapping[str, Any]) -> str:
+    """Returns the name of the network that a function of timm makes."""
+    return str(arguments.get("model_name") or target.__name__)
 
 
 def _is_of_others(part: Part) -> bool:

@@ -1,24 +1,35 @@
-"""The network of a config: facts of the data among its arguments, and what does not fit, found on the meta device."""
+"""The network and the LightningModule of a config: read with the facts of the data among their arguments, and made."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
-from torch import Tensor, nn
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningModule
+from torch import nn
 
-from vit_lightning.config.names import near
-from vit_lightning.config.own_files import empty_caches, where
+from vit_lightning.config.adapters import ADAPTERS
+from vit_lightning.config.files import Config, flatten
+from vit_lightning.config.named_weights import load_named_weights, timm_name, without_weights
+from vit_lightning.config.own_files import empty_caches, files_of, where
 from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import WRONG, Part, Reader
+from vit_lightning.config.typed import WRONG, Part, Reader, untyped_texts
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError, one_line
+from vit_lightning.limits import refuse
 from vit_lightning.sizes import pair
+from vit_lightning.training.classifier import ConfiguredOptimizer, ViTClassifier
+from vit_lightning.training.distillation import Teacher
+from vit_lightning.training.fine_tuning import LoraConfig, add_lora, head_state
+from vit_lightning.weights.sources import open_teacher
 
 FACTS = ("image_size", "in_channels", "num_classes")
 """Arguments of a network that follow from the data."""
@@ -70,11 +81,6 @@ def _agrees(name: str, given: Any, fact: Any) -> bool:
     return bool(reader.problems) or pair(value) == pair(tuple(fact) if isinstance(fact, list) else fact)
 
 
-def timm_name(target: Any, arguments: Mapping[str, Any]) -> str:
-    """Returns the name of the network that a function of timm makes."""
-    return str(arguments.get("model_name") or target.__name__)
-
-
 def names_of_timm(target: Any, arguments: Mapping[str, Any]) -> set[str]:
     """Returns the arguments of the network that a function of timm makes, as far as it tells the class."""
     if inspect.isclass(target) or not target.__module__.startswith("timm."):
@@ -86,22 +92,27 @@ def names_of_timm(target: Any, arguments: Mapping[str, Any]) -> set[str]:
     return {"num_classes", "in_chans", *(signature_of(made).options if inspect.isclass(made) else ())}
 
 
-def without_unknown(part: Part, make: Callable[[Part], nn.Module], problems: list[str]) -> Part:
-    """Returns a network of a function without the arguments that it hands on to a class that refuses them."""
-    while True:
-        try:
-            empty_network(partial(make, part))
-            return part
-        except UserError as error:
-            found = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", str(error))
-            if found is None or found[2] not in part.arguments:
-                return part
-            known = {*signature_of(part.target).options, *names_of_timm(part.target, part.arguments)}
-            likely = near(found[2], known)
-            hint = f"did you mean model.{likely[0]}?" if likely else f"choose {', '.join(sorted(known))}"
-            value = part.arguments[found[2]]
-            problems.append(f"model.{found[2]}={value}: {found[1]} takes no such argument ({hint})")
-            part = replace(part, arguments={key: part.arguments[key] for key in part.arguments if key != found[2]})
+@contextlib.contextmanager
+def problems_of(reader: Reader, key: str, part: Any, path: str = "") -> Iterator[None]:
+    """Adds what a part of the config finds wrong when it is made to the other problems.
+
+    Args:
+        reader: gets the problems.
+        key: option that they begin with; empty where they name it themselves.
+        part: the part, whose options without a type may be the reason.
+        path: its dotted key, if that is another one.
+    """
+    prefix, before = f"{key}." if key else "", len(reader.problems)
+    try:
+        yield
+    except UserError as error:
+        reader.problems += [f"{prefix}{text}" for text in error.problems]
+    except Exception as fault:
+        if (place := where(fault)) is None and not isinstance(fault, FAULTS):
+            raise
+        reader.problems.append(f"{key}: {place or ' '.join(str(fault).split())}")
+    if len(reader.problems) > before and isinstance(part, Part):
+        reader.problems += untyped_texts(part, path or key)
 
 
 def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Module:
@@ -116,7 +127,7 @@ def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Modul
                 with torch.device("meta"):
                     return make()
             except (NotImplementedError, RuntimeError, UserError) as fault:  # it looks at its own numbers
-                if not isinstance(fault, NotImplementedError) and not _needs_numbers(fault):
+                if not isinstance(fault, NotImplementedError) and not needs_numbers(fault):
                     raise
                 return make().to("meta")
         except UserError as error:
@@ -130,36 +141,114 @@ def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Modul
             empty_caches()
 
 
-def _needs_numbers(fault: Exception) -> bool:
+def needs_numbers(fault: Exception) -> bool:
     """Whether an error comes from looking at numbers, which tensors on the meta device do not have."""
     return re.search(r"\bmeta\b", str(fault)) is not None
 
 
-def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -> list[str]:
-    """Returns why a network on the meta device cannot give logits (b, classes) for images (b, c, H, W) of a shape."""
-    text = "x".join(map(str, shape))
-    if not list(network.parameters()):
-        return [f"model: {type(network).__name__} has no parameters to train"]
-    try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            given = network.train()(torch.empty(2, *shape))
-    except Exception as fault:  # whatever the layers of others raise
-        if _needs_numbers(fault):  # only training shows whether it works
-            return []
-        if place := where(fault):
-            return [f"model: {place}"]
-        reason = " ".join(str(fault).split())[:300]
-        first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
-        if first is not None and first.in_channels != shape[0]:
-            reason = f"it takes images of {first.in_channels} channels"
-        return [f"model: {type(network).__name__} does not take the images of the data, {text}: {reason}"]
-    finally:
-        empty_caches()
-    heads = given if type(given) is tuple else (given,)
-    if not all(isinstance(logits, Tensor) for logits in heads):
-        what = f"{type(given).__name__} where logits are expected (with aux_logits: false?)"
-        return [f"model: {type(network).__name__} gives {what}"]
-    wrong = [tuple(logits.shape) for logits in heads if tuple(logits.shape) != (2, classes)]
-    if wrong:
-        return [f"model: {type(network).__name__} gives {wrong[0]} for 2 images of {classes} classes (num_classes?)"]
-    return []
+def network_from(part: Part, lora: LoraConfig, tell: Callable[[str], None] | None, *, reset_head: bool) -> nn.Module:
+    network: nn.Module = without_weights(part).make()
+    head = head_state(network) if reset_head else {}
+    if tell is not None and (told := load_named_weights(network, part, part.make)):
+        tell(f"{told}{', reset head' * bool(head)}")
+        network.load_state_dict(head, strict=False)
+    add_lora(network, lora)
+    return network
+
+
+def make_teacher(place: str, data: ImageData, *, trust: bool = False) -> Teacher:
+    """Returns the teacher of a distillation for the student's data, and warns of what was assumed about it."""
+    shape, key = (data.in_channels, *data.image_size), "distillation.teacher"
+    source = open_teacher(place, shape, data.num_classes, make_network=network_in_file, trust=trust, key=key)
+    for note in source.notes:
+        warnings.warn(f"{key}={place}: {note}", stacklevel=2)
+    return Teacher(source.network, normalised=(source.view["mean"], source.view["std"]), images=(data.mean, data.std))
+
+
+def network_in_file(
+    config: Mapping[str, Any], folder: Path | None = None, *, tell: Callable[[str], None] | None = None
+) -> nn.Module:
+    """Returns the network of a config in plain data, such as one that a file of weights carries.
+
+    Args:
+        config: the config, of which ``model`` and ``lora`` are read.
+        folder: folder with files of the user's own, where the file of weights is trusted.
+        tell: as ``Experiment.make_network`` has it.
+
+    Raises:
+        UserError: its class is not there, or does not take its arguments.
+    """
+    with files_of(folder):
+        reader = Reader(ADAPTERS)
+        part = read_network(reader, flatten(config["model"]), None)
+        refuse(reader.problems)
+        lora = LoraConfig(**config.get("lora", {}))
+        return network_from(part, lora, tell, reset_head=config.get("reset_head", False))
+
+
+FAULTS = (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException)
+"""Errors of classes of others about their arguments."""
+
+FILLED_IN = ("network", *FACTS)
+"""Arguments that any LightningModule may have: the configured model, and facts of the data."""
+CONFIGURED = tuple(name for name in inspect.signature(ViTClassifier).parameters if name not in FILLED_IN)
+"""Arguments of ViTClassifier that options of the same name configure."""
+
+
+def filled_in(kind: type[LightningModule]) -> list[str]:
+    """Returns the arguments of a class that are filled in, and so are no options under ``module``."""
+    names = (*FILLED_IN, *CONFIGURED) if issubclass(kind, ViTClassifier) else FILLED_IN
+    return [name for name in names if name in signature_of(kind).options]
+
+
+def read_module(reader: Reader, config: Config) -> Any:
+    """Returns the module of a merged config; ``WRONG`` if it cannot be made."""
+    if config.get("module") is None:
+        return Part(ViTClassifier, {})
+    if (found := reader.find(LightningModule, config["module"], "module")) is None:
+        return WRONG
+    name, kind, arguments = found
+    if not (inspect.isclass(kind) and issubclass(kind, LightningModule)):
+        text = "must be a LightningModule, such as a subclass of ViTClassifier"
+        reader.problems.append(f"module.class_path={name} {text}")
+        return WRONG
+    signature, filled = signature_of(kind), filled_in(kind)
+    options = {key: option for key, option in signature.options.items() if key not in filled}
+    return reader.made_of(signature._replace(options=options), kind, name, arguments, "module")
+
+
+def takes(part: Part, key: str) -> bool:
+    """Whether the module takes what a group of options configures."""
+    if key == "optimizer" and part.target.configure_optimizers is LightningModule.configure_optimizers:
+        return True  # as Lightning's command line, ours gives it one
+    return ("network" if key == "model" else key) in filled_in(part.target)
+
+
+def unused_problems(part: Part, config: Config) -> list[str]:
+    """Returns the options that are given, but that the module does not take."""
+    keys = [key for key in (*CONFIGURED, "model") if config.get(key) is not None and not takes(part, key)]
+    given = [f"{key}.{name}={value}" for key in keys for name, value in _items(config[key])]
+    words = " or ".join("network" if key == "model" else key for key in keys)
+    why = f"module.class_path={part.name} takes no {words} (leave it out, or give the class that argument)"
+    return [f"{', '.join(given)}: {why}"] if given else []
+
+
+def _items(given: Any) -> list[tuple[str, Any]]:
+    return list(given.items()) if isinstance(given, Mapping) else [("class_path", given)]
+
+
+def module_from(part: Part, available: Mapping[str, Any]) -> LightningModule:
+    """Returns the module of a config.
+
+    Args:
+        part: the module.
+        available: values of all arguments that are filled in.
+    """
+    given, kind = {name: available[name] for name in filled_in(part.target)}, part.target
+    lacks_optimizer = kind.configure_optimizers is LightningModule.configure_optimizers
+    if lacks_optimizer:
+        kind = type(kind.__name__, (ConfiguredOptimizer, kind), {"__module__": kind.__module__})
+    module: LightningModule = replace(part, target=kind).make(**given)
+    if lacks_optimizer:
+        module.optimizer_config = available["optimizer"]
+    return module

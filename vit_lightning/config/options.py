@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from vit_lightning.config.names import HOMES
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.models.resize import Interpolation
 from vit_lightning.storage.wandb_mirror import WandbConfig
@@ -26,7 +27,13 @@ TRAINED = ("validate", "test", "predict")
 COMPILES = ("fit", "validate", "test", "bench")
 """Commands that compile the network of a config with ``compile``."""
 
+TRAINS = ("fit", "lr-find", "scale-batch", "bench")
+"""Commands that take training steps, and so need the teacher of a distillation."""
+
 Resume = Literal["never", "auto", "must"]
+
+OWN_OF_OPTIMIZER = ("name", "betas", "eps", "momentum", "nesterov")
+"""Our options of an optimizer in whose place those of another class stand."""
 
 
 class Settings(NamedTuple):
@@ -39,6 +46,26 @@ class Settings(NamedTuple):
     lora: LoraConfig = LoraConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     wandb: WandbConfig = WandbConfig()
+
+
+GROUPS = ("module", "model", "data", "trainer", *Settings._fields)
+"""Options that hold options; ``model:`` with nothing under it changes nothing."""
+
+DEFAULT_CLASSES = {"model": "vit_lightning.ViT", "data": "vit_lightning.Digits"}
+"""Classes of groups that need not be named."""
+
+HOMES_OF = {
+    "optimizer": HOMES["OptimizerConfig"],
+    "loss": HOMES["LossConfig"],
+    "optimizer.schedule": HOMES["LRScheduler"],
+}
+"""Modules of classes that need no module, by the key of the class."""
+
+BESIDE_OTHER_CLASS: dict[str, tuple[str, ...]] = {
+    "optimizer": tuple(name for name in OptimizerConfig.__dataclass_fields__ if name not in OWN_OF_OPTIMIZER),
+    "loss": (),
+}
+"""Our options of a group that stay beside a class of others in its place."""
 
 
 @dataclass(frozen=True)
@@ -107,29 +134,3 @@ class RunOptions:
     out: Path | None = None
     trust: bool = False
     resume: Resume = "never"
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """Options of a command that has none of its own."""
-
-
-@dataclass(frozen=True)
-class TrainedOptions:
-    """Options of commands that use a trained model.
-
-    Args:
-        ckpt: run folder (its best checkpoint), checkpoint file, or https://...#sha256=CHECKSUM.
-    """
-
-    ckpt: str
-
-
-CommandOptions = TrainedOptions
-
-COMMAND_OPTIONS: dict[str, type[CommandOptions]] = {
-    "validate": TrainedOptions,
-    "test": TrainedOptions,
-    "predict": TrainedOptions,
-}
-"""Options that only some commands have, beside the arguments of their functions."""

@@ -41,8 +41,7 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
     files = use_files(_folders(flags, folders, trust=trust))
     merged = merge_all(options, command, files=bool(images), trust=trust)
     refuse(secret_problems(merged.config))
-    given = {"allowed_changes": allowed, "images": images, "replaced": tuple(merged.replaced), "files": files}
-    return build(merged.config, command, given | {"initial": merged.initial}, merged.problems)
+    return build(merged, command, allowed_changes=allowed, images=images, files=files)
 
 
 def _words(arguments: Sequence[str], command: str) -> tuple[list[tuple[str, str]], tuple[Path, ...]]:

@@ -10,7 +10,7 @@ import collections.abc
 import inspect
 import math
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import timedelta
 from enum import Enum
@@ -117,6 +117,19 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, Part | Enum | Path | timedelta | str | int | float | bool)
 
 
+def untyped_texts(part: Part, path: str) -> Iterator[str]:
+    """Yields the arguments that are texts where no type, and no text as default, says that they should be."""
+    options = signature_of(part.target).options
+    for name, value in part.arguments.items():
+        if isinstance(value, Part):
+            yield from untyped_texts(value, f"{path}.{name}")
+        elif isinstance(value, str) and name in options:
+            option = options[name]
+            if option.kind is Any and not isinstance(option.default, str):
+                default = "" if option.default is REQUIRED else f", and its default is {plain(option.default)}"
+                yield f"{path}.{name}={value} is a text: the option has no type{default}"
+
+
 class Place(NamedTuple):
     """Stand-in for a class where a type asks for one.
 
@@ -170,6 +183,8 @@ class Reader:
     problems: list[str] = field(default_factory=list)
     complete: bool = True
     """Whether all files could be read; if not, an argument that is missing may stand in one of them."""
+    unread: set[str] = field(default_factory=set)
+    """What is wrong with Python files that cannot be imported: a problem once, however many parts they have."""
 
     def arguments(
         self,
@@ -264,16 +279,17 @@ class Reader:
         """Returns a value of the first type of a union that takes it; else the problems of the one that was meant."""
         if type(None) in members(kind) and given in (None, "null"):
             return None
-        tried: list[tuple[Any, list[str]]] = []
+        tried: list[tuple[Any, Reader]] = []
         for one in sorted(members(kind), key=lambda one: one is str):  # a text may be a number
-            reader = Reader(self.adapters, complete=self.complete)
+            reader = Reader(self.adapters, complete=self.complete, unread={*self.unread})
             value = reader.value(one, given, path, default)
             if not reader.problems:
                 return value
-            tried.append((value, reader.problems))
-        for value, problems in tried:
-            if not problems[0].startswith(f"{path}={given} must be"):
-                self.problems += problems
+            tried.append((value, reader))
+        for value, reader in tried:
+            if not reader.problems[0].startswith(f"{path}={given} must be"):
+                self.problems += reader.problems
+                self.unread |= reader.unread
                 return value
         return self._refused(kind, given, path)
 
@@ -350,7 +366,9 @@ class Reader:
             try:
                 target = find_class(name)
             except UserError as error:
-                self.problems += [f"{path}.class_path={named}: {text}" for text in error.problems]
+                new = [text for text in error.problems if text not in self.unread]
+                self.problems += [f"{path}.class_path={named}: {text}" for text in new]
+                self.unread.update(new)
                 return None
             if not callable(target):
                 self.problems.append(f"{path}.class_path={named} is not there{hint_of_class(named, base, home)}")

@@ -1,0 +1,145 @@
+"""The network of a config beside data, settings and weights: what does not fit is found on the meta device."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vit_lightning.config.merge import Merged
+from vit_lightning.config.named_weights import weights_problems, without_weights
+from vit_lightning.config.names import near
+from vit_lightning.config.networks import empty_network, names_of_timm, needs_numbers, problems_of
+from vit_lightning.config.own_files import empty_caches, where
+from vit_lightning.config.signatures import signature_of
+from vit_lightning.config.typed import Part, Reader
+from vit_lightning.data.base import ImageData
+from vit_lightning.errors import UserError
+from vit_lightning.storage.checkpoint_files import network_weights
+from vit_lightning.training.fine_tuning import LoraConfig, add_lora, freeze_backbone, idle_adapters
+from vit_lightning.training.optim import OptimizerConfig, group_problems
+from vit_lightning.weights.init_from import with_resized_positions
+
+
+def check_network(
+    reader: Reader,
+    part: Any,
+    data: ImageData,
+    settings: Mapping[str, Any],
+    general: Mapping[str, Any],
+    merged: Merged,
+) -> tuple[Any, nn.Module | None]:
+    """Returns the network without arguments that it does not take, and it on the meta device where it can be made.
+
+    Args:
+        reader: gets the problems.
+        part: the network; None or ``WRONG`` where there is none to check.
+        data: the data.
+        settings: settings by their keys; None where they are wrong.
+        general: options that belong to no group.
+        merged: the config, with the weights that it names.
+    """
+    found = weights_problems(part, general.get("init_from")) if isinstance(part, Part) else []
+    reader.problems += found
+    if found or not isinstance(part, Part):
+        return part, None
+    before, shape, empty = len(reader.problems), (data.in_channels, *data.image_size), None
+    with problems_of(reader, "", part, "model"):
+        part, empty = _make_empty(part, reader.problems)
+        if len(reader.problems) == before:
+            reader.problems += network_problems(empty, shape, data.num_classes)
+            reader.problems += _fine_tune(empty, settings["lora"], general.get("freeze"), shape)
+            reader.problems += _optimizer_problems(empty, settings["optimizer"])
+            _check_weights(empty, data, general.get("resize_positions", "bicubic"), merged)
+    return part, empty
+
+
+def _make_empty(part: Part, problems: list[str]) -> tuple[Part, nn.Module]:
+    """Returns a network without arguments that it hands on to a class which refuses them, and it on the meta device.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    while True:
+        try:
+            return part, empty_network(without_weights(part).make)
+        except UserError as error:
+            found = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", str(error))
+            signature = signature_of(part.target)
+            if found is None or found[2] not in part.arguments or not signature.others:
+                raise
+            known = {*signature.options, *names_of_timm(part.target, part.arguments)}
+            likely = near(found[2], known)
+            hint = f"did you mean model.{likely[0]}?" if likely else f"choose {', '.join(sorted(known))}"
+            value = part.arguments[found[2]]
+            problems.append(f"model.{found[2]}={value}: {found[1]} takes no such argument ({hint})")
+            part = replace(part, arguments={key: part.arguments[key] for key in part.arguments if key != found[2]})
+
+
+def _fine_tune(network: nn.Module, lora: LoraConfig | None, freeze: str | None, shape: tuple[int, ...]) -> list[str]:
+    """Adds adapters to a network and freezes it, as the options say; returns what does not fit."""
+    problems = []
+    if lora is not None:
+        with torch.device("meta"):
+            add_lora(network, lora)
+        if lora.rank and freeze:
+            text = "adapters freeze the backbone already (leave freeze out)"
+            problems.append(f"freeze={freeze} beside lora.rank={lora.rank}: {text}")
+        if lora.rank and (idle := idle_adapters(network, shape)):
+            reads = f"{type(network).__name__} reads the weights of {', '.join(idle)} itself, not through an adapter"
+            problems.append(f"lora.targets: {reads} (leave them out)")
+    if freeze:
+        freeze_backbone(network)
+    return problems
+
+
+def _optimizer_problems(network: nn.Module, optimizer: OptimizerConfig | None) -> list[str]:
+    """Returns why the parameters of a network cannot be grouped."""
+    if optimizer is not None:
+        with contextlib.suppress(UserError):  # its own problems are found elsewhere
+            return [f"optimizer.{text}" for text in group_problems(network, optimizer)]
+    return []
+
+
+def _check_weights(network: nn.Module, data: ImageData, method: Any, merged: Merged) -> None:
+    """Raises UserError where the weights of ``ckpt`` or ``init_from`` do not fit a network."""
+    if merged.trained is not None:
+        checkpoint, _ = with_resized_positions(merged.trained.checkpoint, network, data.image_size, method)
+        network_weights(network, checkpoint, merged.trained.path)
+    elif merged.initial is not None:
+        merged.initial.fitted(network, method)
+
+
+def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -> list[str]:
+    """Returns why a network on the meta device cannot give logits (b, classes) for images (b, c, H, W) of a shape."""
+    text = "x".join(map(str, shape))
+    if not list(network.parameters()):
+        return [f"model: {type(network).__name__} has no parameters to train"]
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            given = network.train()(torch.empty(2, *shape))
+    except Exception as fault:  # whatever the layers of others raise
+        if needs_numbers(fault):  # only training shows whether it works
+            return []
+        if place := where(fault):
+            return [f"model: {place}"]
+        reason = " ".join(str(fault).split())[:300]
+        first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
+        if first is not None and first.in_channels != shape[0]:
+            reason = f"it takes images of {first.in_channels} channels"
+        return [f"model: {type(network).__name__} does not take the images of the data, {text}: {reason}"]
+    finally:
+        empty_caches()
+    heads = given if type(given) is tuple else (given,)
+    if not all(isinstance(logits, Tensor) for logits in heads):
+        what = f"{type(given).__name__} where logits are expected (with aux_logits: false?)"
+        return [f"model: {type(network).__name__} gives {what}"]
+    wrong = [tuple(logits.shape) for logits in heads if tuple(logits.shape) != (2, classes)]
+    if wrong:
+        return [f"model: {type(network).__name__} gives {wrong[0]} for 2 images of {classes} classes (num_classes?)"]
+    return []
