@@ -223,9 +223,14 @@ def test_runs_of_an_arm_have_the_values_that_the_first_process_chose(tmp_path):
     finish(one, worse, **{"val/loss": 2.0})
     assert (one.chosen(), other.chosen()) == ({}, {}), "the trial is under way again"
     claim.end("failed", kind="configuration", cause="x")
-    assert other.choose("b") == {"optimizer.lr": 0.1}
+    assert other.choose(Planned("b", 0)) == {"optimizer.lr": 0.1}
     finish(one, better, **{"val/loss": 1.0})
-    assert one.choose("b") == one.chosen()["b"] == Ledger(tmp_path, one.facts).chosen()["b"] == {"optimizer.lr": 0.1}
+    assert (
+        one.choose(Planned("b", 0))
+        == one.chosen()["b"]
+        == Ledger(tmp_path, one.facts).chosen()["b"]
+        == {"optimizer.lr": 0.1}
+    )
 
 
 def test_attempts_are_limited_however_far_each_got(tmp_path):

@@ -76,7 +76,7 @@ class Attempts:
         """Forks an attempt at a claimed run; returns the outcome in words if its options are refused."""
         folder, plan = self.ledger.run_folder(run), self.plan
         try:
-            values = self.ledger.choose(run.arm) if run.trial is None else self.ledger.trials[run.trial]
+            values = self.ledger.choose(run) if run.trial is None else self.ledger.trials[run.trial]
             words = plan.arguments(run.arm, run.seed, values, trial=run.trial is not None)
             experiment = plan.experiment(run.arm, run.seed, values, trial=run.trial is not None)
         except UserError as error:  # values of the tuning that this arm does not allow

@@ -5,7 +5,8 @@
     ledger/RUN/0001.end     the outcome of that attempt, if the process lived to write it; 0001.log is its output
     runs/RUN/               the run folder
     tuning/TRIAL/           the run folder of a trial of the tuning; its claims are in ledger/tuning/TRIAL
-    ledger/tuning/ARM.json  the values that tuning has chosen, from the first run with them on
+    ledger/tuning/ARM.json  the values that tuning has chosen, from the first run with them on; ARM-SEED.json where
+                            each seed has a tuning of its own
 
 Processes on several machines can share a ledger (``claims.py``). A run is done when its folder has a whole
 ``results.json``, whatever its process returned. Which runs are needed follows from those that have ended
@@ -29,7 +30,7 @@ from typing import Any, Literal
 
 import vit_lightning
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
-from vit_lightning.ablation.plan import Plan, grid_name, slug
+from vit_lightning.ablation.plan import Plan, Tune, grid_name, slug
 from vit_lightning.ablation.records import (
     changed_claims,
     earlier_studies,
@@ -130,53 +131,66 @@ class Ledger:
 
     def _plan(self) -> list[Planned]:
         """Returns the runs that are needed after those that this process has seen end."""
-        arms, seeds, tune = self.facts["arms"], self.facts["seeds"], self.facts["tune"] or {"seeds": []}
-        trials = [Planned(arm, seed, trial) for seed in tune["seeds"] for trial in self.trials for arm in arms]
-        waiting = {run.arm for run in trials if run not in self._ended}
-        chosen = self._chosen()
-        for arm in {*arms} - waiting - {*chosen}:
-            failed = next(run for run in trials if run.arm == arm and self._ended[run].state == "failed")
-            why = (self.failure(failed) or {}).get("cause")
-            cause = f"tuning: a trial of each value failed, such as {self._place(failed)}: {why}"
-            for run in (Planned(arm, seed) for seed in seeds):
-                self._ended[run] = self._run(run, "failed", cause)
-        study = self._study([run for run in self._ended.values() if run.tried is None])
-        self.schedule = make_schedule(study)
+        arms, seeds, tune = self.facts["arms"], self.facts["seeds"], self.tune
+        chosen = [self._chosen(place) for place in range(len(seeds))]
+        for (place, seed), arm in itertools.product(enumerate(seeds), arms):
+            trials = self._trials(arm, place)
+            if arm not in chosen[place] and all(run in self._ended for run in trials):
+                failed = next(run for run in trials if self._ended[run].state == "failed")
+                why = (self.failure(failed) or {}).get("cause")
+                cause = f"tuning: a trial of each value failed, such as {self._place(failed)}: {why}"
+                self._ended[Planned(arm, seed)] = self._run(Planned(arm, seed), "failed", cause)
+        self.schedule = make_schedule(self._study([run for run in self._ended.values() if run.tried is None]))
         if self.writes:
             keep_claims(self.folder, self.schedule.comparisons)
         needed = self.schedule.seeds
-        runs = [Planned(arm, seed) for n, seed in enumerate(seeds) for arm in arms if arm in chosen and n < needed[arm]]
-        return trials + runs
+        wanted = [(n, seed, arm) for n, seed in enumerate(seeds) for arm in arms if n < needed[arm]]
+        tuned = itertools.chain.from_iterable(self._trials(arm, n) for n, _, arm in wanted if tune.replicates or n == 0)
+        trials = sorted(tuned, key=lambda run: run.seed)
+        return trials + [Planned(arm, seed) for n, seed, arm in wanted if arm in chosen[n]]
+
+    @property
+    def tune(self) -> Tune:
+        return Tune(**(self.facts["tune"] or {"options": {}, "seeds": []}))
+
+    def _trials(self, arm: str, place: int) -> list[Planned]:
+        """Returns the trials that choose the values of an arm, for the seed at a place of the plan."""
+        return [Planned(arm, seed, trial) for seed in self.tune.seeds_of(place) for trial in self.trials]
 
     def chosen(self) -> dict[str, dict[str, Any]]:
-        """Returns the values of each arm with the best mean over the seeds of the tuning.
+        """Returns the values of each arm with the best mean over the seeds of the tuning; none with replicates.
 
         Values are left out where a trial has failed, arms where a trial has not ended or all values are left out.
         """
         self.planned()
-        return self._chosen()
+        return {} if self.tune.replicates else self._chosen(0)
 
-    def choose(self, arm: str) -> dict[str, Any]:
-        """Returns the values of a tuned arm for its runs: in all processes those that the first one chose."""
-        if self.facts["tune"] is not None:
-            self._choice(arm).parent.mkdir(parents=True, exist_ok=True)
-            create_once(self._choice(arm), json.dumps(self.chosen()[arm]) + "\n")
-        return self._chosen()[arm]
+    def choose(self, run: Planned) -> dict[str, Any]:
+        """Returns the values of a tuned arm for one of its runs: in all processes those that the first one chose."""
+        self.planned()
+        place = self.facts["seeds"].index(run.seed)
+        path, values = self._choice(run.arm, place), self._chosen(place)[run.arm]
+        if values:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            create_once(path, json.dumps(values) + "\n")
+        return self._chosen(place)[run.arm]
 
-    def _choice(self, arm: str) -> Path:
-        return self.folder / "ledger" / "tuning" / f"{slug(arm)}.json"
+    def _choice(self, arm: str, place: int) -> Path:
+        anew = f"-seed{self.facts['seeds'][place]}" if self.tune.replicates else ""
+        return self.folder / "ledger" / "tuning" / f"{slug(arm)}{anew}.json"
 
-    def _chosen(self) -> dict[str, dict[str, Any]]:
-        if (tune := self.facts["tune"]) is None:
+    def _chosen(self, place: int) -> dict[str, dict[str, Any]]:
+        """Returns the values of each arm that is tuned, for the seed at a place of the plan."""
+        if self.facts["tune"] is None:
             return {arm: {} for arm in self.facts["arms"]}
         found, sign = {}, {"min": 1, "max": -1}[self.facts["mode"]]
-        trials = [run for run in self._ended.values() if run.tried is not None]
-        tuning = Tuning(self.facts["metric"], tune["options"], tune["seeds"], trials, {})
         for arm in self.facts["arms"]:
-            if begun := read_json(self._choice(arm)):
+            trials = self._trials(arm, place)
+            if begun := read_json(self._choice(arm, place)):
                 found[arm] = begun
-                continue
-            if all(Planned(arm, seed, trial) in self._ended for seed in tune["seeds"] for trial in self.trials):
+            elif all(run in self._ended for run in trials):
+                ended = [self._ended[run] for run in trials]
+                tuning = Tuning(self.facts["metric"], {}, self.tune.seeds, ended, {})
                 means = {trial: sign * tuning.mean(arm, values) for trial, values in self.trials.items()}
                 known = {trial: mean for trial, mean in means.items() if not math.isnan(mean)}
                 if known:
@@ -261,10 +275,11 @@ class Ledger:
 
         Trials are tried again only where an arm's tuning chose nothing: runs with what it chose may have begun.
         """
-        planned, chosen, kept = self.planned(), self.chosen(), []
+        planned, kept, places = self.planned(), list[str](), range(len(self.facts["seeds"]))
+        chosen = {run for n in places for arm in self._chosen(n) for run in self._trials(arm, n)}
         for run in [run for run in planned if run in self._ended and self._ended[run].state == "failed"]:
             end, last = self.failure(run) or {}, self._last_claim(run)
-            if arm not in (None, run.arm) or last is None or (run.trial is not None and run.arm in chosen):
+            if arm not in (None, run.arm) or last is None or run in chosen:
                 continue
             if end.get("kind") == "diverged":
                 kept.append(f"{run.name} is not tried again: {end['cause']}, and would do so again")

@@ -69,10 +69,18 @@ class Tune:
     Args:
         options: values of each option; all combinations are tried.
         seeds: seeds of the trials, none of them one of the comparison.
+        replicates: number of times that each arm is tuned anew, with further seeds: once for each pair of runs, so
+            ``compare.max_seeds``. Then the answer is about recipes with their tuning, not about values chosen once.
     """
 
     options: dict[str, list[Any]]
     seeds: list[int]
+    replicates: int | None = None
+
+    def seeds_of(self, replicate: int) -> list[int]:
+        """Returns the seeds of the trials of a replicate, from 0 on; without replicates they are the same for all."""
+        step = max(self.seeds) - min(self.seeds) + 1 if self.seeds and self.replicates else 0
+        return [seed + replicate * step for seed in self.seeds]
 
     @property
     def combinations(self) -> list[dict[str, Any]]:
@@ -259,7 +267,7 @@ def read_plan(path: Path) -> Plan:
         factors=factors,
         seeds=seeds,
         split_varies=split == "varies",
-        tune=reader.tune(fixed, arms, seeds),
+        tune=reader.tune(fixed, arms, seeds, compare.max_seeds),
     )
     if plan.config_files and arms:  # their options are checked although something else is wrong: all problems at once
         reader.problems += _problems_of_configs(plan)
@@ -397,12 +405,13 @@ class PlanReader(Reader):
             self.problems.append(f"{shown} must {values if factors else f'be an arm (choose {names})'}")
         return first if name is None else name
 
-    def tune(self, fixed: dict[str, Any], arms: dict[str, dict[str, Any]], seeds: list[int]) -> Tune:
+    def tune(self, fixed: dict[str, Any], arms: dict[str, dict[str, Any]], seeds: list[int], max_seeds: int) -> Tune:
         """Returns the tuning, without options if they cannot be tried.
 
         Args:
             fixed, arms: options that are given there.
             seeds: seeds of the comparison.
+            max_seeds: ``compare.max_seeds``.
         """
         before, none = len(self.problems), Tune({}, [])
         tune = self.group("tune", none)
@@ -413,14 +422,18 @@ class PlanReader(Reader):
         if options and len(tune.combinations) < 2:
             self.problems.append("tune.options must hold at least two values of an option: there is nothing to choose")
         self.refuse_twice("tune.options", options, {"fixed": fixed, **{f"arm {name}": arms[name] for name in arms}})
-        if not tune.seeds or not all(0 <= seed < 2**32 for seed in tune.seeds):
+        trials = [seed for replicate in range(len(seeds)) for seed in tune.seeds_of(replicate)]
+        if not trials or not 0 <= min(trials) <= max(trials) < 2**32:
             self.problems.append(f"tune.seeds={tune.seeds} must be a list of ints, at least 0 and below 2**32")
         self.refuse_repeated("tune.seeds", tune.seeds)
-        if shared := sorted({*tune.seeds} & {*seeds}):
+        if tune.replicates not in (None, max_seeds):
+            pair = f"must be compare.max_seeds={max_seeds}: each replicate is one pair of runs"
+            self.problems.append(f"tune.replicates={tune.replicates} {pair}")
+        if shared := sorted({*trials} & {*seeds}):
             reason = f"the comparison has the seeds {seeds[0]} to {seeds[-1]}, and tuning needs others"
             self.problems.append(f"tune.seeds: {', '.join(map(str, shared))}: {reason}")
-        trials = [f"{arm}, {grid_name(values)}" for arm in arms for values in tune.combinations]
-        self.refuse_same_folder("tune.options: two values", trials)
+        names = [f"{arm}, {grid_name(values)}" for arm in arms for values in tune.combinations]
+        self.refuse_same_folder("tune.options: two values", names)
         return tune
 
     def config_files(self, folder: Path) -> list[str]:

@@ -84,7 +84,7 @@ def changed_claims(folder: Path, comparisons: Sequence[ArmComparison]) -> list[s
     now, found = {(one.arm, one.other): _claims(one) for one in comparisons}, {}
     for path in sorted((folder / "ledger" / "claims").glob("*.json")):
         kept = read_json(path)
-        pair, n, claims = (kept.get("arm"), kept.get("other")), kept.get("n"), kept.get("claims")
+        pair, n, claims = (str(kept.get("arm")), str(kept.get("other"))), int(kept.get("n", 0)), kept.get("claims")
         later = now.get(pair, {}).get(n)
         if pair in now and later != claims and pair not in found:
             said, instead = (", ".join(names or ()) or "nothing" for names in (claims, later))

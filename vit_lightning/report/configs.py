@@ -35,8 +35,10 @@ def config_differences(study: Study, configs: Configs) -> list[ConfigDifference]
     """Returns the keys in which runs differ, apart from those that identify a run."""
     if not configs:
         return []
+    tuning = study.tuning
     of_a_run = (*PER_RUN, *(["data.split_seed"] if study.split_varies else []))
-    chosen = {} if study.tuning is None else study.tuning.chosen
+    of_a_run += (*tuning.options,) if tuning is not None and tuning.replicates else ()
+    chosen = {} if tuning is None else tuning.chosen
     named = {arm: overrides | chosen.get(arm, {}) for arm, overrides in study.arms.items()}
     first = next(iter(configs.values()))
     by_run = {run: changes(first, config) for run, config in configs.items()}

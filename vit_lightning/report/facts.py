@@ -56,7 +56,8 @@ def _tuning(study: Study) -> str:
         return "none: all arms have the config's values, or their own"
     seeds = ", ".join(map(str, tuning.seeds))
     trials = counted(len(tuning.tried) * len(tuning.seeds), "trial")
-    return f"{trials} of each arm with seeds {seeds}, chosen by {study.metric}"
+    anew = ", anew for each run with further seeds" if tuning.replicates else ""
+    return f"{trials} of each arm with seeds {seeds}{anew}, chosen by {study.metric}"
 
 
 def _commit(place: dict[str, Any]) -> str:

@@ -94,6 +94,8 @@ class Tuning:
     trials: list[Run]
     chosen: dict[str, dict[str, Any]]
     """Values of each arm with the best mean over the seeds; without the arms that have not finished."""
+    replicates: int | None = None
+    """Number of tunings of each arm, one for each of its runs; then ``chosen`` is empty."""
 
     @property
     def tried(self) -> list[dict[str, Any]]:
@@ -101,10 +103,13 @@ class Tuning:
         return combinations(self.options)
 
     def mean(self, arm: str, values: dict[str, Any]) -> float:
-        """Returns the mean validation metric of some values; nan where a trial is missing or has failed."""
+        """Returns the mean validation metric of some values; nan where a trial is missing or has failed.
+
+        With replicates it is that over the trials that are done.
+        """
         found = [run for run in self.trials if (run.arm, run.tried, run.state) == (arm, values, "done")]
         known = [float(run.results[self.metric]) for run in found]
-        return statistics.fmean(known) if known and len(known) == len(self.seeds) else math.nan
+        return statistics.fmean(known) if known and (self.replicates or len(known) == len(self.seeds)) else math.nan
 
 
 @dataclass(frozen=True)
