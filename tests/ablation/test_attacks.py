@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from vit_lightning.ablation.ledger import Ledger, Planned, open_ledger, read_study
 from vit_lightning.ablation.plan import read_plan
+from vit_lightning.errors import UserError
 from vit_lightning.report.comparisons import compare
 from vit_lightning.report.study import Study
 from vit_lightning.storage.metrics import write_results
@@ -118,3 +120,52 @@ def test_one_failed_run_ends_no_arm_and_is_not_tried_until_it_ends_well(in_folde
     assert ledger.pending() == []
     finish(ledger, failed, 0.99)
     assert verdicts(read_study(ledger.folder)) == [("mean", 6, "equivalent")], "it stays a failure"
+
+
+def test_going_on_after_the_end_keeps_the_earlier_maxima(in_folder):
+    def begin_with(**rules: Any) -> Ledger:
+        return begin(compare={**PLAN["compare"], "smallest_effect": 0.1, "alpha": 0.001, **rules})
+
+    def noisy(run: Planned) -> float:
+        return 0.5 + (-1) ** run.seed * (0.1 + 0.01 * run.seed) * (run.arm == "mean")
+
+    assert verdicts(carry_out(begin_with(max_seeds=6), noisy)) == [("mean", 6, "undecided")]
+    for most in (8, 12):
+        study = carry_out(begin_with(max_seeds=most), noisy)
+    assert (study.compare.max_seeds, study.compare.extended, study.plan_changed) == (12, (6, 8), [])
+    assert len(study.seeds) == 18
+    with pytest.raises(UserError, match=r"max_seeds was 12, is 8: it can be raised alone"):
+        begin_with(max_seeds=8)
+    with pytest.raises(UserError, match=r"another question has its own --out and unused seeds, such as \{first: 18\}"):
+        begin_with(max_seeds=12, smallest_effect=0.05)
+
+
+TUNE = {"options": {"optimizer.lr": [0.001, 0.002]}, "seeds": [1000, 1001]}
+
+
+def test_replicates_tune_anew_for_each_pair(in_folder):
+    ledger = begin(tune={**TUNE, "replicates": 8})
+
+    def result(run: Planned) -> float:
+        best = "lr=0.001" if run.seed % 4 < 2 else "lr=0.002"  # by the seeds of the trials
+        return alike(run) if run.trial is None else 0.3 + 0.1 * (run.trial == best)
+
+    study = carry_out(ledger, result)
+    n = len(study.runs) // 2
+    assert {run.seed for run in study.tuning.trials} == {*range(1000, 1000 + 2 * n)}
+    assert (len(study.tuning.trials), study.tuning.chosen, study.missing) == (2 * 2 * 2 * n, {}, 0)
+    values = [ledger.choose(Planned("mean", seed))["optimizer.lr"] for seed in range(4)]
+    assert values == [0.001, 0.002, 0.001, 0.002]
+    with pytest.raises(UserError, match=r"tune.replicates=9 must be compare.max_seeds=8"):
+        begin("other", tune={**TUNE, "replicates": 9})
+    with pytest.raises(UserError, match=r"tune.seeds: 4, 5, 6, 7, 8, 9, 10, 11: the comparison has the seeds 0 to 11"):
+        begin("other", tune={**TUNE, "seeds": [4], "replicates": 8})
+
+
+def test_a_replicate_without_a_value_that_trains_is_replaced_by_the_next(in_folder):
+    ledger = begin(tune={**TUNE, "seeds": [1000], "replicates": 8})
+    for run in [run for run in ledger.planned() if run.arm == "mean" and run.seed == 1002]:
+        ledger.end_attempt(run, ledger.claim(run), "diverged", "training diverged in step 7")
+    study = carry_out(ledger, lambda run: alike(run) if run.trial is None else 0.3)
+    assert [run.state for run in study.runs if run.arm == "mean"].count("failed") == 1
+    assert verdicts(study) == [("mean", 6, "equivalent")]

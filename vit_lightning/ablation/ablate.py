@@ -155,13 +155,14 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
     analyses = analyses_of(compare)
     few = ", ".join(map(str, analyses if len(analyses) < 5 else [*analyses[:3], "...", analyses[-1]]))
     versus = {"baseline": "with the baseline", "pairs": "with each other", "best": "for the best"}[compare.arms]
-    effect = unit.plain(compare.smallest_effect)
+    effect, earlier = unit.plain(compare.smallest_effect), ledger.facts["compare"]["extended"]
     split = ", each with a split of its own" if plan.split_varies else ""
     until = "" if compare.until == "equivalent" else f" (better, worse or {compare.until})"
     alone = config.only or plan.baseline
     chosen = ledger.chosen().get(alone, {})
     lines += [
         f"  analyses after {few} seeds from {plan.seeds[0]} on{split}, until decided{until}",
+        *([f"  raised from at most {', '.join(map(str, earlier))} seeds: alpha is not spent again"] if earlier else []),
         "  a seed of which a run fails is replaced by the next: at most half as many more than an analysis has",
         f"  compared {versus} by {compare.metric} of the best checkpoint by {plan.checkpoint.monitor}",
         f"  smallest effect {effect}, alpha {compare.alpha:g}",

@@ -56,6 +56,8 @@ from vit_lightning.storage.metrics import read_metrics, read_results
 
 SILENT_DEATHS = 10
 """Processes that may die in a row on a run that gets no further."""
+MAY_CHANGE = ("disagreement", "max_seeds", "extended")
+"""Rules of a comparison that may change: one that the forecast alone depends on, and the number of seeds."""
 Results = dict[str, Any] | None
 Kind = Literal[
     "diverged", "configuration", "cannot resume", "out of memory", "hang", "no result", "error", "killed", "stopped"
@@ -377,19 +379,21 @@ def open_ledger(
     if create:
         _create(path, now)
     ledger = find_ledger(folder) or Ledger(folder, now)
-    now["compare"]["spending"] = now["compare"]["spending"] or ledger.facts["compare"].get("spending")
+    began, rules = ledger.facts["compare"], now["compare"]
+    rules["spending"] = rules["spending"] or began.get("spending")
     found = _changes(ledger, now)
+    raised = [began["max_seeds"]] if rules["max_seeds"] > began["max_seeds"] else []
+    rules["extended"] = [*began.get("extended", []), *raised]
     if not used_seeds(folder):
         found += earlier_studies(folder, now)
     elif ledger.facts["question"] != now["question"]:
         found.append(f"question was {word(ledger.facts['question'])}, is {word(now['question'])}")
-    ledger.writes = create
+    ledger.writes, before = create, dict(ledger.facts)
+    ledger.facts |= {key: now[key] for key in ("question", "compare", "seeds", "tune")}  # no rule of it has changed
     if create:
         for text in found:
             note_change(folder, text)
-        now_said = {key: now[key] for key in ("question", "compare", "seeds", "tune")}  # no rule of it has changed
-        if ledger.facts | now_said != ledger.facts:
-            ledger.facts |= now_said
+        if ledger.facts != before:
             write_whole(path, json.dumps(ledger.facts, indent=2) + "\n")
     return ledger, found
 
@@ -410,7 +414,7 @@ def _create(path: Path, facts: dict[str, Any]) -> None:
 
 
 def _changes(ledger: Ledger, now: dict[str, Any]) -> list[str]:
-    """Returns the changes of code since an ablation began, and that more seeds are allowed.
+    """Returns the changes of code since an ablation began; more seeds than before are none.
 
     Raises:
         UserError: the plan or its config has changed.
@@ -422,6 +426,8 @@ def _changes(ledger: Ledger, now: dict[str, Any]) -> list[str]:
     pairs += [(f"arm {arm}: ", began["configs"].get(arm, config), config) for arm, config in now["configs"].items()]
     for place, first, second in pairs:
         found += [f"{place}{key} was {old}, is {value}" for key, (old, value) in changes(first, second).items()]
+    most, least = (facts["compare"]["max_seeds"] for facts in (now, began))
+    found += [f"compare.max_seeds was {least}, is {most}: it can be raised alone"] if most < least else []
     if found:
         unused = f"another question has its own --out and unused seeds, such as {{first: {began['seeds'][-1] + 1}}}"
         advice = f"the plan differs from the one that {ledger.folder} began with: undo that ({unused})"
@@ -483,11 +489,12 @@ def _code() -> dict[str, str]:
 
 def _rules(facts: dict[str, Any]) -> dict[str, Any]:
     """Returns the rules of a plan as a config has them: all must stay as they were before the first run."""
+    tune = facts["tune"] or {"seeds": []}
     return {
         "baseline": facts["baseline"],
         "threads": facts["threads"],
         "checkpoint": {"monitor": facts["metric"]},
         "seeds": {"first": facts["seeds"][0], "split": "varies" if facts["split_varies"] else "fixed"},
-        "compare": {**facts["compare"], "disagreement": None},  # only the forecast before the first runs depends on it
-        "tune": facts["tune"] or {"seeds": []},
+        "compare": {key: value for key, value in facts["compare"].items() if key not in MAY_CHANGE},
+        "tune": {**tune, "replicates": bool(tune.get("replicates"))},
     }

@@ -21,6 +21,7 @@ def read_facts(analysis: Analysis) -> dict[str, str]:
     days = sorted({str(place["started"])[:10] for place in places if place.get("started")})
     states = {"failed": sum(run.state == "failed" for run in study.runs), "missing": study.missing}
     more = "".join(f", {number} {state}" for state, number in states.items() if number)
+    raised = f" (raised from {', '.join(map(str, rules.extended))})" if rules.extended else ""
     effect = unit_of(rules.metric).plain(rules.smallest_effect)
     found = {
         "config": study.config,
@@ -28,7 +29,7 @@ def read_facts(analysis: Analysis) -> dict[str, str]:
         "training": ", ".join(filter(None, (_range(values, noun) for noun, values in lengths.items()))),
         "test": _range((images_of(study, run) for run in study.done), "image"),
         "split": "one for each seed, the same for all arms" if study.split_varies else "the same for all seeds",
-        "runs": f"{len(study.done)} done{more}, seeds from {study.seeds[0]} on, at most {rules.max_seeds}",
+        "runs": f"{len(study.done)} done{more}, seeds from {study.seeds[0]} on, at most {rules.max_seeds}{raised}",
         "tuning": _tuning(study),
         "rules": f"smallest effect {effect} of {rules.metric}, alpha {rules.alpha:g}",
         "checkpoint": f"the best {study.metric} of each run",
