@@ -8,7 +8,7 @@ from scipy import stats
 
 from vit_lightning.report import estimates
 from vit_lightning.report.comparisons import compare
-from vit_lightning.report.estimates import crossed_interval, estimate
+from vit_lightning.report.estimates import crossed_interval, estimate, unlike_spreads
 from vit_lightning.report.sequential import Design, at, follow
 from vit_lightning.report.study import Compare, Run
 from vit_lightning.report.variance import components
@@ -19,9 +19,9 @@ def compared(tmp_path_factory):
     """Makes the comparison of two arms with these differences of a loss, or of something that is better when higher."""
     study = make_study(tmp_path_factory.mktemp("study"), seeds=6)
 
-    def compared(differences, goal="maximize", max_seeds=12, **rules):
-        rules = Compare("score", 1.0, max_seeds, **rules)
-        values = {"a": np.zeros(len(differences)), "b": differences}
+    def compared(differences, goal="maximize", max_seeds=12, baseline=None):
+        rules = Compare("score", 1.0, max_seeds)
+        values = {"a": np.zeros(len(differences)) if baseline is None else baseline, "b": differences}
         runs = [
             Run(arm, seed, "", "done", results={"score": float(value)})
             for arm, row in values.items()
@@ -112,3 +112,15 @@ def test_outcomes_are_in_the_stage_wise_order():
     assert outcome[better].min() > outcome[~better].max() > outcome[worse].max()
     early, late = better & (course.stop == 0), better & (course.stop == 2)
     assert outcome[early].min() > outcome[late].max()
+
+
+def test_arms_that_spread_unlike_are_named(compared):
+    draw = np.random.default_rng(4)
+    alike = compared(draw.normal(size=12), baseline=draw.normal(size=12), max_seeds=40)
+    unlike = compared(draw.normal(size=12), baseline=0.1 * draw.normal(size=12), max_seeds=40)
+    assert unlike_spreads([alike]) == []
+    [text] = unlike_spreads([alike, unlike])
+    assert "Runs of b spread 1" in text
+    assert "times as much as those of a" in text
+    [constant] = unlike_spreads([compared(draw.normal(size=12), max_seeds=40)])
+    assert "Runs of b spread unlike those of a" in constant

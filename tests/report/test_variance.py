@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vit_lightning.report.variance import components, factor_effects, highest_rate, spread
+from vit_lightning.report.variance import components, factor_effects, highest_rate, spread, spread_p
 
 # Shrout & Fleiss 1979, table 2: six targets, four judges; mean squares 11.24, 32.49 and 1.02
 RATINGS = np.array([[9, 2, 5, 8], [6, 1, 3, 2], [8, 4, 6, 8], [7, 1, 2, 6], [10, 5, 6, 9], [6, 2, 4, 7]])
@@ -102,3 +102,21 @@ def test_effects_that_are_all_alike_have_the_p_of_their_signs():
     found = factor_effects({"pool": "abc", "depth": [1]}, {**results, ("c", 1): dict.fromkeys(range(6), 0.0)}, 0.05)
     assert [effect.p for effect in found] == [2.0**-5, 1.0]
     assert found[0].low == found[0].effect == found[0].high
+
+
+def test_the_spread_of_pairs_is_tested_by_the_correlation_of_sum_and_difference():
+    draw = np.random.default_rng(0)
+    shared = draw.normal(size=12)
+    one, other = shared + draw.normal(0, 0.5, 12), shared + draw.normal(0, 1.5, 12)
+    assert spread_p(one, other) == pytest.approx(stats.pearsonr(one + other, one - other).pvalue)
+    assert spread_p(other, one) == pytest.approx(spread_p(one, other))
+    assert spread_p(one, 2 - one) == 1.0
+    assert spread_p(np.zeros(6), np.arange(6.0)) == 0.0
+
+
+def test_counts_that_hardly_vary_do_not_differ_in_spread():
+    draw = np.random.default_rng(1)
+    counts = np.rint(draw.normal(0.3, 0.2, (2000, 2, 6)))
+    found = np.array([[spread_p(*pair), spread_p(*pair, 1.0)] for pair in counts]) < 0.05
+    assert found.mean(0)[0] > 0.3
+    assert found.mean(0)[1] < 0.01

@@ -1,4 +1,4 @@
-"""Estimates beside the mean of a comparison: corrected for the time of stopping, and for new test images as well.
+"""Estimates beside the mean of a comparison, for its time of stopping and for new test images, and a doubt about it.
 
 They describe; claims are made in ``sequential`` alone.
 """
@@ -6,6 +6,7 @@ They describe; claims are made in ``sequential`` alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from scipy import special
 
 from vit_lightning.report.comparisons import ArmComparison
 from vit_lightning.report.sequential import Course, Values, at, follow
-from vit_lightning.report.variance import Components
+from vit_lightning.report.variance import Components, spread_p
 
 PATHS = 1000
 """Simulated studies behind an estimate; the error that they add is 4 % of the standard error."""
@@ -66,3 +67,26 @@ def crossed_interval(comparison: ArmComparison, parts: Components) -> tuple[floa
     level = design.levels(design.level / design.sides)[place]
     half = float(special.stdtrit(parts.freedom_new_images, 1 - level)) * parts.error_new_images
     return min(low, comparison.mean - half), max(high, comparison.mean + half)
+
+
+def unlike_spreads(comparisons: Sequence[ArmComparison], level: float = 0.05) -> list[str]:
+    """Warns of arms whose runs spread more than those of the other arm, by more than chance.
+
+    The differences of arms with the same distribution are symmetric, which t-tests of few runs rest on. Where one arm
+    is quiet, the other's tail to one side stays in them; tests that allow for skew find it too late, if the tail shows
+    only in later runs, but the spread shows it.
+    """
+    found = []
+    for one in comparisons:
+        results = {(run.arm, run.seed): float(run.results[one.study.compare.metric]) for run in one.study.done}
+        ours, theirs = (np.array([results[arm, seed] for seed in one.counted]) for arm in (one.arm, one.other))
+        step = 1 / one.images if one.images else 0.0
+        if one.analysis is None or spread_p(ours, theirs, step) > level / len(comparisons):
+            continue
+        (less, quiet), (more, noisy) = sorted([(float(ours.std()), one.arm), (float(theirs.std()), one.other)])
+        times = f"{more / less:.2g} times as much as" if less > 0 else "unlike"
+        found.append(
+            f"Runs of {noisy} spread {times} those of {quiet}. If they also have a tail to one side, false claims are "
+            "more frequent than promised: look at the points of the runs."
+        )
+    return found

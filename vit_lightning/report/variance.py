@@ -26,6 +26,21 @@ def spread(values: Values) -> float:
     return 0.0 if alike else float(np.std(values, ddof=1))
 
 
+def spread_p(one: Values, other: Values, step: float = 0.0) -> float:
+    """Returns the p of a difference in spread between paired results (Pitman, Morgan; both Biometrika 31, 1939).
+
+    Args:
+        one, other: (n,), at least 3; normal results, which need not be independent within a pair.
+        step: smallest difference between results, of counts; the variance of rounding then counts as theirs too.
+    """
+    (first, both), (_, second) = np.cov(one, other)
+    sums, freedom = first + second + step**2 / 6, len(one) - 2
+    left = sums**2 - 4 * both**2 - (first - second) ** 2  # 1 minus the squared correlation of sum and difference
+    if first == second:
+        return 1.0
+    return float(2 * special.stdtr(freedom, -abs(first - second) * math.sqrt(freedom / left))) if left > 0 else 0.0
+
+
 def highest_rate(events: int, runs: int, level: float = 0.05) -> float:
     """Returns the upper limit of a rate, one-sided (Clopper and Pearson 1934)."""
     return 1.0 if events == runs else float(special.betaincinv(events + 1, runs - events, 1 - level))
