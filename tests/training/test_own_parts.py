@@ -7,7 +7,7 @@ import torch
 from runs import SMALL
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
-from vit_lightning import ViT
+from vit_lightning import UserError, ViT
 from vit_lightning.config.files import flatten
 from vit_lightning.config.resolve import resolve
 from vit_lightning.training.losses import make_loss
@@ -45,6 +45,12 @@ def test_a_class_of_torch_gets_our_groups_and_its_own_arguments():
     optimizer = torch.optim.NAdam(groups, lr=0.01, betas=(0.8, 0.95), momentum_decay=0.02)
     train(theirs, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0), 10)
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_a_class_without_weight_decay_has_none_unless_it_is_given():
+    assert settings_of("--optimizer.class_path=Rprop").optimizer.weight_decay == 0.0
+    with pytest.raises(UserError, match="Rprop has no weight decay"):
+        settings_of("--optimizer.class_path=Rprop", "--optimizer.weight_decay=0.1")
 
 
 def test_a_scheduler_of_torch_follows_our_warmup():

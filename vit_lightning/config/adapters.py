@@ -159,7 +159,10 @@ def read_optimizer(reader: Reader, given: Any) -> Any:
         values = reader.arguments(ours, arguments, "optimizer")
         return Joined(target, {}, "", options=values, join=partial(_own_optimizer, name))
     kept = {key: ours[key] for key in BESIDE_OTHER_CLASS["optimizer"]}
-    theirs = {key: option for key, option in signature_of(target, 1).options.items() if key not in kept}
+    taken = signature_of(target, 1)
+    if "weight_decay" not in taken.options and not taken.others:
+        kept["weight_decay"] = kept["weight_decay"]._replace(default=0.0)
+    theirs = {key: option for key, option in taken.options.items() if key not in kept}
     _refuse_ours(reader, "optimizer", name, arguments, {**kept, **theirs}, ours)
     return _joined(reader, (name, target, arguments), theirs, kept, "optimizer", partial(_own_optimizer, name))
 

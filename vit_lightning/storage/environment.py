@@ -18,16 +18,7 @@ import torch
 from vit_lightning.storage.folder import write_whole
 from vit_lightning.storage.redaction import without_credentials
 
-PACKAGES = (
-    "vit-lightning",
-    "torch",
-    "torchvision",
-    "lightning",
-    "torchmetrics",
-    "einops",
-    "numpy",
-    "wandb",
-)
+PACKAGES = ("vit-lightning", "torch", "torchvision", "lightning", "torchmetrics", "einops", "numpy", "wandb")
 
 
 def describe_environment() -> dict[str, Any]:
