@@ -20,16 +20,9 @@ from vit_lightning.limits import at_least, refuse
 from vit_lightning.metric_facts import STEP_METRICS
 from vit_lightning.storage.checkpoint_files import BEST, LAST, AtomicCheckpointIO
 from vit_lightning.storage.folder import is_first
+from vit_lightning.training import lightning_detours as detours
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
-from vit_lightning.training.lightning_detours import (
-    accumulates,
-    can_validate_again,
-    epoch_ends,
-    row_to_come,
-    stops_early,
-    validates_now,
-)
 
 
 @dataclass
@@ -95,7 +88,7 @@ class Checkpoints(Checkpoint):
             self._max_steps, loop.max_steps = loop.max_steps, -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._begins_with_validation and not validates_now(trainer):
+        if self._begins_with_validation and not detours.validates_now(trainer):
             raise UserError(
                 "trainer: the run resumes before a validation, which the changed options leave out "
                 "(resume it with its own val_check_interval, check_val_every_n_epoch and limit_val_batches)"
@@ -122,14 +115,14 @@ class Checkpoints(Checkpoint):
             self._due |= trainer.strategy.broadcast(minutes >= every_minutes)
         if every_n_steps is not None and trainer.global_step - max(0, self._saved_step) >= every_n_steps:
             self._due = True
-        if self._due or validates_now(trainer):
+        if self._due or detours.validates_now(trainer):
             self.save_if_possible(trainer)
 
     def save_if_possible(self, trainer: Trainer) -> bool:
         """Writes ``last.ckpt`` after a batch if training can resume from here; returns whether it could."""
         possible = _can_resume_here(trainer)
         if possible and not self._has_last(trainer):
-            self._before_validation = validates_now(trainer)
+            self._before_validation = detours.validates_now(trainer)
             self._save_last(trainer)
             self._before_validation = False
         return possible
@@ -176,7 +169,7 @@ class Checkpoints(Checkpoint):
     def _save_best(self, trainer: Trainer) -> None:
         self.finish(trainer)
         if self.settings.monitor not in trainer.callback_metrics:
-            if self.best_score is None and epoch_ends(trainer):
+            if self.best_score is None and detours.epoch_ends(trainer):
                 self._refuse_unknown(trainer)
             return
         score = float(trainer.callback_metrics[self.settings.monitor])
@@ -228,13 +221,13 @@ class Checkpoints(Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
         # callbacks that stop early do not stop a resumed run again
-        checkpoint["finished"] = self._finished or stops_early(trainer)
-        checkpoint["between_steps"] = not accumulates(trainer)
+        checkpoint["finished"] = self._finished or detours.stops_early(trainer)
+        checkpoint["between_steps"] = not detours.accumulates(trainer)
         # inside an epoch, Lightning still has the training metrics of the previous one
-        stages = ("val", "train") if epoch_ends(trainer) else ("val",)
+        stages = ("val", "train") if detours.epoch_ends(trainer) else ("val",)
         metrics = {name: float(number) for name, number in trainer.callback_metrics.items()}
         checkpoint["metrics"] = {name: number for name, number in metrics.items() if name.startswith(stages)}
-        checkpoint["row"] = row_to_come(trainer)
+        checkpoint["row"] = detours.row_to_come(trainer)
         checkpoint["before_validation"] = self._before_validation
         if self._before_validation:
             _count_as_in_validation(checkpoint["loops"]["fit_loop"])
@@ -279,10 +272,10 @@ def _can_resume_here(trainer: Trainer) -> bool:
 
     That is a batch, or a validation with which a resumed run can begin.
     """
-    if accumulates(trainer):
+    if detours.accumulates(trainer):
         return False
-    if validates_now(trainer):
-        return can_validate_again(trainer)
+    if detours.validates_now(trainer):
+        return detours.can_validate_again(trainer)
     return not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from vit_lightning.errors import UserError, first_line, with_place
-from vit_lightning.limits import refuse
+from vit_lightning.limits import problems_of, refuse
 from vit_lightning.training.optimizers import Lamb, Lion, MuonWithAdamW
 from vit_lightning.training.schedules import OwnSchedule, Schedule, lr_factor
 
@@ -26,18 +26,6 @@ _OPTIMIZERS = {
     "nesterov": ("sgd",),
 }
 """Optimizers that take an argument, for each argument that not all of them take."""
-
-_RANGES: list[tuple[str, Callable[[float], bool], tuple[str, ...]]] = [
-    (
-        "a finite number, at least 0",
-        lambda value: math.isfinite(value) and value >= 0.0,
-        ("lr", "weight_decay", "eps", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr"),
-    ),
-    ("at least 0 and below 1", lambda value: 0.0 <= value < 1.0, ("momentum",)),
-    ("between 0 and 1", lambda value: 0.0 <= value <= 1.0, ("decay_fraction", "warmup_fraction")),
-    ("above 0 and at most 1", lambda value: 0.0 < value <= 1.0, ("layer_decay",)),
-]
-"""Ranges of the numbers: text, test, arguments."""
 
 
 @dataclass
@@ -83,7 +71,22 @@ class OptimizerConfig:
     min_lr: float = 0.0
 
     def __post_init__(self) -> None:
-        problems = [*self._range_problems(), *self._unused_problems()]
+        def limits(rule: str, is_within: Callable[[float], bool], *names: str) -> list[str]:
+            values = {name: getattr(self, name) for name in names}
+            return problems_of(
+                *((name, value, value is None or is_within(value), rule) for name, value in values.items())
+            )
+
+        rates = ("lr", "weight_decay", "eps", "warmup_epochs", "warmup_steps", "warmup_lr", "min_lr")
+        problems = [
+            *limits("a finite number, at least 0", lambda value: 0.0 <= value < math.inf, *rates),
+            *limits("at least 0 and below 1", lambda value: 0.0 <= value < 1.0, "momentum"),
+            *limits("between 0 and 1", lambda value: 0.0 <= value <= 1.0, "decay_fraction", "warmup_fraction"),
+            *limits("above 0 and at most 1", lambda value: 0.0 < value <= 1.0, "layer_decay"),
+        ]
+        if self.betas is not None and not all(0.0 <= beta < 1.0 for beta in self.betas):
+            problems.append(f"betas={list(self.betas)} must both be at least 0 and below 1")
+        problems += self._unused_problems()
         names = ("warmup_epochs", "warmup_steps", "warmup_fraction")
         warmups = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name)]
         if len(warmups) > 1:
@@ -91,23 +94,11 @@ class OptimizerConfig:
         if self.nesterov and self.momentum == 0.0:
             problems.append("nesterov=True needs a momentum above 0")
         if not problems:
+            below_lr = {name: getattr(self, name) for name in ("min_lr", "warmup_lr")}
             problems += [
-                f"{name}={getattr(self, name)} must not be above lr={self.lr}"
-                for name in ("min_lr", "warmup_lr")
-                if getattr(self, name) > self.lr
+                f"{name}={rate} must not be above lr={self.lr}" for name, rate in below_lr.items() if rate > self.lr
             ]
         refuse(problems)
-
-    def _range_problems(self) -> list[str]:
-        problems = [
-            f"{name}={value} must be {text}"
-            for text, is_within, names in _RANGES
-            for name in names
-            if (value := getattr(self, name)) is not None and not is_within(value)
-        ]
-        if self.betas is not None and not all(0.0 <= beta < 1.0 for beta in self.betas):
-            problems.append(f"betas={list(self.betas)} must both be at least 0 and below 1")
-        return problems
 
     def _unused_problems(self) -> list[str]:
         defaults = {field.name: field.default for field in fields(self)}
@@ -363,24 +354,20 @@ def _groups(network: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]
 def _make_optimizer(network: nn.Module, config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     # torch's fused optimizers take floating-point weights on CPU and CUDA only
     fused = all(weight.is_floating_point() and weight.device.type in ("cpu", "cuda") for weight in network.parameters())
-    lr, betas, eps = config.lr, config.betas or (0.9, 0.999), config.eps
-    optimizer: torch.optim.Optimizer
-    if isinstance(config, OwnOptimizerConfig) and config.make is not None:
-        optimizer = config.make(groups)
-    elif config.name == "adamw":
-        optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused)
-    elif config.name == "adam":
-        optimizer = torch.optim.Adam(groups, lr=lr, betas=betas, eps=eps, fused=fused)
-    elif config.name == "sgd":
-        momentum = 0.9 if config.momentum is None else config.momentum
-        optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=config.nesterov, fused=fused)
-    elif config.name == "lamb":
-        optimizer = Lamb(groups, lr=lr, betas=betas, eps=eps)
-    elif config.name == "lion":
-        optimizer = Lion(groups, lr=lr, betas=config.betas or (0.9, 0.99))
-    else:
-        momentum = 0.95 if config.momentum is None else config.momentum
-        optimizer = MuonWithAdamW(groups, lr=lr, momentum=momentum, betas=betas, eps=eps, fused=fused)
+    usual = {"muon": 0.95, "sgd": 0.9}
+    lr, betas, momentum = config.lr, config.betas or (0.9, 0.999), config.momentum
+    momentum = usual.get(config.name, 0.0) if momentum is None else momentum
+    adam = {"lr": lr, "betas": betas, "eps": config.eps}
+    makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "adamw": lambda: torch.optim.AdamW(groups, **adam, fused=fused),
+        "adam": lambda: torch.optim.Adam(groups, **adam, fused=fused),
+        "sgd": lambda: torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=config.nesterov, fused=fused),
+        "lamb": lambda: Lamb(groups, **adam),
+        "lion": lambda: Lion(groups, lr=lr, betas=config.betas or (0.9, 0.99)),
+        "muon": lambda: MuonWithAdamW(groups, **adam, momentum=momentum, fused=fused),
+    }
+    own = config.make if isinstance(config, OwnOptimizerConfig) else None
+    optimizer = makers[config.name]() if own is None else own(groups)
     # Lightning refuses to clip gradients of an optimizer that unscales them itself, as the fused ones do, even in
     # bfloat16 where nothing is scaled; with this attribute a scaler unscales first, so that clipping is right
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
