@@ -357,7 +357,7 @@ def _make_optimizer(network: nn.Module, config: OptimizerConfig, groups: list[di
     usual = {"muon": 0.95, "sgd": 0.9}
     lr, betas, momentum = config.lr, config.betas or (0.9, 0.999), config.momentum
     momentum = usual.get(config.name, 0.0) if momentum is None else momentum
-    adam = {"lr": lr, "betas": betas, "eps": config.eps}
+    adam: dict[str, Any] = {"lr": lr, "betas": betas, "eps": config.eps}
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "adamw": lambda: torch.optim.AdamW(groups, **adam, fused=fused),
         "adam": lambda: torch.optim.Adam(groups, **adam, fused=fused),
