@@ -103,35 +103,6 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
     return figure
 
 
-def reliability(
-    counts: np.ndarray[Any, Any], confidences: np.ndarray[Any, Any], accuracies: np.ndarray[Any, Any], error: float
-) -> Figure:
-    """Draws a reliability diagram (Niculescu-Mizil and Caruana 2005) over equal bins of confidence.
-
-    Args:
-        counts: (bins,), number of images.
-        confidences: (bins,), mean confidence; nan in an empty bin.
-        accuracies: (bins,), fraction of correct predictions; nan in an empty bin.
-        error: expected calibration error, for the title.
-    """
-    figure = Figure(figsize=(4.4, 5.6))
-    margins = {"left": 0.19, "right": 0.96, "bottom": 0.14, "top": 0.94, "hspace": 0.1}
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1), gridspec_kw=margins)
-    width = 1 / len(counts)
-    centres = (np.arange(len(counts)) + 0.5) * width
-    filled = counts > 0
-    above.bar(centres[filled], accuracies[filled], width=0.94 * width, color="C0", alpha=0.6, label="accuracy")
-    above.plot(confidences[filled], accuracies[filled], "o", color="C1", markersize=4, label="at the mean confidence")
-    above.plot([0, 1], [0, 1], "--", color="0.4", linewidth=1, label="calibrated")
-    above.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02), title=f"expected calibration error {100 * error:.2f} %")
-    figure.legend(frameon=False, loc="lower center", ncols=3, fontsize=8, columnspacing=1.0)
-    below.bar(centres, counts, width=0.94 * width, color="0.6")
-    below.set(xlabel="confidence of the prediction", ylabel="images")
-    for axis in (above, below):
-        axis.grid(alpha=0.3)
-    return figure
-
-
 def rate_search(
     rates: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], suggestion: float | None, lr: float
 ) -> Figure:

@@ -92,10 +92,24 @@ def sheet(
     return picture
 
 
-def caption(names: Sequence[str], label: int, prediction: int, confidence: float, pixels: float = 120) -> str:
-    """Returns prediction and confidence, and in a second line the true class of an error."""
-    true = f"\ntrue {names[label]}" if prediction != label else ""
-    return f"{short(names[prediction], pixels)} ({100 * confidence:.0f} %){true}"
+def predictions_sheet(
+    images: Array, names: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "", cell: int = CELL
+) -> Image.Image:
+    """Draws images above prediction and confidence; an error is red, and its true class follows.
+
+    Args:
+        images: (n, c, H, W), uint8.
+        names: names of the classes.
+        rows: label, prediction, confidence and, where it is to be shown, loss of each image.
+        title: text above.
+        cell: largest side of an image, in pixels.
+    """
+    captions = []
+    for label, prediction, confidence, *loss in rows:
+        text = f"{short(names[prediction], cell - 52)} ({100 * confidence:.0f} %)"
+        text += f"\ntrue {names[label]}" * (prediction != label)
+        captions.append(text + "".join(f", loss {value:.1f}" for value in loss))
+    return sheet(images, captions, [label != prediction for label, prediction, *_ in rows], title, cell)
 
 
 def confusion_picture(confusion: Sequence[Sequence[int]], names: Sequence[str], title: str) -> Image.Image:

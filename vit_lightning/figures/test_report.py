@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from PIL.Image import Image
 from scipy.stats import binomtest
 
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
-from vit_lightning.figures.curves import reliability, save
-from vit_lightning.figures.pictures import LARGE, balanced, caption, confusion_picture, numbers, sheet, write_png
+from vit_lightning.figures.curves import save
+from vit_lightning.figures.pictures import LARGE, balanced, confusion_picture, numbers, predictions_sheet, write_png
 from vit_lightning.storage.folder import to_csv, write_whole
 
 Array = np.ndarray[Any, Any]
@@ -22,6 +23,8 @@ Table = dict[str, Array]
 """Columns of one row per test image, from ``TestPredictions``: index, label, prediction, confidence, loss."""
 
 FIGURES = ("confusion", "test_images", "calibration", "worst_errors")
+SHOWN = ("label", "prediction", "confidence")
+"""Columns below an image."""
 SHOWN_CLASSES = 20
 """Largest number of classes whose accuracies are printed; they are written in any case."""
 SAMPLE = 40
@@ -79,6 +82,28 @@ def calibration_error(confidence: Array, correct: Array) -> float:
     return float(np.nansum(counts * np.abs(confidences - accuracies)) / counts.sum())
 
 
+def reliability(confidence: Array, correct: Array) -> Figure:
+    """Draws a reliability diagram (Niculescu-Mizil and Caruana 2005) over the bins of confidence."""
+    counts, confidences, accuracies = calibration_bins(confidence, correct)
+    error = calibration_error(confidence, correct)
+    figure = Figure(figsize=(4.4, 5.6))
+    margins = {"left": 0.19, "right": 0.96, "bottom": 0.14, "top": 0.94, "hspace": 0.1}
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1), gridspec_kw=margins)
+    width = 1 / len(counts)
+    centres = (np.arange(len(counts)) + 0.5) * width
+    filled = counts > 0
+    above.bar(centres[filled], accuracies[filled], width=0.94 * width, color="C0", alpha=0.6, label="accuracy")
+    above.plot(confidences[filled], accuracies[filled], "o", color="C1", markersize=4, label="at the mean confidence")
+    above.plot([0, 1], [0, 1], "--", color="0.4", linewidth=1, label="calibrated")
+    above.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02), title=f"expected calibration error {100 * error:.2f} %")
+    figure.legend(frameon=False, loc="lower center", ncols=3, fontsize=8, columnspacing=1.0)
+    below.bar(centres, counts, width=0.94 * width, color="0.6")
+    below.set(xlabel="confidence of the prediction", ylabel="images")
+    for axis in (above, below):
+        axis.grid(alpha=0.3)
+    return figure
+
+
 def report_test(folder: Path, table: Table, data: ImageData) -> str:
     """Writes tables and figures of a test to a folder; returns the lines to print.
 
@@ -95,13 +120,12 @@ def report_test(folder: Path, table: Table, data: ImageData) -> str:
     title = f"{correct.sum():,} of {len(correct):,} test images are right"
     drawn = {"confusion": confusion_picture(confusion, names, title)}
     if data.own_loaders:
-        drawn["test_images"] = _sheet(data, table, balanced(table["label"], SAMPLE))
+        drawn["test_images"] = _sheet(data, table, balanced(table["label"], SAMPLE), *SHOWN)
     if data.own_loaders and len(worst):
-        drawn["worst_errors"] = _sheet(data, table, worst, losses=True)
+        drawn["worst_errors"] = _sheet(data, table, worst, *SHOWN, "loss")
     for name, picture in drawn.items():
         write_png(folder / f"{name}.png", picture)
-    error = calibration_error(table["confidence"], correct)
-    save(reliability(*calibration_bins(table["confidence"], correct), error), folder / "calibration.png")
+    save(reliability(table["confidence"], correct), folder / "calibration.png")
     rows = class_rows(table, names)
     write_rows(folder / "classes.csv", ("class", "images", "correct", "accuracy", "low", "high"), rows)
     _write_errors(folder / "errors.csv", data, table, worst)
@@ -134,14 +158,9 @@ def _write_errors(path: Path, data: ImageData, table: Table, worst: Array) -> No
     write_rows(path, ("index", "image", "label", "prediction", "confidence", "loss"), rows)
 
 
-def _sheet(data: ImageData, table: Table, rows: Sequence[int] | Array, *, losses: bool = False) -> Image:
-    """Draws test images under prediction and confidence; an error is red, and its true class follows."""
-    columns = ("label", "prediction", "confidence", "loss")
-    captions, wrong = [], []
-    for label, prediction, confidence, loss in zip(*(table[name][rows].tolist() for name in columns), strict=True):
-        wrong.append(prediction != label)
-        text = caption(data.class_names, int(label), int(prediction), confidence)
-        captions.append(f"{text}, loss {loss:.1f}" if losses else text)
+def _sheet(data: ImageData, table: Table, rows: Sequence[int] | Array, *columns: str) -> Image:
+    """Draws test images with columns of the table: label, prediction, confidence and perhaps loss."""
     dataset: Any = data.dataset("test")
     images = dataset.__getitems__(Request(table["index"][rows].tolist(), None)).images.numpy()
-    return sheet(images, captions, wrong, cell=LARGE)
+    shown = list(zip(*(table[name][rows].tolist() for name in columns), strict=True))
+    return predictions_sheet(images, data.class_names, shown, cell=LARGE)

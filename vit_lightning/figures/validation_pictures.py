@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
-from PIL import Image
 from torch import Tensor
 
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.errors import UserError
-from vit_lightning.figures.pictures import balanced, caption, confusion_picture, numbers, sheet, write_png
+from vit_lightning.figures.pictures import balanced, confusion_picture, numbers, predictions_sheet, write_png
 from vit_lightning.metric_facts import RAW_ACCURACY
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.wandb_mirror import WandbMirror
@@ -138,7 +136,9 @@ class ValidationPictures(Callback):
         folder = Path(trainer.default_root_dir) / "validation"
         folder.mkdir(exist_ok=True)
         if images is not None and len(images):
-            write_png(folder / f"epoch-{epoch:04d}.png", _sheet(images, facts, title))
+            rows = list(zip(*(facts["sample"][name] for name in ("label", "prediction", "confidence")), strict=True))
+            drawn = predictions_sheet(images, self.data.class_names, rows, title)
+            write_png(folder / f"epoch-{epoch:04d}.png", drawn)
         matrix = confusion_picture(found["confusion"], self.data.class_names, title)
         write_png(folder / f"confusion-{epoch:04d}.png", matrix)
         path = folder / f"epoch-{epoch:04d}.json"
@@ -180,10 +180,3 @@ def _facts(table: Array, sample: Array, found: dict[str, Any]) -> dict[str, Any]
             "confidence": np.nan_to_num(sample[:, 3]).round(6).tolist(),
         },
     }
-
-
-def _sheet(images: Array, facts: Mapping[str, Any], title: str) -> Image.Image:
-    sample = facts["sample"]
-    rows = list(zip(sample["label"], sample["prediction"], sample["confidence"], strict=True))
-    captions = [caption(facts["classes"], *row, pixels=60) for row in rows]
-    return sheet(images, captions, [label != prediction for label, prediction, _ in rows], title)
