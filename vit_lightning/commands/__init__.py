@@ -1,5 +1,5 @@
-"""The commands that take a config, and what they share: ``session.py`` for all, ``run.py`` for a training run.
+"""The commands, and what they share: ``fit.py`` tells a training on one page, ``session.py`` has what all runs need.
 
-Offers ``fit``, ``evaluate``, ``predict`` and the others in ``cli.COMMANDS``; each gets an Experiment.
+Offers ``fit``, ``validate``, ``predict`` and the others of ``cli.COMMANDS``; a config comes as an Experiment.
 May import data, storage, training, config, weights and figures.
 """

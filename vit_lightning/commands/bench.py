@@ -38,7 +38,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.storage.environment import describe_environment
-from vit_lightning.storage.folder import is_first, write_whole
+from vit_lightning.storage.folder import write_whole
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.fast_paths import left_out_flops
 from vit_lightning.training.optim import optimizer_and_schedule
@@ -106,8 +106,7 @@ def bench(experiment: Experiment, *, rounds: int = 100, seconds: float = 30.0, p
             "inference": measured.rows(measured.infer(rounds, seconds / 3), INFERENCE),
             **{name: about[name] for name in ("processor", "cores", "threads", "gpus", "packages")},
         }
-        if is_first():
-            write_whole(folder / "bench.json", json.dumps(results, indent=2) + "\n")
+        write_whole(folder / "bench.json", json.dumps(results, indent=2) + "\n")
     say(_table(results))
     say(f"all of it: {folder / 'bench.json'}")
     return results

@@ -60,16 +60,11 @@ def configs(name: str | None = None) -> None:
     Args:
         name: the config to print.
     """
-    if name is None:
-        _print_configs()
-    elif (path := shipped_config(name)) is None:
-        raise UserError(f"{name}: there is no such config{near_configs(Path(name), here=False)}")
-    else:
+    if name is not None:
+        if (path := shipped_config(name)) is None:
+            raise UserError(f"{name}: there is no such config{near_configs(Path(name), here=False)}")
         print(path.read_text(encoding="utf-8"), end="")
-
-
-def _print_configs() -> None:
-    """Prints name, result, images and first line of each config."""
+        return
     rows = [("config", "test", "images", "")]
     for name, path in shipped_configs().items():
         text = path.read_text(encoding="utf-8")

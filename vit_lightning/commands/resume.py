@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -271,7 +271,8 @@ def unfinished_run(
         CannotResume: there is none, and there ``must`` be one.
     """
     passed_over: list[str] = []
-    for folder in _newest_first(parent):
+    configs = [path for path in parent.glob("*/config.yaml") if read_results(path.parent) is None]
+    for folder in (path.parent for path in sorted(configs, key=lambda path: path.stat().st_mtime_ns, reverse=True)):
         try:
             changed = changes(read_run_config(folder), config) | changed_files(folder)
         except UserError:  # its config is damaged, so that it cannot be the same one
@@ -290,11 +291,6 @@ def unfinished_run(
         raise CannotResume(f"resume=must: {parent} holds no unfinished run of this config that is not in use{others}")
     say("\n".join(f"resume: {text}" for text in passed_over[:3]))
     return None
-
-
-def _newest_first(parent: Path) -> Iterator[Path]:
-    configs = [path for path in parent.glob("*/config.yaml") if read_results(path.parent) is None]
-    yield from (path.parent for path in sorted(configs, key=lambda path: path.stat().st_mtime_ns, reverse=True))
 
 
 def remove_partial_files(folder: Path) -> None:
