@@ -10,7 +10,7 @@ from torch import nn
 
 from vit_lightning.commands.console import row, say
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.networks import data_facts, network_in_file
+from vit_lightning.config.networks import data_facts
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier, classify
@@ -19,7 +19,6 @@ from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.fast_paths import accelerate
 from vit_lightning.training.fine_tuning import head_state
 from vit_lightning.training.lightning_detours import predict_with
-from vit_lightning.weights.init_from import open_initial_weights
 
 
 def make_module(experiment: Experiment, *, begins: bool = False) -> LightningModule:
@@ -63,10 +62,10 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
         load_weights(module, read_checkpoint(path), path)
         module.load_state_dict(head, strict=False)
         return
+    assert experiment.initial is not None
     method = experiment.resize_positions
-    initial = experiment.initial or open_initial_weights(experiment.init_from, network_in_file, trust=experiment.trust)
     facts = {name: getattr(experiment.data, name, None) for name in ("mean", "std", "class_names")}
-    first = initial.fitted(module.network, method, **facts, reset_head=experiment.config["reset_head"])
+    first = experiment.initial.fitted(module.network, method, **facts, reset_head=experiment.config["reset_head"])
     if str(experiment.trainer["precision"]).startswith("64"):
         module.network.double()  # Lightning converts only later
     first.adapted.load(module.network)

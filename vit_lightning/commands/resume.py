@@ -27,6 +27,7 @@ from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import (
     BEST,
     LAST,
+    PREVIOUS,
     Restored,
     network_weights,
     newest_checkpoint,
@@ -81,7 +82,9 @@ def read_run(folder: Path, arguments: Sequence[str] = ()) -> Experiment:
         problems.append(f"resume={folder} is not a run folder with a config.yaml (choose one, or auto, must, never)")
     refuse(problems)
     # the initial weights may be gone by now; they are needed only if the run has no checkpoint yet
-    experiment = resolve(["--config", str(folder / "config.yaml"), *arguments, "--init_from=null"])
+    has_begun = any((folder / name).is_file() for name in (BEST, LAST, PREVIOUS, "results.json"))
+    source = ["--init_from=null"] if has_begun else []
+    experiment = resolve(["--config", str(folder / "config.yaml"), *arguments, *source])
     config = {**experiment.config, "init_from": read_run_config(folder).get("init_from")}
     return replace(experiment, config=config, out=folder, resume="auto")
 
