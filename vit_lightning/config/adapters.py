@@ -26,7 +26,7 @@ from vit_lightning.config.names import HOMES
 from vit_lightning.config.options import BESIDE_OTHER_CLASS
 from vit_lightning.config.own_files import where
 from vit_lightning.config.signatures import Option, signature_of
-from vit_lightning.config.typed import WRONG, Adapter, Part, Reader, made, plain
+from vit_lightning.config.typed import WRONG, Adapter, Found, Part, Reader, made, plain
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.per_image import PerImage
@@ -64,7 +64,7 @@ class Joined(Part):
 
 def _joined(
     reader: Reader,
-    found: tuple[str, Any, dict[str, Any]],
+    found: Found,
     theirs: Options,
     ours: Options,
     path: str,
@@ -80,55 +80,45 @@ def _joined(
     return WRONG if lacking else Joined(target, arguments, name, options=options, join=join)
 
 
-def _given_alone(options: Options) -> Options:
+def given_alone(options: Options) -> Options:
     """Returns options whose defaults are left to their class."""
     return {name: option if option.required else option._replace(passed_on=True) for name, option in options.items()}
 
 
-def _data(reader: Reader, target: Any, name: str, given: dict[str, Any], path: str) -> Any:
+def _data(reader: Reader, found: Found, path: str) -> Any:
     """Returns a dataset or a data module of others as our data."""
-    theirs = _given_alone(signature_of(target).options)
-    if inspect.isclass(target) and issubclass(target, LightningDataModule):
-        ours, join = _without(signature_of(WrappedDataModule).options, "module"), _wrapped_module
-    else:
-        ours, join = _without(signature_of(WrappedDataset).options, "dataset_class", "arguments"), _wrapped_dataset
-        for key in {"train", "split"} & theirs.keys():  # it is made once for each split
-            theirs[key] = theirs[key]._replace(passed_on=True)
-    return _joined(reader, (name, target, given), theirs, ours, path, join, ("num_classes",))
+
+    def join(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> ImageData:
+        if is_module:
+            return WrappedDataModule(module=target(**theirs), **ours)
+        return WrappedDataset(dataset_class=target, arguments=theirs, **ours)
+
+    is_module = inspect.isclass(found.target) and issubclass(found.target, LightningDataModule)
+    options = signature_of(WrappedDataModule if is_module else WrappedDataset).options
+    ours = {key: option for key, option in options.items() if key not in ("module", "dataset_class", "arguments")}
+    theirs = given_alone(signature_of(found.target).options)
+    for key in () if is_module else {"train", "split"} & theirs.keys():  # it is made once for each split
+        theirs[key] = theirs[key]._replace(passed_on=True)
+    return _joined(reader, found, theirs, ours, path, join, ("num_classes",))
 
 
-def _wrapped_module(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> ImageData:
-    return WrappedDataModule(module=target(**theirs), **ours)
-
-
-def _wrapped_dataset(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> ImageData:
-    return WrappedDataset(dataset_class=target, arguments=theirs, **ours)
-
-
-def _augmentation(reader: Reader, target: Any, name: str, given: dict[str, Any], path: str) -> Any:
+def _augmentation(reader: Reader, found: Found, path: str) -> Any:
     """Returns a transform of single images as an augmentation of ours."""
-    theirs = _given_alone(signature_of(target, 0 if inspect.isclass(target) else 1).options)
-    return _joined(
-        reader, (name, target, given), theirs, {}, path, lambda target, theirs, _: PerImage(target, theirs or None)
-    )
+    theirs = given_alone(signature_of(found.target, 0 if inspect.isclass(found.target) else 1).options)
+    return _joined(reader, found, theirs, {}, path, lambda target, theirs, _: PerImage(target, theirs or None))
 
 
-def _schedule(reader: Reader, target: Any, name: str, given: dict[str, Any], path: str) -> Any:
+def _schedule(reader: Reader, found: Found, path: str) -> Any:
     """Returns a function of done and of all steps as a schedule."""
-    if inspect.isclass(target):
-        reader.problems.append(
-            f"{path}.class_path={name} must be a torch.optim.lr_scheduler class, or a function of two steps"
-        )
+    if inspect.isclass(found.target):
+        rule = "must be a torch.optim.lr_scheduler class, or a function of two steps"
+        reader.problems.append(f"{path}.class_path={found.name} {rule}")
         return WRONG
-    return reader.made_of(signature_of(target, 2), target, name, given, path, form="factory")
+    return reader.made_of(found, signature_of(found.target, 2), path, "factory")
 
 
 ADAPTERS: dict[Any, Adapter] = {ImageData: _data, Augmentation: _augmentation, LRScheduler: _schedule}
 """What makes a part of a class of others, by the class of ours, or of torch, in whose place it stands."""
-
-
-def _without(options: Options, *names: str) -> Options:
-    return {name: option for name, option in options.items() if name not in names}
 
 
 def read_loss(reader: Reader, given: Any) -> Any:
@@ -138,10 +128,10 @@ def read_loss(reader: Reader, given: Any) -> Any:
     name, target, arguments = found
     ours = signature_of(LossConfig)
     if not name:
-        return reader.made_of(ours, target, name, arguments, "loss")
+        return reader.made_of(found, ours, "loss")
     theirs = signature_of(target, 0 if inspect.isclass(target) else 2).options
     _refuse_ours(reader, "loss", name, arguments, theirs, ours.options)
-    return _joined(reader, (name, target, arguments), theirs, {}, "loss", _own_loss)
+    return _joined(reader, found, theirs, {}, "loss", _own_loss)
 
 
 def _own_loss(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> OwnLoss:
@@ -164,7 +154,7 @@ def read_optimizer(reader: Reader, given: Any) -> Any:
         kept["weight_decay"] = kept["weight_decay"]._replace(default=0.0)
     theirs = {key: option for key, option in taken.options.items() if key not in kept}
     _refuse_ours(reader, "optimizer", name, arguments, {**kept, **theirs}, ours)
-    return _joined(reader, (name, target, arguments), theirs, kept, "optimizer", partial(_own_optimizer, name))
+    return _joined(reader, found, theirs, kept, "optimizer", partial(_own_optimizer, name))
 
 
 def _own_optimizer(name: str, target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> OptimizerConfig:
@@ -238,7 +228,7 @@ def _read_metric(reader: Reader, item: Any, classes: int) -> Chosen | None:
     if "num_classes" in theirs:
         arguments.setdefault("num_classes", classes)
     ours = {"name": Option("name", str, short), "goal": Option("goal", Goal, goal)}
-    part = _joined(reader, (class_path, target, arguments), theirs, ours, "metrics", lambda kind, own, _: kind(**own))
+    part = _joined(reader, found, theirs, ours, "metrics", lambda kind, given, _: kind(**given))
     if part is WRONG:
         return None
     name = part.options["name"]

@@ -136,7 +136,7 @@ def _read_general(reader: Reader, config: Config) -> dict[str, Any]:
 def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str:
     """Returns the problem of a key that is nothing, which may be an option of a group without its group."""
     found = {key: Reader().find(None, with_class(config, key), key) for key in DEFAULT_CLASSES}
-    groups: dict[str, Any] = {key: target[1] for key, target in found.items() if target is not None}
+    groups: dict[str, Any] = {key: one.target for key, one in found.items() if one is not None}
     groups |= {"trainer": Trainer, **{key: type(settings) for key, settings in Settings()._asdict().items()}}
     inner = {last: f"{key}.{last}" for key in reversed(groups) for last in signature_of(groups[key]).options}
     likely = near(name, names, 0.8) or [inner[last] for last in near(name.rpartition("-")[2], inner, 0.7)]

@@ -74,21 +74,16 @@ def compiler_problems() -> list[str]:
     missing = [] if shutil.which(compiler) else [f"a C++ compiler ({compiler} is not there; CXX can name another)"]
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         missing.append("the headers of Python (python3-dev)")
-    return (
-        [f"compile=true needs {' and '.join(missing)} (install what is missing, or give compile=false)"]
-        if missing
-        else []
-    )
+    text = f"compile=true needs {' and '.join(missing)} (install what is missing, or give compile=false)"
+    return [text] if missing else []
 
 
 def average_problems(trainer: Part, ema: EMAConfig | None) -> list[str]:
     """Returns callbacks that average the weights beside ``ema``."""
-    names = [callback.target.__name__ for callback in _callbacks(trainer)]
-    return [
-        f"ema.decay={ema.decay} beside trainer.callbacks.{name}: give one of the two"
-        for name in names
-        if ema is not None and ema.decay is not None and name.endswith("WeightAveraging")
-    ]
+    if ema is None or ema.decay is None:
+        return []
+    names = [name for part in _callbacks(trainer) if (name := part.target.__name__).endswith("WeightAveraging")]
+    return [f"ema.decay={ema.decay} beside trainer.callbacks.{name}: give one of the two" for name in names]
 
 
 def _callbacks(trainer: Part) -> list[Part]:
@@ -101,11 +96,7 @@ def monitor_problems(trainer: Part, checkpoint: CheckpointConfig | None, known: 
     if not all(callback.name.startswith(("lightning.", "vit_lightning.")) for callback in callbacks):
         return []
     probes = [name for callback in callbacks if issubclass(callback.target, Probe) for name in callback.target.logs]
-    monitors = [("checkpoint.monitor", None if checkpoint is None else checkpoint.monitor)]
-    for callback in callbacks:
-        monitors.append((f"trainer.callbacks.{callback.target.__name__}.monitor", callback.arguments.get("monitor")))
-    return [
-        f"{key}={metric} is not logged (choose {', '.join([*known, *probes])})"
-        for key, metric in monitors
-        if metric is not None and metric not in (*known, *probes)
-    ]
+    monitors = {f"trainer.callbacks.{one.target.__name__}.monitor": one.arguments.get("monitor") for one in callbacks}
+    monitors = {"checkpoint.monitor": None if checkpoint is None else checkpoint.monitor, **monitors}
+    wrong = {key: metric for key, metric in monitors.items() if metric not in (None, *known, *probes)}
+    return [f"{key}={metric} is not logged (choose {', '.join([*known, *probes])})" for key, metric in wrong.items()]

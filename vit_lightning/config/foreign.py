@@ -56,6 +56,6 @@ def as_ours(config: Config, problems: list[str]) -> Config:
 def _is_module(name: Any) -> bool:
     try:
         found = find_class(full_name(name)) if isinstance(name, str) else None
-    except UserError:  # which is told when the config is read
+    except UserError:  # which is named when the config is read
         return False
     return inspect.isclass(found) and issubclass(found, LightningModule)

@@ -118,7 +118,7 @@ def _usage(command: str, module: str, name: str) -> str:
     words += [f"[{parts.vararg.arg.upper()} ...]"] if parts.vararg else []
     keywords = zip(parts.kwonlyargs, parts.kw_defaults, strict=True)
     words += [f"--{word.arg.replace('_', '-')}={word.arg.upper()}" for word, default in keywords if default is None]
-    words += ["--ckpt RUN_FOLDER"] if command in _trained() else []
+    words += ["--ckpt RUN_FOLDER"] if command in _constant("TRAINED") else []
     words += ["[--config CONFIG.yaml ...]"] if any(argument.arg == "experiment" for argument in parts.args) else []
     return " ".join(["lightning", command, *words, "[--OPTION=VALUE ...]"])
 
@@ -136,8 +136,7 @@ def _options_class(module: str, name: str) -> tuple[str, str]:
 
 def _groups() -> dict[str, tuple[str, str]]:
     """Returns the groups of options, each with module and name of its class."""
-    defaults = ast.literal_eval(_defined(OPTIONS, "DEFAULT_CLASSES")[1])
-    classes = {key: _own(defaults[key].rpartition(".")[2]) for key in ("model", "data")}
+    classes = {key: _own(name.rpartition(".")[2]) for key, name in _constant("DEFAULT_CLASSES").items()}
     _, settings = _defined(OPTIONS, "Settings")
     fields = [node for node in settings.body if isinstance(node, ast.AnnAssign)]
     kinds = [ast.unparse(node.annotation).split(" | ")[0] for node in fields]  # ours come first
@@ -145,10 +144,9 @@ def _groups() -> dict[str, tuple[str, str]]:
     return {**classes, **named, "trainer": ("lightning.pytorch.trainer.trainer", "Trainer")}
 
 
-def _trained() -> tuple[str, ...]:
-    """Returns the commands that use a trained model."""
-    commands: tuple[str, ...] = ast.literal_eval(_defined(OPTIONS, "TRAINED")[1])
-    return commands
+def _constant(name: str) -> Any:
+    """Returns a constant of ``options.py``, which is not imported for it."""
+    return ast.literal_eval(_defined(OPTIONS, name)[1])
 
 
 def _own(name: str) -> tuple[str, str]:
@@ -162,12 +160,12 @@ def _general(command: str) -> list[Option]:
         text = "option that may differ from that of the resumed run, such as optimizer.lr; may be repeated"
         found.append(Option("allow-config-change", "string", "", text))
     found += options_of(OPTIONS, "RunOptions")
-    if command in _trained():
+    if command in _constant("TRAINED"):
         text = "run folder (its best checkpoint), checkpoint file, or https://...#sha256=CHECKSUM"
         found.append(Option("ckpt", "string", "", text))
     found += options_of(OPTIONS, "ConfigOptions")
     unused = NOT_USED if command in USED else {"resume"} if command != "fit" else set()
-    unused = unused | ({"compile"} if command not in ast.literal_eval(_defined(OPTIONS, "COMPILES")[1]) else set())
+    unused = unused | ({"compile"} if command not in _constant("COMPILES") else set())
     return [option for option in found if option.name not in unused]
 
 
@@ -179,9 +177,8 @@ def _in_full(group: str, value: str, flags: Sequence[tuple[str, str]]) -> str:
     elif group in _groups():
         place = _groups()[group]
     else:
-        raise UserError(
-            f"help.{group}: there is no such group (choose {', '.join(_groups())}, or give a class behind =)"
-        )
+        groups = ", ".join(_groups())
+        raise UserError(f"help.{group}: there is no such group (choose {groups}, or give a class behind =)")
     lines = [f"{group}: {place[1]}", ""]
     lines += [explained(option, f"{group}.") for option in options_of(*place)]
     return "\n".join(lines)
@@ -209,9 +206,8 @@ def _place_of(class_path: str, configs: Sequence[Path]) -> tuple[str, str]:
     name = class_path.removeprefix("vit_lightning.")
     if name in vit_lightning.__all__:
         return _own(name)
-    from vit_lightning.config.names import (
-        find_class,
-    )  # they import Lightning, which a list of options need not wait for
+    # they import Lightning, which a list of options need not wait for
+    from vit_lightning.config.names import find_class
     from vit_lightning.config.own_files import use_files
 
     use_files([*(path.parent for path in configs), Path.cwd()])
@@ -279,9 +275,8 @@ def options_of(module: str, name: str) -> list[Option]:
     hidden = ast.literal_eval(_defined(FOREIGN, "OURS")[1]) if name == "Trainer" else set()
     for key, annotation, value in named:
         text = texts.get(key, found[key].text if key in found else _annotated(module, annotation))
-        if "init=False" in (ast.unparse(value) if value else "") or "ClassVar" in ast.unparse(
-            annotation or ast.Name("")
-        ):
+        kind, default = (ast.unparse(part) if part else "" for part in (annotation, value))
+        if "init=False" in default or "ClassVar" in kind:
             found.pop(key, None)
         elif key not in hidden:
             kind = " | ".join(dict.fromkeys(_kinds(module, annotation))) or "value"
@@ -299,12 +294,9 @@ def options_of(module: str, name: str) -> list[Option]:
 def _annotated(module: str, hint: ast.expr | None) -> str:
     """Returns the explanation that a type such as ``Size = Annotated[int, "..."]`` carries."""
     _, alias = _defined(module, hint.id) if isinstance(hint, ast.Name) else (module, None)
-    if (
-        isinstance(alias, ast.Subscript)
-        and ast.unparse(alias.value) == "Annotated"
-        and isinstance(alias.slice, ast.Tuple)
-    ):
-        return _plain(ast.literal_eval(alias.slice.elts[1]))
+    match alias:
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[_, text])):
+            return _plain(ast.literal_eval(text))
     return ""
 
 
@@ -331,12 +323,10 @@ def _kinds(module: str, hint: ast.expr | None) -> Iterator[str]:
         case ast.Subscript(value=value, slice=inner):
             parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
             origin = ast.unparse(value).rpartition(".")[2]
-            if origin == "Annotated":
-                yield from _kinds(module, parts[0])
-            elif origin == "Literal":
+            if origin == "Literal":
                 yield from (str(ast.literal_eval(part)) for part in parts)
-            elif origin in ("Union", "Optional"):
-                for part in parts:
+            elif origin in ("Annotated", "Union", "Optional"):
+                for part in parts[:1] if origin == "Annotated" else parts:
                     yield from _kinds(module, part)
             elif origin.lower() == "tuple":
                 yield f"[{', '.join(' | '.join(_kinds(module, part)) for part in parts if ast.unparse(part) != '...')}]"

@@ -91,7 +91,7 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
     for config in (first, *sources):
         merged = merge(merged, {k: v for k, v in config.items() if v is not None or k not in GROUPS}, dropped=dropped)
     if command in TRAINED:
-        merged.pop("ckpt")  # it has been read
+        merged.pop("ckpt", None)  # it has been read
     if names and "experiment" not in merged:
         merged["experiment"] = Path(names[-1]).stem
     _check_split(first, merged)

@@ -140,6 +140,6 @@ def _names_of(module: str) -> list[str]:
     """Returns the public classes and functions of a module; none if it cannot be imported."""
     try:
         members = vars(importlib.import_module(module)) if module else {}
-    except Exception:  # whatever it raises is told elsewhere
+    except Exception:  # whatever it raises is named elsewhere
         return []
     return [name for name, item in members.items() if callable(item) and name[0] != "_"]

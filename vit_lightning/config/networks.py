@@ -16,7 +16,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from vit_lightning.config.adapters import ADAPTERS
+from vit_lightning.config.adapters import ADAPTERS, given_alone
 from vit_lightning.config.files import Config, flatten
 from vit_lightning.config.named_weights import load_named_weights, timm_name, without_weights
 from vit_lightning.config.own_files import empty_caches, files_of, where
@@ -68,21 +68,20 @@ def read_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None) ->
             if option in known:
                 arguments[option] = facts[fact]
     if name.startswith("timm."):  # whose classes have classes as defaults, which they alone know to read
-        own = {key: item if item.required else item._replace(passed_on=True) for key, item in signature.options.items()}
-        signature = signature._replace(options=own)
+        signature = signature._replace(options=given_alone(signature.options))
     provided = FACTS if facts is None else ()
-    return reader.made_of(signature, target, name, arguments, "model", provided=provided)
+    return reader.made_of(found, signature, "model", provided=provided)
 
 
 def _agrees(name: str, given: Any, fact: Any) -> bool:
-    """Whether a given value is that of the data; one of a wrong type is told by its type."""
+    """Whether a given value is that of the data; one of a wrong type is refused by its type."""
     reader = Reader()
     value = reader.value(int | tuple[int, int] if name in ("image_size", "img_size") else int, given, name)
     return bool(reader.problems) or pair(value) == pair(tuple(fact) if isinstance(fact, list) else fact)
 
 
 def names_of_timm(target: Any, arguments: Mapping[str, Any]) -> set[str]:
-    """Returns the arguments of the network that a function of timm makes, as far as it tells the class."""
+    """Returns the arguments of the network that a function of timm makes, as far as it names the class."""
     if inspect.isclass(target) or not target.__module__.startswith("timm."):
         return set()
     from timm import is_model, model_entrypoint
@@ -149,8 +148,8 @@ def needs_numbers(fault: Exception) -> bool:
 def network_from(part: Part, lora: LoraConfig, tell: Callable[[str], None] | None, *, reset_head: bool) -> nn.Module:
     network: nn.Module = without_weights(part).make()
     head = head_state(network) if reset_head else {}
-    if tell is not None and (told := load_named_weights(network, part, part.make)):
-        tell(f"{told}{', reset head' * bool(head)}")
+    if tell is not None and (loaded := load_named_weights(network, part, part.make)):
+        tell(f"{loaded}{', reset head' * bool(head)}")
         network.load_state_dict(head, strict=False)
     add_lora(network, lora)
     return network
@@ -207,14 +206,14 @@ def read_module(reader: Reader, config: Config) -> Any:
         return Part(ViTClassifier, {})
     if (found := reader.find(LightningModule, config["module"], "module")) is None:
         return WRONG
-    name, kind, arguments = found
+    name, kind, _ = found
     if not (inspect.isclass(kind) and issubclass(kind, LightningModule)):
         text = "must be a LightningModule, such as a subclass of ViTClassifier"
         reader.problems.append(f"module.class_path={name} {text}")
         return WRONG
     signature, filled = signature_of(kind), filled_in(kind)
     options = {key: option for key, option in signature.options.items() if key not in filled}
-    return reader.made_of(signature._replace(options=options), kind, name, arguments, "module")
+    return reader.made_of(found, signature._replace(options=options), "module")
 
 
 def takes(part: Part, key: str) -> bool:

@@ -178,15 +178,12 @@ def import_problem(class_path: str) -> str | None:
             return where(fault) or one_line(fault)
     except Exception as fault:  # whatever a module raises
         return where(fault) or one_line(fault)
-    for path in (folder / f"{top}.py" for folder in _used.folders):
-        if (
-            path.is_file()
-            and top not in _used.modules
-            and not hasattr(sys.modules.get(name), class_path.split(".")[-1])
-        ):
-            taken = "the standard library" if top in sys.stdlib_module_names else f"a package ({_installed(top)})"
-            return f"{shown(path)} has the name of a module of {taken}: rename it"
-    return None
+    hidden = top not in _used.modules and not hasattr(sys.modules.get(name), class_path.split(".")[-1])
+    path = next(filter(Path.is_file, (folder / f"{top}.py" for folder in _used.folders)), None) if hidden else None
+    if path is None:
+        return None
+    taken = "the standard library" if top in sys.stdlib_module_names else f"a package ({_installed(top)})"
+    return f"{shown(path)} has the name of a module of {taken}: rename it"
 
 
 def where(fault: BaseException) -> str | None:

@@ -166,8 +166,16 @@ def is_group(kind: Any) -> bool:
     return inspect.isclass(kind) and all(is_dataclass(base) for base in kind.__mro__[:-1])
 
 
-Adapter = Callable[["Reader", Any, str, dict[str, Any], str], Any]
-"""Returns the part of a class of others at a place of ours: reader, class, its name, its arguments, key."""
+class Found(NamedTuple):
+    """A class or function that a config names, with plain arguments; a group of options has no name."""
+
+    name: str
+    target: Any
+    arguments: dict[str, Any]
+
+
+Adapter = Callable[["Reader", Found, str], Any]
+"""Returns the part of a class of others at a place of ours: reader, class, key."""
 
 
 @dataclass
@@ -304,10 +312,10 @@ class Reader:
         """
         if (found := self.find(place.base, given, path, default)) is None:
             return WRONG
-        name, target, arguments = found
+        name, target, _ = found
         base, is_class = place.base, inspect.isclass(target)
         if name and base in self.adapters and base is not None and not (is_class and issubclass(target, base)):
-            return self.adapters[base](self, target, name, arguments, path)
+            return self.adapters[base](self, found, path)
         if is_class and base is not None and (not issubclass(target, base) or inspect.isabstract(target)):
             self.problems.append(f"{path}.class_path={name} must be a {base.__name__}")
             return WRONG
@@ -317,27 +325,20 @@ class Reader:
         signature = signature_of(target, 0 if names else leading)
         signature = signature._replace(options={k: v for k, v in signature.options.items() if k not in names})
         provided = signature.options if form == "class" or place.leading is None else ()
-        part = self.made_of(signature, target, name, arguments, path, form=form, provided=provided)
+        part = self.made_of(found, signature, path, form, provided)
         return replace(part, named=names) if names and part is not WRONG else part
 
     def made_of(
-        self,
-        signature: Signature,
-        target: Any,
-        name: str,
-        given: Mapping[str, Any],
-        path: str,
-        form: Form = "object",
-        provided: Collection[str] = (),
+        self, found: Found, signature: Signature, path: str, form: Form = "object", provided: Collection[str] = ()
     ) -> Any:
         """Returns a class with its arguments; ``WRONG`` if it lacks some."""
-        values = self.arguments(signature.options, given, path, of=name, provided=provided, others=signature.others)
-        return Part(target, values, name, form) if not set(signature.required) - {*values, *provided} else WRONG
+        options, others = signature.options, signature.others
+        values = self.arguments(options, found.arguments, path, of=found.name, provided=provided, others=others)
+        lacking = {*signature.required} - {*values, *provided}
+        return WRONG if lacking else Part(found.target, values, found.name, form)
 
-    def find(
-        self, base: type | None, given: Any, path: str, default: Any = REQUIRED
-    ) -> tuple[str, Any, dict[str, Any]] | None:
-        """Returns name, class or function, and plain arguments of what a config names; None, with a problem, if none.
+    def find(self, base: type | None, given: Any, path: str, default: Any = REQUIRED) -> Found | None:
+        """Returns the class or function that a config names; None, with a problem, if there is none.
 
         Args:
             base: class from which it derives; a group of options is found without a name.
@@ -373,7 +374,7 @@ class Reader:
             if not callable(target):
                 self.problems.append(f"{path}.class_path={named} is not there{hint_of_class(named, base, home)}")
                 return None
-        return name, target, arguments
+        return Found(name, target, arguments)
 
 
 def unknown(name: str, value: Any, prefix: str, known: Collection[str]) -> str:
