@@ -8,13 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from vit_lightning.ablation.ledger import Ledger, Planned, open_ledger, read_study
 from vit_lightning.ablation.plan import read_plan
 from vit_lightning.errors import UserError
+from vit_lightning.report.analysis import analyse
+from vit_lightning.report.checks import run_checks
 from vit_lightning.report.comparisons import compare
+from vit_lightning.report.forecast import Spread, tuning_luck, tuning_sentences
 from vit_lightning.report.study import Study
 from vit_lightning.storage.metrics import write_results
 
@@ -169,3 +173,29 @@ def test_a_replicate_without_a_value_that_trains_is_replaced_by_the_next(in_fold
     study = carry_out(ledger, lambda run: alike(run) if run.trial is None else 0.3)
     assert [run.state for run in study.runs if run.arm == "mean"].count("failed") == 1
     assert verdicts(study) == [("mean", 6, "equivalent")]
+
+
+def test_a_value_that_failed_in_one_arm_alone_is_said(in_folder):
+    ledger = begin(tune=TUNE)
+    failed = Planned("mean", 1001, "lr=0.002")
+    ledger.planned()
+    ledger.end_attempt(failed, ledger.claim(failed), "diverged", "training diverged in step 7")
+    study = carry_out(ledger, lambda run: alike(run) if run.trial is None else 0.3)
+    [said] = [check.text for check in run_checks(analyse(study), {}, []) if check.name.startswith("every arm could")]
+    assert said == "optimizer.lr=0.002 failed in mean: left out there alone"
+
+
+@pytest.mark.parametrize(("steep", "differ"), [(0.0, (0.1, 0.7)), (1.0, (0.0, 0.05))])
+def test_what_tuning_alone_would_show_is_forecast(in_folder, steep, differ):
+    """Of two values, one is better or none is; trials vary by .01 around that."""
+    draw = np.random.default_rng(0)
+    ledger = begin(tune={**TUNE, "seeds": [*range(1000, 1008)]})
+
+    def result(run: Planned) -> float:
+        return alike(run) if run.trial is None else 0.5 + steep * (run.trial == "lr=0.002") + draw.normal(0, 0.01)
+
+    found, called = tuning_luck(carry_out(ledger, result), 0.005)
+    assert differ[0] <= found <= differ[1]
+    assert called <= found
+    [sentence] = tuning_sentences(read_study(ledger.folder), Spread(0.005))
+    assert "tuning alone would choose different values in" in sentence

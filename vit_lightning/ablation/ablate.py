@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +23,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.schedule import analyses_of
-from vit_lightning.report.study import Run
+from vit_lightning.report.study import Run, written
 from vit_lightning.report.wording import unit_of
 from vit_lightning.storage.folder import release, try_hold
 
@@ -141,10 +140,10 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
     begun += f", {states['failed']} {again}" if states["failed"] else ""
     lines = [f"{plan.name}: {counted(len(plan.arms), 'arm')} of {', '.join(plan.config_files)}{begun}"]
     lines += [f"  {plan.question}"] if plan.question else []
-    lines += [f"  all with {_options(plan.fixed)}"] if plan.fixed else []
+    lines += [f"  all with {written(plan.fixed)}"] if plan.fixed else []
     named = plan.baseline if compare.arms == "baseline" else None
     for arm, options in plan.arms.items():
-        changed = _options(options) or "the config as it is"
+        changed = written(options) or "the config as it is"
         lines.append(f"  {arm:<{width}}  {changed}{'   (baseline)' if arm == named else ''}")
     if plan.tune.seeds:
         tried = ", ".join(f"{key}={', '.join(map(word, values))}" for key, values in plan.tune.options.items())
@@ -172,10 +171,6 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
         f"  one alone: OMP_NUM_THREADS={threads} {plan.command(alone, plan.seeds[0], chosen)}",
     ]
     return "\n".join(lines)
-
-
-def _options(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={word(value)}" for key, value in options.items())
 
 
 def _finish(folder: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vit_lightning.report.analysis import Analysis
 from vit_lightning.report.configs import ConfigDifference, Configs
-from vit_lightning.report.study import Study
+from vit_lightning.report.study import Study, written
 from vit_lightning.storage.folder import read_json
 
 HARDWARE = ("processor", "cores", "gpus", "threads", "python", "packages")
@@ -40,6 +40,9 @@ def run_checks(analysis: Analysis, configs: Configs, differences: Sequence[Confi
         "arms are tested on the same images": _same_images(analysis),
         "all runs had the same hardware and versions": _same_place(study),
     }
+    if study.tuning is not None and (left_out := study.tuning.left_out):
+        failed = [f"{'; '.join(map(written, values))} failed in {arm}" for arm, values in left_out.items()]
+        found["every arm could choose of the same values"] = False, f"{'; '.join(failed)}: left out there alone"
     return [Check(name, ok, text) for name, (ok, text) in found.items()]
 
 

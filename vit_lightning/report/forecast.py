@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from vit_lightning.metric_facts import facts_of
+from vit_lightning.metric_facts import facts_of, goal_of
 from vit_lightning.notation import show_time
 from vit_lightning.report.comparisons import ArmComparison, compare, design_of, read_predictions
-from vit_lightning.report.sequential import Course, Flags, Spending, at, follow, visible_difference
+from vit_lightning.report.sequential import Course, Flags, Spending, Values, at, follow, visible_difference
 from vit_lightning.report.study import Compare, Study
 from vit_lightning.report.wording import unit_of
 
@@ -199,6 +199,72 @@ def shortfall(rules: Compare, arms: int, spread: Spread) -> str:
         runs = f"{spread.images:,} test images at {_percent(spread.disagreement)} disagreement show"
     effect = unit.plain(rules.smallest_effect)
     return f"{runs} differences of {unit.rounded(seen)} with {rules.max_seeds} seeds, not of {effect}"
+
+
+def tuning_luck(study: Study, sd: float) -> tuple[float, float] | None:
+    """Returns how often two arms that are exactly alike would differ by tuning alone, from the spread of the trials.
+
+    Both are tuned with new seeds, by the mean results of all arms and the noise that the trials have around them, and
+    then compared. What differs of these means by chance is left out of their spread.
+
+    Args:
+        study: the study.
+        sd: standard deviation of the difference of a pair of runs.
+
+    Returns:
+        Probability that they choose different values, and that they do and one is called better or worse; None before
+        all trials have ended, with one seed, with replicates, or where validation lacks the compared metric.
+    """
+    tuning, rules = study.tuning, study.compare
+    if tuning is None or tuning.replicates or len(tuning.seeds) < 2:
+        return None
+    known = {(run.arm, tuning.tried.index(run.tried or {}), run.seed): run.results for run in tuning.trials}
+    trials = [known.get(key, {}) for key in itertools.product(study.arms, range(len(tuning.tried)), tuning.seeds)]
+
+    def results(name: str) -> Values:
+        found = np.array([trial.get(name, math.nan) for trial in trials])
+        return found.reshape(len(study.arms), -1, len(tuning.seeds))
+
+    means, noise = _response(results(study.metric))
+    effects, _ = _response(results(rules.metric.replace("test", "val", 1)))
+    if math.isnan(noise) or np.isnan(effects).any():
+        return None
+    draw, sign = np.random.default_rng(0), {"minimize": -1, "maximize": 1}[goal_of(study.metric)]
+    luck = noise / math.sqrt(len(tuning.seeds)) * draw.standard_normal((1000, 2, len(means)))
+    one, other = (sign * (means + luck)).argmax(-1).T
+    gaps = (effects[one] - effects[other])[:, None] + sd * draw.standard_normal((len(one), rules.max_seeds))
+    course = follow(gaps, design_of(rules, len(study.arms)))
+    called = at(course.claims["better"] | course.claims["worse"], course.stop)
+    return float((one != other).mean()), float((called & (one != other)).mean())
+
+
+def _response(table: Values) -> tuple[Values, float]:
+    """Returns the mean result of each value over arms and seeds, and the standard deviation of trials around them.
+
+    Args:
+        table: results (arms, values, seeds); arms with nan are left out.
+    """
+    table = table[~np.isnan(table).any((1, 2))]
+    arms, values, seeds = table.shape
+    if not arms:
+        return np.full(values, math.nan), math.nan
+    by_arm = table.mean((1, 2), keepdims=True)
+    rest = table - table.mean(2, keepdims=True) - table.mean(1, keepdims=True) + by_arm
+    variance = float((rest**2).sum()) / (arms * (values - 1) * (seeds - 1))
+    means = table.mean((0, 2))
+    spread = float(means.var(ddof=1))
+    kept = max(0.0, 1 - variance / (arms * seeds) / spread) if spread else 0.0
+    return means.mean() + math.sqrt(kept) * (means - means.mean()), math.sqrt(variance)
+
+
+def tuning_sentences(study: Study, spread: Spread | None) -> list[str]:
+    """Describes what tuning alone would show; nothing where that is not known."""
+    luck = None if spread is None else tuning_luck(study, spread.sd)
+    if luck is None:
+        return []
+    differ, called = map(_percent, luck)
+    what = f"of arms that are exactly alike, tuning alone would choose different values in {differ} of the comparisons"
+    return [f"{what} and call one better or worse in {called} (tune.replicates makes the answer cover that)"]
 
 
 def _source(spread: Spread, sd: str) -> str:

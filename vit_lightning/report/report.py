@@ -12,7 +12,7 @@ from vit_lightning.report.checks import Check, run_checks
 from vit_lightning.report.configs import Configs, config_differences, read_configs
 from vit_lightning.report.facts import read_facts
 from vit_lightning.report.figures import NARROW, draw_figures, read_curves
-from vit_lightning.report.forecast import measured_spread, shortfall
+from vit_lightning.report.forecast import measured_spread, shortfall, tuning_sentences
 from vit_lightning.report.schedule import analyses_of
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import Table
@@ -86,13 +86,20 @@ def make_report(study: Study) -> Report:
         recommendation=recommendation(analysis),
         caveats=caveats(analysis),
         sentences=[sentence(analysis, line) for line in lines(analysis)],
-        notes=[*notes(analysis), *_shortfall(analysis)],
+        notes=[*notes(analysis), *_shortfall(analysis), *_tuning(study)],
         facts=read_facts(analysis),
         checks=checks,
         tables={name: table for name, table in made.items() if table.rows},
         figures=draw_figures(analysis, curves),
         narrow=draw_figures(analysis, curves, NARROW),
     )
+
+
+def _tuning(study: Study) -> list[str]:
+    """Says what tuning alone would show, where arms have other values than others."""
+    chosen = [] if study.tuning is None else [*study.tuning.chosen.values()]
+    said = tuning_sentences(study, measured_spread(study)) if any(values != chosen[0] for values in chosen) else []
+    return [f"{text[0].upper()}{text[1:]}." for text in said]
 
 
 def _shortfall(analysis: Analysis) -> list[str]:

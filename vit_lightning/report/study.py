@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from vit_lightning.config.files import word
 from vit_lightning.report.sequential import Answer, Spending
 
 
@@ -78,6 +79,11 @@ TUNING = "tuning"
 """W&B job type of the runs that tune; that of the others is their arm."""
 
 
+def written(values: Mapping[str, Any]) -> str:
+    """Writes options with their values."""
+    return ", ".join(f"{key}={word(value)}" for key, value in values.items())
+
+
 def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Returns all combinations of the values of options, in order."""
     return [dict(zip(values, one, strict=True)) for one in itertools.product(*values.values())]
@@ -101,6 +107,15 @@ class Tuning:
     def tried(self) -> list[dict[str, Any]]:
         """All combinations of values, in the order of the plan."""
         return combinations(self.options)
+
+    @property
+    def left_out(self) -> dict[str, list[dict[str, Any]]]:
+        """Values that an arm could not choose, as a trial of them has failed, by arm."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for run in self.trials:
+            if run.state == "failed" and run.tried and run.tried not in found.setdefault(run.arm, []):
+                found[run.arm].append(run.tried)
+        return found
 
     def mean(self, arm: str, values: dict[str, Any]) -> float:
         """Returns the mean validation metric of some values; nan where a trial is missing or has failed.
