@@ -39,6 +39,7 @@ READ: list[tuple[Any, Any, Any]] = [
     (int | str, "3", 3),
     (Union[str, int], "auto", "auto"),  # noqa: UP007
     (int | float, "0.5", 0.5),
+    (float | int, "1", 1),  # Optional[Union[int, float]] may be given in either order
     (Literal["a", 2], "2", 2),
     (bool | Literal["warn"], "warn", "warn"),
     (list[float], [1, "2"], [1.0, 2.0]),

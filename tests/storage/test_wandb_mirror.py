@@ -78,7 +78,7 @@ def test_without_a_key_the_run_is_offline_and_complete(tmp_path):
     (validated,) = [row for row in told["rows"] if "images/validation" in row]
     facts = json.loads((folder / "validation" / "epoch-0001.json").read_text())
     assert validated["_step"] == facts["step"]
-    assert validated["val/acc"] == pytest.approx(facts["accuracy"])
+    assert validated["val/acc"] == pytest.approx(facts["accuracy"], abs=1e-6)
     assert [validated[f"val_class/{name}"] for name in range(10)] == pytest.approx(facts["class_accuracy"])
     assert sum(validated["images/confidence"]["values"]) == facts["images"]
     for name, file_name in (("validation", "epoch"), ("confusion", "confusion")):

@@ -288,7 +288,8 @@ class Reader:
         if type(None) in members(kind) and given in (None, "null"):
             return None
         tried: list[tuple[Any, Reader]] = []
-        for one in sorted(members(kind), key=lambda one: one is str):  # a text may be a number
+        # a text may be a number, an int also a float; typing keeps no order of the types of Optional[Union[...]]
+        for one in sorted(members(kind), key=lambda one: (one is str, one is float)):
             reader = Reader(self.adapters, complete=self.complete, unread={*self.unread})
             value = reader.value(one, given, path, default)
             if not reader.problems:
