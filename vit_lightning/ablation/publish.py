@@ -87,6 +87,7 @@ def _is_ablation(folder: Path) -> bool:
 
 
 def _finished(study: Study) -> list[Path]:
-    """Returns the folders of an ablation's finished runs and trials."""
+    """Returns the folders of an ablation's finished runs and trials; without those that were deleted since."""
     runs = [*study.runs, *(study.tuning.trials if study.tuning else [])]
-    return [study.folder / run.folder for run in runs if run.state == "done"]
+    folders = [study.folder / run.folder for run in runs if run.state == "done"]
+    return [folder for folder in folders if folder.is_dir()]
