@@ -27,7 +27,7 @@ def test_the_verdicts_of_pooling_follow_from_its_files(in_folder, capsys):
         Path("pooling", name).unlink()
     assert main(["report", "pooling"]) == 0
     assert (
-        "mean without class token with lr 0.002: equivalent to cls (within 1 point) (test/acc 98.17 %, "
+        "mean without class token with lr 0.002: equivalent to cls with lr 0.002 (within 1 point) (test/acc 98.17 %, "
         in capsys.readouterr().out
     )
     assert rows(Path("pooling")) == rows(POOLING)

@@ -174,5 +174,5 @@ def test_with_other_test_images_for_each_seed_only_pairs_within_a_seed_are_compa
         np.savez_compressed(path, **{**arrays, "index": arrays["index"] + 50 * run.seed})
     analysis = analyse(made)
     assert (analysis.tested.same, analysis.tested.why) == (False, "each seed has test images of its own")
-    assert analysis.components == []
+    assert analysis.components == {}
     assert analysis.arms[0].collapsed is not None, "images are paired within a seed"

@@ -82,8 +82,8 @@ class Analysis:
     comparisons: list[ArmComparison]
     standings: list[Standing]
     """One for each arm, of a study that looks for the best; else none."""
-    components: list[tuple[str, Components]]
-    """Variance components of correctness over seeds and test images: of each arm, and of each difference."""
+    components: dict[tuple[str, str], Components]
+    """Variance components of the differences in correctness over seeds and test images, by the two arms."""
     effects: list[Effect]
     tested: TestSets
 
@@ -101,9 +101,8 @@ class Analysis:
 
     def for_new_images(self, one: ArmComparison) -> tuple[float, float]:
         """Returns the interval of a comparison for new test images as well; nan where nothing is known of images."""
-        names = {f"{one.arm} against {one.other}", f"{one.other} against {one.arm}"}
-        known = [parts for name, parts in self.components if name in names]
-        return crossed_interval(one, known[0]) if known else (math.nan, math.nan)
+        parts = self.components.get((one.arm, one.other)) or self.components.get((one.other, one.arm))
+        return crossed_interval(one, parts) if parts else (math.nan, math.nan)
 
     @functools.cached_property
     def ordered(self) -> list[ArmComparison]:
@@ -124,7 +123,7 @@ def analyse(study: Study) -> Analysis:
         arms=arms,
         comparisons=comparisons,
         standings=standings(study, comparisons) if study.compare.arms == "best" else [],
-        components=_components(arms, comparisons, tested),
+        components=_components(comparisons, tested),
         effects=_effects(study, arms),
         tested=tested,
     )
@@ -140,18 +139,15 @@ def _arm(study: Study, name: str, tested: TestSets) -> Arm:
     return Arm(name, study.arms[name], runs, values, collapsed)
 
 
-def _components(
-    arms: Sequence[Arm], comparisons: Sequence[ArmComparison], tested: TestSets
-) -> list[tuple[str, Components]]:
-    """Returns the variance components of all that at least two runs on the same test images tell."""
-    kept, tables = tested.correct, list[tuple[str, list[NDArray[Any]]]]()
-    for arm in arms:
-        tables.append((arm.name, [kept[arm.name, seed] for seed in arm.values if (arm.name, seed) in kept]))
-    for one in comparisons:
+def _components(comparisons: Sequence[ArmComparison], tested: TestSets) -> dict[tuple[str, str], Components]:
+    """Returns the variance components of the comparisons with at least two pairs of runs on the same test images."""
+    kept, found = tested.correct, {}
+    for one in comparisons if tested.same else ():
         pairs = [((one.arm, seed), (one.other, seed)) for seed in one.counted]
         gaps = [kept[first].astype(float) - kept[second] for first, second in pairs if {first, second} <= kept.keys()]
-        tables.append((f"{one.arm} against {one.other}", gaps))
-    return [(name, components(np.stack(rows))) for name, rows in tables if len(rows) > 1 and tested.same]
+        if len(gaps) > 1:
+            found[one.arm, one.other] = components(np.stack(gaps))
+    return found
 
 
 def _effects(study: Study, arms: Sequence[Arm]) -> list[Effect]:

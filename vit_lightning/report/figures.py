@@ -176,7 +176,7 @@ def differences_figure(analysis: Analysis, width: float = WIDE) -> Figure:
     numbers = unit.scale * np.array([(row.low, row.high, row.difference) for row in rows])
     axis.hlines(height, numbers[:, 0], numbers[:, 1], colors=colours, linewidth=4.0, alpha=0.85)
     low, high = unit.scale * np.array([row.new_images for row in rows]).T
-    axis.hlines(height, low, high, colors=colours, linewidth=1.2)
+    axis.hlines(height, low, high, colors=colours, linewidth=1.2, zorder=1)
     axis.scatter(numbers[:, 2], height, s=36, color=colours, edgecolor="white", zorder=4)
     side = "right" if study.goal == "maximize" else "left"
     label = _shortened(f"{study.compare.metric}, difference to {analysis.reference}", 60)

@@ -33,7 +33,7 @@ td { max-width: 26rem; } .short { white-space: nowrap; }
   .verdicts th, .verdicts td { display: inline; border: 0; padding: 0 .5rem 0 0; white-space: normal;
     overflow-wrap: anywhere; }
   .verdicts td.short:nth-child(n+3):not(:last-child) { display: inline-block; }
-  .verdicts td:nth-child(2)::after { content: "\\A"; white-space: pre; }
+  .verdicts td:nth-child(2) { padding: 0; } .verdicts td:nth-child(2)::after { content: "\\A"; white-space: pre; }
   .verdicts td:last-child { display: block; } .verdicts td.none { display: none; }
   .verdicts td:nth-child(n+3)::before { content: attr(data-label) " "; color: var(--faint); } }
 @media print { body { font-size: 10.5pt; max-width: none; padding: 0; color: #000; background: #fff; }
@@ -74,7 +74,7 @@ def make_page(report: Report) -> str:
         "Runs without a result": made.get("failed"),
     }
     folded = {
-        "Statistics for experts": statistics + made.get("components", "") if report.analysis.comparisons else "",
+        "Statistics for experts": statistics if report.analysis.comparisons else "",
         "Config differences": made.get("config"),
         "Checks": made["checks"],
         "Run folders and commands": _runs(study),

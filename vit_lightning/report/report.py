@@ -77,7 +77,6 @@ def make_report(study: Study) -> Report:
         "config": tables.config_table(analysis, differences),
         "checks": tables.check_table(checks),
         "differences": tables.difference_table(analysis),
-        "components": tables.component_table(analysis),
     }
     return Report(
         analysis=analysis,

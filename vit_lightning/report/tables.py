@@ -109,11 +109,11 @@ def tabulate(caption: str, rows: Iterable[Row], columns: Sequence[Column[Row]], 
 
 def verdict_table(analysis: Analysis) -> Table:
     """A line for each arm: the answer."""
-    rules, share = analysis.study.compare, 100 * (1 - analysis.study.compare.alpha)
+    rules, share = analysis.study.compare, 100 * analysis.study.compare.alpha
     found, columns = lines(analysis), _line_columns(analysis)
     shown = {
         "arm": "",
-        "verdict": f"All verdicts hold together with {share:g} %, whenever an arm stopped.",
+        "verdict": f"The probability that any verdict is false is at most {share:g} %.",
         "failed": "",
         "mean": "Means are over all runs of an arm.",
         "difference": "Differences are over the seeds that both have run.",
@@ -280,27 +280,6 @@ def cost_table(analysis: Analysis) -> Table:
         [("arm", lambda arm: arm.name), *columns],
         "Medians over the runs. FLOPs: forward pass, a multiply-add counts as two. Times and images/s also depend on "
         "how many runs shared the machine.",
-    )
-
-
-def component_table(analysis: Analysis) -> Table:
-    """Sources of the variance, for each arm and each difference."""
-    unit = unit_of(analysis.study.compare.metric)
-    return tabulate(
-        "Variance components",
-        analysis.components,
-        [
-            ("", lambda row: row[0]),
-            ("sd of runs", lambda row: unit.value(row[1].run_sd)),
-            ("sd of seeds alone", lambda row: unit.value(row[1].seed ** 0.5)),
-            ("fraction of seeds", lambda row: show_fraction(row[1].seed_fraction)),
-            ("error: new seeds", lambda row: unit.value(row[1].error_new_seeds)),
-            ("error: new seeds and images", lambda row: unit.value(row[1].error_new_images)),
-        ],
-        "Two-way random model of correctness over seeds and test images. Fraction of seeds: of the variance of runs, "
-        "the part that would remain with infinitely many test images. Error: standard error of the "
-        "mean for new seeds on this test set, as in the intervals above, and for new seeds on new images of the same "
-        "kind.",
     )
 
 

@@ -62,11 +62,6 @@ class Components:
     """Observed standard deviation of single runs on this test set."""
 
     @property
-    def seed_fraction(self) -> float:
-        """Fraction of the variance of runs that is due to seeds; nan where runs do not differ."""
-        return self.seed / self.run_sd**2 if self.run_sd > 0 else math.nan
-
-    @property
     def error_new_seeds(self) -> float:
         """Standard error of the mean for new seeds on this test set."""
         return self.run_sd / math.sqrt(self.seeds)

@@ -13,7 +13,7 @@ from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.comparisons import ArmComparison
-from vit_lightning.report.estimates import estimate
+from vit_lightning.report.estimates import estimate, unlike_spreads
 from vit_lightning.report.study import Run, Study
 from vit_lightning.report.variance import highest_rate
 
@@ -164,33 +164,19 @@ def answer(analysis: Analysis, shown: Callable[[str], str] = str) -> str:
 
     if not analysis.comparisons:
         return f"{shown(baseline)} is alone: there is nothing to compare"
-    if analysis.study.compare.arms == "pairs":  # of the arm with the best mean, against all others
-        found = [
-            ([analysis.reference], _swapped(kind), names(arms)) for kind, arms in groups.items() if kind in PHRASES
-        ]
-    else:
-        others = "" if analysis.standings else names([baseline])
-        found = [(groups[kind], kind, others) for kind in PHRASES if kind in groups]
-    parts = []
-    for arms, kind, others in found:
-        verb = [] if kind == "failed" else ["is" if len(arms) == 1 else "are"]
-        parts.append(" ".join([names(arms), *verb, phrase(analysis, kind, others)]))
-    scope = ["So far"] * bool(analysis.study.missing) + [FINISHED] * any(map(_leaves_out, analysis.comparisons))
-    return (f"{', '.join(scope).capitalize()}: " if scope else "") + "; ".join(parts)
+    so_far = "So far: " if analysis.study.missing else ""
+    if "leader" in groups:  # of the arm with the best mean, against all others
+        return f"{so_far}{names(groups['leader'])} is {lines(analysis)[0].verdict}"
+    parts, others = [], "" if analysis.standings else names([baseline])
+    for kind in (kind for kind in PHRASES if kind in groups):
+        verb = [] if kind == "failed" else ["is" if len(groups[kind]) == 1 else "are"]
+        parts.append(" ".join([names(groups[kind]), *verb, phrase(analysis, kind, others)]))
+    return so_far + "; ".join(parts) + _finished(analysis.comparisons)
 
 
-FINISHED = "of runs that finish"
-
-
-def _leaves_out(one: ArmComparison) -> bool:
-    """Whether something is claimed although runs have failed."""
-    return bool(one.claims and one.failed)
-
-
-def _swapped(kind: str) -> str:
-    """Returns a verdict from the other arm's side."""
-    *before, side = kind.split()
-    return " ".join([*before, {"better": "worse", "worse": "better"}.get(side, side)])
+def _finished(comparisons: Sequence[ArmComparison]) -> str:
+    """Says what claims leave out where runs have failed."""
+    return ", of runs that finish" if any(one.claims and one.failed for one in comparisons) else ""
 
 
 def _by_kind(analysis: Analysis) -> dict[str, list[str]]:
@@ -263,8 +249,8 @@ def _against_one(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line
     groups: dict[str, list[str]] = {}
     for comparison in own:
         groups.setdefault(kind_of(comparison), []).append(comparison.other)
-    found = [phrase(analysis, kind, few(groups[kind])) for kind in PHRASES if kind in groups]
-    verdict = "; ".join(found) + f", {FINISHED}" * any(map(_leaves_out, own))
+    found = [(kind, few(groups[kind], functools.partial(named, analysis))) for kind in PHRASES if kind in groups]
+    verdict = "; ".join(phrase(analysis, *against) for against in found) + _finished(own)
     one = next((one for one in own if one.other == analysis.reference), None)
     if one is None:
         following = (_to_next(analysis, own) or "take it") if pairs else ""
@@ -272,7 +258,7 @@ def _against_one(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line
         return Line(arm.name, verdict, verdict, kind, arm.mean, arm.n, following)
     kind = kind_of(one)
     so_far = " so far" * (kind == "undecided" and one.is_open)
-    label = phrase(analysis, kind) + so_far + f", {FINISHED}" * _leaves_out(one)
+    label = phrase(analysis, kind) + so_far + _finished([one])
     following = _to_next(analysis, own) or next_step(analysis, one)
     numbers = one.mean, one.low, one.high, analysis.for_new_images(one), estimate(one), one.p
     return Line(
@@ -445,7 +431,7 @@ def _failures(analysis: Analysis, arm: Arm) -> str:
     unit = unit_of(analysis.study.compare.metric)
     seeds = listed([str(run.seed) for run in arm.failed])
     text = f"{len(arm.failed)} of {counted(len(arm.runs), 'run')} of {arm.name} failed (seed {seeds}): these "
-    text += "seeds do not count, and claims hold only if failures do not depend on the result."
+    text += "seeds do not count: claims are about seeds with which both runs finish."
     for one in analysis.comparisons:
         if arm.name in (one.arm, one.other) and not math.isnan(one.with_failures):
             worst = unit.difference(one.with_failures)
@@ -484,23 +470,23 @@ def scope(analysis: Analysis) -> str:
 
 
 def caveats(analysis: Analysis) -> list[str]:
-    """Returns what stands beside the answer: what it holds for, and what has changed since the ablation began."""
-    return [scope(analysis), *(f"Not as planned: {text}." for text in analysis.study.plan_changed)]
+    """Returns what stands beside the answer: what it holds for, and what may be wrong with it."""
+    tuning, about = analysis.study.tuning, scope(analysis)
+    if tuning is not None and tuning.replicates:
+        about += " Each run was tuned anew: verdicts are about arms with their tuning, whatever values it chooses."
+    changed = [f"Not as planned: {text}." for text in analysis.study.plan_changed]
+    return [about, *changed, *unlike_spreads(analysis.comparisons)]
 
 
 def rule(analysis: Analysis) -> str:
     """Explains the rule behind the verdicts, for someone who reads only this report."""
-    rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
-    effect = unit.plain(rules.smallest_effect)
+    rules = analysis.study.compare
     first = next(iter(analysis.comparisons)).design.analyses if analysis.comparisons else ()
     after = f"after {', '.join(map(str, first[:3]))}{', ...' * (len(first) > 3)} pairs" if first else "never"
-    meaning = f"Not better: no gain of {effect} or more; not worse: no loss of that size; equivalent: both"
-    if rules.arms == "best":
-        meaning = f"Not the best: worse than some arm. Among the best: less than {effect} worse than any arm left. Of "
-        meaning += "arms that are exactly alike, one counts as the best"
+    best = " Of arms that are exactly alike, one counts as the best." if rules.arms == "best" else ""
     return (
         f"Arms are compared {after} of runs with the same seeds, at most {rules.max_seeds}; decided arms get no more "
         f"runs, and a claim stands once it is made. The probability of any false claim is at most {rules.alpha:g} over "
-        f"all arms and analyses. {meaning}. Means of arms are over all their runs, differences over the pairs of the "
+        f"all arms and analyses.{best} Means of arms are over all their runs, differences over the pairs of the "
         "analysis that decided."
     )
