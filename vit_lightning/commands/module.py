@@ -62,17 +62,15 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
         load_weights(module, read_checkpoint(path), path)
         module.load_state_dict(head, strict=False)
         return
-    assert experiment.initial is not None
-    method = experiment.resize_positions
-    facts = {name: getattr(experiment.data, name, None) for name in ("mean", "std", "class_names")}
-    first = experiment.initial.fitted(module.network, method, **facts, reset_head=experiment.config["reset_head"])
+    first = experiment.initial
+    assert first is not None
     if str(experiment.trainer["precision"]).startswith("64"):
         module.network.double()  # Lightning converts only later
     first.adapted.load(module.network)
     for text in (first.sentence(), *first.notes):
         say(row("weights", text))
     if folder is not None and is_first():
-        write_whole(folder / "init_from.json", first.to_json(method))
+        write_whole(folder / "init_from.json", first.to_json(experiment.resize_positions))
 
 
 def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: Path) -> None:

@@ -80,10 +80,10 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     settings = {key: _make(reader, key, part) for key, part in setting_parts.items()}
     if module is not WRONG:
         reader.problems += [*unused_problems(module, config), *_frozen_problems(module, settings, general)]
-    teacher = None
+    teacher, initial = None, None
     if data is not None:
         reader.problems += _loss_problems(settings["loss"], data)
-        network, empty = check_network(reader, network, data, settings, general, merged)
+        network, empty, initial = check_network(reader, network, data, settings, general, merged)
         if module is not WRONG and module.name and not reader.problems:
             filled = {**data_facts(data), **settings, "network": empty, "metrics": {}, "distillation": None}
             with problems_of(reader, "", module, "module"):
@@ -110,7 +110,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
         settings=Settings(**settings),
         metrics={item.name: item.metric for item in metrics},
         trained=merged.trained,
-        initial=merged.initial,
+        initial=initial,
         teacher=teacher,
         replaced=tuple(merged.replaced),
         **vars(run),

@@ -23,7 +23,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import network_weights
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora, freeze_backbone, idle_adapters
 from vit_lightning.training.optim import OptimizerConfig, group_problems
-from vit_lightning.weights.init_from import with_resized_positions
+from vit_lightning.weights.init_from import FirstWeights, with_resized_positions
 
 
 def check_network(
@@ -33,8 +33,10 @@ def check_network(
     settings: Mapping[str, Any],
     general: Mapping[str, Any],
     merged: Merged,
-) -> tuple[Any, nn.Module | None]:
-    """Returns the network without arguments that it does not take, and it on the meta device where it can be made.
+) -> tuple[Any, nn.Module | None, FirstWeights | None]:
+    """Returns the network without arguments that it does not take, it on the meta device, and its initial weights.
+
+    The last two are None where they cannot be made; the weights, too, without ``init_from``.
 
     Args:
         reader: gets the problems.
@@ -47,16 +49,17 @@ def check_network(
     found = weights_problems(part, general.get("init_from")) if isinstance(part, Part) else []
     reader.problems += found
     if found or not isinstance(part, Part):
-        return part, None
-    before, shape, empty = len(reader.problems), (data.in_channels, *data.image_size), None
+        return part, None, None
+    before, shape = len(reader.problems), (data.in_channels, *data.image_size)
+    empty, initial = None, None
     with problems_of(reader, "", part, "model"):
         part, empty = _make_empty(part, reader.problems)
         if len(reader.problems) == before:
             reader.problems += network_problems(empty, shape, data.num_classes)
             reader.problems += _fine_tune(empty, settings["lora"], general.get("freeze"), shape)
             reader.problems += _optimizer_problems(empty, settings["optimizer"])
-            _check_weights(empty, data, general.get("resize_positions", "bicubic"), merged)
-    return part, empty
+            initial = _weights(empty, data, general, merged)
+    return part, empty, initial
 
 
 def _make_empty(part: Part, problems: list[str]) -> tuple[Part, nn.Module]:
@@ -106,13 +109,20 @@ def _optimizer_problems(network: nn.Module, optimizer: OptimizerConfig | None) -
     return []
 
 
-def _check_weights(network: nn.Module, data: ImageData, method: Any, merged: Merged) -> None:
-    """Raises UserError where the weights of ``ckpt`` or ``init_from`` do not fit a network."""
+def _weights(network: nn.Module, data: ImageData, general: Mapping[str, Any], merged: Merged) -> FirstWeights | None:
+    """Returns the weights of ``init_from``, fitted to a network.
+
+    Raises:
+        UserError: they do not fit, or those of ``ckpt`` do not.
+    """
+    method = general.get("resize_positions", "bicubic")
     if merged.trained is not None:
         checkpoint, _ = with_resized_positions(merged.trained.checkpoint, network, data.image_size, method)
         network_weights(network, checkpoint, merged.trained.path)
-    elif merged.initial is not None:
-        merged.initial.fitted(network, method)
+    if merged.initial is None:
+        return None
+    facts = {name: getattr(data, name, None) for name in ("mean", "std", "class_names")}
+    return merged.initial.fitted(network, method, **facts, reset_head=general.get("reset_head", False))
 
 
 def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -> list[str]:

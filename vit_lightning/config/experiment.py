@@ -28,7 +28,7 @@ from vit_lightning.models.resize import Interpolation
 from vit_lightning.training.distillation import Teacher
 from vit_lightning.training.fast_paths import describe
 from vit_lightning.training.fine_tuning import freeze_backbone
-from vit_lightning.weights.init_from import InitialWeights
+from vit_lightning.weights.init_from import FirstWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,8 @@ class Experiment:
     """Python files of the user's own that it was made of."""
     trained: Trained | None = None
     """The checkpoint of the trained model that a command uses, which has been read."""
-    initial: InitialWeights | None = None
-    """The source of the initial weights, which has been read."""
+    initial: FirstWeights | None = None
+    """The weights of ``init_from``, fitted to the network."""
     teacher: Teacher | None = None
     """The teacher of a distillation, for commands that train."""
     trust: bool = False
