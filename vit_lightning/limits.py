@@ -26,20 +26,14 @@ def problems_of(*limits: Limit) -> list[str]:
 
 def at_least(least: float, **values: float | None) -> list[str]:
     """Returns a problem for each value below the least that is allowed; None stands for no value."""
-    # "not at least", so that nan is a problem
-    return problems_of(
-        *((name, value, value is None or value >= least, f"at least {least}") for name, value in values.items())
-    )
+    low = {name: value for name, value in values.items() if value is not None and not value >= least}  # nan too
+    return [f"{name}={value} must be at least {least}" for name, value in low.items()]
 
 
 def probabilities(**values: float | None) -> list[str]:
     """Returns a problem for each value outside [0, 1); None stands for no value."""
-    return problems_of(
-        *(
-            (name, value, value is None or 0.0 <= value < 1.0, "at least 0 and below 1")
-            for name, value in values.items()
-        )
-    )
+    odd = {name: value for name, value in values.items() if value is not None and not 0.0 <= value < 1.0}
+    return [f"{name}={value} must be at least 0 and below 1" for name, value in odd.items()]
 
 
 def choice(name: str, value: object, choices: Collection[str]) -> list[str]:

@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
-from vit_lightning import MSSA, MultiHeadAttention, ViT
+from vit_lightning import MSSA, MultiHeadAttention, UserError, ViT
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import WRONG, Part, Place, Reader, default_of
 from vit_lightning.training.optim import OptimizerConfig
@@ -215,8 +215,8 @@ def like(width: int, heads: int, norm: str, rate: float = 0.0): ...
     [
         (lambda width, norm, gate=2: (width, norm, gate), (8, "n", 3)),  # those that it has, by name
         (lambda norm, width, gate=2: (norm, width, gate), ("n", 8, 3)),
-        (lambda w, h, n, r, gate=2: (w, h, n, r, gate), (8, 4, "n", 0.1, 3)),  # all, in their order
-        (lambda width, heads, norm, rate, gate=2: (width, heads, norm, rate, gate), (8, 4, "n", 0.1, 3)),
+        (lambda w, h, n, r, gate=2: (w, h, n, r, gate), (8, 4, "n", 0.0, 3)),  # all, in their order
+        (lambda width, heads, norm, rate, gate=2: (width, heads, norm, rate, gate), (8, 4, "n", 0.0, 3)),
     ],
 )
 def test_a_factory_gets_the_arguments_that_it_has_by_name_or_all_in_their_order(target, expected, monkeypatch):
@@ -225,7 +225,10 @@ def test_a_factory_gets_the_arguments_that_it_has_by_name_or_all_in_their_order(
     place = Place(None, "factory", 4)
     part = reader.part(place, {"class_path": "my.Part", "gate": 3}, "block", like)
     assert not reader.problems
-    assert part.make()(8, 4, "n", 0.1) == expected
+    assert part.make()(8, 4, "n", 0.0) == expected
     assert part.plain() == {"class_path": "my.Part", "init_args": {"gate": 3}}
+    if len(expected) == 3:
+        with pytest.raises(UserError, match="rate: <lambda> takes no rate"):
+            part.make()(8, 4, "n", 0.1)
     reader.part(place, {"class_path": "my.Part", "width": 3, "gat": 3}, "block", like)
     assert {problem.split("=")[0] for problem in reader.problems} == {"block.width", "block.gat"}

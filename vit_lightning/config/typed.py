@@ -22,6 +22,7 @@ from vit_lightning.config.files import parse_yaml
 from vit_lightning.config.names import HOMES, find_class, full_name, hint, hint_of_class, public_name
 from vit_lightning.config.signatures import REQUIRED, Option, Signature, signature_of
 from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
 
 WRONG: Any = object()
 """Result of reading a value that cannot be used."""
@@ -45,15 +46,15 @@ class Part:
         arguments: values of its arguments; those with classes are parts too.
         name: class path in a config; empty for a group of options, which has none.
         form: what is made of it.
-        named: names of the first arguments of a factory, which passes on by name those that the class takes; none where
-            it passes all of them on in their order.
+        named: names and defaults of the first arguments of a factory, which passes on by name those that the class
+            takes; none where it passes all of them on in their order.
     """
 
     target: Any
     arguments: Mapping[str, Any]
     name: str = ""
     form: Form = "object"
-    named: tuple[str, ...] = ()
+    named: Mapping[str, Any] = field(default_factory=dict)
 
     def make(self, **more: Any) -> Any:
         """Returns a new object, factory or the class, with further arguments in place of those of the config."""
@@ -74,18 +75,21 @@ class Part:
         return {"class_path": self.name, **({"init_args": arguments} if arguments else {})}
 
 
-def _call_by_name(target: Any, names: tuple[str, ...], given: Mapping[str, Any], *values: Any) -> Any:
-    taken = signature_of(target).options
-    return target(**{name: value for name, value in zip(names, values, strict=True) if name in taken}, **given)
+def _call_by_name(target: Any, names: Mapping[str, Any], given: Mapping[str, Any], *values: Any) -> Any:
+    passed, taken = dict(zip(names, values, strict=True)), signature_of(target).options
+    asked = [name for name, value in passed.items() if isinstance(value, float) and value != names[name]]
+    refuse(f"{name}: {target.__name__} takes no {name} (leave it out)" for name in asked if name not in taken)
+    return target(**{name: value for name, value in passed.items() if name in taken}, **given)
 
 
-def _names_for(target: Any, like: Any, leading: int) -> tuple[str, ...]:
-    """Returns the names of the first arguments of a class like another, if it takes others, or in another order."""
+def _names_for(target: Any, like: Any, leading: int) -> dict[str, Any]:
+    """Returns names and defaults of the first arguments of a class like another, if it takes others, or otherwise."""
     if not leading or not callable(like):
-        return ()
-    names, own = tuple(signature_of(like).options)[:leading], signature_of(target)
+        return {}
+    names = {name: option.default for name, option in list(signature_of(like).options.items())[:leading]}
+    own = signature_of(target)
     takes_names = {*own.required} and {*own.required} <= {*names}
-    return names if takes_names and tuple(own.options)[:leading] != names else ()
+    return names if takes_names and list(own.options)[:leading] != list(names) else {}
 
 
 def made(value: Any) -> Any:

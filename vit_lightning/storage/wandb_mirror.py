@@ -157,7 +157,7 @@ class WandbMirror(Logger):
                 self._setup()
             else:
                 self.mode, self.url = mode, str(self._run.url or "")
-                with contextlib.suppress(Exception):  # parts of wandb that another version may lack
+                with contextlib.suppress(Exception):  # training must start without it as well
                     self._send_environment(environment)
                 return
 
