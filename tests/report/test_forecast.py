@@ -75,7 +75,7 @@ def test_a_study_that_cannot_show_its_effect_says_so():
     text = "\n".join(forecast_sentences(rules, 2, spread, 6.0))
     assert "two runs disagree on 5 % of 360 test images (compare.disagreement)" in text
     text_of_images = (
-        "360 test images at 5 % disagreement show differences of 0.54 points with 60 seeds, not of 0.5 points"
+        "360 test images at 5 % disagreement can show differences of 0.54 points with 60 seeds, not of 0.5 points"
     )
     assert f"{text_of_images}: raise compare." in text
     few = min(expect(rules, 2, spread.sd, truth).runs for truth in (0.0, 0.005))

@@ -194,9 +194,9 @@ def shortfall(rules: Compare, arms: int, spread: Spread) -> str:
     unit, seen = unit_of(rules.metric), visible(rules, arms, spread)
     if seen <= rules.smallest_effect:
         return ""
-    runs = "these runs show"
+    runs = "these runs can show"
     if spread.disagreement is not None and spread.images is not None:
-        runs = f"{spread.images:,} test images at {_percent(spread.disagreement)} disagreement show"
+        runs = f"{spread.images:,} test images at {_percent(spread.disagreement)} disagreement can show"
     effect = unit.plain(rules.smallest_effect)
     return f"{runs} differences of {unit.rounded(seen)} with {rules.max_seeds} seeds, not of {effect}"
 

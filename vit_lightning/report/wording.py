@@ -431,7 +431,7 @@ def _failures(analysis: Analysis, arm: Arm) -> str:
     unit = unit_of(analysis.study.compare.metric)
     seeds = listed([str(run.seed) for run in arm.failed])
     text = f"{len(arm.failed)} of {counted(len(arm.runs), 'run')} of {arm.name} failed (seed {seeds}): these "
-    text += "seeds do not count: claims are about seeds with which both runs finish."
+    text += "seeds do not count, and claims are about seeds with which both runs finish."
     for one in analysis.comparisons:
         if arm.name in (one.arm, one.other) and not math.isnan(one.with_failures):
             worst = unit.difference(one.with_failures)
