@@ -71,7 +71,7 @@ def test_a_run_that_is_deleted_is_not_trained_again(in_folder):
     assert ledger.pending() == []
     study = carry_out(ledger)
     assert verdicts(study) == before
-    assert study.plan_changed == ["mean-seed1 has no results any more: those of the ledger count"]
+    assert study.plan_changed == ["mean-seed1 ended first with a test/acc of 0.912, which counts; now it is gone"]
 
 
 def test_a_second_result_is_named_beside_the_first_which_counts(in_folder):
@@ -80,7 +80,7 @@ def test_a_second_result_is_named_beside_the_first_which_counts(in_folder):
     finish(ledger, Planned("mean", 1), 0.99)
     study = carry_out(begin())
     assert verdicts(study) == before
-    said = "mean-seed1 has a second result: test/acc was 0.912 at first, which counts, and is 0.99"
+    said = "mean-seed1 ended first with a test/acc of 0.912, which counts; now it is 0.99"
     assert study.plan_changed == [said]
 
 

@@ -29,19 +29,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import vit_lightning
+from vit_lightning.ablation import records
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
 from vit_lightning.ablation.plan import Plan, Tune, grid_name, slug
-from vit_lightning.ablation.records import (
-    changed_claims,
-    earlier_studies,
-    first_results,
-    keep_claims,
-    keep_first,
-    note_change,
-    noted_changes,
-    second_result,
-    used_seeds,
-)
 from vit_lightning.config.adapters import recorded_goal
 from vit_lightning.config.files import PER_RUN, changes, word
 from vit_lightning.config.own_files import digests
@@ -122,7 +112,7 @@ class Ledger:
         if results is None and failure is None:
             return False
         if results is not None and self.writes:
-            keep_first(self.claims_folder(run), self.run_folder(run), results)
+            records.keep(self._record(run), records.result_of(self.run_folder(run), results))
         cause = None if failure is None else f"{failure['kind']}: {failure['cause']}"
         self._ended[run] = self._run(run, "done" if failure is None else "failed", cause, results)
         return True
@@ -144,7 +134,7 @@ class Ledger:
                 self._ended[Planned(arm, seed)] = self._run(Planned(arm, seed), "failed", cause)
         self.schedule = make_schedule(self._study([run for run in self._ended.values() if run.tried is None]))
         if self.writes:
-            keep_claims(self.folder, self.schedule.comparisons)
+            records.keep_claims(self.folder, self.schedule.comparisons)
         needed = self.schedule.seeds
         wanted = [(n, seed, arm) for n, seed in enumerate(seeds) for arm in arms if n < needed[arm]]
         tuned = itertools.chain.from_iterable(self._trials(arm, n) for n, _, arm in wanted if tune.replicates or n == 0)
@@ -171,10 +161,8 @@ class Ledger:
         """Returns the values of a tuned arm for one of its runs: in all processes those that the first one chose."""
         self.planned()
         place = self.facts["seeds"].index(run.seed)
-        path, values = self._choice(run.arm, place), self._chosen(place)[run.arm]
-        if values:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            create_once(path, json.dumps(values) + "\n")
+        if values := self._chosen(place)[run.arm]:
+            records.keep(self._choice(run.arm, place), values)
         return self._chosen(place)[run.arm]
 
     def _choice(self, arm: str, place: int) -> Path:
@@ -193,10 +181,9 @@ class Ledger:
             elif all(run in self._ended for run in trials):
                 ended = [self._ended[run] for run in trials]
                 tuning = Tuning(self.facts["metric"], {}, self.tune.seeds, ended, {})
-                means = {trial: sign * tuning.mean(arm, values) for trial, values in self.trials.items()}
-                known = {trial: mean for trial, mean in means.items() if not math.isnan(mean)}
-                if known:
-                    found[arm] = self.trials[min(known, key=known.__getitem__)]  # of equal ones the first
+                means = [(sign * tuning.mean(arm, values), n) for n, values in enumerate(self.trials.values())]
+                if known := [mean for mean in means if not math.isnan(mean[0])]:
+                    found[arm] = [*self.trials.values()][min(known)[1]]  # of equal ones the first
         return found
 
     def keep_spending(self, spending: Spending, *, written: bool) -> None:
@@ -221,9 +208,10 @@ class Ledger:
         planned = [Planned(arm, seed) for arm in seeds for seed in seeds[arm]]
         runs = [self._ended.get(run, self._run(run)) for run in planned]
         tuning = None if tune is None else Tuning(facts["metric"], **tune, trials=trials, chosen=self.chosen())
-        ended = [(self.claims_folder(run), self.run_folder(run), self.measured(run)) for run in self._ended]
-        second = filter(None, itertools.starmap(second_result, ended))
-        changed = [*noted_changes(self.folder), *second, *changed_claims(self.folder, self.schedule.comparisons)]
+        changed = records.noted_changes(self.folder)
+        for run in self._ended:
+            changed += records.second_result(self._record(run), self.run_folder(run), self.measured(run))
+        changed += records.changed_claims(self.folder, self.schedule.comparisons)
         return dataclasses.replace(self._study(runs), tuning=tuning, plan_changed=changed)
 
     def _study(self, runs: list[Run]) -> Study:
@@ -249,9 +237,12 @@ class Ledger:
     def claims_folder(self, run: Planned) -> Path:
         return self.folder / "ledger" / ("" if run.trial is None else "tuning") / run.name
 
+    def _record(self, run: Planned) -> Path:
+        return self.claims_folder(run) / "results.json"
+
     def results(self, run: Planned) -> dict[str, Any] | None:
         """Returns the first results of a run, once they have a finite number for the metric that it is for."""
-        found = first_results(self.claims_folder(run)) or read_results(self.run_folder(run))
+        found = read_json(self._record(run)).get("results") or read_results(self.run_folder(run))
         value = (found or {}).get(self.measured(run))
         return found if isinstance(value, int | float) and math.isfinite(value) else None
 
@@ -384,15 +375,15 @@ def open_ledger(
     found = _changes(ledger, now)
     raised = [began["max_seeds"]] if rules["max_seeds"] > began["max_seeds"] else []
     rules["extended"] = [*began.get("extended", []), *raised]
-    if not used_seeds(folder):
-        found += earlier_studies(folder, now)
+    if not records.used_seeds(folder):
+        found += records.earlier_studies(folder, now)
     elif ledger.facts["question"] != now["question"]:
         found.append(f"question was {word(ledger.facts['question'])}, is {word(now['question'])}")
     ledger.writes, before = create, dict(ledger.facts)
     ledger.facts |= {key: now[key] for key in ("question", "compare", "seeds", "tune")}  # no rule of it has changed
     if create:
         for text in found:
-            note_change(folder, text)
+            records.note_change(folder, text)
         if ledger.facts != before:
             write_whole(path, json.dumps(ledger.facts, indent=2) + "\n")
     return ledger, found

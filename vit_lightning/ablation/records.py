@@ -25,80 +25,55 @@ from vit_lightning.storage.folder import read_json
 from vit_lightning.storage.metrics import read_results
 
 
-def first_results(record: Path) -> dict[str, Any]:
-    """Returns the results with which a run first ended; empty before that."""
-    found: dict[str, Any] = read_json(record / "results.json").get("results", {})
-    return found
+def keep(path: Path, content: dict[str, Any]) -> None:
+    """Keeps a record, unless there is one."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        create_once(path, json.dumps(content, indent=2) + "\n")
 
 
-def keep_first(record: Path, folder: Path, results: dict[str, Any]) -> None:
-    """Keeps the results of a run, unless it has ended before.
-
-    Args:
-        record: folder of the run in the ledger.
-        folder: run folder.
-        results: contents of its ``results.json``.
-    """
-    if not (record / "results.json").exists():
-        record.mkdir(parents=True, exist_ok=True)
-        create_once(
-            record / "results.json", json.dumps({"results": results, "predictions": _digest(folder)}, indent=2) + "\n"
-        )
-
-
-def second_result(record: Path, folder: Path, metric: str) -> str:
-    """Describes how the result in a run folder differs from the first one; an empty text where it does not."""
-    first, now = read_json(record / "results.json"), read_results(folder)
-    if not first or now is None:
-        return f"{folder.name} has no results any more: those of the ledger count" if first else ""
-    values = first["results"].get(metric), now.get(metric)
-    if values[0] != values[1]:
-        return f"{folder.name} has a second result: {metric} was {values[0]} at first, which counts, and is {values[1]}"
-    same = first["predictions"] == _digest(folder)
-    return "" if same else f"{folder.name} has other test predictions than those with which it first ended"
-
-
-def _digest(folder: Path) -> str:
-    """Returns a checksum of a run's test predictions; an empty text without any."""
+def result_of(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
+    """Returns the record of the result of a run."""
     arrays = read_predictions(folder) or ()
-    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest() if arrays else ""
+    return {"results": results, "predictions": hashlib.sha256(b"".join(one.tobytes() for one in arrays)).hexdigest()}
+
+
+def second_result(record: Path, folder: Path, metric: str) -> list[str]:
+    """Describes how the result in a run folder differs from the first one, where it does."""
+    first, now = read_json(record), result_of(folder, read_results(folder) or {})
+    before, after = (one.get("results", {}).get(metric) for one in (first, now))
+    if not first or (before, first["predictions"]) == (after, now["predictions"]):
+        return []
+    state = "is gone" if after is None else f"is {after}" + (", with other predictions" if after == before else "")
+    return [f"{folder.name} ended first with a {metric} of {before}, which counts; now it {state}"]
 
 
 def keep_claims(folder: Path, comparisons: Sequence[ArmComparison]) -> None:
-    """Keeps the claims of each analysis that has taken place, as they were made first.
-
-    Args:
-        folder: folder of the ablation.
-        comparisons: its comparisons.
-    """
-    for one in comparisons:
-        for n, claims in _claims(one).items():
-            path = folder / "ledger" / "claims" / f"{slug(one.arm)}--{slug(one.other)}-{n:04}.json"
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                create_once(path, json.dumps({"arm": one.arm, "other": one.other, "n": n, "claims": claims}) + "\n")
+    """Keeps the claims of each analysis that has taken place, as they were made first."""
+    for (arm, other, n), claims in _claims(comparisons).items():
+        path = folder / "ledger" / "claims" / f"{slug(arm)}--{slug(other)}-{n:04}.json"
+        keep(path, {"arm": arm, "other": other, "n": n, "claims": claims})
 
 
 def changed_claims(folder: Path, comparisons: Sequence[ArmComparison]) -> list[str]:
     """Describes the earlier claims that the results would not give any more, the first one of each comparison."""
-    now, found = {(one.arm, one.other): _claims(one) for one in comparisons}, {}
+    now, found = _claims(comparisons), dict[tuple[Any, Any], str]()
     for path in sorted((folder / "ledger" / "claims").glob("*.json")):
-        kept = read_json(path)
-        pair, n, claims = (str(kept.get("arm")), str(kept.get("other"))), int(kept.get("n", 0)), kept.get("claims")
-        later = now.get(pair, {}).get(n)
-        if pair in now and later != claims and pair not in found:
-            said, instead = (", ".join(names or ()) or "nothing" for names in (claims, later))
-            text = f"after {n} pairs {pair[0]} was claimed to be {said} against {pair[1]}, which stands"
-            found[pair] = f"{text}; by the results as they are now: {instead}"
+        arm, other, n, claims = (read_json(path).get(key) for key in ("arm", "other", "n", "claims"))
+        if claims is not None and now.get((arm, other, n)) != claims:
+            said, instead = (", ".join(names or ()) or "nothing" for names in (claims, now.get((arm, other, n))))
+            text = f"after {n} pairs {arm} was claimed to be {said} against {other}, which stands"
+            found.setdefault((arm, other), f"{text}; by the results as they are now: {instead}")
     return [*found.values()]
 
 
-def _claims(one: ArmComparison) -> dict[int, list[str]]:
-    """Returns the claims of the analyses of a comparison up to the one behind its numbers, by their pairs."""
-    last = -1 if one.analysis is None else one.analysis
+def _claims(comparisons: Sequence[ArmComparison]) -> dict[tuple[Any, Any, Any], list[str]]:
+    """Returns the claims of all analyses up to those behind the numbers, by arm, other arm and pairs."""
     return {
-        n: sorted(name for name, made in one.course.claims.items() if made[place])
-        for place, n in enumerate(one.course.pairs[: last + 1])
+        (one.arm, one.other, n): sorted(name for name, made in one.course.claims.items() if made[place])
+        for one in comparisons
+        if one.analysis is not None
+        for place, n in enumerate(one.course.pairs[: one.analysis + 1])
     }
 
 

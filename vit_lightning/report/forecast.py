@@ -218,17 +218,15 @@ def tuning_luck(study: Study, sd: float) -> tuple[float, float] | None:
     tuning, rules = study.tuning, study.compare
     if tuning is None or tuning.replicates or len(tuning.seeds) < 2:
         return None
-    known = {(run.arm, tuning.tried.index(run.tried or {}), run.seed): run.results for run in tuning.trials}
-    trials = [known.get(key, {}) for key in itertools.product(study.arms, range(len(tuning.tried)), tuning.seeds)]
-
-    def results(name: str) -> Values:
-        found = np.array([trial.get(name, math.nan) for trial in trials])
-        return found.reshape(len(study.arms), -1, len(tuning.seeds))
-
-    means, noise = _response(results(study.metric))
-    effects, _ = _response(results(rules.metric.replace("test", "val", 1)))
-    if math.isnan(noise) or np.isnan(effects).any():
+    names = study.metric, rules.metric.replace("test", "val", 1)
+    table = np.full((2, len(study.arms), len(tuning.tried), len(tuning.seeds)), math.nan)
+    for run in tuning.trials:
+        place = [*study.arms].index(run.arm), tuning.tried.index(run.tried or {}), tuning.seeds.index(run.seed)
+        table[:, *place] = [run.results.get(name, math.nan) for name in names]
+    whole = ~np.isnan(table).any((0, 2, 3))
+    if not whole.any():
         return None
+    (means, noise), (effects, _) = map(_response, table[:, whole])
     draw, sign = np.random.default_rng(0), {"minimize": -1, "maximize": 1}[goal_of(study.metric)]
     luck = noise / math.sqrt(len(tuning.seeds)) * draw.standard_normal((1000, 2, len(means)))
     one, other = (sign * (means + luck)).argmax(-1).T
@@ -242,12 +240,9 @@ def _response(table: Values) -> tuple[Values, float]:
     """Returns the mean result of each value over arms and seeds, and the standard deviation of trials around them.
 
     Args:
-        table: results (arms, values, seeds); arms with nan are left out.
+        table: results (arms, values, seeds).
     """
-    table = table[~np.isnan(table).any((1, 2))]
     arms, values, seeds = table.shape
-    if not arms:
-        return np.full(values, math.nan), math.nan
     by_arm = table.mean((1, 2), keepdims=True)
     rest = table - table.mean(2, keepdims=True) - table.mean(1, keepdims=True) + by_arm
     variance = float((rest**2).sum()) / (arms * (values - 1) * (seeds - 1))
