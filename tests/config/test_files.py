@@ -66,6 +66,11 @@ def test_arguments_stand_beside_their_class():
             {"m": {"class_path": "A", "x": 1, "y": 2}},
         ),
         ({"m": "A"}, {"m": {"x": 1}}, {"m": {"class_path": "A", "x": 1}}),
+        (
+            {"o": {"schedule": {"class_path": "torch.optim.lr_scheduler.StepLR", "step_size": 2, "gamma": 0.5}}},
+            {"o": {"schedule": {"class_path": "StepLR", "step_size": 3}}},
+            {"o": {"schedule": {"class_path": "StepLR", "step_size": 3, "gamma": 0.5}}},
+        ),
         ({"model": {"x": 1}}, {"model": {"class_path": "ViT"}}, {"model": {"x": 1, "class_path": "ViT"}}),
         ({"model": {"x": 1}}, {"model": {"class_path": "B"}}, {"model": {"class_path": "B"}}),
         ({"m": {"class_path": "A", "x": 1}}, {"m": "B"}, {"m": "B"}),
@@ -109,7 +114,7 @@ def test_a_later_preset_or_class_says_what_it_replaces(tmp_path):
     assert not merge_all([("config", str(second)), ("config", str(first))], "fit").replaced
 
 
-def test_a_flag_is_a_small_page():
+def test_a_flag_is_a_small_config():
     assert config_of_flag("a.init_args.b", "1") == {"a": {"b": "1"}}
     assert config_of_flag("a", "[1, {class_path: B, init_args: {c: 2}}]") == {"a": [1, {"class_path": "B", "c": 2}]}
     assert config_of_flag("data", "Digits") == {"data": {"class_path": "Digits"}}

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from vit_lightning.config.files import Config, as_list, flatten, parse_yaml, read_config, value_at, word
 from vit_lightning.config.foreign import as_ours
-from vit_lightning.config.names import find_class, full_name
+from vit_lightning.config.names import find_class, full_name, is_same_class
 from vit_lightning.config.networks import network_in_file
-from vit_lightning.config.options import BESIDE_OTHER_CLASS, DEFAULT_CLASSES, GROUPS, HOMES_OF, TRAINED
+from vit_lightning.config.options import BESIDE_OTHER_CLASS, DEFAULT_CLASSES, GROUPS, TRAINED
 from vit_lightning.config.own_files import also_search
 from vit_lightning.config.shipped import find_config
 from vit_lightning.data.image_files import data_of_files
@@ -175,7 +175,10 @@ def _config_of_source(sources: Sequence[Config], *, trust: bool) -> tuple[Initia
 def _check_split(trained: Config, given: Config) -> None:
     """Refuses to measure a model on images that it was trained on."""
     before, now = trained.get("data"), given.get("data")
-    if not isinstance(before, dict) or not isinstance(now, dict) or before.get("class_path") != now.get("class_path"):
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return
+    learned_from, given_class = (str(data.get("class_path", DEFAULT_CLASSES["data"])) for data in (before, now))
+    if not is_same_class(learned_from, given_class):
         return
     first, second = str(before.get("split_seed", 0)), str(now.get("split_seed", 0))
     if first != second:
@@ -218,19 +221,19 @@ def _merge_value(before: Any, value: Any, key: str, dropped: list[Dropped]) -> A
     if isinstance(before, str) and isinstance(value, dict) and "class_path" not in value:
         return {"class_path": before, **value}
     if isinstance(before, dict) and isinstance(value, dict):
-        same = _is_same_class(before, value, key)
+        same = _keeps_class(before, value, key)
         return merge(before, value, key, dropped) if same else _replace_class(before, value, key, dropped)
     if isinstance(before, dict) and isinstance(value, str) and (can_be_class(value) or key not in BESIDE_OTHER_CLASS):
         return _replace_class(before, value, key, dropped)
     return merge({}, value) if isinstance(value, dict) else value
 
 
-def _is_same_class(before: Config, value: Config, key: str) -> bool:
+def _keeps_class(before: Config, value: Config, key: str) -> bool:
     """Whether the arguments of a later config are for the class of an earlier one."""
-    old, new, home = before.get("class_path", DEFAULT_CLASSES.get(key)), value.get("class_path"), HOMES_OF.get(key, "")
+    old, new = before.get("class_path", DEFAULT_CLASSES.get(key)), value.get("class_path")
     if new is None:  # optimizer.name chooses one of ours again
         return old is None or key not in BESIDE_OTHER_CLASS or "name" not in value
-    return old is not None and full_name(str(old), home) == full_name(str(new), home)
+    return old is not None and is_same_class(str(old), str(new))
 
 
 def _replace_class(before: Config, value: Config | str, key: str, dropped: list[Dropped]) -> Config | str:

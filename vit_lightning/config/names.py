@@ -57,6 +57,13 @@ def full_name(name: str, home: str = "") -> str:
     return f"{home}.{name}" if home and "." not in name else name
 
 
+def is_same_class(one: str, other: str) -> bool:
+    """Whether two names in a config are of the same class; one may leave out the module, if it is ours or a home."""
+    short, long = sorted((full_name(one), full_name(other)), key=len)
+    module, _, last = long.rpartition(".")
+    return short == long or (short == last and module in HOMES.values())
+
+
 def public_name(target: Any) -> str:
     """Returns the name by which a config names a class or function; ours by their public names."""
     if target.__module__.startswith("vit_lightning.") and target.__qualname__ in vit_lightning.__all__:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vit_lightning.config.names import HOMES
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.models.resize import Interpolation
 from vit_lightning.storage.wandb_mirror import WandbConfig
@@ -53,13 +52,6 @@ GROUPS = ("module", "model", "data", "trainer", *Settings._fields)
 
 DEFAULT_CLASSES = {"model": "vit_lightning.ViT", "data": "vit_lightning.Digits"}
 """Classes of groups that need not be named."""
-
-HOMES_OF = {
-    "optimizer": HOMES["OptimizerConfig"],
-    "loss": HOMES["LossConfig"],
-    "optimizer.schedule": HOMES["LRScheduler"],
-}
-"""Modules of classes that need no module, by the key of the class."""
 
 BESIDE_OTHER_CLASS: dict[str, tuple[str, ...]] = {
     "optimizer": tuple(name for name in OptimizerConfig.__dataclass_fields__ if name not in OWN_OF_OPTIMIZER),

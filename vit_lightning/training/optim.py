@@ -50,7 +50,7 @@ class OptimizerConfig:
         warmup_epochs: epochs of linear warm-up from warmup_lr to lr; at most all of training.
         warmup_steps: optimizer steps of warm-up, in place of warmup_epochs.
         warmup_fraction: warm-up as a fraction of training, in place of warmup_epochs.
-        warmup_lr: learning rate at which the warm-up starts.
+        warmup_lr: learning rate before the first step of the warm-up.
         min_lr: learning rate at the end of training; multiplied by layer_decay like lr.
     """
 
