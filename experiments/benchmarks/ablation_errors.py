@@ -1,27 +1,28 @@
 """How often an ablation is wrong, what its intervals cover, and how many runs it takes: simulated studies.
 
-    python experiments/benchmarks/ablation_errors.py [--studies 2000] [--before earlier_statistics.py]
+    python experiments/benchmarks/ablation_errors.py [--studies 2000] [--random 0] [--only "5 arms, quiet"]
 
-Each study is followed to its end by the rules of ``report/sequential.py`` and ``report/comparisons.py``. Differences
-are in units of the smallest effect. ``--before`` compares the runs with those of the earlier design, two analyses with
-advice on the seeds between them, whose ``statistics.py`` is ``git show 523fa25:vit_lightning/report/statistics.py``.
+Each study is followed to its end by the rules of ``report/sequential.py`` and ``report/comparisons.py``, with alpha
+spent as the forecast chooses. Differences are in units of the smallest effect. Fixed: runs of a design with as many
+runs of each arm, t-tests with Bonferroni's correction and the smallest such number that answers as many comparisons;
+nobody knows that number beforehand.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import itertools
 import math
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from scipy import special
 
-from vit_lightning.report.comparisons import compare, most_seeds, standings
-from vit_lightning.report.sequential import Answer, Design, at, follow
+from vit_lightning.report.comparisons import compare, design_of, most_seeds, standings
+from vit_lightning.report.forecast import Spread, best_spending
+from vit_lightning.report.sequential import FIRST, Answer, at, follow, variances_by_others
 from vit_lightning.report.study import Compare, Run, Study
 
 Values = np.ndarray[Any, Any]
@@ -37,7 +38,7 @@ class Scene:
 
     truth: tuple[float, ...] = (0.0, 0.0)
     """True difference of each arm to the baseline."""
-    noise: Literal["normal", "counts", "basins", "signs", "skewed"] = "normal"
+    noise: Literal["normal", "counts", "basins", "signs", "skewed", "uniform"] = "normal"
     """Basins: three runs of ten end 4 standard deviations lower. Signs: differences vary in sign alone. Skewed: so are
     the results of the baseline (exponential), and those of the other arms hardly vary."""
     sd: float = SD
@@ -46,8 +47,21 @@ class Scene:
     """Share of the runs that fail."""
     informative: bool = False
     """Whether it is the lowest runs that fail, of all arms but the baseline."""
+    varying: tuple[float, ...] = ()
+    """Factors of the standard deviation of each arm, the baseline first; all 1 where it is empty."""
+    extended: tuple[int, ...] = ()
+    """Earlier maxima, at which all comparisons that were open or had ended without an answer went on."""
     arms: Literal["baseline", "pairs", "best"] = "baseline"
     until: Answer = "equivalent"
+
+    @property
+    def rules(self) -> Compare:
+        """Rules of the comparisons, with alpha spent as the forecast of the first maximum chooses."""
+        first = (*self.extended, self.max_seeds)[0]
+        rules = Compare("score", 1.0, first, ALPHA, self.arms, self.until)
+        counting = math.sqrt(2 * ACCURACY * (1 - ACCURACY) / IMAGES) / EFFECT if self.noise == "counts" else 0.0
+        spending = best_spending(rules, len(self.truth) + 1, Spread(math.hypot(self.sd, counting)))
+        return replace(rules, max_seeds=self.max_seeds, spending=spending, extended=self.extended)
 
     @property
     def promised(self) -> bool:
@@ -79,12 +93,14 @@ def results_of(scene: Scene, studies: int, draw: np.random.Generator) -> Values:
     luck = draw.standard_normal((studies, len(truth), seeds))
     if scene.noise == "basins":
         luck = np.where(draw.random(luck.shape) < 0.3, luck - 4, luck)
+    if scene.noise == "uniform":
+        luck = math.sqrt(12) * (draw.random(luck.shape) - 0.5)
     if scene.noise == "signs":
         luck = np.sign(luck) * math.sqrt(2) * (np.arange(len(truth)) > 0)[:, None]
     if scene.noise == "skewed":
         luck[:, 1:] /= 10
         luck[:, 0] = math.sqrt(2) * (1 - draw.exponential(size=luck[:, 0].shape))
-    results = truth + scene.sd / math.sqrt(2) * luck
+    results = truth + scene.sd / math.sqrt(2) * luck * np.array(scene.varying or (1.0,))[:, None]
     if scene.noise == "counts":
         results = draw.binomial(IMAGES, np.clip(ACCURACY + EFFECT * results, 0, 1)) / (IMAGES * EFFECT)
     if scene.failing:
@@ -112,10 +128,11 @@ def rates_of(scene: Scene, results: Values) -> Rates:
     gaps = results[:, one] - results[:, other]
     if scene.noise == "counts":
         gaps = np.rint(gaps * IMAGES * EFFECT) / (IMAGES * EFFECT)
-    design = Design(1.0, ALPHA, len(pairs), scene.max_seeds, scene.until)
+    design = design_of(scene.rules, len(truth))
+    by_others = variances_by_others(results[..., :FIRST])[:, one, other]
     there = ~np.isnan(gaps)
     whole = np.argsort(~there, axis=-1, kind="stable")[..., : scene.max_seeds]  # the seeds of pairs, then the others
-    course = follow(np.nan_to_num(np.take_along_axis(gaps, whole, -1)), design)
+    course = follow(np.nan_to_num(np.take_along_axis(gaps, whole, -1)), design, by_others)
     complete = np.minimum(there.sum(-1), scene.max_seeds)
     reached = np.searchsorted(course.pairs, complete, side="right") - 1
     stop = np.minimum(course.stop, reached)
@@ -134,6 +151,20 @@ def rates_of(scene: Scene, results: Values) -> Rates:
         runs=float(np.sum(needed, axis=0).mean()),
         answered=float((at(course.decided, place) & seen).mean()),
     )
+
+
+def fixed_runs(scene: Scene, answered: float, studies: int) -> float:
+    """Returns the runs of a fixed design that answers as many comparisons; nan if five times the seeds do not."""
+    arms, seeds = len(scene.truth) + 1, 5 * scene.max_seeds
+    results = results_of(replace(scene, max_seeds=seeds, failing=0.0), min(studies, 1000), np.random.default_rng(1))
+    one, other = np.triu_indices(arms, 1) if scene.arms == "pairs" else (np.arange(1, arms), np.zeros(arms - 1, int))
+    gaps, n = results[:, one] - results[:, other], np.arange(2, seeds + 1)
+    mean = gaps.cumsum(-1)[..., 1:] / n
+    error = np.sqrt(np.maximum((gaps**2).cumsum(-1)[..., 1:] / n - mean**2, 0.0) / (n - 1))
+    half, whole = (special.stdtrit(n - 1, 1 - ALPHA / len(one) / sides) * error for sides in (2, 1))
+    alike = mean + whole < 1 if scene.until == "not better" else np.abs(mean) + whole < 1
+    found = ((np.abs(mean) > half) | alike).mean((0, 1))
+    return float(arms * n[np.argmax(found >= answered)] / (1 - scene.failing)) if found.max() >= answered else math.nan
 
 
 def _best(scene: Scene, results: Values) -> Rates:
@@ -179,7 +210,7 @@ def study_of(values: Values, scene: Scene) -> Study:
         config="",
         metric=metric,
         goal="maximize",
-        compare=Compare(metric, 1.0, scene.max_seeds, ALPHA, scene.arms, scene.until),
+        compare=scene.rules,
         baseline="0",
         arms={name: {} for name in names},
         seeds=list(range(values.shape[1])),
@@ -189,6 +220,8 @@ def study_of(values: Values, scene: Scene) -> Study:
 
 
 BASE = Scene()
+QUIET, NOISY = Scene(sd=0.78, max_seeds=40), Scene(sd=1.55, max_seeds=40)
+EXTENDED = Scene(sd=3.0, max_seeds=20)
 SCENES = {
     "2 arms, no difference": BASE,
     "1 arm": replace(BASE, truth=(0.0,)),
@@ -202,9 +235,9 @@ SCENES = {
     "1 arm, one effect": replace(BASE, truth=(1.0,)),
     "1 arm, minus one": replace(BASE, truth=(-1.0,)),
     "sd of half an effect": replace(BASE, sd=0.5),
-    "same, one effect": replace(BASE, sd=0.5, truth=(1.0, 1.0)),
+    "sd of half an effect, one effect": replace(BASE, sd=0.5, truth=(1.0, 1.0)),
     "sd of four effects": replace(BASE, sd=4.0),
-    "same, one effect ": replace(BASE, sd=4.0, truth=(1.0, 1.0)),
+    "sd of four effects, one effect": replace(BASE, sd=4.0, truth=(1.0, 1.0)),
     "at most 8 seeds": replace(BASE, max_seeds=8),
     "at most 240 seeds": replace(BASE, max_seeds=240, sd=4.0),
     "counts": replace(BASE, noise="counts"),
@@ -227,81 +260,54 @@ SCENES = {
     "not better? mixed": replace(BASE, until="not better", truth=(-1.0, 0.0, 0.5, 1.0, 2.0)),
     "pairs of 4, none": replace(BASE, arms="pairs", truth=(0.0,) * 3),
     "pairs of 4, mixed": replace(BASE, arms="pairs", truth=(0.0, 1.0, 1.0)),
+    "3 arms, quiet": QUIET,
+    "3 arms, quiet, one effect": replace(QUIET, truth=(1.0, 1.0)),
+    "5 arms, quiet": replace(QUIET, truth=(0.0,) * 4),
+    "5 arms, quiet, mixed": replace(QUIET, truth=(0.0, 0.5, 1.0, 2.0)),
+    "10 arms, quiet": replace(QUIET, truth=(0.0,) * 9),
+    "1 arm, quiet": replace(QUIET, truth=(0.0,)),
+    "3 arms, noisy": NOISY,
+    "3 arms, noisy, one effect": replace(NOISY, truth=(1.0, 1.0)),
+    "5 arms, noisy": replace(NOISY, truth=(0.0,) * 4),
+    "5 arms, noisy, mixed": replace(NOISY, truth=(0.0, 0.5, 1.0, 2.0)),
+    "10 arms, noisy": replace(NOISY, truth=(0.0,) * 9),
+    "one arm varies twice, 3 arms, quiet": replace(QUIET, varying=(1, 2, 1)),
+    "one arm varies twice, 3 arms": replace(NOISY, varying=(1, 2, 1)),
+    "one arm varies twice, 5 arms": replace(NOISY, truth=(0.0,) * 4, varying=(1, 2, 1, 1, 1)),
+    "baseline varies twice, 3 arms, quiet": replace(QUIET, varying=(2, 1, 1)),
+    "baseline varies twice, 3 arms": replace(NOISY, varying=(2, 1, 1)),
+    "baseline varies twice, 4 arms": replace(NOISY, truth=(0.0,) * 3, varying=(2, 1, 1, 1)),
+    "baseline varies ten times, 3 arms": replace(NOISY, sd=0.155, varying=(10, 1, 1)),
+    "uniform, 3 arms, quiet": replace(QUIET, noise="uniform"),
+    "maximum 20": EXTENDED,
+    "maximum 20, then 40": replace(EXTENDED, max_seeds=40, extended=(20,)),
+    "maximum 20, 40, 80": replace(EXTENDED, max_seeds=80, extended=(20, 40)),
+    "maximum 20, 40, 80, 160": replace(EXTENDED, max_seeds=160, extended=(20, 40, 80)),
+    "maximum 20 to 160, one effect": replace(EXTENDED, max_seeds=160, extended=(20, 40, 80), truth=(1.0, 1.0)),
     "best of 4, alike": replace(BASE, arms="best", truth=(-1e-9, -1e-9, -1e-9)),
     "best of 4, one effect": replace(BASE, arms="best", truth=(1.0, 0.0, 0.0)),
     "best of 4, two best": replace(BASE, arms="best", truth=(1.0, 1.0, -1.0)),
 }
 
 
-def earlier(old: Any, results: Values) -> tuple[float, float]:
-    """Returns mean runs and answered arms of the earlier design: 8 seeds, then as many as it advised.
-
-    Args:
-        old: its ``statistics.py`` as a module.
-        results: (studies, arms, seeds), the baseline first; no more seeds are added than there are.
-    """
-    first, arms = 8, results.shape[1]
-    rules = old.Rules(ALPHA, 1.0, first=first)
-    runs, answered = [], []
-    for values in results[:, 1:] - results[:, :1]:
-        claims, seeds = old.judge(list(values[:, :first]), rules), first
-        advised = [
-            old.seeds_needed(claim, rules, arms - 1) or old.seeds_to_tell(claim, rules, arms - 1)
-            for claim in claims
-            if claim.verdict == "undecided"
-        ]
-        if added := min(max(advised, default=0), results.shape[-1] - first):
-            seeds += added
-            claims = old.judge(list(values[:, :seeds]), replace(rules, added=added))
-        runs.append(arms * seeds)
-        answered.append(np.mean([claim.verdict != "undecided" for claim in claims]))
-    return float(np.mean(runs)), float(np.mean(answered))
-
-
-def compare_with(path: Path, studies: int) -> None:
-    """Prints runs and answers beside those of the earlier design on the same results.
-
-    Args:
-        path: the ``statistics.py`` of the earlier design, under a name that no other module has.
-        studies: number of studies for each true difference.
-    """
-    sys.path.insert(0, str(path.resolve().parent))
-    old = importlib.import_module(path.stem)
-    asked: dict[Answer, tuple[float, ...]] = {"equivalent": (0, 0.5, 1, 2), "not better": (-1, -0.5, 0, 0.5, 1, 2)}
-    drawn, before = {}, {}
-    for random, truth in enumerate(asked["not better"]):
-        long = replace(BASE, truth=(truth, truth), max_seeds=308)
-        results = results_of(long, studies, np.random.default_rng(random))
-        before[truth], drawn[truth] = earlier(old, results), results[..., :MAX_SEEDS]
-    for until, truths in asked.items():
-        print(
-            f"\n2 arms, until: {until}\n{'truth':>6}{'runs':>8}{'before':>8}{'ratio':>7}{'answered':>10}{'before':>8}"
-        )
-        sums = np.zeros(2)
-        for truth in truths:
-            rates = rates_of(replace(BASE, truth=(truth, truth), until=until), drawn[truth])
-            runs, answered = before[truth]
-            sums += rates.runs, runs
-            print(f"{truth:6}{rates.runs:8.1f}{runs:8.1f}{rates.runs / runs:7.3f}{rates.answered:10.3f}{answered:8.3f}")
-        print(f"{'sum':>6}{sums[0]:8.1f}{sums[1]:8.1f}{sums[0] / sums[1]:7.3f}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", type=int, default=2000)
-    parser.add_argument("--before", type=Path)
+    parser.add_argument("--random", type=int, default=0)
+    parser.add_argument("--only", nargs="*", choices=list(SCENES))
     given = parser.parse_args()
-    columns = ("false", "error", "covered", "all", "bias", "runs", "answered")
-    print(f"{'':<26}" + "".join(f"{name:>9}" for name in columns))
-    for name, scene in SCENES.items():
-        rates = simulate(scene, given.studies)
+    columns = ("false", "error", "covered", "all", "bias", "runs", "answered", "fixed")
+    print(f"{'':<38}" + "".join(f"{name:>9}" for name in columns))
+    for name in given.only or SCENES:
+        scene = SCENES[name]
+        rates = simulate(scene, given.studies, given.random)
         error = math.sqrt(rates.false * (1 - rates.false) / given.studies)
         mark = "" if rates.false <= ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / given.studies) else "  above alpha"
         shown = f"{rates.false:9.4f}{error:9.4f}{rates.covered:9.3f}{rates.all_covered:9.3f}{rates.bias:9.3f}"
         note = "" if scene.promised else "  not promised"
-        print(f"{name:<26}{shown}{rates.runs:9.1f}{rates.answered:9.3f}{mark}{note}", flush=True)
-    if given.before:
-        compare_with(given.before, given.studies)
+        fixed = math.nan if scene.arms == "best" else fixed_runs(scene, rates.answered, given.studies)
+        spent = scene.rules.spending
+        print(f"{name:<38}{shown}{rates.runs:9.1f}{rates.answered:9.3f}{fixed:9.0f} {spent}{mark}{note}", flush=True)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def test_arms_that_are_open_wait_for_the_next_analysis():
     outcomes = all_runs(set())
     runs = [outcomes[arm, seed] for arm in "abc" for seed in range(6) if (arm, seed) != ("b", 5)]
     schedule = make_schedule(study_of(runs, "baseline"))
-    assert (schedule.seeds, schedule.open, schedule.next_analysis) == ({"a": 6, "b": 6, "c": 6}, ["a", "b"], 6)
+    assert (schedule.seeds, schedule.open, schedule.next_analysis) == ({"a": 6, "b": 6, "c": 6}, ["a", "b", "c"], 6)
     schedule = make_schedule(study_of([*runs, outcomes["b", 5]], "baseline"))
     assert (schedule.seeds, schedule.open, schedule.next_analysis) == ({"a": 8, "b": 8, "c": 6}, ["a", "b"], 8)
     schedule = make_schedule(study_of([*runs, outcomes["b", 5]], "baseline", max_seeds=6))

@@ -13,6 +13,7 @@ from vit_lightning.report.sequential import (
     follow,
     nominal_levels,
     p_value,
+    variances_by_others,
     visible_difference,
 )
 
@@ -132,6 +133,56 @@ def test_pairs_that_differ_in_sign_alone_are_judged_by_their_signs(arms):
     assert np.array_equal(np.logical_or.accumulate(now, -1), course.claims["better"] | course.claims["worse"])
     ten = np.array([3.0] * 9 + [-3.0])
     assert p_value(ten, Design(1.0, 0.05, 1, 10)) > 0.02, "nine of ten have p = .021, by a t-test .003"
+
+
+def test_the_variance_by_others_is_the_residual_of_a_two_way_table_without_the_contrast_of_the_two():
+    results = np.random.default_rng(7).standard_normal((4, 6))
+    arm, seed = np.indices(results.shape).reshape(2, -1)
+    contrast = (np.eye(4)[1] - np.eye(4)[3])[arm]
+    columns = [np.eye(4)[arm], np.eye(6)[seed], contrast[:, None] * np.eye(6)[seed]]
+    _, _, rank, _ = np.linalg.lstsq(table := np.hstack(columns), results.ravel())
+    left = results.ravel() - table @ np.linalg.lstsq(table, results.ravel())[0]
+    found = variances_by_others(results)
+    assert results.size - rank == (4 - 2) * (6 - 1)
+    assert found[1, 3] == found[3, 1] == pytest.approx(2 * float(left @ left) / 10)
+    lacking = np.vstack([results, np.full(6, 1.0)])
+    lacking[4, 2] = math.nan
+    again = variances_by_others(lacking)
+    assert again[:4, :4] == pytest.approx(found)
+    assert np.isnan(again[4]).all()
+    assert np.isnan(variances_by_others(results[:2])).all(), "two arms tell each other nothing"
+
+
+def test_the_moderated_t_has_more_degrees_of_freedom_at_first_and_none_more_at_last():
+    design = Design(1.0, 0.05, 2, 18)
+    runs = np.random.default_rng(8).standard_normal((20_000, 3, 18))
+    differences, by_others = runs[:, 1] - runs[:, 0], variances_by_others(runs[..., :6])[:, 1, 0]
+    course, alone = follow(differences, design, by_others), follow(differences, design)
+    half, n = (course.high - course.low) / 2, np.array(course.pairs)
+    seen, whole = np.isfinite(half), design.levels(0.025 / 2)
+    for place, borrowed in enumerate([5, 5, 5, 4, 2, 0, 0]):  # limma's squeezeVar with d0 of them
+        variance = (differences[:, : n[place]].var(1, ddof=1) * (n[place] - 1) + borrowed * by_others) / (
+            n[place] - 1 + borrowed
+        )
+        expected = stats.t.isf(whole[place], n[place] - 1 + borrowed) * np.sqrt(variance / n[place])
+        assert half[:, place][seen[:, place]] == pytest.approx(expected[seen[:, place]])
+        t = course.mean[:, place] / np.sqrt(variance / n[place])
+        assert stats.kstest(t, stats.t(n[place] - 1 + borrowed).cdf).pvalue > 0.01, "the arms have one variance"
+    assert np.array_equal(half[:, -1], (alone.high - alone.low)[:, -1] / 2)
+    nothing = follow(differences[:50], design, np.full(50, math.nan))
+    assert all(np.array_equal(nothing.claims[name], alone.claims[name][:50]) for name in alone.claims)
+    assert p_value(differences[0, :6], design, by_others[0]) != p_value(differences[0, :6], design)
+
+
+def test_what_has_not_ended_by_one_maximum_has_not_once_that_is_raised():
+    differences = 0.4 + 3 * np.random.default_rng(9).standard_normal((2000, 60))
+    short = Design(1.0, 0.05, 1, 20)
+    long = replace(short, max_pairs=60, extended=(20,))
+    before, after = follow(differences[:, :20], short), follow(differences, long)
+    assert np.all(after.stop >= before.stop)
+    decided = at(before.decided, before.stop)
+    assert decided.any()
+    assert np.array_equal(after.stop[decided], before.stop[decided])
 
 
 def test_a_comparison_ends_where_an_answer_has_become_unlikely():

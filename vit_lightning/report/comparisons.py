@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vit_lightning.metric_facts import facts_of
-from vit_lightning.report.sequential import Claim, Course, Design, follow, p_value
+from vit_lightning.report.sequential import FIRST, Claim, Course, Design, Values, follow, p_value, variances_by_others
 from vit_lightning.report.study import Compare, Run, Study
 
 Verdict = Literal["better", "worse", "equivalent", "not better", "not worse", "undecided", "failed"]
@@ -48,6 +48,8 @@ class ArmComparison:
     """Whether it ends without an answer, as one by the last analysis has become unlikely."""
     images: int | None
     """Test images of each run, where the metric counts them and all have the same number."""
+    by_others: Values
+    """Variance of the differences by the first runs of the other arms; nan where they tell none: ()."""
 
     @functools.cached_property
     def failed(self) -> list[Run]:
@@ -96,7 +98,7 @@ class ArmComparison:
     @property
     def next(self) -> int | None:
         """Pairs of the next analysis; None where there is none."""
-        later = () if self.decided else (n for n in self.design.analyses if n > self.complete)
+        later = () if self.decided else self.design.analyses[len(self.course.pairs) :]
         return next(iter(later), None)
 
     @property
@@ -177,7 +179,7 @@ class ArmComparison:
     @functools.cached_property
     def p(self) -> float:
         """p of a difference on the scale of the study's alpha, corrected for all comparisons and analyses."""
-        return p_value(np.array(list(self.counted.values())), self.design)
+        return p_value(np.array(list(self.counted.values())), self.design, self.by_others)
 
 
 @dataclass(frozen=True)
@@ -253,11 +255,15 @@ def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Desig
         _complete_pairs(study, found, failed[arm] | failed[other])
         for (arm, other), found in zip(pairs, differences, strict=True)
     ]
+    known, first = _variances_by_others(study, results), study.seeds[:FIRST]
+    by_others = np.array([known[pair] for pair in pairs])
+    ended = {(run.arm, run.seed) for run in study.runs if run.state != "missing"}
+    waits = len(study.arms) > 2 and any((arm, seed) not in ended for arm in study.arms for seed in first)
     courses: dict[int, Course] = {}
     for count in {*complete}:
         places = [place for place, other in enumerate(complete) if other == count]
-        table = [[*itertools.islice(differences[place].values(), count)] for place in places]
-        course = follow(sign * np.array(table, dtype=np.float64).reshape(len(places), count), design)
+        table = np.array([[*itertools.islice(differences[place].values(), 0 if waits else count)] for place in places])
+        course = follow(sign * table.astype(np.float64), design, by_others[places])
         courses |= {place: course.of(row) for row, place in enumerate(places)}
     made = []
     for place, (arm, other) in enumerate(pairs):
@@ -267,9 +273,15 @@ def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Desig
         decided = unlikely or (last >= 0 and bool(course.decided[last]) and not design.one_sided)
         sizes = {images[name, seed] for name in (arm, other) for seed in found}
         size, analysis = sizes.pop() if len(sizes) == 1 else None, None if last < 0 else last
-        ends = analysis, decided, unlikely
-        made.append(ArmComparison(arm, other, study, design, found, complete[place], course, *ends, size))
+        rest = analysis, decided, unlikely, size, by_others[place]
+        made.append(ArmComparison(arm, other, study, design, found, complete[place], course, *rest))
     return made
+
+
+def _variances_by_others(study: Study, results: Mapping[tuple[str, int], float]) -> dict[tuple[str, str], float]:
+    """Returns the variance of the difference of two arms by the others, over the first seeds of arms that have all."""
+    table = [[results.get((arm, seed), math.nan) for seed in study.seeds[:FIRST]] for arm in study.arms]
+    return dict(zip(itertools.product(study.arms, repeat=2), variances_by_others(np.array(table)).flat, strict=True))
 
 
 def _differences(

@@ -14,13 +14,23 @@ from scipy import special
 from vit_lightning.metric_facts import facts_of, goal_of
 from vit_lightning.notation import show_time
 from vit_lightning.report.comparisons import ArmComparison, compare, design_of, read_predictions
-from vit_lightning.report.sequential import Course, Flags, Spending, Values, at, follow, visible_difference
+from vit_lightning.report.sequential import (
+    FIRST,
+    Course,
+    Flags,
+    Spending,
+    Values,
+    at,
+    follow,
+    variances_by_others,
+    visible_difference,
+)
 from vit_lightning.report.study import Compare, Study
 from vit_lightning.report.wording import unit_of
 
 POWER = 0.8
 """Probability of finding a difference, above which a study counts as able to show it."""
-ANSWERED = 0.95
+ANSWERED = 0.98
 """Fraction of the comparisons; where early spending answers fewer, late spending is chosen."""
 FEWEST = 3
 """Pairs from which the spread of their differences is taken."""
@@ -116,11 +126,12 @@ def expect(rules: Compare, arms: int, sd: float, truth: float) -> Forecast:
     studies = max(50, min(1000, 10_000 // (arms if alone else arms**2)))
     results = np.random.default_rng(0).standard_normal((studies, arms, design.max_pairs)) * sd / math.sqrt(2)
     results[:, 1 if alone else -1 :] += truth
+    by_others = variances_by_others(results[..., :FIRST])
     if rules.arms == "best":
-        return _expect_race(follow(results[:, :, None] - results[:, None], design))
+        return _expect_race(follow(results[:, :, None] - results[:, None], design, by_others))
     pairs = [(arm, other) for other, arm in itertools.combinations(range(arms), 2) if not (alone and other)]
     arm, other = np.array(pairs).T
-    course = follow(results[:, arm] - results[:, other], design)
+    course = follow(results[:, arm] - results[:, other], design, by_others[:, arm, other])
     decided, better = (at(flags, course.stop) for flags in (course.decided, course.claims["better"]))
     last = np.array(course.pairs)[course.stop]
     runs = sum(last[:, (arm == one) | (other == one)].max(-1).mean() for one in range(arms))

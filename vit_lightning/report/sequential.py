@@ -46,6 +46,9 @@ HELD_BACK = 16
 """The t-statistics of growing samples are less alike than normal ones: at the same nominal levels they cross boundaries
 up to 1 - log10(level) / 16 times as often (1.08 at .05, 1.16 at .0025), for 8 to 240 pairs and levels of .05 to .00006
 (2 million simulated sequences each)."""
+BORROWED, ENOUGH = FIRST - 1, 15
+"""Degrees of freedom that a variance takes from the other arms, and its degrees of freedom from which on it takes none:
+so it is the mean of its own and theirs at the first analysis, and its own alone after 16 pairs."""
 LATE = 1.5
 """Exponent of late spending."""
 KEPT = 0.05
@@ -170,12 +173,30 @@ def at(values: NDArray[Any], place: NDArray[np.int_]) -> NDArray[Any]:
     return np.take_along_axis(values, place[..., None], -1)[..., 0]
 
 
-def follow(differences: Values, design: Design) -> Course:
+def variances_by_others(results: Values) -> Values:
+    """Returns the variance of the difference of any two arms by what their difference leaves of the table: (..., k, k).
+
+    That is the residual of a two-way table without the contrast of the two, with (k - 2) (n - 1) degrees of freedom; it
+    is independent of their difference where all results are normal with one variance.
+
+    Args:
+        results: (..., k, n), of arms with the same seeds. An arm that lacks one (nan) is left out; of fewer than three
+            arms nothing is known (nan).
+    """
+    arms = (~np.isnan(results)).all(-1).sum(-1)[..., None, None]
+    squares = (results[..., :, None, :] - results[..., None, :, :]).var(-1) * results.shape[-1] / 2
+    residual = np.nansum(squares, axis=(-1, -2), keepdims=True) / np.maximum(arms, 1)
+    rest = 2 * (residual - squares) / np.maximum((arms - 2) * (results.shape[-1] - 1), 1)
+    return np.where(arms > 2, np.maximum(rest, 0.0), math.nan)
+
+
+def follow(differences: Values, design: Design, by_others: Values | None = None) -> Course:
     """Makes the claims of each analysis that the pairs of runs allow.
 
     Args:
         differences: (..., n), arm minus baseline for each pair in the order of the seeds; positive is an improvement.
         design: the rules.
+        by_others: (...), the variance of each difference by the first runs of the other arms; nan where they tell none.
     """
     pairs = tuple(n for n in design.analyses if n <= differences.shape[-1])
     n = np.array(pairs, dtype=int)
@@ -183,28 +204,30 @@ def follow(differences: Values, design: Design) -> Course:
     centred = differences - differences[..., :1]  # differences that are all alike then have a deviation of exactly 0
     squares = (centred**2).cumsum(-1)[..., n - 1] - centred.cumsum(-1)[..., n - 1] ** 2 / n
     sd = np.sqrt(np.maximum(squares, 0.0) / (n - 1))
+    error, freedom = _moderated(sd, n, by_others)
     levels = [design.levels(level) for level in (design.level / design.sides, design.level)]
     (halves, whole), effect = (found[: len(pairs)] for found in levels), design.smallest_effect
+    half, outer = (special.stdtrit(freedom, 1 - found) * error for found in (halves, whole))
     made: dict[Claim, Flags] = {
-        "better": _exceeds(differences, sd, n, halves, design),
-        "worse": _exceeds(-differences, sd, n, halves, design),
-        "not better": _exceeds(effect - differences, sd, n, whole, design),
-        "not worse": _exceeds(effect + differences, sd, n, whole, design),
+        "better": _exceeds(differences, half, n, halves, design),
+        "worse": _exceeds(-differences, half, n, halves, design),
+        "not better": _exceeds(effect - differences, outer, n, whole, design),
+        "not worse": _exceeds(effect + differences, outer, n, whole, design),
     }
     claims = {name: np.logical_or.accumulate(flags, axis=-1) for name, flags in made.items()}
     answered = claims["not better"]
     if design.until == "equivalent":
         answered = answered & claims["not worse"]
     decided = claims["better"] | claims["worse"] | answered
-    unlikely = np.zeros_like(decided)
-    if pairs and not design.one_sided:
-        last = [float(_quantiles(n[-1:] * 0 + design.max_pairs, found[-1:])[0]) for found in levels]
-        unlikely = ~decided & (n < design.max_pairs) & (_chance(mean, sd, n, claims, design, *last) < UNLIKELY)
-    half = _quantiles(n, halves) * sd / np.sqrt(n)
+    unlikely = ~decided & (n < design.max_pairs) & (not design.one_sided)
+    for most in (*design.extended, design.max_pairs) if pairs else ():  # what had not ended has not, once extended
+        freedom_then = most - 1 + _borrowed(most, by_others)
+        last = [special.stdtrit(freedom_then, 1 - found[design.analyses.index(most)]) for found in levels]
+        unlikely &= (n >= most) | (_chance(mean, sd, n, claims, design, most, *last) < UNLIKELY)
     alike = _sign_p(np.ones(differences.shape[-1]), n, design)
     shown = np.where(sd == 0, alike <= halves, np.abs(mean) <= half)
     half[~(shown | made["better"] | made["worse"])] = math.inf
-    outer = np.where((sd == 0) & (alike > whole), math.inf, _quantiles(n, whole) * sd / np.sqrt(n))
+    outer = np.where((sd == 0) & (alike > whole), math.inf, outer)
     floor, ceiling = np.maximum.accumulate(mean - outer, -1), np.minimum.accumulate(mean + outer, -1)
     return Course(pairs, mean, sd, mean - half, mean + half, floor, ceiling, claims, decided, unlikely)
 
@@ -215,32 +238,53 @@ def _chance(
     n: NDArray[np.int_],
     claims: dict[Claim, Flags],
     design: Design,
-    difference: float,
-    weaker: float,
+    most: int,
+    difference: Values,
+    weaker: Values,
 ) -> Values:
-    """Returns the probability of an answer at the last analysis, given the pairs so far and nothing else.
+    """Returns the probability of an answer at a later analysis, given the pairs so far and nothing else.
 
     Args:
         mean, sd, n, claims: so far.
         design: the rules.
-        difference, weaker: t-quantiles of the last analysis, of a difference and of the weaker claims.
+        most: pairs of the later analysis.
+        difference, weaker: t-quantiles of that analysis, of a difference and of the weaker claims.
     """
-    error = sd / math.sqrt(design.max_pairs)
+    error = sd / math.sqrt(most)
     ends = difference * error
     inner = np.minimum(design.smallest_effect - weaker * error, ends)
     upper = np.where(claims["not better"], ends, inner)
     lower = -ends if design.until == "not better" else -np.where(claims["not worse"], ends, inner)
     with np.errstate(divide="ignore", invalid="ignore"):
-        step = sd * np.sqrt(1 / n - 1 / design.max_pairs)  # of the predicted mean
+        step = sd * np.sqrt(1 / n - 1 / most)  # of the predicted mean
         outside = special.ndtr((mean - ends) / step) + special.ndtr((-ends - mean) / step)
         inside = special.ndtr((upper - mean) / step) - special.ndtr((lower - mean) / step)
     return np.where(sd == 0, 1.0, outside + np.maximum(inside, 0.0))
 
 
-def _exceeds(values: Values, sd: Values, n: NDArray[np.int_], levels: Values, design: Design) -> Flags:
+def _borrowed(n: Any, by_others: Values | None) -> Values:
+    """Returns the degrees of freedom that the other arms give: (..., analyses)."""
+    given = np.clip(ENOUGH + 1.0 - n, 0.0, BORROWED)
+    return given * 0 if by_others is None else given * ~np.isnan(by_others)[..., None]
+
+
+def _moderated(sd: Values, n: NDArray[np.int_], by_others: Values | None) -> tuple[Values, Values]:
+    """Returns the standard error of the mean and its degrees of freedom (Smyth 2004, SAGMB 3, equation 5).
+
+    His prior is here what the other arms tell; its degrees of freedom are fixed, as a few arms cannot tell how far
+    variances differ. So an arm that varies twice as much as the others errs little more often, nor do others need it.
+    """
+    borrowed = _borrowed(n, by_others)
+    theirs = 0.0 if by_others is None else np.nan_to_num(by_others)[..., None]
+    freedom = n - 1 + borrowed
+    variance = ((n - 1) * sd**2 + borrowed * theirs) / freedom
+    return np.sqrt(np.where(sd == 0, 0.0, variance) / n), freedom
+
+
+def _exceeds(values: Values, half: Values, n: NDArray[np.int_], levels: Values, design: Design) -> Flags:
     """Returns whether one-sided tests show a mean above zero."""
     signs, mean = _sign_p(values, n, design), values.cumsum(-1)[..., n - 1] / n
-    return np.where(np.isnan(signs), mean > _quantiles(n, levels) * sd / np.sqrt(n), signs <= levels)
+    return np.where(np.isnan(signs), mean > half, signs <= levels)
 
 
 def _sign_p(values: Values, n: NDArray[np.int_], design: Design) -> Values:
@@ -255,11 +299,6 @@ def _sign_p(values: Values, n: NDArray[np.int_], design: Design) -> Values:
     alike = (np.maximum.accumulate(sizes, -1) == np.minimum.accumulate(sizes, -1))[..., n - 1]
     p = special.bdtrc((values > 0).cumsum(-1)[..., n - 1] - 1, n, 0.5)
     return np.where(alike, np.where((n == FIRST) & (design.max_pairs > FIRST), 1.0, p), math.nan)
-
-
-def _quantiles(n: NDArray[np.int_], levels: Values) -> Values:
-    found: Values = special.stdtrit(n - 1, 1 - levels)
-    return found
 
 
 @functools.cache
@@ -302,21 +341,23 @@ def _boundary(points: Values, density: Values, unit: float, spend: float) -> flo
     return float(optimize.brentq(excess, 0.0, 38.0, xtol=1e-9))
 
 
-def p_value(differences: Values, design: Design) -> float:
+def p_value(differences: Values, design: Design, by_others: Values | None = None) -> float:
     """Returns the smallest alpha of the study at which a difference would have been claimed by now; nan before that.
 
     Args:
         differences: (n,), as for ``follow``.
         design: the rules.
+        by_others: (), as for ``follow``.
     """
-    course = follow(differences, design)
+    course = follow(differences, design, by_others)
     if not course.pairs:
         return math.nan
     n = np.array(course.pairs)
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.abs(course.mean) / (course.sd / np.sqrt(n))
+        error, freedom = _moderated(course.sd, n, by_others)
+        t = np.abs(course.mean) / error
     signs = np.minimum(_sign_p(differences, n, design), _sign_p(-differences, n, design))
-    seen = np.where(np.isnan(signs), special.stdtr(n - 1, -t), signs)
+    seen = np.where(np.isnan(signs), special.stdtr(freedom, -t), signs)
 
     def is_claimed(step: int) -> bool:
         level = design.level * 10 ** (step / 100)  # fixed steps: other arms meet the same levels, known by then
