@@ -281,7 +281,8 @@ def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Desig
 def _variances_by_others(study: Study, results: Mapping[tuple[str, int], float]) -> dict[tuple[str, str], float]:
     """Returns the variance of the difference of two arms by the others, over the first seeds of arms that have all."""
     table = [[results.get((arm, seed), math.nan) for seed in study.seeds[:FIRST]] for arm in study.arms]
-    return dict(zip(itertools.product(study.arms, repeat=2), variances_by_others(np.array(table)).flat, strict=True))
+    pairs = [(arm, other) for arm in study.arms for other in study.arms]
+    return dict(zip(pairs, variances_by_others(np.array(table)).flat, strict=True))
 
 
 def _differences(

@@ -264,8 +264,9 @@ def _chance(
 
 def _borrowed(n: Any, by_others: Values | None) -> Values:
     """Returns the degrees of freedom that the other arms give: (..., analyses)."""
-    given = np.clip(ENOUGH + 1.0 - n, 0.0, BORROWED)
-    return given * 0 if by_others is None else given * ~np.isnan(by_others)[..., None]
+    given: Values = np.clip(ENOUGH + 1.0 - n, 0.0, BORROWED)
+    known: Values = np.zeros(1) if by_others is None else ~np.isnan(by_others)[..., None] * 1.0
+    return given * known
 
 
 def _moderated(sd: Values, n: NDArray[np.int_], by_others: Values | None) -> tuple[Values, Values]:
