@@ -35,10 +35,11 @@ def estimate(comparison: ArmComparison) -> float:
     drawn = sd * np.random.default_rng(0).standard_normal((PATHS // 2, design.max_pairs))
     noise = np.concatenate([drawn, -drawn])
     unit = 1000 * (abs(mean) + sd)
+    by_others = np.full(PATHS, comparison.by_others)  # they do not depend on the difference
     outcome, low, high = _outcomes(course, np.array(place), unit), mean - 2 * sd, mean + 2 * sd
     while high - low > sd / 500:
         middle = (low + high) / 2
-        simulated = follow(middle + noise, design)
+        simulated = follow(middle + noise, design, by_others)
         above = np.mean(_outcomes(simulated, simulated.stop, unit) > outcome) > 0.5
         low, high = (low, middle) if above else (middle, high)
     return low if comparison.study.goal == "maximize" else -low
