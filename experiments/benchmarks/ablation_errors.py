@@ -11,6 +11,7 @@ nobody knows that number beforehand.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import math
 from dataclasses import dataclass, replace
@@ -54,7 +55,7 @@ class Scene:
     arms: Literal["baseline", "pairs", "best"] = "baseline"
     until: Answer = "equivalent"
 
-    @property
+    @functools.cached_property
     def rules(self) -> Compare:
         """Rules of the comparisons, with alpha spent as the forecast of the first maximum chooses."""
         first = (*self.extended, self.max_seeds)[0]
