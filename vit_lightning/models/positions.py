@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import choice, refuse
-from vit_lightning.models.resize import Interpolation, resize
+from vit_lightning.models.resize import Interpolation, interpolated, resize_matrix
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
@@ -33,18 +33,21 @@ class LearnedPositions(nn.Module):
         self.table = nn.Parameter(torch.zeros(1, prefix_tokens + grid[0] * grid[1], emb_size))
         self.grid = self.image_grid = grid
         self.table_prefix = prefix_tokens
-        self.interpolation: Interpolation = "bicubic"
+        self.resizing: ExactTable | None = None
 
     def set_grid(self, grid: Grid, interpolation: Interpolation = "bicubic") -> None:
         """Sets rows and columns of the patches that images have from now on."""
-        self.image_grid, self.interpolation = grid, interpolation
+        self.image_grid, self.resizing = grid, None
+        if grid != self.grid:
+            matrix = resize_matrix(self.grid, grid, f"timm_{interpolation}_antialias")
+            self.resizing = ExactTable(matrix, at_least=torch.float32).to(self.table)
 
     def rows(self) -> Tensor:
         """Returns the table for the images' grid, (1, p + n, e) or without the p rows before the patches."""
-        if self.image_grid == self.grid:
+        if self.resizing is None:
             return self.table
-        method = f"timm_{self.interpolation}_antialias"
-        return resize(self.table, self.grid, self.image_grid, self.table_prefix, method)
+        prefix, patches = self.table[:, : self.table_prefix], self.table[:, self.table_prefix :]
+        return torch.cat([prefix, interpolated(patches, self.resizing.table)], dim=1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         # cast: a float32 table would turn the whole residual stream of a bfloat16 model into float32
@@ -92,20 +95,28 @@ def sincos2d(grid: Grid, emb_size: int, temperature: float = 10_000.0, *, form: 
 
 
 class ExactTable(nn.Module):
-    """A constant table in the model's type and device, always cast from float64 and no part of checkpoints."""
+    """A constant table in the model's type and device, always cast from float64 and no part of checkpoints.
+
+    Args:
+        exact: the table in float64.
+        at_least: type of the table in models of a narrower one; none when not given.
+    """
 
     table: Tensor
 
-    def __init__(self, exact: Tensor) -> None:
+    def __init__(self, exact: Tensor, at_least: torch.dtype | None = None) -> None:
         super().__init__()
-        self.exact = exact
-        table = exact.to(torch.get_default_device(), torch.get_default_dtype())
+        self.exact, self.at_least = exact, at_least
+        table = self._cast(torch.get_default_device(), torch.get_default_dtype())
         self.register_buffer("table", table, persistent=False)
+
+    def _cast(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        return self.exact.to(device, torch.promote_types(dtype, self.at_least or dtype))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExactTable:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # cast again: after .float().double() the table would be a rounded one
-        self.table = self.exact.to(self.table)
+        self.table = self._cast(self.table.device, self.table.dtype)
         return self
 
 
@@ -199,13 +210,12 @@ class RotaryPositions(ExactTable):
         if reference_grid is not None:  # another resolution is rescaled to the grid of pre-training
             axes = [axis / size * old for axis, size, old in zip(axes, grid, reference_grid, strict=True)]
         y, x = torch.meshgrid(*axes, indexing="ij")
-        super().__init__(torch.cat([y.reshape(-1, 1) * frequencies, x.reshape(-1, 1) * frequencies], dim=1))
+        angles = torch.cat([y.reshape(-1, 1) * frequencies, x.reshape(-1, 1) * frequencies], dim=1)
+        super().__init__(angles, at_least=torch.float32)  # sine and cosine of angles in bfloat16 would be far off
         self.prefix_tokens = prefix_tokens
 
     def forward(self, heads: Tensor) -> Tensor:
-        # sine and cosine of angles in bfloat16 would be far off
-        angles = self.table if self.table.dtype.itemsize >= 4 else self.exact.to(self.table.device, torch.float32)
-        sine, cosine = angles.sin().to(heads.dtype), angles.cos().to(heads.dtype)
+        sine, cosine = self.table.sin().to(heads.dtype), self.table.cos().to(heads.dtype)
         first, second = rearrange(heads[:, :, self.prefix_tokens :], "b h n (pairs two) -> two b h n pairs", two=2)
         rotated = torch.stack([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
         rotated = rearrange(rotated, "b h n d two -> b h n (d two)")

@@ -5,6 +5,8 @@ Shape letters: p tokens before the patches, n patches, e emb_size.
 
 from __future__ import annotations
 
+import contextlib
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -64,7 +66,29 @@ def resize(
         prefix = prefix[:, :0]
     if tuple(old_grid) == tuple(new_grid):
         return torch.cat([prefix, patches], dim=1)
-    image = rearrange(patches, "1 (h w) e -> 1 e h w", h=old_grid[0])
-    exact = image if image.dtype in (torch.float32, torch.float64) else image.float()
-    resized = F.interpolate(exact, size=tuple(new_grid), **RESIZE_METHODS[method])  # type: ignore[arg-type]
-    return torch.cat([prefix, rearrange(resized.to(table.dtype), "1 e h w -> 1 (h w) e")], dim=1)
+    exact = patches.dtype if patches.dtype in (torch.float32, torch.float64) else torch.float32
+    matrix = resize_matrix(old_grid, new_grid, method).to(patches.device, exact)
+    return torch.cat([prefix, interpolated(patches, matrix)], dim=1)
+
+
+def resize_matrix(old_grid: Size, new_grid: Size, method: str) -> Tensor:
+    """Returns the matrix (n of the new grid, n of the old one) by which a table is resized, in float64 on the CPU.
+
+    A product adds in a fixed order on every device, which ``F.interpolate`` does not in its backward pass on CUDA.
+
+    Args:
+        old_grid: rows and columns of the table's grid.
+        new_grid: rows and columns of the result's grid.
+        method: one of ``RESIZE_METHODS``.
+    """
+    identity = torch.eye(math.prod(old_grid), dtype=torch.float64, device="cpu")
+    images = rearrange(identity, "n (h w) -> n 1 h w", h=old_grid[0])
+    resized = F.interpolate(images, size=tuple(new_grid), **RESIZE_METHODS[method])  # type: ignore[arg-type]
+    return rearrange(resized, "n 1 h w -> (h w) n").contiguous()
+
+
+def interpolated(patches: Tensor, matrix: Tensor) -> Tensor:
+    """Returns positions of patches (1, n, e) on the grid of a ``resize_matrix``, computed in the type of the matrix."""
+    no_cast = contextlib.nullcontext() if patches.is_meta else torch.autocast(patches.device.type, enabled=False)
+    with no_cast:
+        return (matrix @ patches.to(matrix.dtype)).to(patches.dtype)
