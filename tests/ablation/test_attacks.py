@@ -100,7 +100,7 @@ def test_another_question_after_the_result_is_named(in_folder):
     assert carry_out(begin()).plan_changed == [], "before the first run it is no change"
     asked = "Is the mean as good?"
     study = carry_out(begin(question=asked))
-    assert (study.question, study.plan_changed) == (asked, [f"question was {PLAN['question']}, is {asked}"])
+    assert (study.question, study.plan_changed) == (asked, [f'question was "{PLAN["question"]}", is "{asked}"'])
 
 
 def test_the_same_arms_and_seeds_in_another_folder_are_a_second_study(in_folder):

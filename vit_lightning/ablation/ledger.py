@@ -33,7 +33,7 @@ from vit_lightning.ablation import records
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
 from vit_lightning.ablation.plan import Plan, Tune, grid_name, slug
 from vit_lightning.config.adapters import recorded_goal
-from vit_lightning.config.files import PER_RUN, changes, word
+from vit_lightning.config.files import PER_RUN, changes
 from vit_lightning.config.own_files import digests
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
@@ -208,11 +208,15 @@ class Ledger:
         planned = [Planned(arm, seed) for arm in seeds for seed in seeds[arm]]
         runs = [self._ended.get(run, self._run(run)) for run in planned]
         tuning = None if tune is None else Tuning(facts["metric"], **tune, trials=trials, chosen=self.chosen())
-        changed = records.noted_changes(self.folder)
+        return dataclasses.replace(self._study(runs), tuning=tuning)
+
+    def changes(self) -> list[str]:
+        """Describes what has changed since the ablation began: code and question, results, claims."""
+        self.planned()
+        found = records.noted_changes(self.folder)
         for run in self._ended:
-            changed += records.second_result(self._record(run), self.run_folder(run), self.measured(run))
-        changed += records.changed_claims(self.folder, self.schedule.comparisons)
-        return dataclasses.replace(self._study(runs), tuning=tuning, plan_changed=changed)
+            found += records.second_result(self._record(run), self.run_folder(run), self.measured(run))
+        return found + records.changed_claims(self.folder, self.schedule.comparisons)
 
     def _study(self, runs: list[Run]) -> Study:
         facts = self.facts
@@ -378,7 +382,7 @@ def open_ledger(
     if not records.used_seeds(folder):
         found += records.earlier_studies(folder, now)
     elif ledger.facts["question"] != now["question"]:
-        found.append(f"question was {word(ledger.facts['question'])}, is {word(now['question'])}")
+        found.append(f'question was "{ledger.facts["question"]}", is "{now["question"]}"')
     ledger.writes, before = create, dict(ledger.facts)
     ledger.facts |= {key: now[key] for key in ("question", "compare", "seeds", "tune")}  # no rule of it has changed
     if create:
@@ -442,7 +446,7 @@ def read_study(folder: Path) -> Study:
     ledger = find_ledger(folder)
     if ledger is None:
         raise UserError(f"{folder} is no ablation: it holds no ledger.json")
-    return ledger.study()
+    return dataclasses.replace(ledger.study(), plan_changed=ledger.changes())
 
 
 def _facts(plan: Plan, threads: int) -> dict[str, Any]:
