@@ -21,6 +21,7 @@ import importlib.metadata
 import itertools
 import json
 import math
+import os
 import platform
 import statistics
 import time
@@ -41,11 +42,13 @@ from vit_lightning.report.schedule import Schedule, make_schedule
 from vit_lightning.report.sequential import Spending
 from vit_lightning.report.study import Compare, Run, State, Study, Tuning, combinations
 from vit_lightning.storage.environment import PACKAGES
-from vit_lightning.storage.folder import read_json, write_whole
+from vit_lightning.storage.folder import read_json
 from vit_lightning.storage.metrics import read_metrics, read_results
 
 SILENT_DEATHS = 10
 """Processes that may die in a row on a run that gets no further."""
+SPENDING = "spending.json"
+"""File in which the ledger keeps how alpha is spent, where the forecast has chosen that."""
 MAY_CHANGE = ("disagreement", "max_seeds", "extended")
 """Rules of a comparison that may change: one that the forecast alone depends on, and the number of seeds."""
 Results = dict[str, Any] | None
@@ -189,9 +192,11 @@ class Ledger:
     def keep_spending(self, spending: Spending, *, written: bool) -> None:
         """Keeps how alpha is spent, where the plan does not say it; once results are there, it is as it was."""
         compare = self.facts["compare"]
-        compare["spending"] = compare.get("spending") or ("early" if self.study().done else spending)
-        if written:
-            write_whole(self.folder / "ledger.json", json.dumps(self.facts, indent=2) + "\n")
+        if compare.get("spending") is None:
+            path, kept = self.folder / "ledger" / SPENDING, {"spending": "early" if self.study().done else spending}
+            if written:
+                records.keep(path, kept)  # by the first of several processes
+            compare |= read_json(path) or kept
 
     def expected_seconds(self, run: Planned) -> float | None:
         """Returns the median time of the runs of an arm, else of all runs, else the forecast; None if nobody knows."""
@@ -389,7 +394,9 @@ def open_ledger(
         for text in found:
             records.note_change(folder, text)
         if ledger.facts != before:
-            write_whole(path, json.dumps(ledger.facts, indent=2) + "\n")
+            part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")  # another process may do so too
+            part.write_text(json.dumps(ledger.facts, indent=2) + "\n", encoding="utf-8")
+            part.replace(path)
     return ledger, found
 
 
@@ -434,7 +441,10 @@ def _changes(ledger: Ledger, now: dict[str, Any]) -> list[str]:
 def find_ledger(folder: Path) -> Ledger | None:
     """Returns the ledger in a folder; None if there is none."""
     facts = read_json(folder / "ledger.json")
-    return Ledger(folder, facts) if "arms" in facts else None
+    if "arms" not in facts:
+        return None
+    facts["compare"] |= read_json(folder / "ledger" / SPENDING)
+    return Ledger(folder, facts)
 
 
 def read_study(folder: Path) -> Study:
