@@ -29,7 +29,7 @@ def test_a_dry_run_says_what_the_plan_can_show_and_how_long_it_takes(lightning: 
     result = lightning("ablate", "plan.yaml", "--dry-run")
     assert result.returncode == 0, result.stderr
     assert "two runs disagree on 5 % of 360 test images (compare.disagreement)" in result.stdout
-    assert "360 test images at 5 % disagreement show" in result.stdout
+    assert "360 test images at 5 % disagreement can show" in result.stdout
     assert re.search(r"at most 24: [\d.]+ (s|min)", result.stdout), result.stdout
     assert re.search(r"tuning before that: 4 runs, [\d.]+ (s|min)", result.stdout)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.yaml", "small.yaml"], "nothing is written"
