@@ -8,9 +8,8 @@ from matplotlib.figure import Figure
 
 from vit_lightning.report import tables
 from vit_lightning.report.analysis import Analysis, analyse
-from vit_lightning.report.checks import Check, run_checks
+from vit_lightning.report.checks import Check, read_facts, run_checks
 from vit_lightning.report.configs import Configs, config_differences, read_configs
-from vit_lightning.report.facts import read_facts
 from vit_lightning.report.figures import NARROW, draw_figures, read_curves
 from vit_lightning.report.forecast import measured_spread, shortfall, tuning_sentences
 from vit_lightning.report.schedule import analyses_of
