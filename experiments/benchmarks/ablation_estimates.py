@@ -21,9 +21,8 @@ from ablation_errors import Scene, Values, study_of
 from scipy import special
 
 from vit_lightning.report.comparisons import compare
-from vit_lightning.report.estimates import estimate
 from vit_lightning.report.sequential import Design, at, follow
-from vit_lightning.report.variance import components, spread_p
+from vit_lightning.report.variance import components, estimate, spread_p
 
 ALPHA, MAX_SEEDS = 0.05, 40
 

@@ -6,12 +6,11 @@ import pytest
 from fake_study import make_study
 from scipy import stats
 
-from vit_lightning.report import estimates
+from vit_lightning.report import variance
 from vit_lightning.report.comparisons import compare
-from vit_lightning.report.estimates import crossed_interval, estimate, unlike_spreads
 from vit_lightning.report.sequential import Design, at, follow
 from vit_lightning.report.study import Compare, Run
-from vit_lightning.report.variance import components
+from vit_lightning.report.variance import components, crossed_interval, estimate, unlike_spreads
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def test_after_a_single_analysis_the_estimate_is_the_mean(compared):
 
 
 def test_half_of_all_studies_are_estimated_too_high(compared, monkeypatch):
-    monkeypatch.setattr(estimates, "PATHS", 200)
+    monkeypatch.setattr(variance, "PATHS", 200)
     truth, sd, draw = 1.0, 1.5, np.random.default_rng(0)
     found = [compared(values, max_seeds=30) for values in truth + sd * draw.standard_normal((100, 30))]
     errors = np.array([[one.mean - truth, estimate(one) - truth] for one in found])
@@ -107,7 +106,7 @@ def _truth():
 def test_outcomes_are_in_the_stage_wise_order():
     draws = np.random.default_rng(0).normal(0.3, 1.7, (2000, 12))
     course = follow(draws, Design(1.0, 0.05, 1, 12))
-    outcome = estimates._outcomes(course, course.stop, 1000.0)
+    outcome = variance._outcomes(course, course.stop, 1000.0)
     better, worse = at(course.claims["better"], course.stop), at(course.claims["worse"], course.stop)
     assert outcome[better].min() > outcome[~better].max() > outcome[worse].max()
     early, late = better & (course.stop == 0), better & (course.stop == 2)

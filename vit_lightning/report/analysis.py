@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from vit_lightning.config.files import word
 from vit_lightning.report.comparisons import ArmComparison, Standing, compare, read_predictions, standings
-from vit_lightning.report.estimates import crossed_interval
 from vit_lightning.report.study import Run, Study
-from vit_lightning.report.variance import Components, Effect, components, factor_effects, spread
+from vit_lightning.report.variance import Components, Effect, components, crossed_interval, factor_effects, spread
 
 Correct = Mapping[tuple[str, int], NDArray[np.bool_]]
 """Correctness of the prediction for each test image, by arm and seed."""

@@ -13,9 +13,8 @@ from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.comparisons import ArmComparison
-from vit_lightning.report.estimates import estimate, unlike_spreads
 from vit_lightning.report.study import Run, Study
-from vit_lightning.report.variance import highest_rate
+from vit_lightning.report.variance import estimate, highest_rate, unlike_spreads
 
 NONE = "\N{EN DASH}"
 """Stands where there is no number."""
