@@ -1,4 +1,4 @@
-"""How the runs of an ablation were made, and checks of what the comparison of arms assumes, by the run folders."""
+"""Facts of how the runs of an ablation were made, and checks of what their comparison assumes, by the run folders."""
 
 from __future__ import annotations
 
