@@ -232,3 +232,15 @@ def test_a_factory_gets_the_arguments_that_it_has_by_name_or_all_in_their_order(
             part.make()(8, 4, "n", 0.1)
     reader.part(place, {"class_path": "my.Part", "width": 3, "gat": 3}, "block", like)
     assert {problem.split("=")[0] for problem in reader.problems} == {"block.width", "block.gat"}
+
+
+@pytest.mark.parametrize(
+    "target",
+    [lambda w, rate=0.1: None, lambda w, h=8, n=None, r=0.0: None, lambda w: None],
+    ids=["an option would take the heads", "a default of another name", "too few"],
+)
+def test_arguments_that_would_fall_on_others_are_refused(target, monkeypatch):
+    monkeypatch.setattr("vit_lightning.config.typed.find_class", lambda name: target)
+    reader = Reader()
+    assert reader.part(Place(None, "factory", 4), "my.Part", "block", like) is WRONG
+    assert "block.class_path=my.Part gets width, heads, norm, rate as its first arguments" in reader.problems[0]

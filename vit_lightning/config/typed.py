@@ -92,6 +92,28 @@ def _names_for(target: Any, like: Any, leading: int) -> dict[str, Any]:
     return names if takes_names and list(own.options)[:leading] != list(names) else {}
 
 
+def _misplaced(target: Any, like: Any, leading: int) -> str:
+    """Returns what is wrong with a class that gets its first arguments in their order; empty if they are its first."""
+    try:
+        parameters = list(inspect.signature(target).parameters.values())
+    except (ValueError, TypeError):  # of a class in C
+        return ""
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return ""
+    taken = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    passed = list(signature_of(like).options.values())[:leading] if callable(like) else []
+    other = [
+        mine.name
+        for mine, one in zip(taken, passed, strict=False)
+        if one.required and mine.name != one.name and mine.default is not mine.empty
+    ]
+    if len(taken) >= leading and not other:
+        return ""
+    names = ", ".join(one.name for one in passed) or f"{leading} arguments"
+    own = ", ".join(one.name for one in taken)
+    return f"gets {names} as its first arguments and takes ({own}): name them so, or take them in this order"
+
+
 def made(value: Any) -> Any:
     """Returns a value with objects in place of its parts."""
     if isinstance(value, Part):
@@ -327,6 +349,9 @@ class Reader:
         form: Form = "object" if place.form == "factory" and is_class and base is None else place.form
         leading = (place.leading or 0) if form == "factory" else 0
         names = _names_for(target, default, leading)
+        if leading and not names and (problem := _misplaced(target, default, leading)):
+            self.problems.append(f"{path}.class_path={name} {problem}")
+            return WRONG
         signature = signature_of(target, 0 if names else leading)
         signature = signature._replace(options={k: v for k, v in signature.options.items() if k not in names})
         provided = signature.options if form == "class" or place.leading is None else ()
