@@ -8,6 +8,7 @@ from vit_lightning import Digits, ViT, ViTClassifier
 from vit_lightning.storage.metrics import MetricsFile, read_metrics
 from vit_lightning.training.callbacks import Stopwatch
 from vit_lightning.training.monitor import Monitor
+from vit_lightning.training.resources import peak_flops
 
 
 class Norms(Callback):
@@ -65,3 +66,27 @@ def test_norms_and_times_of_logged_steps(tmp_path, monkeypatch):
         assert row["system/cpu_percent"] > 0
     spent = sum(2 * row["speed/step_seconds"] for row in rows)
     assert 0.5 * stopwatch.seconds < spent <= stopwatch.seconds * 1.01
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "matmul_precision", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16-mixed", "highest", 989.4),
+        ("NVIDIA H100 80GB HBM3", "32-true", "high", 494.7),
+        ("NVIDIA H100 80GB HBM3", "32-true", "highest", 66.9),
+        ("NVIDIA H100 NVL", "16-mixed", "high", 835.5),
+        ("NVIDIA H200", "bf16-true", "high", 989.4),
+        ("NVIDIA H200 NVL", "bf16-mixed", "high", 835.5),
+        ("NVIDIA GH200 480GB", "bf16-mixed", "high", 989.4),
+        ("NVIDIA B200", "bf16-mixed", "high", 2250.0),
+        ("NVIDIA A100-SXM4-80GB", "bf16-mixed", "high", 312.0),
+        ("NVIDIA L40S", "32-true", "medium", 183.0),
+        ("NVIDIA GeForce RTX 4090", "bf16-mixed", "high", 165.2),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16-mixed", "high", None),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "bf16-mixed", "high", None),
+        ("NVIDIA H100 80GB HBM3", "64-true", "high", None),
+        ("Tesla T4", "16-mixed", "high", None),
+    ],
+)
+def test_peaks_are_those_of_dense_products(device, precision, matmul_precision, tflops):
+    assert peak_flops(device, precision, matmul_precision) == (tflops and 1e12 * tflops)

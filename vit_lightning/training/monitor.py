@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
@@ -18,6 +16,7 @@ from torch.optim import Optimizer
 
 from vit_lightning.training.callbacks import Stopwatch
 from vit_lightning.training.lightning_detours import accumulates, call_around_fetches, logged_steps
+from vit_lightning.training.resources import peak_flops
 
 
 class Monitor(Callback):
@@ -26,7 +25,7 @@ class Monitor(Callback):
     Times are means over the steps since the last row, without validation; nothing waits for the GPU that would not wait
     for the loss of the same step. ``optim/grad_norm`` is taken before clipping; ``optim/update_norm`` is that of the
     change of the weights. Both are left out for sharded weights and with several optimizers. ``speed/mfu`` is three
-    times the FLOPs of a forward pass over the peak of the device that Lightning knows, with sparsity on Hopper.
+    times the FLOPs of a forward pass over the dense peak of a GPU of ``resources.PEAK_TFLOPS``.
 
     Checkpoints hold the last row: a run that resumes before a validation logs that of its step again.
 
@@ -128,11 +127,11 @@ def _logs_now(trainer: Trainer) -> bool:
 
 def _peak_flops(trainer: Trainer) -> float | None:
     """Returns the peak FLOPs per second of the device at the precision of training; None if it is not known."""
-    kinds = {"bf16": torch.bfloat16, "16": torch.float16, "64": torch.float64}
-    dtype = next((kind for name, kind in kinds.items() if str(trainer.precision).startswith(name)), torch.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns of a device that it does not know
-        return get_available_flops(trainer.strategy.root_device, dtype)
+    device = trainer.strategy.root_device
+    if device.type != "cuda":
+        return None
+    name, matmul = torch.cuda.get_device_name(device), torch.get_float32_matmul_precision()
+    return peak_flops(name, str(trainer.precision), matmul)
 
 
 def _resident_mb() -> float | None:

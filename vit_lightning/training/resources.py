@@ -152,3 +152,39 @@ def _device_type(accelerator: Any) -> str:
     if name in ("mps", "gpu", "auto") and torch.backends.mps.is_available():
         return "mps"
     return "cpu" if name in ("cpu", "auto") else name
+
+
+_SXM = {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9}
+_NVL = {"bf16": 835.5, "tf32": 417.5, "fp32": 60.0}
+PEAK_TFLOPS: dict[str, dict[str, float]] = {
+    "B200": {"bf16": 2250.0, "tf32": 1125.0, "fp32": 75.0},  # HGX B200 data sheet, an eighth of 8 GPUs
+    "GH200": _SXM,  # GH200 data sheet
+    "H200 NVL": _NVL,  # H200 data sheet
+    "H200": _SXM,  # the same
+    "H100 NVL": _NVL,  # H100 data sheet
+    "H100 80GB HBM3": _SXM,  # the same; more digits in the H100 architecture white paper
+    "A100": {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5},  # A100 data sheet
+    "L40S": {"bf16": 366.5, "tf32": 183.0, "fp32": 91.6},  # L40S data sheet: half of 733 with sparsity
+    "RTX 4090": {"bf16": 165.2, "tf32": 82.6, "fp32": 82.6},  # Ada architecture white paper, sums in float32
+}
+"""Peaks of NVIDIA's GPUs in 10^12 FLOPs per second by the sheets named, for dense matrices: half of the sparse ones.
+
+Products of float16 are as fast as those of bfloat16. The first name that a device's own name contains holds.
+"""
+_OTHER_DEVICES = ("MIG", "Laptop", "4090 D")
+
+
+def peak_flops(device: str, precision: str, matmul_precision: str) -> float | None:
+    """Returns the dense peak of a GPU in FLOPs per second; None for one that the table does not have.
+
+    Args:
+        device: name of the GPU, as CUDA has it.
+        precision: of training, as Lightning has it.
+        matmul_precision: of products of float32 matrices, as torch has it.
+    """
+    name = next((name for name in PEAK_TFLOPS if name in device), None)
+    kinds = {"16": "bf16", "bf16": "bf16", "32": "fp32" if matmul_precision == "highest" else "tf32"}
+    kind = kinds.get(precision.split("-")[0])
+    if name is None or kind is None or any(other in device for other in _OTHER_DEVICES):
+        return None
+    return 1e12 * PEAK_TFLOPS[name][kind]
