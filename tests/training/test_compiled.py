@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -13,8 +15,9 @@ from runs import SMALL
 from torch import nn
 from torch._dynamo.utils import counters
 
-from vit_lightning import LossConfig, ViT, ViTClassifier
+from vit_lightning import LossConfig, RotaryAttention, ViT, ViTClassifier
 from vit_lightning.cli import main
+from vit_lightning.commands.console import gpu_notes, start_lines
 from vit_lightning.commands.session import chosen_matmul
 from vit_lightning.config.resolve import resolve
 from vit_lightning.training.compiled import compile_module
@@ -150,3 +153,56 @@ def test_a_run_keeps_the_precision_that_auto_chose(in_folder, capsys):
 @pytest.mark.parametrize("accelerator", ["tpu", "mps"])
 def test_other_devices_train_in_float32(accelerator):
     assert auto_precision(accelerator) == "32-true"
+
+
+SLOW = {"trainer": {"deterministic": None}, "matmul_precision": None, "compile": False}
+FAST = {"trainer": {"deterministic": True}, "matmul_precision": "high", "compile": True}
+RESUMES = "a GPU resumes bit for bit only with trainer.deterministic=true, which costs speed"
+
+
+@pytest.mark.parametrize(
+    ("config", "precision", "notes"),
+    [
+        (
+            SLOW,
+            "32-true",
+            [RESUMES, "this GPU is faster with trainer.precision=auto or matmul_precision=high, compile=true"],
+        ),
+        (SLOW, "bf16-mixed", [RESUMES, "this GPU is faster with compile=true"]),
+        (FAST, "32-true", []),
+    ],
+)
+def test_a_run_on_a_gpu_says_what_it_leaves(config, precision, notes):
+    assert gpu_notes(config, precision) == notes
+    device = torch.device("cuda")
+    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=device), world_size=1, precision=precision)
+    parts = {"module": {"class_path": "vit_lightning.ViTClassifier"}, "model": None}
+    experiment = SimpleNamespace(config={**config, **parts}, trainer={"precision": precision})
+    with mock.patch("torch.cuda.get_device_name", return_value="H100"):
+        lines = start_lines(experiment, trainer, {"parameters": 1}).splitlines()
+        assert lines[2:] == [f"note        {note}" for note in notes]
+        trainer.strategy.root_device = torch.device("cpu")
+        assert len(start_lines(experiment, trainer, {"parameters": 1}).splitlines()) == 2
+
+
+def test_deterministic_training_compiles_without_timings():
+    module = ViTClassifier(ViT(image_size=8, patch_size=4, emb_size=8, depth=1, num_heads=1))
+    for chosen in (True, False):
+        with mock.patch("torch.are_deterministic_algorithms_enabled", return_value=chosen):
+            compile_module(module, 2)
+        assert torch._inductor.config.deterministic is chosen
+
+
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"layer_scale": 0.1}, {"register_tokens": 2, "positions": "sincos2d"}, {"attention": RotaryAttention}],
+)
+def test_the_residual_stream_has_the_type_of_autocast(narrow, options):
+    network = ViT(image_size=8, patch_size=4, emb_size=8, depth=2, num_heads=1, num_classes=3, **options)
+    found = []
+    for block in network.encoder:
+        block.register_forward_hook(lambda block, inputs, output: found.extend([inputs[0].dtype, output.dtype]))
+    with torch.autocast("cpu", narrow):
+        network(torch.zeros(2, 3, 8, 8))
+    assert found == [narrow] * 4

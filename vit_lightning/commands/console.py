@@ -127,7 +127,27 @@ def start_lines(experiment: Experiment, trainer: Trainer, facts: Mapping[str, An
     if is_auto and trainer.precision != auto_precision(experiment.trainer["accelerator"]):
         note = f"the run began with precision {trainer.precision}; this machine is faster with another"
         lines.append(row("note", note))
+    if device.type == "cuda":
+        lines += [row("note", note) for note in gpu_notes(experiment.config, str(trainer.precision))]
     return "\n".join(lines)
+
+
+def gpu_notes(config: Mapping[str, Any], precision: str) -> list[str]:
+    """Returns what a run on a GPU leaves: exact resuming, and speed.
+
+    Args:
+        config: the complete config.
+        precision: the precision of training, as Lightning has it.
+    """
+    notes = []
+    if config["trainer"]["deterministic"] is not True:
+        notes.append("a GPU resumes bit for bit only with trainer.deterministic=true, which costs speed")
+    is_slow = precision == "32-true" and config["matmul_precision"] in (None, "highest")
+    faster = ["trainer.precision=auto", "or matmul_precision=high"] if is_slow else []
+    faster += [] if config["compile"] else ["compile=true"]
+    if faster:
+        notes.append(f"this GPU is faster with {', '.join(faster)}".replace(", or", " or"))
+    return notes
 
 
 def start_mirror(mirror: WandbMirror, stopwatch: Stopwatch) -> None:

@@ -47,6 +47,9 @@ USED = {
 AUTO_PRECISION = """auto takes bf16-mixed where the hardware multiplies bfloat16 fast (GPUs from Ampere on, CPUs with
 AVX512-BF16 or AMX), else 32-true; a resumed run keeps the precision it began with."""
 
+DETERMINISTIC = """On a GPU a resumed run ends in the same bits only with true, which costs speed: the fastest kernels
+add in any order."""
+
 NOT_USED = {"resume", "init_from", "reset_head", "freeze", "test", "pictures_every_n_epochs", "experiment"}
 """General options that only commands that train use."""
 
@@ -288,6 +291,7 @@ def options_of(module: str, name: str) -> list[Option]:
         given = found["precision"]
         kinds = "auto | 32-true | bf16-mixed | bf16-true | 16-mixed | 64-true"
         found["precision"] = given._replace(kind=kinds, text=f"{given.text} {AUTO_PRECISION}")
+        found["deterministic"] = found["deterministic"]._replace(text=f"{found['deterministic'].text} {DETERMINISTIC}")
     return list(found.values())
 
 

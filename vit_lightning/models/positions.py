@@ -50,7 +50,7 @@ class LearnedPositions(nn.Module):
         return torch.cat([prefix, interpolated(patches, self.resizing.table)], dim=1)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # cast: a float32 table would turn the whole residual stream of a bfloat16 model into float32
+        # cast: a float32 table would turn the whole residual stream into float32, also under autocast
         return tokens + self.rows().to(tokens.dtype)
 
 

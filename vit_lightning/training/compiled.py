@@ -32,6 +32,10 @@ def compile_module(module: LightningModule, batch_size: int | None, *, backend: 
     torch._dynamo.reset()  # what earlier runs of this process compiled counts towards a limit
     torch._dynamo.config.skip_nnmodule_hook_guards = False  # probes and pictures add hooks
     torch._dynamo.config.optimize_ddp = False  # parts are small enough for DDP to send gradients while others are made
+    from torch._inductor import config as inductor  # imported only by runs that compile
+
+    # with trainer.deterministic kernels and padding are chosen by rule, not by timings in this process
+    inductor.deterministic = torch.are_deterministic_algorithms_enabled()
     if isinstance(module, ViTClassifier):
         networks = [module.network]
     else:
