@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
 
 from runs import REPOSITORY
@@ -40,3 +41,16 @@ def test_calls_are_followed_through_methods_bases_and_properties(in_folder, monk
     (in_folder / "package" / "script.js").write_text("/* a\nb */\n// c\nlet x = 1;\n\nx += 1;\n")
     counted = run(monkeypatch, capsys, "code_lines.py", "package")
     assert counted[-1] == "all          6 files     27 lines of code"
+
+
+def test_no_augmentation_waits_for_a_gpu():
+    """In a process of its own, where torch takes tensors for those of a GPU."""
+    script = REPOSITORY / "experiments" / "benchmarks" / "gpu_counts.py"
+    names = ["RandAugment", "TrivialAugment", "ThreeAugment", "ColorJitter with hue", "RandomErasing", "RandomCrop"]
+    said = subprocess.run(
+        [sys.executable, script, "--images", "64", "--only", *names], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [line.strip("| ").split(" | ") for line in said.splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if row[0] in names]
+    assert [crossings for _, crossings, _ in rows] == ["0"] * len(names)
+    assert max(int(launches) for *_, launches in rows) <= 350

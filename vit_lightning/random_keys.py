@@ -33,6 +33,12 @@ def _mix(bits: Any, stream: int) -> Any:
     return bits ^ shift_right(bits, 31)
 
 
+def streams(bits: Tensor, numbers: range) -> Tensor:
+    """Returns (len(numbers), ...) int64 from which ``mix`` and ``uniform`` of stream 0 give those of these streams."""
+    steps = torch.arange(numbers.start, numbers.stop, device=bits.device) * _signed(_GOLDEN)
+    return bits + steps.view(-1, *[1] * bits.ndim)
+
+
 def _calculate(function: Callable[[Any], Any], bits: Tensor) -> Tensor:
     """Returns what a function makes of the numbers; on a CPU by numpy, which takes a fifth of torch's time for few."""
     if bits.device.type == "cpu" and bits.ndim:

@@ -136,6 +136,17 @@ def test_an_image_does_not_depend_on_its_batch(policy, channels):
     assert torch.equal(batch, images(64, 16, 12, channels))
 
 
+@pytest.mark.parametrize("policy", [RandAugment(3, 9), RandAugment(1, 30), TrivialAugment()])
+@pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (3, 45, 38), (1, 28, 20), (3, 2, 9)])
+def test_all_operations_at_once_as_on_a_gpu_give_the_same_images(monkeypatch, policy, channels, height, width):
+    batch = images(400, height, width, channels)
+    batch[:40], batch[40:80] = 7, batch[40:80] // 50
+    chosen = policy(batch, keys(400))
+    monkeypatch.setattr(policies, "apply_operations", policies.apply_at_once)
+    assert torch.equal(policy(batch, keys(400)), chosen)
+    assert not torch.equal(chosen, batch)
+
+
 def test_three_augment_gives_each_change_to_a_third():
     batch = images(3000, 16, 16)
     changed = ThreeAugment(jitter=0.0)(batch, keys(3000))

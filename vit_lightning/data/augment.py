@@ -18,7 +18,7 @@ from torch import Tensor
 from vit_lightning.data import operations
 from vit_lightning.data.operations import affine, resample, resize_weights
 from vit_lightning.limits import at_least, problems_of, refuse
-from vit_lightning.random_keys import mix, shift_right, uniform
+from vit_lightning.random_keys import mix, shift_right, streams, uniform
 
 
 class Augmentation(ABC):
@@ -103,20 +103,19 @@ class RandomResizedCrop(Augmentation):
 
     def boxes(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns top, left, height and width in pixels, (b,), of the first of ten draws that fits, else of all."""
-        top, left = torch.zeros_like(keys), torch.zeros_like(keys)
-        rows, columns = torch.full_like(keys, height), torch.full_like(keys, width)
-        open_ = torch.ones_like(keys, dtype=torch.bool)
         low, high = (math.log(bound) for bound in self.ratio)
-        for attempt in range(10):
-            draws = [uniform(mix(keys, attempt), stream).double() for stream in range(1, 5)]
-            area = height * width * (self.scale[0] + draws[0] * (self.scale[1] - self.scale[0]))
-            ratio = torch.exp(low + draws[1] * (high - low))
-            w, h = (area * ratio).sqrt().round().long(), (area / ratio).sqrt().round().long()
-            fits = open_ & (w > 0) & (w <= width) & (h > 0) & (h <= height)
-            rows, columns = torch.where(fits, h, rows), torch.where(fits, w, columns)
-            top = torch.where(fits, (draws[2] * (height - h + 1)).long(), top)
-            left = torch.where(fits, (draws[3] * (width - w + 1)).long(), left)
-            open_ &= ~fits
+        attempts = mix(streams(keys, range(10)))
+        draws = uniform(streams(attempts, range(1, 5)), 0).double()  # (4, attempts, b)
+        area = height * width * (self.scale[0] + draws[0] * (self.scale[1] - self.scale[0]))
+        ratio = torch.exp(low + draws[1] * (high - low))
+        w, h = torch.stack([area * ratio, area / ratio]).sqrt().round().long()
+        fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+        first, some = fits.to(torch.uint8).argmax(dim=0, keepdim=True), fits.any(dim=0)
+        rows, columns = (size.gather(0, first)[0] for size in (h, w))
+        rows, columns = torch.where(some, rows, height), torch.where(some, columns, width)
+        # the draws are below 1: where none fits, this is 0
+        top = (draws[2].gather(0, first)[0] * (height - rows + 1)).long()
+        left = (draws[3].gather(0, first)[0] * (width - columns + 1)).long()
         return top, left, rows, columns
 
 
@@ -206,8 +205,8 @@ class ColorJitter(Augmentation):
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         # the change with the smallest of four random numbers comes first
-        order = torch.stack([uniform(keys, 10 + number) for number in range(4)], dim=1).argsort(dim=1, stable=True)
-        drawn = [self._strength(number, uniform(keys, 20 + number)) for number in range(4)]
+        order = uniform(streams(keys, range(10, 14)), 0).T.argsort(dim=1, stable=True)
+        drawn = [self._strength(number, draw) for number, draw in enumerate(uniform(streams(keys, range(20, 24)), 0))]
         functions = (operations.brightness, operations.contrast, operations.saturation, operations.hue)
         for place in range(4):
             here, before = order[:, place], images

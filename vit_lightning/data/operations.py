@@ -202,7 +202,8 @@ def hue(images: Tensor, shift: Tensor) -> Tensor:
         pixels[:, 0] == high, blue - green, torch.where(pixels[:, 1] == high, 2 + red - blue, 4 + green - red)
     )
     shifted = (sector / 6 + shift.to(torch.float32)[:, None, None]).remainder(1.0) * 6
-    distance = (shifted[:, None] + torch.tensor([5.0, 3.0, 1.0], device=images.device)[:, None, None]).remainder(6.0)
+    offsets = torch.arange(5.0, 0.0, -2.0, device=images.device)[:, None, None]
+    distance = (shifted[:, None] + offsets).remainder(6.0)
     share = torch.minimum(distance, 4.0 - distance).clamp(0.0, 1.0)
     # 255.999 gives each of the 256 values the same part of the range, as torchvision converts
     return _bytes((high[:, None] - spread[:, None] * share) * 255.999)
@@ -217,3 +218,37 @@ def posterize(images: Tensor, bits: Tensor) -> Tensor:
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
     """Inverts pixels of at least ``threshold`` (0 to 255)."""
     return torch.where(images >= _each(threshold), 255 - images, images)
+
+
+def autocontrast(images: Tensor) -> Tensor:
+    """Stretches each channel to all 256 values."""
+    pixels = images.to(torch.float32)
+    low, high = pixels.amin(dim=(-2, -1), keepdim=True), pixels.amax(dim=(-2, -1), keepdim=True)
+    even = low == high
+    step = torch.where(even, 1.0, (high - low) * (1.0 / 255.0))
+    return _bytes((pixels - torch.where(even, 0.0, low)) / step)
+
+
+def blend(images: Tensor, kind: Sequence[Tensor], magnitude: Tensor) -> Tensor:
+    """Applies one of brightness, saturation, contrast and sharpness, or none, to each image, all in one product.
+
+    Args:
+        images: (b, c, H, W).
+        kind: whether each of the four is meant, (b, 1, 1, 1) each; an image has at most one.
+        magnitude: factor less 1, (b,), float64.
+    """
+    _, saturated, contrasted, sharpened = kind
+    if images.shape[1] == 1:
+        kind = [kind[0], torch.zeros_like(saturated), contrasted, sharpened]
+    pixels, gray = images.to(torch.float32), _gray(images)
+    mean = gray.mean(dim=(1, 2, 3), keepdim=True, dtype=torch.float64).to(torch.float32)
+    other = torch.where(saturated, gray, torch.where(contrasted, mean, 0.0))
+    factor = 1.0 + magnitude[:, None, None, None]
+    changed = torch.where(kind[0] | kind[1] | contrasted, factor, 1.0)
+    weight = 1.0 - changed
+    if min(images.shape[-2:]) > 2:
+        inner = pixels[..., 1:-1, 1:-1]
+        blurred = F.avg_pool2d(pixels, 3, stride=1, divisor_override=1).add(inner, alpha=4.0).div(13.0).round()
+        other = torch.where(sharpened, F.pad(blurred - inner, [1] * 4), other)
+        weight = torch.where(sharpened, 1.0 - factor, weight)
+    return _bytes(torch.addcmul(pixels * changed.float(), other, weight.float()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -10,22 +11,17 @@ from torch import Tensor
 from vit_lightning.data import operations
 from vit_lightning.data.augment import Augmentation, ColorJitter
 from vit_lightning.limits import at_least, problems_of, refuse
-from vit_lightning.random_keys import mix, uniform
+from vit_lightning.random_keys import mix, streams, uniform
 
 Operation = Callable[[Tensor, Tensor], Tensor]
 """Operation on uint8 images (b, c, H, W) with magnitudes (b,)."""
 
 
-def _of_torchvision(name: str) -> Operation:
-    """Returns an operation of torchvision without a magnitude."""
+def _equalize(images: Tensor, _: Tensor) -> Tensor:
+    from torchvision.transforms.v2 import functional
 
-    def change(images: Tensor, _: Tensor) -> Tensor:
-        from torchvision.transforms.v2 import functional
-
-        changed: Tensor = getattr(functional, name)(images)
-        return changed
-
-    return change
+    changed: Tensor = functional.equalize(images)
+    return changed
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -41,8 +37,8 @@ OPERATIONS: dict[str, Operation] = {
     "Sharpness": lambda images, magnitude: operations.sharpness(images, 1.0 + magnitude),
     "Posterize": operations.posterize,
     "Solarize": lambda images, magnitude: operations.solarize(images, 255.0 * magnitude),
-    "AutoContrast": _of_torchvision("autocontrast"),
-    "Equalize": _of_torchvision("equalize"),
+    "AutoContrast": lambda images, _: operations.autocontrast(images),
+    "Equalize": _equalize,
 }
 SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness")
 """Operations whose magnitude is negated for half of the images."""
@@ -50,13 +46,62 @@ SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness"
 
 def apply_operations(images: Tensor, operation: Tensor, magnitude: Tensor) -> Tensor:
     """Applies operation number ``operation[i]`` of ``OPERATIONS`` with ``magnitude[i]`` to image i; both (b,)."""
+    chosen = _apply_each if images.device.type == "cpu" else apply_at_once
+    return chosen(images, operation, magnitude)
+
+
+def _apply_each(images: Tensor, operation: Tensor, magnitude: Tensor) -> Tensor:
+    """Applies each operation to its images alone: the least work, but a device would wait for each choice."""
     images = images.clone()
-    numbers = operation.cpu()  # the one place that waits for the device
     for number, change in enumerate(OPERATIONS.values()):
-        chosen = (numbers == number).nonzero()[:, 0].to(images.device)
+        chosen = (operation == number).nonzero()[:, 0]
         if number and len(chosen):
             images[chosen] = change(images[chosen], magnitude[chosen])
     return images
+
+
+def apply_at_once(images: Tensor, operation: Tensor, magnitude: Tensor) -> Tensor:
+    """Does the same without a choice on the host: each kind of operation on all images, most with no effect."""
+    height, width = images.shape[-2:]
+    angle = magnitude.remainder(360.0).deg2rad()
+    terms = torch.stack([torch.ones_like(magnitude), magnitude, magnitude.trunc(), angle.cos(), angle.sin()], dim=1)
+    matrix = (_coefficients(height, width, images.device)[operation] * terms[:, None]).sum(dim=-1)
+    images = operations.warp(images, matrix.float().unbind(1))
+    here = {name: (operation == number)[:, None, None, None] for number, name in enumerate(OPERATIONS)}
+    kinds = [here[name] for name in ("Brightness", "Color", "Contrast", "Sharpness")]
+    images = operations.blend(images, kinds, magnitude)
+    bits = torch.where(operation == list(OPERATIONS).index("Posterize"), magnitude, 8.0)
+    images = operations.posterize(images, bits)
+    for name in ("Solarize", "AutoContrast", "Equalize"):
+        images = torch.where(here[name], OPERATIONS[name](images, magnitude), images)
+    return images
+
+
+@lru_cache
+@torch.inference_mode(False)  # made while validating, they could not be used in training
+def _coefficients(height: int, width: int, device: torch.device) -> Tensor:
+    """Returns what 1, magnitude, its whole part, cosine and sine add to the matrix of ``warp``, (operations, 6, 5).
+
+    Cached, as are the other tables, since a copy of host data to a device waits for it.
+    """
+    table = torch.zeros(len(OPERATIONS), 6, 5, dtype=torch.float64)
+    table[:, 0, 0] = table[:, 4, 0] = 1.0
+    for name, place, term, value in (
+        ("ShearX", 1, 1, 1.0),
+        ("ShearX", 2, 1, height / 2),
+        ("ShearY", 3, 1, 1.0),
+        ("ShearY", 5, 1, width / 2),
+        ("TranslateX", 2, 2, -1.0),
+        ("TranslateY", 5, 2, -1.0),
+        ("Rotate", 0, 3, 1.0),
+        ("Rotate", 1, 4, -1.0),
+        ("Rotate", 3, 4, 1.0),
+        ("Rotate", 4, 3, 1.0),
+    ):
+        number = list(OPERATIONS).index(name)
+        table[number, place, 0] = 0.0
+        table[number, place, term] = value
+    return table.to(device)
 
 
 def _scale(bins: int, largest: Mapping[str, float], posterized_bits: int) -> Tensor:
@@ -73,8 +118,32 @@ def _scale(bins: int, largest: Mapping[str, float], posterized_bits: int) -> Ten
 
 
 def _with_sign(magnitude: Tensor, operation: Tensor, draw: Tensor) -> Tensor:
-    signed = torch.tensor([name in SIGNED for name in OPERATIONS], device=operation.device)[operation]
-    return torch.where(signed & (draw < 0.5), -magnitude, magnitude)
+    return torch.where(_is_signed(operation.device)[operation] & (draw < 0.5), -magnitude, magnitude)
+
+
+@lru_cache
+@torch.inference_mode(False)
+def _is_signed(device: torch.device) -> Tensor:
+    return torch.tensor([name in SIGNED for name in OPERATIONS], device=device)
+
+
+@lru_cache
+@torch.inference_mode(False)
+def _of_randaugment(magnitude: int, height: int, width: int, device: torch.device) -> Tensor:
+    """Returns the magnitude of each operation, (operations,)."""
+    largest = {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}
+    largest |= {"TranslateX": 150 / 331 * width, "TranslateY": 150 / 331 * height}
+    largest |= dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.9)
+    return _scale(31, largest, posterized_bits=4)[:, magnitude].to(device)
+
+
+@lru_cache
+@torch.inference_mode(False)
+def _of_trivialaugment(device: torch.device) -> Tensor:
+    """Returns the magnitude of each operation in each bin, (operations, 31)."""
+    largest = {"ShearX": 0.99, "ShearY": 0.99, "TranslateX": 32.0, "TranslateY": 32.0, "Rotate": 135.0}
+    largest |= dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.99)
+    return _scale(31, largest, posterized_bits=6).to(device)
 
 
 class RandAugment(Augmentation):
@@ -91,15 +160,11 @@ class RandAugment(Augmentation):
         self.num_ops, self.magnitude = num_ops, magnitude
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        height, width = images.shape[-2:]
-        largest = {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}
-        largest |= {"TranslateX": 150 / 331 * width, "TranslateY": 150 / 331 * height}
-        largest |= dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.9)
-        table = _scale(31, largest, posterized_bits=4)[:, self.magnitude].to(images.device)
-        for number in range(self.num_ops):
-            drawn = mix(keys, number)
-            operation = (uniform(drawn, 1) * len(OPERATIONS)).long()
-            images = apply_operations(images, operation, _with_sign(table[operation], operation, uniform(drawn, 2)))
+        table = _of_randaugment(self.magnitude, images.shape[-2], images.shape[-1], images.device)
+        layers = mix(streams(keys, range(self.num_ops)))
+        for draw, sign in uniform(streams(layers, range(1, 3)), 0).transpose(0, 1):
+            operation = (draw * len(OPERATIONS)).long()
+            images = apply_operations(images, operation, _with_sign(table[operation], operation, sign))
         return images
 
 
@@ -107,12 +172,10 @@ class TrivialAugment(Augmentation):
     """One operation and its magnitude, drawn from 14 for each image (Müller and Hutter 2021; the "wide" space)."""
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        largest = {"ShearX": 0.99, "ShearY": 0.99, "TranslateX": 32.0, "TranslateY": 32.0, "Rotate": 135.0}
-        largest |= dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.99)
-        table = _scale(31, largest, posterized_bits=6).to(images.device)
-        operation = (uniform(keys, 1) * len(OPERATIONS)).long()
-        magnitude = table[operation, (uniform(keys, 3) * 31).long()]
-        return apply_operations(images, operation, _with_sign(magnitude, operation, uniform(keys, 2)))
+        draw, sign, bin_ = uniform(streams(keys, range(1, 4)), 0)
+        operation = (draw * len(OPERATIONS)).long()
+        magnitude = _of_trivialaugment(images.device)[operation, (bin_ * 31).long()]
+        return apply_operations(images, operation, _with_sign(magnitude, operation, sign))
 
 
 class ThreeAugment(Augmentation):
