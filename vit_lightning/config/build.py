@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 from vit_lightning.config.adapters import ADAPTERS, Chosen, read_loss, read_metrics, read_optimizer
 from vit_lightning.config.check_network import check_network
@@ -80,6 +80,8 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     settings = {key: _make(reader, key, part) for key, part in setting_parts.items()}
     if module is not WRONG:
         reader.problems += [*unused_problems(module, config), *_frozen_problems(module, settings, general)]
+        if command == "fit" and general.get("test") and module.target.test_step is LightningModule.test_step:
+            reader.problems.append(f"module.class_path={module.name} has no test_step (give it one, or test=false)")
     teacher, initial = None, None
     if data is not None:
         reader.problems += _loss_problems(settings["loss"], data)
