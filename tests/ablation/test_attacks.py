@@ -144,6 +144,15 @@ def test_going_on_after_the_end_keeps_the_earlier_maxima(in_folder):
         begin_with(max_seeds=12, smallest_effect=0.05)
 
 
+def test_more_seeds_before_the_first_run_are_the_rule_from_the_start(in_folder):
+    begin().keep_spending("early", written=True)
+    ledger = begin(compare={**PLAN["compare"], "max_seeds": 40})
+    assert (ledger.facts["compare"]["extended"], ledger.facts["compare"]["spending"]) == ([], None)
+    ledger.keep_spending("late", written=True)
+    rules = carry_out(begin(compare={**PLAN["compare"], "max_seeds": 40})).compare
+    assert (rules.extended, rules.spending) == ((), "late"), "it is chosen anew"
+
+
 TUNE = {"options": {"optimizer.lr": [0.001, 0.002]}, "seeds": [1000, 1001]}
 
 

@@ -382,9 +382,13 @@ def open_ledger(
     began, rules = ledger.facts["compare"], now["compare"]
     rules["spending"] = rules["spending"] or began.get("spending")
     found = _changes(ledger, now)
-    raised = [began["max_seeds"]] if rules["max_seeds"] > began["max_seeds"] else []
-    rules["extended"] = [*began.get("extended", []), *raised]
-    if not records.used_seeds(folder):
+    raised, begun = rules["max_seeds"] > began["max_seeds"], bool(records.used_seeds(folder))
+    rules["extended"] = [*began.get("extended", []), *([began["max_seeds"]] if raised and begun else [])]
+    if raised and not begun:  # another rule from the start, for which the forecast chooses anew
+        rules["spending"] = plan.compare.spending
+        if create:
+            (folder / "ledger" / SPENDING).unlink(missing_ok=True)
+    if not begun:
         found += records.earlier_studies(folder, now)
     elif ledger.facts["question"] != now["question"]:
         found.append(f'question was "{ledger.facts["question"]}", is "{now["question"]}"')
