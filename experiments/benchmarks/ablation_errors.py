@@ -23,7 +23,7 @@ from scipy import special
 
 from vit_lightning.report.comparisons import compare, design_of, most_seeds, standings
 from vit_lightning.report.forecast import Spread, best_spending
-from vit_lightning.report.sequential import FIRST, Answer, at, follow, variances_by_others
+from vit_lightning.report.sequential import FIRST, Answer, Spending, at, follow, variances_by_others
 from vit_lightning.report.study import Compare, Run, Study
 
 Values = np.ndarray[Any, Any]
@@ -54,12 +54,14 @@ class Scene:
     """Earlier maxima, at which all comparisons that were open or had ended without an answer went on."""
     arms: Literal["baseline", "pairs", "best"] = "baseline"
     until: Answer = "equivalent"
+    spending: Spending | None = None
+    """As the plan says; by default the forecast chooses, which knows ``sd``."""
 
     @functools.cached_property
     def rules(self) -> Compare:
         """Rules of the comparisons, with alpha spent as the forecast of the first maximum chooses."""
         first = (*self.extended, self.max_seeds)[0]
-        rules = Compare("score", 1.0, first, ALPHA, self.arms, self.until)
+        rules = Compare("score", 1.0, first, ALPHA, self.arms, self.until, spending=self.spending)
         counting = math.sqrt(2 * ACCURACY * (1 - ACCURACY) / IMAGES) / EFFECT if self.noise == "counts" else 0.0
         spending = best_spending(rules, len(self.truth) + 1, Spread(math.hypot(self.sd, counting)))
         return replace(rules, max_seeds=self.max_seeds, spending=spending, extended=self.extended)
@@ -275,6 +277,8 @@ SCENES = {
     "one arm varies twice, 3 arms, quiet": replace(QUIET, varying=(1, 2, 1)),
     "one arm varies twice, 3 arms": replace(NOISY, varying=(1, 2, 1)),
     "one arm varies twice, 5 arms": replace(NOISY, truth=(0.0,) * 4, varying=(1, 2, 1, 1, 1)),
+    "one arm varies five times, 3 arms": replace(NOISY, sd=2.0, varying=(1, 5, 1), spending="early"),
+    "one arm varies ten times, 3 arms": replace(NOISY, sd=1.0, varying=(1, 10, 1), spending="early"),
     "baseline varies twice, 3 arms, quiet": replace(QUIET, varying=(2, 1, 1)),
     "baseline varies twice, 3 arms": replace(NOISY, varying=(2, 1, 1)),
     "baseline varies twice, 4 arms": replace(NOISY, truth=(0.0,) * 3, varying=(2, 1, 1, 1)),

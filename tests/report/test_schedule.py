@@ -83,4 +83,4 @@ def test_arms_that_are_open_wait_for_the_next_analysis():
     assert (schedule.seeds, schedule.open) == ({"a": 7, "b": 7, "c": 6}, ["a", "b"]), "the next seed replaces it"
     failed = [replace(run, state="failed") if run.arm == "b" and run.seed < 4 else run for run in runs]
     schedule = make_schedule(study_of([*failed, outcomes["b", 5]], "baseline"))
-    assert (schedule.seeds, schedule.open) == ({"a": 9, "b": 9, "c": 6}, []), "too many"
+    assert (schedule.seeds, schedule.open) == ({"a": 6, "b": 6, "c": 6}, []), "too many"
