@@ -84,6 +84,31 @@ def test_a_second_result_is_named_beside_the_first_which_counts(in_folder):
     assert study.plan_changed == [said]
 
 
+def test_a_result_is_kept_before_its_attempt_ends(in_folder):
+    ledger, run = begin(), Planned("mean", 1)
+    claim = ledger.claim(run)
+    assert not ledger.end_done(run, claim)
+    finish(ledger, run, 0.9)
+    assert ledger.end_done(run, claim)
+    shutil.rmtree("runs/out/runs/mean-seed1")  # before any process has seen it
+    ledger = begin()
+    assert ledger.claim(run) is None
+    assert run not in ledger.pending()
+    said = "mean-seed1 ended first with a test/acc of 0.9, which counts; now it is gone"
+    assert carry_out(ledger).plan_changed == [said]
+
+
+def test_an_attempt_that_was_done_and_whose_result_is_lost_is_named(in_folder):
+    ledger, run = begin(), Planned("mean", 1)
+    ledger.claim(run).end("done")
+    said = ["mean-seed1 was done in attempt 1, whose result is lost"]
+    assert read_study(ledger.folder).plan_changed == said
+    claim = ledger.claim(run)
+    finish(ledger, run, 0.95)
+    ledger.end_done(run, claim)
+    assert carry_out(ledger).plan_changed == said, "also after it was trained again"
+
+
 def test_a_claim_is_kept_when_all_that_speaks_for_it_is_deleted(in_folder):
     carry_out(begin())
     for folder in ("runs", "ledger"):

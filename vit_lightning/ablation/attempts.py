@@ -124,17 +124,16 @@ class Attempts:
             if attempt.process.is_alive():
                 _kill(attempt.process)
                 attempt.process.join()
-            done = self.ledger.results(attempt.run) is not None
             with contextlib.suppress(OSError):  # a full disk: then the claim is taken over, as from a process that died
-                attempt.claim.end("done" if done else "stopped")
+                if not self.ledger.end_done(attempt.run, attempt.claim):
+                    attempt.claim.end("stopped")
         self.running = []
 
     def _outcome(self, attempt: Attempt) -> str:
         """Records how an attempt ended: done only with results, whatever its process returned."""
         if not attempt.claim.is_mine():
             return "taken over by another process"
-        if self.ledger.results(attempt.run) is not None:
-            attempt.claim.end("done")
+        if self.ledger.end_done(attempt.run, attempt.claim):
             return "done"
         return self._failed(attempt.run, attempt.claim, *self._cause(attempt))
 

@@ -115,10 +115,13 @@ class Ledger:
         if results is None and failure is None:
             return False
         if results is not None and self.writes:
-            records.keep(self._record(run), records.result_of(self.run_folder(run), results))
+            self._keep(run, results)
         cause = None if failure is None else f"{failure['kind']}: {failure['cause']}"
         self._ended[run] = self._run(run, "done" if failure is None else "failed", cause, results)
         return True
+
+    def _keep(self, run: Planned, results: dict[str, Any]) -> None:
+        records.keep(self._record(run), records.result_of(self.run_folder(run), results))
 
     def _run(self, run: Planned, state: State = "missing", cause: str | None = None, results: Results = None) -> Run:
         tried = None if run.trial is None else self.trials[run.trial]
@@ -219,7 +222,8 @@ class Ledger:
         """Describes what has changed since the ablation began: code and question, results, claims."""
         self.planned()
         found = records.noted_changes(self.folder)
-        for run in self._ended:
+        for run in dict.fromkeys([*self._planned, *self._ended]):
+            found += records.lost_result(self._record(run))
             found += records.second_result(self._record(run), self.run_folder(run), self.measured(run))
         return found + records.changed_claims(self.folder, self.schedule.comparisons)
 
@@ -324,6 +328,14 @@ class Ledger:
             return self.leases.has_expired(claim)
         is_remote = read_json(claim).get("machine") != owner()["machine"]
         return not is_remote or read_json(end).get("outcome") != "done" or self.leases.has_expired(end)
+
+    def end_done(self, run: Planned, claim: Claim) -> bool:
+        """Records an attempt as done if the run has results, which are kept before; returns whether it has."""
+        results = self.results(run)
+        if results is not None:
+            self._keep(run, results)
+            claim.end("done")
+        return results is not None
 
     def end_attempt(self, run: Planned, claim: Claim, kind: Kind, cause: str) -> bool:
         """Records a failed attempt; returns whether the run has failed for good.

@@ -48,6 +48,15 @@ def second_result(record: Path, folder: Path, metric: str) -> list[str]:
     return [f"{folder.name} ended first with a {metric} of {before}, which counts; now it {state}"]
 
 
+def lost_result(record: Path) -> list[str]:
+    """Describes that a run was done before its last attempt, or is without a record, where that is so."""
+    done = [path for path in sorted(record.parent.glob("*.end")) if read_json(path).get("outcome") == "done"]
+    last = max(record.parent.glob("[0-9]*.claim"), default=None)
+    if not done or (record.exists() and last is not None and last.stem == done[0].stem):
+        return []
+    return [f"{record.parent.name} was done in attempt {int(done[0].stem)}, whose result is lost"]
+
+
 def keep_claims(folder: Path, comparisons: Sequence[ArmComparison]) -> None:
     """Keeps the claims of each analysis that has taken place, as they were made first."""
     for (arm, other, n), claims in _claims(comparisons).items():
