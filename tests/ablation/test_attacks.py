@@ -196,8 +196,6 @@ def test_replicates_tune_anew_for_each_pair(in_folder):
     assert values == [0.001, 0.002, 0.001, 0.002]
     with pytest.raises(UserError, match=r"tune.replicates=9 must be compare.max_seeds=8"):
         begin("other", tune={**TUNE, "replicates": 9})
-    with pytest.raises(UserError, match=r"tune.seeds: 4, 5, 6, 7, 8, 9, 10, 11: the comparison has the seeds 0 to 11"):
-        begin("other", tune={**TUNE, "seeds": [4], "replicates": 8})
 
 
 def test_a_replicate_without_a_value_that_trains_is_replaced_by_the_next(in_folder):

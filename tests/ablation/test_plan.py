@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import yaml
 from runs import REPOSITORY
 
 from vit_lightning.ablation.ablate import AblateConfig, ablate
-from vit_lightning.ablation.plan import Tune, plan_help, read_plan, slug
+from vit_lightning.ablation.plan import PlanReader, Tune, plan_help, read_plan, slug
 from vit_lightning.ablation.wandb_sweep import plain_flags, write_sweep
 from vit_lightning.commands.arguments import read_call
 from vit_lightning.config.files import read_flags
@@ -108,6 +109,20 @@ def test_tuned_arms_and_their_trials(in_folder):
     same = resolve(plan.arguments("cls", 100, chosen, trial=True))
     assert (trial.config, trial.settings) == (same.config, same.settings)
     assert (trial.test, trial.seed, trial.settings.wandb.job_type) == (False, 100, "tuning")
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+@pytest.mark.parametrize("first", [0, 3, 12, 1000])
+def test_more_seeds_meet_none_of_the_tuning_and_change_none_before(first, replicated):
+    lists, reader = [], PlanReader(given={"seeds": {"first": first}})
+    for most in (6, 8, 12, 700):
+        tune = Tune(TUNE["options"], [12, 14], most if replicated else None)
+        seeds, _ = reader.seeds(Compare("test/acc", 0.01, most), tune)
+        trials = {seed for place in range(len(seeds)) for seed in tune.seeds_of(place)}
+        assert (len({*seeds}), trials & {*seeds}) == (most + most // 2, set())
+        lists.append(seeds)
+    assert all(more[: len(fewer)] == fewer for fewer, more in itertools.pairwise(lists))
+    assert lists[0][0] == first or first > 3, "the first seed is left out only where tuning takes it"
 
 
 def test_a_split_of_each_seed_is_the_same_for_all_arms(in_folder):
@@ -255,7 +270,7 @@ NO_CONFIG = changed(NAMED, config=None)
         ({"arms": None, "grid": {"model.pool": "cls"}}, ["grid.model.pool=cls must be a list of values"]),
         ({"arms": None, "grid": {"model.pool": ["cls", "cls"]}}, ["grid.model.pool: cls comes twice"]),
         ({"arms": None, "grid": {"model.pool": ["cls"]}}, ["there is one arm only"]),
-        ({"tune": {"options": {"optimizer.lr": [1]}, "seeds": [3]}}, ["at least two values", "tune.seeds: 3: the com"]),
+        ({"tune": {"options": {"optimizer.lr": [1]}, "seeds": [3]}}, ["at least two values"]),
         ({"tune": {"options": {"optimizer.lr": 1}}}, ["must be a list", "tune.seeds is missing"]),
         (
             {"tune": {"options": {"model.pool": ["cls", "mean"]}, "seeds": []}},

@@ -53,7 +53,7 @@ class Seeds:
     """Seeds of an ablation, the same for each arm.
 
     Args:
-        first: first seed; the others follow it.
+        first: first seed; the others follow it, without those of the tuning.
         split: with varies each seed has a split of its own (data.split_seed is the seed), the same for all arms, and
             the answer is one for new images too; with fixed all runs have the config's.
     """
@@ -68,7 +68,7 @@ class Tune:
 
     Args:
         options: values of each option; all combinations are tried.
-        seeds: seeds of the trials, none of them one of the comparison.
+        seeds: seeds of the trials; the comparison leaves them out.
         replicates: number of times that each arm is tuned anew, with further seeds: once for each pair of runs, so
             ``compare.max_seeds``. Then the answer is about recipes with their tuning, not about values chosen once.
     """
@@ -81,6 +81,10 @@ class Tune:
         """Returns the seeds of the trials of a replicate, from 0 on; without replicates they are the same for all."""
         step = max(self.seeds) - min(self.seeds) + 1 if self.seeds and self.replicates else 0
         return [seed + replicate * step for seed in self.seeds]
+
+    def taken(self) -> set[int]:
+        """Returns the seeds of all trials of the longest plan, so that raising ``compare.max_seeds`` meets none."""
+        return {seed for replicate in range(most_seeds(MOST_SEEDS)) for seed in self.seeds_of(replicate)}
 
     @property
     def combinations(self) -> list[dict[str, Any]]:
@@ -247,11 +251,12 @@ def read_plan(path: Path) -> Plan:
     reader = PlanReader(given=given)
     reader.refuse_unknown()
     compare = reader.compare()
-    seeds, split = reader.seeds(compare)
     factors, arms = reader.arms()
     fixed = reader.options("fixed", given.get("fixed") or {})
     reader.refuse_twice("fixed", fixed, {f"arm {name}": arm for name, arm in arms.items()})
     baseline = reader.baseline(arms, factors, compare)
+    tune = reader.tune(fixed, arms, compare)
+    seeds, split = reader.seeds(compare, tune)
     name = str(given.get("name", path.stem))
     is_plain = Path(name).name == name and name not in ("", ".", "..")
     reader.problems += problems_of(("name", name, is_plain, "a plain name, without slashes"))
@@ -267,7 +272,7 @@ def read_plan(path: Path) -> Plan:
         factors=factors,
         seeds=seeds,
         split_varies=split == "varies",
-        tune=reader.tune(fixed, arms, seeds, compare.max_seeds),
+        tune=tune,
     )
     if plan.config_files and arms:  # their options are checked although something else is wrong: all problems at once
         reader.problems += _problems_of_configs(plan)
@@ -329,14 +334,15 @@ class PlanReader(Reader):
             self.problems.append(f"compare.until=not better {rest}")
         return replace(found, max_seeds=min(count, MOST_SEEDS))
 
-    def seeds(self, compare: Compare) -> tuple[list[int], str]:
+    def seeds(self, compare: Compare, tune: Tune) -> tuple[list[int], str]:
         """Returns all seeds that may be run, and which splits they have."""
-        seeds = self.group("seeds", Seeds())
-        runs = range(seeds.first, seeds.first + most_seeds(max(compare.max_seeds, 1)))
+        seeds, taken = self.group("seeds", Seeds()), tune.taken()
+        others = (seed for seed in itertools.count(seeds.first) if seed not in taken)
+        runs = [*itertools.islice(others, most_seeds(max(compare.max_seeds, 1)))]
         last = f"the last of {len(runs)} seeds is above 2**32 - 1"
         self.problems += problems_of(("seeds.first", seeds.first, seeds.first >= 0, "at least 0"))
         self.problems += [f"seeds.first={seeds.first}: {last}"] if runs[-1] >= 2**32 else []
-        return [*runs], seeds.split
+        return runs, seeds.split
 
     def options(self, key: str, given: Any) -> dict[str, Any]:
         """Returns dotted options and their values, as they are written: a config that they change reads them."""
@@ -405,13 +411,12 @@ class PlanReader(Reader):
             self.problems.append(f"{shown} must {values if factors else f'be an arm (choose {names})'}")
         return first if name is None else name
 
-    def tune(self, fixed: dict[str, Any], arms: dict[str, dict[str, Any]], seeds: list[int], max_seeds: int) -> Tune:
+    def tune(self, fixed: dict[str, Any], arms: dict[str, dict[str, Any]], compare: Compare) -> Tune:
         """Returns the tuning, without options if they cannot be tried.
 
         Args:
             fixed, arms: options that are given there.
-            seeds: seeds of the comparison.
-            max_seeds: ``compare.max_seeds``.
+            compare: rules of the comparison.
         """
         before, none = len(self.problems), Tune({}, [])
         tune = self.group("tune", none)
@@ -422,16 +427,14 @@ class PlanReader(Reader):
         if options and len(tune.combinations) < 2:
             self.problems.append("tune.options must hold at least two values of an option: there is nothing to choose")
         self.refuse_twice("tune.options", options, {"fixed": fixed, **{f"arm {name}": arms[name] for name in arms}})
-        trials = [seed for replicate in range(len(seeds)) for seed in tune.seeds_of(replicate)]
+        replicates = range(most_seeds(max(compare.max_seeds, 1)))
+        trials = [seed for replicate in replicates for seed in tune.seeds_of(replicate)]
         if not trials or not 0 <= min(trials) <= max(trials) < 2**32:
             self.problems.append(f"tune.seeds={tune.seeds} must be a list of ints, at least 0 and below 2**32")
         self.refuse_repeated("tune.seeds", tune.seeds)
-        if tune.replicates not in (None, max_seeds):
-            pair = f"must be compare.max_seeds={max_seeds}: each replicate is one pair of runs"
+        if tune.replicates not in (None, compare.max_seeds):
+            pair = f"must be compare.max_seeds={compare.max_seeds}: each replicate is one pair of runs"
             self.problems.append(f"tune.replicates={tune.replicates} {pair}")
-        if shared := sorted({*trials} & {*seeds}):
-            reason = f"the comparison has the seeds {seeds[0]} to {seeds[-1]}, and tuning needs others"
-            self.problems.append(f"tune.seeds: {', '.join(map(str, shared))}: {reason}")
         names = [f"{arm}, {grid_name(values)}" for arm in arms for values in tune.combinations]
         self.refuse_same_folder("tune.options: two values", names)
         return tune
