@@ -138,6 +138,19 @@ def test_the_same_arms_and_seeds_in_another_folder_are_a_second_study(in_folder)
     assert read_study(begin("arms", arms=arms).folder).plan_changed == [], "only one arm is the same"
 
 
+def test_a_second_study_with_a_split_of_each_seed_is_named_and_its_unused_seeds_are_unused_in_all(in_folder):
+    def begin_at(name: str, first: int) -> Ledger:
+        return begin(name, seeds={"first": first, "split": "varies"})
+
+    for name, first in (("one", 50), ("two", 54), ("far", 100)):
+        carry_out(begin_at(name, first))
+    said = "has compared these arms on these seeds (seeds: {first: 106} would be unused)"
+    found = read_study(begin_at("three", 51).folder).plan_changed
+    assert found == [f"a second study of the question: runs/{name} {said}" for name in ("one", "two")]
+    assert read_study(begin_at("unused", 106).folder).plan_changed == []
+    assert read_study(begin("fixed", seeds={"first": 51}).folder).plan_changed == [], "its runs have another split"
+
+
 def test_one_failed_run_ends_no_arm_and_is_not_tried_until_it_ends_well(in_folder):
     ledger, failed = begin(), Planned("mean", 2)
     ledger.planned()

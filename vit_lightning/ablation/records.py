@@ -115,12 +115,24 @@ def used_seeds(folder: Path) -> set[int]:
 
 def earlier_studies(folder: Path, facts: dict[str, Any]) -> list[str]:
     """Names the ablations beside a new one that have compared its arms on its seeds: alpha is spent there too."""
-    found, configs = [], [*facts["configs"].values()]
+    configs, used = _compared(facts), dict[Path, set[int]]()
     for path in sorted(folder.parent.glob("*/ledger.json")):
-        theirs = [config for config in read_json(path).get("configs", {}).values() if config in configs]
-        used = used_seeds(path.parent)
-        if path.parent.name != folder.name and len(theirs) > 1 and used & {*facts["seeds"]}:
-            unused = f"seeds: {{first: {max(used) + 1}}} would be unused"
-            text = f"a second study of the question: {path.parent} has compared these arms on these seeds"
-            found.append(f"{text} ({unused})")
-    return found
+        theirs = [config for config in _compared(read_json(path)) if config in configs]
+        if path.parent.name != folder.name and len(theirs) > 1:
+            used[path.parent] = used_seeds(path.parent)
+    unused = 1 + max((seed for seeds in used.values() for seed in seeds), default=-1)
+    return [
+        f"a second study of the question: {earlier} has compared these arms on these seeds "
+        f"(seeds: {{first: {unused}}} would be unused)"
+        for earlier, seeds in used.items()
+        if seeds & {*facts["seeds"]}
+    ]
+
+
+def _compared(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the configs of the arms, without the seed of the split where it is that of each run."""
+    configs = [*facts.get("configs", {}).values()]
+    if not facts.get("split_varies"):
+        return configs
+    splits = [{**config["data"]["init_args"], "split_seed": None} for config in configs]
+    return [{**one, "data": {**one["data"], "init_args": split}} for one, split in zip(configs, splits, strict=True)]
