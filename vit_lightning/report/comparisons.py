@@ -63,9 +63,12 @@ class ArmComparison:
         return [place for place, seed in enumerate(self.study.seeds[: most_seeds(pairs)], 1) if seed not in failed]
 
     def seeds_for(self, pairs: int) -> int:
-        """Returns how many seeds of the plan some pairs take, with those of failed runs; at most ``most_seeds``."""
-        whole = self._whole(pairs)
-        return whole[pairs - 1] if len(whole) >= pairs else min(most_seeds(pairs), len(self.study.seeds))
+        """Returns how many seeds of the plan some pairs take, with those of failed runs; at most ``most_seeds``.
+
+        Where too many have failed it is the place of the failure after which the others are too few.
+        """
+        whole, most = self._whole(pairs), min(most_seeds(pairs), len(self.study.seeds))
+        return whole[pairs - 1] if len(whole) >= pairs else sorted({*range(1, most + 1)} - {*whole})[most - pairs]
 
     @property
     def blocked(self) -> bool:

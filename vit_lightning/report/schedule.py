@@ -47,7 +47,7 @@ def make_schedule(study: Study) -> Schedule:
         seeds = _race(study)
     else:
         for one in comparisons:
-            needed = one.seeds_for(one.n if one.decided or one.blocked else one.next or analyses[-1])
+            needed = one.seeds_for(one.n if one.decided else one.next or analyses[-1])
             seeds |= {arm: max(seeds[arm], needed) for arm in (one.arm, one.other)}
     return Schedule(seeds, _open_arms(study, comparisons), comparisons)
 
