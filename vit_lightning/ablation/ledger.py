@@ -283,13 +283,14 @@ class Ledger:
         """
         planned, kept, places = self.planned(), list[str](), range(len(self.facts["seeds"]))
         chosen = {run for n in places for arm in self._chosen(n) for run in self._trials(arm, n)}
+        seed_of = {seed: self.facts["seeds"][n] for n in places for seed in self.tune.seeds_of(n)}  # of the trials
         for run in [run for run in planned if run in self._ended and self._ended[run].state == "failed"]:
             end, last = self.failure(run) or {}, self._last_claim(run)
             if arm not in (None, run.arm) or last is None or run in chosen:
                 continue
             if end.get("kind") == "diverged":
                 kept.append(f"{run.name} is not tried again: {end['cause']}, and would do so again")
-            elif run.trial is None and self._is_replaced(run):
+            elif self._is_replaced(run if run.trial is None else Planned(run.arm, seed_of[run.seed])):
                 kept.append(f"{run.name} is not tried again: a comparison was made with another seed in its place")
             else:
                 self.retried[run] = int(last.stem)
