@@ -71,7 +71,7 @@ def test_a_run_that_is_deleted_is_not_trained_again(in_folder):
     assert ledger.pending() == []
     study = carry_out(ledger)
     assert verdicts(study) == before
-    assert study.plan_changed == ["mean-seed1 ended first with a test/acc of 0.912, which counts; now it is gone"]
+    assert study.plan_changed == ["'mean' with seed 1 is gone; its first result, 91.20 %, counts"]
 
 
 def test_a_second_result_is_named_beside_the_first_which_counts(in_folder):
@@ -80,7 +80,7 @@ def test_a_second_result_is_named_beside_the_first_which_counts(in_folder):
     finish(ledger, Planned("mean", 1), 0.99)
     study = carry_out(begin())
     assert verdicts(study) == before
-    said = "mean-seed1 ended first with a test/acc of 0.912, which counts; now it is 0.99"
+    said = "'mean' with seed 1 ended at 99.00 % when run again; its first result, 91.20 %, counts"
     assert study.plan_changed == [said]
 
 
@@ -94,7 +94,7 @@ def test_a_result_is_kept_before_its_attempt_ends(in_folder):
     ledger = begin()
     assert ledger.claim(run) is None
     assert run not in ledger.pending()
-    said = "mean-seed1 ended first with a test/acc of 0.9, which counts; now it is gone"
+    said = "'mean' with seed 1 is gone; its first result, 90.00 %, counts"
     assert carry_out(ledger).plan_changed == [said]
 
 
@@ -116,7 +116,7 @@ def test_a_claim_is_kept_when_all_that_speaks_for_it_is_deleted(in_folder):
             shutil.rmtree(path)
     study = carry_out(begin(), lambda run: alike(run) + 0.05 * (run.arm == "mean"))
     assert verdicts(study) == [("mean", 6, "better")]
-    said = "after 6 pairs mean was claimed to be not better, not worse against cls, which stands"
+    said = "after 6 pairs 'mean' was claimed to be not better, not worse against 'cls', which stands"
     assert study.plan_changed == [f"{said}; by the results as they are now: better, not worse"]
 
 

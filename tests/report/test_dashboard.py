@@ -33,8 +33,8 @@ def test_tables_and_figures_go_to_a_run_of_the_group(tmp_path):
     assert (sent["run"]["group"], sent["run"]["job_type"]) == ("pooling", "report")
     assert sent["run"]["id"] == json.loads((tmp_path / "pooling" / "wandb.json").read_text())["run_id"]
     assert sent["summary"]["question"].startswith("What should go to the head")
-    assert sent["summary"]["headline"].endswith("undecided against cls")
-    assert sent["summary"]["recommendation"] == "Keep cls: no arm is shown to be better. Nothing is left to run."
+    assert sent["summary"]["headline"].endswith("undecided against 'cls'")
+    assert sent["summary"]["recommendation"] == "Keep 'cls': no arm is shown to be better. Nothing is left to run."
     assert ", 6 pairs). Next: stop" in sent["summary"]["verdicts"]
     assert sent["summary"]["mean/n"] == 6  # where an answer became unlikely
     names = {path.name.partition("_")[0] for path in file.parent.glob("files/media/*/report/*")}
@@ -57,7 +57,7 @@ def test_without_w_and_b_the_specs_are_written_and_it_is_said_how_to_send_them(t
     assert [section["name"] for section in sections] == ["Result", "Learning curves", "Images", "Costs"]
     report = (study.folder / "dashboard" / "report.json").read_text()
     assert "Ablation pooling" in report
-    assert "undecided against cls" in report
+    assert "undecided against 'cls'" in report
     assert '"jobType"' in report
 
 

@@ -119,7 +119,7 @@ def test_arms_that_spread_unlike_are_named(compared):
     unlike = compared(draw.normal(size=12), baseline=0.1 * draw.normal(size=12), max_seeds=40)
     assert unlike_spreads([alike]) == []
     [text] = unlike_spreads([alike, unlike])
-    assert "Runs of b spread 1" in text
-    assert "times as much as those of a" in text
+    assert "Runs of 'b' spread 1" in text
+    assert "times as much as those of 'a'" in text
     [constant] = unlike_spreads([compared(draw.normal(size=12), max_seeds=40)])
-    assert "Runs of b spread unlike those of a" in constant
+    assert "Runs of 'b' spread unlike those of 'a'" in constant

@@ -23,11 +23,11 @@ from vit_lightning.report.figures import coloured, differences_figure, front, se
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Compare, Run, Tuning
 from vit_lightning.report.tables import Table
-from vit_lightning.report.wording import headline, recommendation
+from vit_lightning.report.wording import headline, next_step, recommendation
 from vit_lightning.report.write import make_markdown, verdicts, write_report
 
 FAILED = {
-    ("mean", 10): "Diverged: <loss> is nan at step 231",
+    ("mean", 10): "diverged: <loss> is nan at step 231",
     **{("mean without class token", seed): "hang: nothing was written for 30 minutes" for seed in range(3, 10)},
 }
 
@@ -82,31 +82,35 @@ def test_the_same_training_gives_the_same_bytes_of_results(tmp_path):
 
 def test_the_answer_comes_first_and_names_failures_and_the_next_step(study):
     report = make_report(study)
-    said = "mean is better than cls, by 0.5 points or more; mean without class token failed, no answer against cls"
+    said = (
+        "'mean' is better than 'cls', by 0.5 points or more; 'mean without class token' failed, no answer against 'cls'"
+    )
     assert headline(analyse(study)) == f"{said}, of runs that finish"
     gain = verdicts(report.analysis)[0]["mean"]
     assert report.recommendation == (
-        f"Take mean (+{100 * gain:.2f} points of test/acc). Failed runs of mean without class token stopped a "
-        f"comparison: see why, then lightning ablate PLAN --out={study.folder} --retry"
+        f"Take 'mean' (+{100 * gain:.2f} points of test/acc, 1 of 12 runs failed). Failed runs of 'mean without class "
+        f"token' stopped a comparison: see why, then lightning ablate PLAN --out={study.folder} --retry"
     )
     assert any(
-        "7 of 12 runs of mean without class token failed (seed 3, 4, 5, 6, 7, 8 and 9)" in note for note in report.notes
+        "7 of 12 runs of 'mean without class token' failed (seed 3, 4, 5, 6, 7, 8 and 9)" in note
+        for note in report.notes
     )
     page = (study.folder / "report.html").read_text()
     first = [
         "What should go to the head",
-        "<b>mean</b> is better than <b>cls</b>",
+        "<b>'mean'</b> is better than <b>'cls'</b>",
         ", of runs that finish</p>",
-        "Take mean (+",
+        "Take &#x27;mean&#x27; (+",
         f"<code>lightning ablate PLAN --out={study.folder} --retry</code>",
-        "This holds for new seeds on these 2,000 test images, not for other images.",
+        "This holds for new seeds on these 2,000 test images.",
         "what next",
+        "also on new images",
         "7 of 12",
         "<figure>",
     ]
     places = [page.index(part) for part in first]
     assert places == sorted(places)
-    assert "Diverged: &lt;loss&gt; is nan at step 231" in page
+    assert "diverged: &lt;loss&gt; is nan at step 231" in page
     for fact in (
         "1,294 images, 30 epochs",
         "2,000 images",
@@ -118,6 +122,26 @@ def test_the_answer_comes_first_and_names_failures_and_the_next_step(study):
     varying = make_markdown(make_report(replace(study, split_varies=True, plan_changed=["model.depth was 3, is 6"])))
     assert "this holds for new seeds and splits, on these 2,000 test images" in varying
     assert varying.index("Not as planned: model.depth was 3") < varying.index("| arm | verdict |")
+
+
+def test_runs_that_diverged_are_not_to_be_tried_again(study):
+    runs = [replace(run, cause=run.cause and "diverged: the loss is nan at step 7") for run in study.runs]
+    report = make_report(replace(study, runs=runs))
+    assert "--retry" not in report.recommendation
+    assert "Runs of 'mean without class token' diverged" in report.recommendation
+    [advice] = [row[-1] for row in report.tables["verdicts"].rows if row[0] == "mean without class token"]
+    assert advice == "runs diverge: change that in a new study"
+
+
+def test_an_arm_with_failed_runs_is_not_among_those_that_may_be_taken(tmp_path):
+    study = make_study(tmp_path / "study", seeds=9, images=50, failed={("mean", 3): "hang"})
+    alike = [replace(run, results=run.results and {**run.results, "test/acc": 0.9}) for run in study.runs]
+    report = make_report(replace(study, runs=alike))
+    said = "'mean without class token' may be taken as well; not 'mean': 1 of 9 runs failed."
+    assert said in report.recommendation
+    following = {row[0]: row[-1] for row in report.tables["verdicts"].rows}
+    assert following["mean"] == "no reason to switch: 1 of 9 runs failed"
+    assert following["mean without class token"].startswith("take either")
 
 
 def test_what_is_left_to_run_is_said_with_its_cost(tmp_path):
@@ -137,7 +161,7 @@ def test_each_arm_has_one_line_however_arms_are_compared(tmp_path, how):
     report = make_report(study)
     write_report(report)
     assert sorted(row[0] for row in report.tables["verdicts"].rows) == sorted(ARMS)
-    assert report.headline.startswith("mean is ")
+    assert report.headline.startswith("'mean' is ")
     assert report.tables["verdicts"].rows[0][-1] == "take it"
     unseen = [note for note in report.notes if note.endswith(" with 8 seeds, not of 0.5 points.")]
     assert len(unseen) == (how == "pairs")
@@ -160,29 +184,32 @@ def test_each_verdict_says_all_that_is_claimed_and_what_it_is_worth(tmp_path):
         return analyse(replace(made, runs=runs, compare=replace(made.compare, max_seeds=seeds)))
 
     for shift, sd, label, choice in [
-        (0.03, 0.003, "better than cls, by 1 point or more", "Take mean (+3"),
-        (0.01, 0.003, "better than cls", "whether 1 point or more is open"),
+        (0.03, 0.003, "better than 'cls', by 1 point or more", "Take 'mean' (+3"),
+        (0.01, 0.003, "better than 'cls'", "whether 1 point or more is open"),
         (
             0.004,
             0.001,
-            "better than cls, but by less than 1 point",
-            "Keep cls: no arm is better by 1 point or more; mean may",
+            "better than 'cls', but by less than 1 point",
+            "Keep 'cls': no arm is better by 1 point or more; 'mean' by less: no reason to switch.",
         ),
         (
             0.0,
             0.003,
-            "equivalent to cls (within 1 point)",
-            "Keep cls: no arm is better by 1 point or more; mean may be",
+            "equivalent to 'cls' (within 1 point)",
+            "Keep 'cls': no arm is better by 1 point or more; 'mean' may be taken as well.",
         ),
-        (-0.004, 0.001, "worse than cls, but by less than 1 point", "Keep cls: no arm is better."),
-        (-0.03, 0.003, "worse than cls, by 1 point or more", "Keep cls: no arm is better."),
+        (-0.004, 0.001, "worse than 'cls', but by less than 1 point", "Keep 'cls': no arm is better."),
+        (-0.03, 0.003, "worse than 'cls', by 1 point or more", "Keep 'cls': no arm is better."),
     ]:
-        assert headline(found(shift, sd)) == f"mean is {label}"
+        assert headline(found(shift, sd)) == f"'mean' is {label}"
         assert choice in recommendation(found(shift, sd))
     half = found(-0.005, 0.008, seeds=8)
-    assert headline(half) == "mean is at most 1 point better than cls, maybe worse"
-    assert recommendation(half).startswith("Keep cls: no arm is better by 1 point or more.")
-    assert headline(found(0.005, 0.008, seeds=8)) == "mean is at most 1 point worse than cls, maybe better"
+    assert headline(half) == "'mean' is not better than 'cls' by 1 point, not shown worse"
+    assert recommendation(half).startswith("Keep 'cls': no arm is better by 1 point or more.")
+    half = found(0.005, 0.008, seeds=8)
+    assert headline(half) == "'mean' is not worse than 'cls' by 1 point, not shown better"
+    assert recommendation(half).startswith("Keep 'cls': no arm is shown to be better; 'mean' may be taken as well.")
+    assert next_step(half, half.comparisons[0]) == "stop: no loss of 1 point, no gain shown"
 
 
 def test_tuning_is_shown_with_its_budget_and_an_edge_that_was_chosen(tmp_path):
@@ -197,7 +224,7 @@ def test_tuning_is_shown_with_its_budget_and_an_edge_that_was_chosen(tmp_path):
     report = make_report(replace(study, tuning=tuning))
     assert report.facts["tuning"] == "3 trials of each arm with seeds 1000, chosen by val/acc"
     assert any("smallest or largest optimizer.lr" in note for note in report.notes)
-    assert report.headline.endswith(" against cls with lr 0.004"), "the values that are compared"
+    assert report.headline.endswith(" against 'cls' with lr 0.004"), "the values that are compared"
     assert [row[0] for row in report.tables["verdicts"].rows if "cls" in row[0]] == ["cls with lr 0.004"]
     assert report.tables["tuning"].rows[0][1:] == ["90.10", "90.20", "90.40 (chosen)"]
     assert "tuning" in report.figures
@@ -249,11 +276,11 @@ def test_figures_are_svg_of_their_own(study):
 @pytest.mark.parametrize(
     ("made", "answer"),
     [
-        ({"seeds": 1}, "are undecided against cls"),
-        ({"seeds": 2}, "are undecided against cls"),
-        ({"arms": {"cls": ARMS["cls"]}, "gains": (0.0,)}, "cls is alone: there is nothing to compare"),
-        ({"missing": [(arm, seed) for arm in ARMS for seed in range(8)]}, "are undecided against cls"),
-        ({"missing": [("cls", seed) for seed in range(8)]}, "are undecided against cls"),
+        ({"seeds": 1}, "are undecided against 'cls'"),
+        ({"seeds": 2}, "are undecided against 'cls'"),
+        ({"arms": {"cls": ARMS["cls"]}, "gains": (0.0,)}, "'cls' is alone: there is nothing to compare"),
+        ({"missing": [(arm, seed) for arm in ARMS for seed in range(8)]}, "are undecided against 'cls'"),
+        ({"missing": [("cls", seed) for seed in range(8)]}, "are undecided against 'cls'"),
         ({"failed": {(arm, seed): "hang" for arm in ARMS for seed in range(8)}}, "failed"),
     ],
     ids=["one seed", "two seeds", "one arm", "nothing yet", "no baseline", "all failed"],
@@ -272,8 +299,10 @@ def test_runs_that_come_out_alike_raise_the_question_whether_the_arm_does_anythi
     study = make_study(tmp_path / "study", images=50)
     alike = [replace(run, results={**run.results, "test/acc": 0.9}) for run in study.runs]
     study = replace(study, runs=alike)
-    assert headline(analyse(study)) == "mean and mean without class token are equivalent to cls (within 0.5 points)"
-    assert "do the keys of this arm change anything?" in make_report(study).notes[0]
+    assert (
+        headline(analyse(study)) == "'mean' and 'mean without class token' are equivalent to 'cls' (within 0.5 points)"
+    )
+    assert "do their keys change anything?" in make_report(study).notes[0]
 
 
 def test_a_loss_that_is_less_is_better(tmp_path):
@@ -284,8 +313,8 @@ def test_a_loss_that_is_less_is_better(tmp_path):
     ]
     study = replace(study, runs=runs, goal="minimize", compare=Compare("test/loss", 0.01, 8))
     better, alike = headline(analyse(study)).split("; ")
-    assert better == "mean is better than cls, by 0.01 or more"
-    assert alike == "mean without class token is equivalent to cls (within 0.01)"
+    assert better == "'mean' is better than 'cls', by 0.01 or more"
+    assert alike == "'mean without class token' is equivalent to 'cls' (within 0.01)"
     write_report(make_report(study))
     assert "test/loss is not an accuracy" in (study.folder / "report.md").read_text()
 
@@ -303,12 +332,10 @@ def test_a_grid_has_effects_of_its_factors(tmp_path):
     ]
     write_report(make_report(study))
     page = (study.folder / "report.html").read_text()
-    assert page.index("On average over the grid: ") < page.index("<table>")
-    effects = make_report(study).headline.partition("On average over the grid: ")[2].split("; ")
-    assert sorted(effect[0] + effect.partition(" (")[2] for effect in effects) == [
-        "+model.depth: 6 instead of 3)",
-        "\N{MINUS SIGN}model.pool: cls instead of mean)",
-    ]
+    [(table, header)] = re.findall("(Effects of the factors on .*?)(<thead>.*?</thead>)", page, re.DOTALL)
+    assert "p, corrected for 3 effects" in header
+    for effect in names:
+        assert page.index(effect) > page.index(table), "it is not claimed in the answer"
 
 
 def test_levels_of_a_grid_may_be_lists_and_mappings(tmp_path):

@@ -223,8 +223,9 @@ class Ledger:
         self.planned()
         found = records.noted_changes(self.folder)
         for run in dict.fromkeys([*self._planned, *self._ended]):
+            name = f"'{run.arm}' with {f'{run.trial} and ' if run.trial else ''}seed {run.seed}"
             found += records.lost_result(self._record(run))
-            found += records.second_result(self._record(run), self.run_folder(run), self.measured(run))
+            found += records.second_result(self._record(run), self.run_folder(run), self.measured(run), name)
         return found + records.changed_claims(self.folder, self.schedule.comparisons)
 
     def _study(self, runs: list[Run]) -> Study:

@@ -21,6 +21,7 @@ from typing import Any
 from vit_lightning.ablation.claims import create_once
 from vit_lightning.ablation.plan import slug
 from vit_lightning.report.comparisons import ArmComparison, read_predictions
+from vit_lightning.report.wording import unit_of
 from vit_lightning.storage.folder import read_json
 from vit_lightning.storage.metrics import read_results
 
@@ -38,14 +39,16 @@ def result_of(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
     return {"results": results, "predictions": hashlib.sha256(b"".join(one.tobytes() for one in arrays)).hexdigest()}
 
 
-def second_result(record: Path, folder: Path, metric: str) -> list[str]:
-    """Describes how the result in a run folder differs from the first one, where it does."""
+def second_result(record: Path, folder: Path, metric: str, name: str) -> list[str]:
+    """Describes how the result in a run folder differs from the first one of the named run, where it does."""
     first, now = read_json(record), result_of(folder, read_results(folder) or {})
     before, after = (one.get("results", {}).get(metric) for one in (first, now))
     if not first or (before, first["predictions"]) == (after, now["predictions"]):
         return []
-    state = "is gone" if after is None else f"is {after}" + (", with other predictions" if after == before else "")
-    return [f"{folder.name} ended first with a {metric} of {before}, which counts; now it {state}"]
+    unit = unit_of(metric)
+    was, found = (unit.value(float("nan") if value is None else value) + unit.sign for value in (before, after))
+    again = f"ended at {found}{' with other predictions' * (was == found)} when run again"
+    return [f"{name} {'is gone' if after is None else again}; its first result, {was}, counts"]
 
 
 def lost_result(record: Path) -> list[str]:
@@ -71,7 +74,7 @@ def changed_claims(folder: Path, comparisons: Sequence[ArmComparison]) -> list[s
         arm, other, n, claims = (read_json(path).get(key) for key in ("arm", "other", "n", "claims"))
         if claims is not None and now.get((arm, other, n)) != claims:
             said, instead = (", ".join(names or ()) or "nothing" for names in (claims, now.get((arm, other, n))))
-            text = f"after {n} pairs {arm} was claimed to be {said} against {other}, which stands"
+            text = f"after {n} pairs '{arm}' was claimed to be {said} against '{other}', which stands"
             found.setdefault((arm, other), f"{text}; by the results as they are now: {instead}")
     return [*found.values()]
 

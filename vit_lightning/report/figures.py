@@ -20,7 +20,7 @@ from vit_lightning.config.files import word
 from vit_lightning.figures.style import COLOURS
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.study import Study
-from vit_lightning.report.wording import lines, unit_of
+from vit_lightning.report.wording import lines, reference, unit_of
 from vit_lightning.storage.metrics import read_metrics
 
 INK = "#010203"
@@ -179,7 +179,7 @@ def differences_figure(analysis: Analysis, width: float = WIDE) -> Figure:
     axis.hlines(height, low, high, colors=colours, linewidth=1.2, zorder=1)
     axis.scatter(numbers[:, 2], height, s=36, color=colours, edgecolor="white", zorder=4)
     side = "right" if study.goal == "maximize" else "left"
-    label = _shortened(f"{study.compare.metric}, difference to {analysis.reference}", 60)
+    label = _shortened(f"{study.compare.metric}, difference to {reference(analysis)}", 60)
     axis.set_xlabel(textwrap.fill(f"{unit.difference_label(label)}; {side} is better", 90 if width > NARROW else 54))
     return figure
 

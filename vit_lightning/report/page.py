@@ -13,7 +13,7 @@ from vit_lightning.figures.style import STYLE
 from vit_lightning.report.figures import inline_svg
 from vit_lightning.report.report import Report
 from vit_lightning.report.study import Run, Study
-from vit_lightning.report.wording import answer, command, factors, rule
+from vit_lightning.report.wording import command, headline, quoted, rule
 
 PAGE_STYLE = """
 .answer { font-size: 1.5rem; line-height: 1.3; font-weight: 650; margin: 0 0 .5rem; }
@@ -93,8 +93,7 @@ def make_page(report: Report) -> str:
 <body>
 <main>
 <h1>{escape(study.question or f"Ablation {study.name}")}</h1>
-<p class="answer">{answer(report.analysis, lambda name: f"<b>{escape(name)}</b>")}</p>
-{"".join(f'<p class="next">{escape(text)}.</p>' for text in [factors(report.analysis)] if text)}
+<p class="answer">{headline(report.analysis, lambda name: f"<b>{escape(quoted(name), quote=False)}</b>")}</p>
 <p class="next">{_recommendation(report)}</p>
 {"".join(f'<p class="next">{escape(text)}</p>' for text in report.caveats)}
 <div class="verdicts">{made["verdicts"]}</div>

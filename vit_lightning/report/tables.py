@@ -16,7 +16,7 @@ from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.checks import Check
 from vit_lightning.report.configs import ConfigDifference
 from vit_lightning.report.study import Study
-from vit_lightning.report.variance import highest_rate
+from vit_lightning.report.variance import estimate, highest_rate
 from vit_lightning.report.wording import (
     MINUS,
     NONE,
@@ -24,6 +24,7 @@ from vit_lightning.report.wording import (
     Line,
     lines,
     named,
+    reference,
     show_fraction,
     show_p,
     unit_of,
@@ -114,17 +115,15 @@ def verdict_table(analysis: Analysis) -> Table:
     shown = {
         "arm": "",
         "verdict": f"The probability that any verdict is false is at most {share:g} %.",
+        "holds": "New images: test images of the same kind, drawn anew.",
         "failed": "",
         "mean": "Means are over all runs of an arm.",
         "difference": "Differences are over the seeds that both have run.",
-        "corrected": "Corrected: results decide when a comparison stops, which shifts its difference; corrected, it "
-        "is too high as often as too low.",
         "range": "Range: where the difference would end with ever more seeds.",
-        "new images": "New images: the same if test images of the same kind were drawn anew, too.",
         "what next": "Ranges of arms that are not the best end at zero." if analysis.standings else "",
     }
     shown = {name: note for name, note in shown.items() if any(columns[name][1](line) != NONE for line in found)}
-    caption = f"{rules.metric} against {analysis.reference}, the best mean first"
+    caption = f"{rules.metric} against {reference(analysis)}, the best mean first"
     table = tabulate(caption, found, [columns[name] for name in shown], " ".join(filter(None, shown.values())))
     return replace(table, kinds=[line.outcome for line in found])
 
@@ -134,7 +133,7 @@ def paper_table(analysis: Analysis) -> Table:
     study, columns = analysis.study, _line_columns(analysis)
     shown = ["arm", "runs", "mean and sd", "difference", "range", "p", "verdict"]
     return tabulate(
-        f"{study.name}: {study.compare.metric} against {analysis.reference}",
+        f"{study.name}: {study.compare.metric} against {reference(analysis)}",
         lines(analysis),
         [columns[name] for name in shown],
         f"Mean and standard deviation over seeds; paired difference. {RANGE} p for all arms and analyses together, "
@@ -152,8 +151,9 @@ def _line_columns(analysis: Analysis) -> dict[str, Column[Line]]:
         return count if any(arm.failed for arm in analysis.arms) else NONE
 
     return {
-        "arm": ("arm", lambda line: named(analysis, line.arm)),
+        "arm": ("arm", lambda line: named(analysis, line.arm, str)),
         "verdict": ("verdict", lambda line: line.verdict if rules.arms == "pairs" else line.label),
+        "holds": ("holds", lambda line: line.holds or NONE),
         "failed": ("failed", failed),
         "runs": ("runs", lambda line: str(arms[line.arm].n)),
         "mean": (unit.label("mean"), lambda line: unit.value(line.mean)),
@@ -162,8 +162,6 @@ def _line_columns(analysis: Analysis) -> dict[str, Column[Line]]:
             lambda line: f"{unit.value(line.mean)} {PLUS_MINUS} {unit.value(arms[line.arm].sd)}",
         ),
         "difference": (unit.difference_label("difference"), lambda line: unit.signed(line.difference)),
-        "corrected": ("corrected", lambda line: unit.signed(line.corrected)),
-        "new images": ("range, new images", lambda line: unit.interval(*line.new_images)),
         "range": (unit.difference_label("range"), lambda line: unit.interval(line.low, line.high)),
         "p": ("p", lambda line: show_p(line.p)),
         "what next": ("what next", lambda line: line.following or NONE),
@@ -242,15 +240,18 @@ def difference_table(analysis: Analysis) -> Table:
             ("verdict", lambda one: one.verdict),
             ("difference", lambda one: unit.signed(one.mean)),
             ("sd", lambda one: unit.value(one.sd)),
+            ("corrected", lambda one: unit.signed(estimate(one))),
             ("interval", lambda one: unit.interval(*one.interval)),
+            ("on new images", lambda one: unit.interval(*analysis.for_new_images(one))),
             ("p", lambda one: show_p(one.p)),
             ("pairs", lambda one: str(one.n)),
             ("next analysis", lambda one: NONE if one.next is None or one.blocked else f"{one.next} pairs"),
         ],
         f"Numbers are those of the analysis that decided a comparison, else of the latest. Each comparison has the "
         f"level {show_p(level)}; its repeated confidence interval covers the true difference with 1 minus that at all "
-        f"analyses together. {RANGE} p is corrected for all comparisons and analyses: compare it with "
-        f"{study.compare.alpha:g}.",
+        f"analyses together, on new images also if test images were drawn anew. {RANGE} Corrected: results decide when "
+        "a comparison stops, which shifts its difference; corrected, it is too high as often as too low. p is "
+        f"corrected for all comparisons and analyses: compare it with {study.compare.alpha:g}.",
     )
 
 
@@ -288,8 +289,8 @@ def effect_table(analysis: Analysis) -> Table:
     effects, unit = analysis.effects, unit_of(analysis.study.compare.metric)
     note = (
         "A level against the baseline's, averaged over the other factors; of two factors together, the change of that "
-        "difference with a level of the other. Differences within each seed, t-intervals over seeds, corrected for the "
-        "number of effects (Bonferroni) but not for the time of stopping: a description, nothing is claimed of them."
+        "difference with a level of the other. Not claimed, only described: differences within each seed, with the "
+        "range of a t-interval over seeds, corrected for the number of effects (Bonferroni), not for the stopping time."
     )
     n, seeds = min((effect.n for effect in effects), default=0), len({run.seed for run in analysis.study.runs})
     if n < seeds:
@@ -300,8 +301,8 @@ def effect_table(analysis: Analysis) -> Table:
         [
             ("effect", lambda effect: effect.name),
             ("difference", lambda effect: unit.signed(effect.effect)),
-            ("interval", lambda effect: unit.interval(effect.low, effect.high)),
-            ("p corrected", lambda effect: show_p(effect.p_adjusted)),
+            ("range", lambda effect: unit.interval(effect.low, effect.high)),
+            (f"p, corrected for {counted(len(effects), 'effect')}", lambda effect: show_p(effect.p_adjusted)),
             ("seeds", lambda effect: str(effect.n)),
         ],
         note,

@@ -234,7 +234,7 @@ def unlike_spreads(comparisons: Sequence[ArmComparison], level: float = 0.05) ->
         (less, quiet), (more, noisy) = sorted([(float(ours.std()), one.arm), (float(theirs.std()), one.other)])
         times = f"{more / less:.2g} times as much as" if less > 0 else "unlike"
         found.append(
-            f"Runs of {noisy} spread {times} those of {quiet}. If they also have a tail to one side, false claims are "
-            "more frequent than promised: look at the points of the runs."
+            f"Runs of '{noisy}' spread {times} those of '{quiet}'. If they also have a tail to one side, false claims "
+            "are more frequent than promised: look at the points of the runs."
         )
     return found

@@ -14,7 +14,7 @@ from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.comparisons import ArmComparison
 from vit_lightning.report.study import Run, Study
-from vit_lightning.report.variance import estimate, highest_rate, unlike_spreads
+from vit_lightning.report.variance import highest_rate, unlike_spreads
 
 NONE = "\N{EN DASH}"
 """Stands where there is no number."""
@@ -29,8 +29,8 @@ PHRASES = {
     "worse": "worse{than}",
     "slightly worse": "worse{than}, but by less than {effect}",
     "equivalent": "equivalent{to} (within {effect})",
-    "not better": "at most {effect} better{than}, maybe worse",
-    "not worse": "at most {effect} worse{than}, maybe better",
+    "not better": "not better{than} by {effect}, not shown worse",
+    "not worse": "not worse{than} by {effect}, not shown better",
     "undecided": "undecided{against}",
     "failed": "failed, no answer{against}",
     "the best": "the best",
@@ -113,8 +113,8 @@ def listed(names: Sequence[str]) -> str:
 
 
 def quoted(name: str) -> str:
-    """Sets a name apart that a list would tear."""
-    return f'"{name}"' if "," in name else name
+    """Sets a name apart, which may be a word such as none or hold commas."""
+    return f"'{name}'"
 
 
 def few(names: Sequence[str], shown: Callable[[str], str] = quoted) -> str:
@@ -122,11 +122,16 @@ def few(names: Sequence[str], shown: Callable[[str], str] = quoted) -> str:
     return f"{len(names)} arms" if len(names) > FEW else listed([shown(name) for name in names])
 
 
-def named(analysis: Analysis, arm: str, shown: Callable[[str], str] = str) -> str:
+def named(analysis: Analysis, arm: str, shown: Callable[[str], str] = quoted) -> str:
     """Names an arm with the values that tuning chose for it: verdicts are about these; ``shown`` writes the name."""
     chosen = {} if analysis.study.tuning is None else analysis.study.tuning.chosen.get(arm, {})
     values = listed([f"{key.rpartition('.')[2]} {word(value)}" for key, value in chosen.items()])
-    return shown(quoted(arm)) + (f" with {values}" if values else "")
+    return shown(arm) + (f" with {values}" if values else "")
+
+
+def reference(analysis: Analysis) -> str:
+    """Names the arm or arms that the differences on the first screen are to."""
+    return analysis.reference if analysis.standings else quoted(analysis.reference)
 
 
 def kind_of(one: ArmComparison) -> str:
@@ -154,13 +159,10 @@ def _effect(analysis: Analysis) -> str:
     return unit_of(rules.metric).plain(rules.smallest_effect)
 
 
-def answer(analysis: Analysis, shown: Callable[[str], str] = str) -> str:
+def headline(analysis: Analysis, shown: Callable[[str], str] = quoted) -> str:
     """Returns the answer in one line: the arms of each verdict, the strongest first; ``shown`` writes their names."""
     baseline, groups = analysis.study.baseline, _by_kind(analysis)
-
-    def names(arms: Sequence[str]) -> str:
-        return few(arms, lambda arm: named(analysis, arm, shown))
-
+    names = functools.partial(few, shown=functools.partial(named, analysis, shown=shown))
     if not analysis.comparisons:
         return f"{shown(baseline)} is alone: there is nothing to compare"
     so_far = "So far: " if analysis.study.missing else ""
@@ -178,27 +180,23 @@ def _finished(comparisons: Sequence[ArmComparison]) -> str:
     return ", of runs that finish" if any(one.claims and one.failed for one in comparisons) else ""
 
 
+def _holds(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
+    """Says whether all that is claimed also holds by the ranges for new images; an empty text where that is unknown."""
+    found = []
+    for one in comparisons:
+        (low, high), effect = analysis.for_new_images(one), one.design.smallest_effect
+        shown = {"better": low > 0, "worse": high < 0, "not better": high < effect, "not worse": low > -effect}
+        matters = not kind_of(one).startswith("clearly") or min(abs(low), abs(high)) >= effect
+        found += [matters and all(shown[claim] for claim in one.claims)] * (bool(one.claims) and not math.isnan(low))
+    return ("also on new images" if all(found) else "on these images only") if found else ""
+
+
 def _by_kind(analysis: Analysis) -> dict[str, list[str]]:
     """Returns the arms of each verdict or rank, the best mean first."""
     groups: dict[str, list[str]] = {}
     for line in lines(analysis):
         groups.setdefault(line.kind, []).append(line.arm)
     return groups
-
-
-def headline(analysis: Analysis) -> str:
-    """Returns the answer in one line; of a grid, with the effects of its factors."""
-    return ". ".join(filter(None, [answer(analysis), factors(analysis)]))
-
-
-def factors(analysis: Analysis) -> str:
-    """Returns the main effects of a grid that are the largest, each on average over the other factors."""
-    unit = unit_of(analysis.study.compare.metric)
-    known = [effect for effect in analysis.effects if not effect.is_interaction and effect.n]
-    largest = sorted(known, key=lambda effect: -abs(effect.effect))[:FEW]
-    text = "; ".join(f"{unit.difference(effect.effect)} ({effect.name})" for effect in largest)
-    more = f"; {counted(len(known) - FEW, 'smaller effect')}" if len(known) > FEW else ""
-    return f"On average over the grid: {text}{more}" if known else ""
 
 
 @dataclass(frozen=True)
@@ -221,9 +219,9 @@ class Line:
     low: float = math.nan
     high: float = math.nan
     new_images: tuple[float, float] = (math.nan, math.nan)
-    """Ends of the range for new test images as well."""
-    corrected: float = math.nan
-    """Difference, corrected for the time of stopping."""
+    """Ends of the range for new images as well."""
+    holds: str = ""
+    """Whether the verdict holds on new images, too."""
     p: float = math.nan
     values: tuple[float, ...] = ()
     """Differences of the pairs."""
@@ -254,15 +252,14 @@ def _against_one(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line
     if one is None:
         following = (_to_next(analysis, own) or "take it") if pairs else ""
         verdict, kind = (verdict, "leader") if pairs else ("baseline", "baseline")
-        return Line(arm.name, verdict, verdict, kind, arm.mean, arm.n, following)
+        return Line(arm.name, verdict, verdict, kind, arm.mean, arm.n, following, holds=_holds(analysis, own * pairs))
     kind = kind_of(one)
     so_far = " so far" * (kind == "undecided" and one.is_open)
     label = phrase(analysis, kind) + so_far + _finished([one])
     following = _to_next(analysis, own) or next_step(analysis, one)
-    numbers = one.mean, one.low, one.high, analysis.for_new_images(one), estimate(one), one.p
-    return Line(
-        arm.name, label, verdict + so_far, kind, arm.mean, one.n, following, *numbers, tuple(one.counted.values())
-    )
+    images = analysis.for_new_images(one), _holds(analysis, own)
+    numbers = one.mean, one.low, one.high, *images, one.p, tuple(one.counted.values())
+    return Line(arm.name, label, verdict + so_far, kind, arm.mean, one.n, following, *numbers)
 
 
 def _among_all(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
@@ -283,44 +280,53 @@ def _to_next(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
 
 def sentence(analysis: Analysis, line: Line) -> str:
     """Returns the line of an arm as a sentence with its numbers."""
-    metric = analysis.study.compare.metric
-    unit = unit_of(metric)
-    against = f" against {analysis.reference}" if analysis.study.compare.arms == "pairs" else ""
+    rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
+    against = f" against {reference(analysis)}" if rules.arms == "pairs" else ""
     numbers = {
-        f"{metric} {unit.value(line.mean)}{unit.sign}": line.mean,
+        f"{rules.metric} {unit.value(line.mean)}{unit.sign}": line.mean,
         f"{unit.difference(line.difference)}{against}": line.difference,
-        f"corrected {unit.signed(line.corrected)}": line.corrected,
         f"range {unit.interval(line.low, line.high)}": line.low,
-        f"on new images {unit.interval(*line.new_images)}": line.new_images[0],
     }
     known = [text for text, number in numbers.items() if not math.isnan(number)]
     known.append(counted(line.n, "run" if math.isnan(line.difference) or analysis.standings else "pair"))
     following = f". Next: {line.following}" if line.following else ""
-    return f"{named(analysis, line.arm)}: {line.verdict} ({', '.join(known)}){following}"
+    verdict = ", ".join(filter(None, [line.verdict, line.holds]))
+    return f"{named(analysis, line.arm)}: {verdict} ({', '.join(known)}){following}"
 
 
 def next_step(analysis: Analysis, one: ArmComparison) -> str:
     """Says what a verdict means for a choice."""
     if one.blocked:
-        again = [run for run in one.failed if run.seed in one.study.seeds[: one.seeds_for(one.next or one.n)]]
-        return f"mend what failed, then try again: {_runs(len(again), _seconds(analysis, again))}"
+        again = [run for run in _retried(one) if run.seed in one.study.seeds[: one.seeds_for(one.next or one.n)]]
+        mended = f"mend what failed, then try again: {_runs(len(again), _seconds(analysis, again))}"
+        return mended if again else "runs diverge: change that in a new study"
     kind = kind_of(one)
     if kind in BETTER:
         best = next(better for better in analysis.ordered if kind_of(better) in BETTER)
-        return f"{'take it' if one.arm == best.arm else 'better too'}{_price(analysis, one)}"
-    if kind == "not better" and one.design.until == "not better":
-        return "no reason to take it"
+        alone = f"; not compared with {quoted(best.arm)}" if analysis.study.compare.arms == "baseline" else ""
+        return f"{'take it' if one.arm == best.arm else f'may be taken too{alone}'}{_price(analysis, one)}"
+    failed, effect = _failed(analysis, one.arm), _effect(analysis)
     stop = f"stop, no answer with {counted(analysis.study.compare.max_seeds, 'seed')}"
     known = {
         "clearly worse": "leave it",
         "worse": "leave it",
-        "slightly better": f"a gain too small to matter{_price(analysis, one)}",
-        "slightly worse": f"a loss too small to matter{_price(analysis, one)}",
-        "equivalent": f"take either{_price(analysis, one)}",
-        "not better": f"no gain that matters; {stop}",
-        "not worse": f"no loss that matters; {stop}",
+        **dict.fromkeys(("slightly better", "slightly worse"), f"no reason to switch{_price(analysis, one)}"),
+        "equivalent": f"{f'no reason to switch: {failed}' if failed else 'take either'}{_price(analysis, one)}",
+        "not better": f"stop: no gain of {effect}, no loss shown",
+        "not worse": f"stop: no loss of {effect}, no gain shown{f'; {failed}' if failed else ''}",
     }
     return known.get(kind, stop)
+
+
+def _failed(analysis: Analysis, name: str) -> str:
+    """Says how many runs of an arm failed; an empty text if none."""
+    arm = next(arm for arm in analysis.arms if arm.name == name)
+    return f"{len(arm.failed)} of {counted(len(arm.runs), 'run')} failed" if arm.failed else ""
+
+
+def _retried(one: ArmComparison) -> list[Run]:
+    """Returns the failed runs that may be tried again: those that diverged would do so again."""
+    return [run for run in one.failed if not (run.cause or "").startswith("diverged")]
 
 
 def _price(analysis: Analysis, one: ArmComparison) -> str:
@@ -370,7 +376,11 @@ def recommendation(analysis: Analysis) -> str:
     text = _choice(analysis)
     if not blocked:
         return f"{text} Nothing is left to run."
-    arms = listed(list(dict.fromkeys(run.arm for one in blocked for run in one.failed)))
+    failed = [run for one in blocked for run in one.failed]
+    again = [run for one in blocked for run in _retried(one)]
+    arms = few(list(dict.fromkeys(run.arm for run in again or failed)))
+    if not again:
+        return f"{text} Runs of {arms} diverged, and would do so again: to compare, change that in a new study."
     return f"{text} Failed runs of {arms} stopped a comparison: see why, then {command(study)} --retry"
 
 
@@ -380,7 +390,7 @@ def command(study: Study) -> str:
 
 
 def _choice(analysis: Analysis) -> str:
-    found, study, best = lines(analysis), analysis.study, few([analysis.ranked[0].name])
+    found, study, best = lines(analysis), analysis.study, quoted(analysis.ranked[0].name)
     groups = _by_kind(analysis)
     if analysis.standings:
         good = groups.get("the best") or groups.get("among the best") or []
@@ -395,15 +405,22 @@ def _choice(analysis: Analysis) -> str:
         gain = f"{unit_of(study.compare.metric).difference(better[0].difference)} of {study.compare.metric}"
         more = [] if better[0].kind == "clearly better" else [f"whether {_effect(analysis)} or more is open"]
         if len(better) > 1:
-            more.append(f"the best mean of the {len(better)} that are better than {few([study.baseline])}")
-        return f"Take {few([better[0].arm])} ({', '.join([gain, *more])})."
+            more.append(f"the best mean of {len(better)} better arms, which were not compared with each other")
+        more += filter(None, [_failed(analysis, better[0].arm)])
+        return f"Take {quoted(better[0].arm)} ({', '.join([gain, *more])})."
     if groups.keys() == {"baseline", "failed"}:
         return "No arm could be compared."
-    also = [arm for kind in ("slightly better", "equivalent") for arm in groups.get(kind, [])]
     left, why = groups.keys() - {"baseline", *WORSE}, "no arm is shown to be better"
     if left <= {"slightly better", "equivalent", "not better"}:
         why = f"no arm is better{f' by {_effect(analysis)} or more' if left else ''}"
-    return f"Keep {few([study.baseline])}: {why}{f'; {few(also)} may be taken as well' if also else ''}."
+    parts = [f"Keep {quoted(study.baseline)}: {why}"]
+    if slightly := groups.get("slightly better"):
+        parts.append(f"{few(slightly)} by less: no reason to switch")
+    alike = [*groups.get("equivalent", []), *groups.get("not worse", [])]
+    if also := [arm for arm in alike if not _failed(analysis, arm)]:
+        parts.append(f"{few(also)} may be taken as well")
+    parts += [f"not {quoted(arm)}: {failed}" for arm in alike if (failed := _failed(analysis, arm))]
+    return "; ".join(parts) + "."
 
 
 def notes(analysis: Analysis) -> list[str]:
@@ -411,13 +428,14 @@ def notes(analysis: Analysis) -> list[str]:
     return [
         *(_failures(analysis, arm) for arm in analysis.arms if arm.failed),
         *(
-            f"{arm.name}: {len(arm.collapsed)} of {arm.n} runs collapsed (seed {listed([*map(str, arm.collapsed)])}); "
-            f"a rate of up to {show_fraction(highest_rate(len(arm.collapsed), arm.n))} is compatible with that."
+            f"{quoted(arm.name)}: {len(arm.collapsed)} of {arm.n} runs collapsed "
+            f"(seed {listed([*map(str, arm.collapsed)])}); a rate of up to "
+            f"{show_fraction(highest_rate(len(arm.collapsed), arm.n))} is compatible with that."
             for arm in analysis.arms
             if arm.collapsed
         ),
         *(
-            f"{one.arm} and {one.other} have the same result with every seed: do the keys of this arm change anything?"
+            f"{few([one.arm, one.other])} have the same result with every seed: do their keys change anything?"
             for one in analysis.ordered
             if one.sd == 0 and one.mean == 0
         ),
@@ -429,12 +447,13 @@ def _failures(analysis: Analysis, arm: Arm) -> str:
     """Says which runs failed, what that leaves out, and how the difference would be if failed runs were the worst."""
     unit = unit_of(analysis.study.compare.metric)
     seeds = listed([str(run.seed) for run in arm.failed])
-    text = f"{len(arm.failed)} of {counted(len(arm.runs), 'run')} of {arm.name} failed (seed {seeds}): these "
+    text = f"{len(arm.failed)} of {counted(len(arm.runs), 'run')} of {quoted(arm.name)} failed (seed {seeds}): these "
     text += "seeds do not count, and claims are about seeds with which both runs finish."
     for one in analysis.comparisons:
         if arm.name in (one.arm, one.other) and not math.isnan(one.with_failures):
             worst = unit.difference(one.with_failures)
-            text += f" {one.arm} against {one.other} with the worst result of the study in place of each: {worst}."
+            both = f"{quoted(one.arm)} against {quoted(one.other)}"
+            text += f" {both} with the worst result of the study in place of each: {worst}."
             break
     return text
 
@@ -461,7 +480,7 @@ def scope(analysis: Analysis) -> str:
     images = {one.images for one in analysis.comparisons}
     these = f"these {images.pop():,} test images" if len(images) == 1 and None not in images else "these test images"
     if not analysis.study.split_varies:
-        return f"This holds for new seeds on {these}, not for other images."
+        return f"This holds for new seeds on {these}."
     if analysis.tested.same:
         return f"Each seed has a training split of its own: this holds for new seeds and splits, on {these}."
     images_too = "Test images change with the seed" if analysis.tested.correct else "Splits change with the seed"
