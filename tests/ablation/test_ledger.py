@@ -119,10 +119,10 @@ def test_a_run_that_is_tried_again_is_tried_by_one(tmp_path):
     run = make_ledger(tmp_path)[1]
     one.end_attempt(run, one.claim(run), "configuration", "x")
     assert one.claim(run) is None
+    assert all(run not in ledger.pending() for ledger in ledgers_of_two)
     for ledger in ledgers_of_two:
-        assert run not in ledger.pending()
         ledger.retry()
-        assert run in ledger.pending()
+    assert all(run in ledger.pending() for ledger in ledgers_of_two)
     claim = one.claim(run)
     assert other.claim(run) is None
     assert not other.has_finished(run), "it is missing again"
@@ -130,6 +130,21 @@ def test_a_run_that_is_tried_again_is_tried_by_one(tmp_path):
     assert one.has_finished(run)
     assert other.has_finished(run), "what failed again stays failed"
     assert other.claim(run) is None
+
+
+def test_processes_agree_on_a_run_that_one_of_them_tries_again(tmp_path):
+    one, failed = make_ledger(tmp_path)
+    for run in one.pending()[1:-1]:
+        finish(one, run, **{"test/acc": 0.5})
+    one.end_attempt(failed, one.claim(failed), "configuration", "x")
+    assert failed not in one.pending(), "it has seen the failure"
+    other = Ledger(tmp_path, one.facts)
+    other.retry()
+    finish(other, Planned("b", 5), **{"test/acc": 0.5})
+    assert one.pending() == other.pending() == Ledger(tmp_path, one.facts).pending() == [failed]
+    finish(other, failed, **{"test/acc": 0.5})
+    [[mine], [theirs]] = [ledger.study().done[:1] for ledger in (one, other)]
+    assert (mine.seed, mine.results) == (theirs.seed, theirs.results) == (0, {"test/acc": 0.5})
 
 
 def test_no_run_is_tried_again_that_would_end_alike_or_that_a_comparison_has_replaced(tmp_path):

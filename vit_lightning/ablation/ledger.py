@@ -3,6 +3,7 @@
     ledger.json             the plan as it began, with what its runs depend on
     ledger/RUN/0001.claim   the first process that took the run; its modification time is renewed while that works
     ledger/RUN/0001.end     the outcome of that attempt, if the process lived to write it; 0001.log is its output
+    ledger/RUN/0001.retry   the failure of that attempt is tried again, in all processes
     runs/RUN/               the run folder
     tuning/TRIAL/           the run folder of a trial of the tuning; its claims are in ledger/tuning/TRIAL
     ledger/tuning/ARM.json  the values that tuning has chosen, from the first run with them on; ARM-SEED.json where
@@ -79,8 +80,6 @@ class Ledger:
     folder: Path
     facts: dict[str, Any]
     leases: Leases = field(default_factory=Leases)
-    retried: dict[Planned, int] = field(default_factory=dict)
-    """Failures that this process retries and therefore ignores: the number of the claim that failed."""
     forecast: dict[str, float | None] = field(default_factory=dict)
     """Seconds of a run of each arm, where they were timed before the first."""
     writes: bool = False
@@ -98,6 +97,9 @@ class Ledger:
 
     def planned(self) -> list[Planned]:
         """Returns the runs that are needed by now: all trials, then the runs of the next analyses, seed by seed."""
+        failed = [run for run, seen in self._ended.items() if seen.state == "failed" and self._last_claim(run)]
+        if any(self.failure(run) is None for run in failed):  # another process tries it again
+            self._ended, self._planned = {}, []
         while True:
             ended = [run for run in self._planned if run not in self._ended and self._see(run)]
             if self._planned and not ended:
@@ -269,7 +271,7 @@ class Ledger:
         """Returns how the run failed for good; None if it did not."""
         last = self._last_claim(run)
         end = read_json(last.with_suffix(".end")) if last is not None else {}
-        if last is None or end.get("outcome") != "failed" or int(last.stem) == self.retried.get(run):
+        if last is None or end.get("outcome") != "failed" or last.with_suffix(".retry").exists():
             return None
         return end
 
@@ -278,7 +280,7 @@ class Ledger:
         return self.results(run) is not None or self.failure(run) is not None
 
     def retry(self, arm: str | None = None) -> list[str]:
-        """Counts failed runs as missing again, of one arm or all; returns why others stay as they are.
+        """Counts failed runs of one arm or all as missing again, in all processes; returns why others stay as they are.
 
         Trials are tried again only where an arm's tuning chose nothing: runs with what it chose may have begun.
         """
@@ -294,7 +296,7 @@ class Ledger:
             elif self._is_replaced(run if run.trial is None else Planned(run.arm, seed_of[run.seed])):
                 kept.append(f"{run.name} is not tried again: a comparison was made with another seed in its place")
             else:
-                self.retried[run] = int(last.stem)
+                create_once(last.with_suffix(".retry"), "")
         self._ended, self._planned = {}, []
         return kept
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.ablation.ledger import Ledger, Planned, open_ledger
+from vit_lightning.ablation.ledger import Ledger, open_ledger
 from vit_lightning.ablation.plan import read_plan
 from vit_lightning.ablation.workers import Progress, WorkOptions, run_all
 from vit_lightning.errors import UserError
@@ -31,7 +31,6 @@ class Job:
     file: Path
     folder: Path
     options: WorkOptions
-    retried: dict[Planned, int]
 
     def __call__(self, number: int) -> None:
         import torch
@@ -39,7 +38,6 @@ class Job:
         torch.set_num_threads(1)
         plan = read_plan(self.file)
         ledger, _ = open_ledger(self.folder, plan)
-        ledger.retried = self.retried  # as at submission: runs that fail in these jobs stay failed
         run_all(plan, ledger, self.options, signals=())  # submitit ignores SIGTERM, which comes before its own signal
 
     def checkpoint(self, number: int) -> Any:
@@ -71,7 +69,7 @@ def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[s
     logs = ledger.folder / "slurm"
     count = options.workers if isinstance(options.workers, int) else min(len(missing), MOST_JOBS)
     each = replace(options, workers="auto")
-    job = Job(file.absolute(), ledger.folder.absolute(), each, ledger.retried)
+    job = Job(file.absolute(), ledger.folder.absolute(), each)
     try:
         executor = submitit.AutoExecutor(folder=logs, cluster="slurm", slurm_max_num_timeout=REQUEUES)
         executor.update_parameters(**{"name": ledger.facts["name"], "timeout_min": 60, **settings})
