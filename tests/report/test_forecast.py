@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from vit_lightning.report.forecast import (
     expect,
     forecast_sentences,
     measured_spread,
+    tuning_luck,
     visible,
 )
 from vit_lightning.report.schedule import make_schedule
-from vit_lightning.report.study import Compare, Run, Study
+from vit_lightning.report.study import Compare, Run, Study, Tuning
 
 STUDIES = 100
 
@@ -123,3 +125,21 @@ def test_differences_that_vary_more_than_disagreement_explains_count_themselves(
     found = measured_spread(study)
     assert found.disagreement is None
     assert 0.1 < found.sd < 0.14
+
+
+def test_the_luck_of_tuning_follows_the_direction_of_a_metric_of_the_user(tmp_path):
+    """Of three values one stands apart from two that are alike: by the right direction it is the best."""
+    study = make_study(tmp_path, seeds=1, max_seeds=20)
+    options = {"optimizer.lr": [1, 2, 3]}
+
+    def different(sign: int, mode: str) -> float:
+        draw, trials = np.random.default_rng(0), []
+        for arm, lr, seed in itertools.product(study.arms, options["optimizer.lr"], (100, 101)):
+            value = (lr == 1) + draw.normal(0, 0.02)
+            results = {"val/own": sign * value, "val/acc": value}
+            trials.append(Run(arm, seed, "", "done", None, results, {"optimizer.lr": lr}))
+        tuning = Tuning("val/own", mode, options, [100, 101], trials, {})
+        return tuning_luck(dataclasses.replace(study, metric="val/own", tuning=tuning), 0.02)[0]
+
+    assert different(1, "max") == different(-1, "min") == 0
+    assert min(different(-1, "max"), different(1, "min")) > 0.2

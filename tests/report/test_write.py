@@ -220,7 +220,7 @@ def test_tuning_is_shown_with_its_budget_and_an_edge_that_was_chosen(tmp_path):
         for arm in ARMS
         for lr in options["optimizer.lr"]
     ]
-    tuning = Tuning("val/acc", options, [1000], trials, {arm: {"optimizer.lr": 0.004} for arm in ARMS})
+    tuning = Tuning("val/acc", "max", options, [1000], trials, {arm: {"optimizer.lr": 0.004} for arm in ARMS})
     report = make_report(replace(study, tuning=tuning))
     assert report.facts["tuning"] == "3 trials of each arm with seeds 1000, chosen by val/acc"
     assert any("smallest or largest optimizer.lr" in note for note in report.notes)
@@ -467,7 +467,7 @@ def test_values_that_tuning_chose_and_splits_that_vary_are_as_planned(tmp_path):
         made = replace(study, **changed)
         return {one.key for one in config_differences(made, read_configs(made)) if not one.planned}
 
-    tuning = Tuning("val/acc", {"optimizer.weight_decay": [0.001, 0.002, 0.003]}, [1000], [], chosen)
+    tuning = Tuning("val/acc", "max", {"optimizer.weight_decay": [0.001, 0.002, 0.003]}, [1000], [], chosen)
     assert unplanned() == {"optimizer.weight_decay", "data.split_seed"}
     assert unplanned(tuning=tuning, split_varies=True) == set()
 

@@ -188,7 +188,7 @@ class Ledger:
                 found[arm] = begun
             elif all(run in self._ended for run in trials):
                 ended = [self._ended[run] for run in trials]
-                tuning = Tuning(self.facts["metric"], {}, self.tune.seeds, ended, {})
+                tuning = Tuning(self.facts["metric"], self.facts["mode"], {}, self.tune.seeds, ended, {})
                 means = [(sign * tuning.mean(arm, values), n) for n, values in enumerate(self.trials.values())]
                 if known := [mean for mean in means if not math.isnan(mean[0])]:
                     found[arm] = [*self.trials.values()][min(known)[1]]  # of equal ones the first
@@ -217,7 +217,9 @@ class Ledger:
         seeds = {arm: facts["seeds"][:count] for arm, count in self.schedule.seeds.items()}
         planned = [Planned(arm, seed) for arm in seeds for seed in seeds[arm]]
         runs = [self._ended.get(run, self._run(run)) for run in planned]
-        tuning = None if tune is None else Tuning(facts["metric"], **tune, trials=trials, chosen=self.chosen())
+        tuning = None
+        if tune is not None:
+            tuning = Tuning(facts["metric"], facts["mode"], **tune, trials=trials, chosen=self.chosen())
         return dataclasses.replace(self._study(runs), tuning=tuning)
 
     def changes(self) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from vit_lightning.metric_facts import facts_of, goal_of
+from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import show_time
 from vit_lightning.report.comparisons import ArmComparison, compare, design_of, read_predictions
 from vit_lightning.report.sequential import (
@@ -238,7 +238,7 @@ def tuning_luck(study: Study, sd: float) -> tuple[float, float] | None:
     if not whole.any():
         return None
     (means, noise), (effects, _) = map(_response, table[:, whole])
-    draw, sign = np.random.default_rng(0), {"minimize": -1, "maximize": 1}[goal_of(study.metric)]
+    draw, sign = np.random.default_rng(0), {"min": -1, "max": 1}[tuning.mode]
     luck = noise / math.sqrt(len(tuning.seeds)) * draw.standard_normal((1000, 2, len(means)))
     one, other = (sign * (means + luck)).argmax(-1).T
     gaps = (effects[one] - effects[other])[:, None] + sd * draw.standard_normal((len(one), rules.max_seeds))

@@ -95,6 +95,8 @@ class Tuning:
 
     metric: str
     """Validation metric of the best checkpoint, by which values are chosen."""
+    mode: Literal["min", "max"]
+    """Direction in which it improves, as checkpoints are selected."""
     options: dict[str, list[Any]]
     seeds: list[int]
     trials: list[Run]
