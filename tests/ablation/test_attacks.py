@@ -18,7 +18,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.report.analysis import analyse
 from vit_lightning.report.checks import run_checks
 from vit_lightning.report.comparisons import compare
-from vit_lightning.report.forecast import Spread, tuning_luck, tuning_sentences
+from vit_lightning.report.forecast import Spread, measured_spread, tuning_luck, tuning_sentences
 from vit_lightning.report.study import Study
 from vit_lightning.storage.metrics import write_results
 
@@ -107,6 +107,26 @@ def test_an_attempt_that_was_done_and_whose_result_is_lost_is_named(in_folder):
     finish(ledger, run, 0.95)
     ledger.end_done(run, claim)
     assert carry_out(ledger).plan_changed == said, "also after it was trained again"
+
+
+def test_predictions_of_a_second_result_do_not_speak_about_new_images(in_folder):
+    draw = np.random.default_rng(0)
+
+    def predict(run: Planned, right: np.ndarray) -> float:
+        ledger.run_folder(run).mkdir(parents=True, exist_ok=True)
+        label = np.arange(1000) % 10
+        kept = {"index": np.arange(1000), "label": label, "prediction": np.where(right, label, (label + 1) % 10)}
+        np.savez(ledger.run_folder(run) / "test_predictions.npz", **kept)
+        return float(right.mean())
+
+    ledger = begin()
+    before = analyse(carry_out(ledger, lambda run: predict(run, draw.random(1000) < 0.8)))
+    pairs = measured_spread(before.study).pairs
+    predict(Planned("mean", 1), np.ones(1000, dtype=bool))
+    after = analyse(read_study(ledger.folder))
+    assert before.tested.correct.keys() - after.tested.correct.keys() == {("mean", 1)}
+    assert not np.isnan(after.for_new_images(after.comparisons[0])).any()
+    assert measured_spread(after.study).pairs == pairs - 1
 
 
 def test_a_claim_is_kept_when_all_that_speaks_for_it_is_deleted(in_folder):

@@ -127,7 +127,8 @@ class Ledger:
 
     def _run(self, run: Planned, state: State = "missing", cause: str | None = None, results: Results = None) -> Run:
         tried = None if run.trial is None else self.trials[run.trial]
-        return Run(run.arm, run.seed, self._place(run), state, cause, results or {}, tried)
+        predictions = read_json(self._record(run)).get("predictions") if results else None
+        return Run(run.arm, run.seed, self._place(run), state, cause, results or {}, tried, predictions)
 
     def _plan(self) -> list[Planned]:
         """Returns the runs that are needed after those that this process has seen end."""

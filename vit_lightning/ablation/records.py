@@ -10,7 +10,6 @@ Numbers are those of the first result, whatever becomes of the run folder: what 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import re
 import time
@@ -20,7 +19,7 @@ from typing import Any
 
 from vit_lightning.ablation.claims import create_once
 from vit_lightning.ablation.plan import slug
-from vit_lightning.report.comparisons import ArmComparison, read_predictions
+from vit_lightning.report.comparisons import ArmComparison, checksum, read_predictions
 from vit_lightning.report.wording import unit_of
 from vit_lightning.storage.folder import read_json
 from vit_lightning.storage.metrics import read_results
@@ -35,8 +34,7 @@ def keep(path: Path, content: dict[str, Any]) -> None:
 
 def result_of(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
     """Returns the record of the result of a run."""
-    arrays = read_predictions(folder) or ()
-    return {"results": results, "predictions": hashlib.sha256(b"".join(one.tobytes() for one in arrays)).hexdigest()}
+    return {"results": results, "predictions": checksum(read_predictions(folder) or ())}
 
 
 def second_result(record: Path, folder: Path, metric: str, name: str) -> list[str]:

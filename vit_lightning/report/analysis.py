@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vit_lightning.config.files import word
-from vit_lightning.report.comparisons import ArmComparison, Standing, compare, read_predictions, standings
+from vit_lightning.report.comparisons import ArmComparison, Standing, are_first, compare, read_predictions, standings
 from vit_lightning.report.study import Run, Study
 from vit_lightning.report.variance import Components, Effect, components, crossed_interval, factor_effects, spread
 
@@ -176,6 +176,8 @@ def _read_test_sets(study: Study) -> TestSets:
         kept = read_predictions(path.parent)
         if kept is None:
             return TestSets(f"{path} cannot be read")
+        if not are_first(run, kept):
+            continue
         *images, prediction = kept
         if not all(map(np.array_equal, images, sets.setdefault(run.seed, tuple(images)))):
             which = f"{run.arm} with seed {run.seed}"

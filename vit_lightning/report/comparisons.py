@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import math
 import zipfile
@@ -333,6 +334,16 @@ def read_predictions(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[
             return file["index"], file["label"], file["prediction"]
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         return None
+
+
+def checksum(predictions: Sequence[NDArray[Any]]) -> str:
+    """Returns the checksum of what ``read_predictions`` returns."""
+    return hashlib.sha256(b"".join(one.tobytes() for one in predictions)).hexdigest()
+
+
+def are_first(run: Run, predictions: Sequence[NDArray[Any]]) -> bool:
+    """Whether predictions are those of a run's first result, as those of a second one do not count."""
+    return run.predictions in (None, checksum(predictions))
 
 
 def standings(study: Study, comparisons: Sequence[ArmComparison]) -> list[Standing]:

@@ -13,7 +13,7 @@ from scipy import special
 
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import show_time
-from vit_lightning.report.comparisons import ArmComparison, compare, design_of, read_predictions
+from vit_lightning.report.comparisons import ArmComparison, are_first, compare, design_of, read_predictions
 from vit_lightning.report.sequential import (
     FIRST,
     Course,
@@ -86,12 +86,13 @@ def _by_disagreement(study: Study, comparisons: Sequence[ArmComparison]) -> Spre
     """
     if study.compare.metric != "test/acc":  # whether the label is among the first five is not kept
         return None
-    folders = {(run.arm, run.seed): study.folder / run.folder for run in study.done}
+    runs = {(run.arm, run.seed): run for run in study.done}
     found = []
     for one in comparisons:
         for seed in one.differences:
-            kept = [read_predictions(folders[arm, seed]) for arm in (one.arm, one.other)]
-            right = [label == prediction for _, label, prediction in filter(None, kept)]
+            pair = [runs[arm, seed] for arm in (one.arm, one.other)]
+            kept = [(run, read_predictions(study.folder / run.folder)) for run in pair]
+            right = [table[1] == table[2] for run, table in kept if table and are_first(run, table)]
             if len({len(correct) for correct in right}) == 1 and len(right) == 2:
                 found.append(float(np.var(right[0] * 1.0 - right[1])))
     images = next((one.images for one in comparisons if one.images), None)

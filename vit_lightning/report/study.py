@@ -73,6 +73,8 @@ class Run:
     """Contents of ``results.json``; empty unless the run is done."""
     tried: dict[str, Any] | None = None
     """Values that a trial tries, by dotted keys; it is never tested. None for the runs that are compared."""
+    predictions: str | None = None
+    """Checksum of the test predictions of its first result; None where none was kept."""
 
 
 TUNING = "tuning"
