@@ -193,6 +193,31 @@ def test_a_comparison_that_failures_block_is_reported_so_and_orders_no_more_runs
     assert [sum(run.arm == arm for run in study.runs) for arm in study.arms] == [7, 7]
 
 
+def test_an_arm_that_is_tried_again_changes_no_claim_about_others(in_folder):
+    """All arms tell each other's variance at first; one whose runs all failed told nothing, and does not later."""
+
+    def begin_three() -> Ledger:
+        return begin(arms={**PLAN["arms"], "deep": {"model.depth": 2}})
+
+    def result(run: Planned) -> float:  # the arm that failed varies so much that the others' claims would fall
+        return 0.5 + 0.4 * (run.seed % 2) if run.arm == "deep" else alike(run)
+
+    ledger = begin_three()
+    while pending := ledger.pending():
+        for run in pending:
+            if run.arm == "deep":
+                ledger.end_attempt(run, ledger.claim(run), "configuration", "x")
+            else:
+                finish(ledger, run, result(run))
+    before = verdicts(read_study(ledger.folder))
+    assert before == [("mean", 6, "equivalent"), ("deep", 0, "failed")]
+    ledger = begin_three()
+    assert ledger.retry() == []
+    assert verdicts(ledger.study())[0] == before[0], "also while they run again"
+    study = carry_out(ledger, result)
+    assert (verdicts(study)[0], study.plan_changed) == (before[0], [])
+
+
 def test_going_on_after_the_end_keeps_the_earlier_maxima(in_folder):
     def begin_with(**rules: Any) -> Ledger:
         return begin(compare={**PLAN["compare"], "smallest_effect": 0.1, "alpha": 0.001, **rules})

@@ -8,6 +8,7 @@
     tuning/TRIAL/           the run folder of a trial of the tuning; its claims are in ledger/tuning/TRIAL
     ledger/tuning/ARM.json  the values that tuning has chosen, from the first run with them on; ARM-SEED.json where
                             each seed has a tuning of its own
+    ledger/variance.json    the arms that tell the variance of the others' differences, from the first analysis on
 
 Processes on several machines can share a ledger (``claims.py``). A run is done when its folder has a whole
 ``results.json``, whatever its process returned. Which runs are needed follows from those that have ended
@@ -39,6 +40,7 @@ from vit_lightning.config.files import PER_RUN, changes
 from vit_lightning.config.own_files import digests
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
+from vit_lightning.report.comparisons import variance_arms
 from vit_lightning.report.schedule import Schedule, make_schedule
 from vit_lightning.report.sequential import Spending
 from vit_lightning.report.study import Compare, Run, State, Study, Tuning, combinations
@@ -48,6 +50,8 @@ from vit_lightning.storage.metrics import read_metrics, read_results
 
 SILENT_DEATHS = 10
 """Processes that may die in a row on a run that gets no further."""
+VARIANCE = "variance.json"
+"""File in which the ledger keeps from the first analysis on which arms tell the variance of the others' differences."""
 SPENDING = "spending.json"
 """File in which the ledger keeps how alpha is spent, where the forecast has chosen that."""
 MAY_CHANGE = ("disagreement", "max_seeds", "extended")
@@ -141,8 +145,10 @@ class Ledger:
                 why = (self.failure(failed) or {}).get("cause")
                 cause = f"tuning: a trial of each value failed, such as {self._place(failed)}: {why}"
                 self._ended[Planned(arm, seed)] = self._run(Planned(arm, seed), "failed", cause)
-        self.schedule = make_schedule(self._study([run for run in self._ended.values() if run.tried is None]))
-        if self.writes:
+        study = self._study([run for run in self._ended.values() if run.tried is None])
+        self.schedule = make_schedule(study)
+        if self.writes and any(one.course.pairs for one in self.schedule.comparisons):
+            records.keep(self.folder / "ledger" / VARIANCE, {"arms": variance_arms(study)})
             records.keep_claims(self.folder, self.schedule.comparisons)
         needed = self.schedule.seeds
         wanted = [(n, seed, arm) for n, seed in enumerate(seeds) for arm in arms if n < needed[arm]]
@@ -244,6 +250,7 @@ class Ledger:
             split_varies=facts["split_varies"],
             runs=runs,
             factors=facts["factors"],
+            variance_from=read_json(self.folder / "ledger" / VARIANCE).get("arms"),
             plan_file=facts["file"],
         )
 

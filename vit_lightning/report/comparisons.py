@@ -259,10 +259,8 @@ def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Desig
         _complete_pairs(study, found, failed[arm] | failed[other])
         for (arm, other), found in zip(pairs, differences, strict=True)
     ]
-    known, first = _variances_by_others(study, results), study.seeds[:FIRST]
+    known, waits = _variances_by_others(study, results), len(study.arms) > 2 and variance_arms(study) is None
     by_others = np.array([known[pair] for pair in pairs])
-    ended = {(run.arm, run.seed) for run in study.runs if run.state != "missing"}
-    waits = len(study.arms) > 2 and any((arm, seed) not in ended for arm in study.arms for seed in first)
     courses: dict[int, Course] = {}
     for count in {*complete}:
         places = [place for place, other in enumerate(complete) if other == count]
@@ -282,9 +280,24 @@ def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Desig
     return made
 
 
+def variance_arms(study: Study) -> list[str] | None:
+    """Returns the arms whose first runs tell the variance of the others' differences; None before those have ended.
+
+    They have results of all first seeds. After the first analysis they stay the same: what ends well after a failure
+    changes no claim about other arms.
+    """
+    if study.variance_from is not None:
+        return study.variance_from
+    states = {(run.arm, run.seed): run.state for run in study.runs}
+    first = {arm: {states.get((arm, seed), "missing") for seed in study.seeds[:FIRST]} for arm in study.arms}
+    return None if "missing" in set().union(*first.values()) else [arm for arm in first if first[arm] == {"done"}]
+
+
 def _variances_by_others(study: Study, results: Mapping[tuple[str, int], float]) -> dict[tuple[str, str], float]:
-    """Returns the variance of the difference of two arms by the others, over the first seeds of arms that have all."""
-    table = [[results.get((arm, seed), math.nan) for seed in study.seeds[:FIRST]] for arm in study.arms]
+    """Returns the variance of the difference of two arms by the others, over the first seeds."""
+    known, first = variance_arms(study), study.seeds[:FIRST]
+    used = {key: value for key, value in results.items() if known is None or key[0] in known}
+    table = [[used.get((arm, seed), math.nan) for seed in first] for arm in study.arms]
     pairs = [(arm, other) for arm in study.arms for other in study.arms]
     return dict(zip(pairs, variances_by_others(np.array(table)).flat, strict=True))
 

@@ -162,6 +162,8 @@ class Study:
     plan_changed: list[str] = field(default_factory=list)
     """Changes since the ablation began, one line each: of code and question, second results of a run, claims that the
     results would not give any more, earlier studies of the same arms and seeds."""
+    variance_from: list[str] | None = None
+    """Arms whose first runs tell the variance of the others' differences, as at the first analysis; None before it."""
     plan_file: str | None = None
     """Path of the plan, for the commands that the report prints."""
 
