@@ -102,7 +102,7 @@ def test_the_answer_comes_first_and_names_failures_and_the_next_step(study):
         ", of runs that finish</p>",
         "Take &#x27;mean&#x27; (+",
         f"<code>lightning ablate PLAN --out={study.folder} --retry</code>",
-        "This holds for new seeds on these 2,000 test images.",
+        "Verdicts hold for new seeds on these 2,000 test images, and for new images where they say so.",
         "what next",
         "also on new images",
         "7 of 12",

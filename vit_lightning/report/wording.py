@@ -480,7 +480,7 @@ def scope(analysis: Analysis) -> str:
     images = {one.images for one in analysis.comparisons}
     these = f"these {images.pop():,} test images" if len(images) == 1 and None not in images else "these test images"
     if not analysis.study.split_varies:
-        return f"This holds for new seeds on {these}."
+        return f"Verdicts hold for new seeds on {these}, and for new images where they say so."
     if analysis.tested.same:
         return f"Each seed has a training split of its own: this holds for new seeds and splits, on {these}."
     images_too = "Test images change with the seed" if analysis.tested.correct else "Splits change with the seed"
