@@ -110,7 +110,7 @@ def tabulate(caption: str, rows: Iterable[Row], columns: Sequence[Column[Row]], 
 
 TOO_LARGE = (
     " One that is better or worse ended its comparison, and so is too large on average: by 0.1 to 0.2 smallest effects "
-    "where it matters, by up to 0.7 where hardly anything is there. Statistics for experts have it corrected."
+    "where it matters, by up to 0.8 where hardly anything is there. Statistics for experts have it corrected."
 )
 """Simulated: experiments/README.md, errors of ablations."""
 
