@@ -47,7 +47,7 @@ def noisy(image):
     return image ^ torch.from_numpy(np.random.randint(0, 4, image.shape, dtype=np.uint8))
 
 
-class Module(LightningDataModule):
+class Untested(LightningDataModule):
     num_classes = 10
 
     def __init__(self, count: int = 60):
@@ -65,7 +65,9 @@ class Module(LightningDataModule):
     def val_dataloader(self):
         return DataLoader(self.set, 16)
 
-    test_dataloader = val_dataloader
+
+class Module(Untested):
+    test_dataloader = Untested.val_dataloader
 
 
 class Twisted(Scans):
@@ -154,11 +156,17 @@ def test_a_lightning_data_module_trains_tests_and_resumes(own, monkeypatch, caps
         (["--data.class_path=my_scans.Twisted"], r"my_scans.Twisted: item 0 is a dict, not \(image, label\)"),
         (["--data.class_path=my_scans.Module", "--data.augment=[RandomCrop]"], "data.augment: there is no such option"),
         (["--data.class_path=my_scans.Module", "--data.num_classes=1"], "num_classes=1"),
+        (["--data.class_path=my_scans.Untested"], r"my_scans.Untested has no test_dataloader .*test=false"),
     ],
 )
 def test_mistakes_are_named_before_training(own, flags, message):
     with pytest.raises(UserError, match=message):
         resolve([*FLAGS, *flags])
+
+
+def test_a_data_module_without_test_images_trains_with_test_false(own):
+    experiment = resolve([*FLAGS, "--data.class_path=my_scans.Untested", "--test=false", "--trainer.max_steps=1"])
+    assert not any(key.startswith("test/") for key in fit(experiment))
 
 
 def test_an_error_of_a_later_item_names_its_file_and_line(own):

@@ -41,6 +41,9 @@ def test_each_file_can_be_read_again_whatever_state_callbacks_come_to_have(tmp_p
     with pytest.raises(UserError, match=r"state of a callback\?.*pathlib"):
         io.save_checkpoint(contents, last)
     assert read_checkpoint(last)["callbacks"]["Best"].keys() == {"seen", "mean"}
+    contents["callbacks"]["Best"] = {"seen": 1, "lock": Lock()}
+    with pytest.raises(UserError, match=r"callbacks\.Best\.lock: cannot pickle"):
+        io.save_checkpoint(contents, last)
 
 
 class Held(AtomicCheckpointIO):

@@ -53,6 +53,12 @@ def test_a_class_without_weight_decay_has_none_unless_it_is_given():
         settings_of("--optimizer.class_path=Rprop", "--optimizer.weight_decay=0.1")
 
 
+def test_an_optimizer_whose_step_takes_no_closure_is_refused_before_training(in_folder):
+    (in_folder / "mine.py").write_text("import torch\n\nclass Slow(torch.optim.SGD):\n    def step(self): pass\n")
+    with pytest.raises(UserError, match=r"mine.Slow: .*step\(\) got an unexpected keyword argument 'closure'"):
+        resolve(["--optimizer.class_path=mine.Slow", *SMALL])
+
+
 def test_a_scheduler_of_torch_follows_our_warmup():
     flags = ("--optimizer.schedule.class_path=CosineAnnealingWarmRestarts", "--optimizer.schedule.T_0=4")
     config = settings_of(*flags, "--optimizer.schedule.eta_min=0.001", "--optimizer.warmup_steps=3").optimizer

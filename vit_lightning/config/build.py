@@ -42,6 +42,7 @@ from vit_lightning.config.options import (
 from vit_lightning.config.signatures import Option, signature_of
 from vit_lightning.config.typed import WRONG, Part, Place, Reader, plain, unknown
 from vit_lightning.data.base import ImageData
+from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.limits import refuse
 from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
 from vit_lightning.training.losses import OwnLoss
@@ -78,10 +79,13 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
 
     _, run = (_make(reader, "", _part_of(kind, general)) for kind in OPTION_KINDS)
     settings = {key: _make(reader, key, part) for key, part in setting_parts.items()}
+    tested = command == "fit" and general.get("test")
     if module is not WRONG:
         reader.problems += [*unused_problems(module, config), *_frozen_problems(module, settings, general)]
-        if command == "fit" and general.get("test") and module.target.test_step is LightningModule.test_step:
+        if tested and module.target.test_step is LightningModule.test_step:
             reader.problems.append(f"module.class_path={module.name} has no test_step (give it one, or test=false)")
+    if tested and isinstance(data, WrappedDataModule) and not data.has_test:
+        reader.problems.append(f"data.{data.title} has no test_dataloader (give it one, or test=false)")
     teacher, initial = None, None
     if data is not None:
         reader.problems += _loss_problems(settings["loss"], data)

@@ -233,8 +233,7 @@ class WrappedDataModule(ImageData):
         self.module = module
         for hook in OF_THE_MODULE:
             setattr(self, hook, getattr(module, hook))
-        loaders = [f"{kind}_dataloader" for kind in ("train", "val", "test")]
-        if missing := [name for name in loaders if not is_overridden(name, module)]:
+        if missing := [name for name in ("train_dataloader", "val_dataloader") if not is_overridden(name, module)]:
             raise UserError(f"{self.title} has no {' and no '.join(missing)}")
         names = class_names or getattr(module, "class_names", None)
         count = num_classes or getattr(module, "num_classes", None) or (len(names) if names else None)
@@ -255,6 +254,11 @@ class WrappedDataModule(ImageData):
     @property
     def title(self) -> str:
         return f"class_path={name_of(self.module)}"
+
+    @property
+    def has_test(self) -> bool:
+        """Whether the module has test images."""
+        return is_overridden("test_dataloader", self.module)
 
     @property
     def notice(self) -> str:
@@ -319,6 +323,8 @@ class WrappedDataModule(ImageData):
         return _made_again_by_attributes(self.module.val_dataloader())
 
     def test_dataloader(self) -> Any:
+        if not self.has_test:
+            raise UserError(f"data.{self.title} has no test_dataloader")
         self._seen = 0
         return _made_again_by_attributes(self.module.test_dataloader())
 

@@ -13,6 +13,7 @@ import re
 import struct
 import warnings
 import zipfile
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -135,13 +136,24 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(Path(path), mmap=False)
 
 
+def _unsavable(entries: Mapping[str, Any]) -> str:
+    """Returns the keys, as ``callbacks.Name.key``, of the first value that cannot be saved."""
+    for key, value in entries.items():
+        try:
+            torch.save(value, BytesIO())
+        except Exception:  # pickle raises many types
+            return f"{key}.{_unsavable(value)}".rstrip(".") if isinstance(value, Mapping) else str(key)
+    return ""
+
+
 def _packed(checkpoint: dict[str, Any]) -> BytesIO:
     """Returns the contents of a file, which no later step of training changes."""
     contents = BytesIO()
     try:
         torch.save(_with_plain_numbers(checkpoint), contents)
     except Exception as fault:  # pickle raises many types
-        raise UserError(f"a checkpoint of this run cannot be written: {first_line(fault)}") from fault
+        place = _unsavable(checkpoint)
+        raise UserError(f"a checkpoint of this run cannot be written: {place}: {first_line(fault)}") from fault
     contents.seek(0)
     if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(contents):
         raise UserError(f"{_UNREADABLE}: {', '.join(unsafe)}")
