@@ -270,6 +270,7 @@ TOGETHER = {
     ),
     "fit --config=families/crate --model.block=TransformerEncoderBlock": "feed_forward=ISTA needs block=CrateBlock",
     "fit digits.yaml --checkpoint.monitor=val/auc": "checkpoint.monitor=val/auc is not logged (choose ",
+    "fit digits.yaml --checkpoint.mode=max": "checkpoint.mode=max: lower values of val/loss are better (give mode=min)",
     "fit digits.yaml --metrics=[F1Score] --checkpoint.monitor=val/f1": "val/acc5, val/f1_score, ",
     "fit digits.yaml --trainer.callbacks='[{class_path: KNNProbe}]' --checkpoint.monitor=val/linear_acc": (
         "checkpoint.monitor=val/linear_acc is not logged ... val/knn_acc"

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vit_lightning.config.files import as_list
+from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import Part
+from vit_lightning.metric_facts import facts_of
 from vit_lightning.storage.redaction import secrets_of_environment
 from vit_lightning.training.checkpoints import CheckpointConfig
 from vit_lightning.training.ema import EMAConfig
@@ -91,12 +93,23 @@ def _callbacks(trainer: Part) -> list[Part]:
 
 
 def monitor_problems(trainer: Part, checkpoint: CheckpointConfig | None, known: Sequence[str]) -> list[str]:
-    """Returns monitored metrics that nothing logs; none if the config has custom callbacks, which may log anything."""
+    """Returns monitored metrics that nothing logs, or whose worst value would count as the best.
+
+    None if the config has custom callbacks, which may log anything.
+    """
     callbacks = _callbacks(trainer)
     if not all(callback.name.startswith(("lightning.", "vit_lightning.")) for callback in callbacks):
         return []
     probes = [name for callback in callbacks if issubclass(callback.target, Probe) for name in callback.target.logs]
-    monitors = {f"trainer.callbacks.{one.target.__name__}.monitor": one.arguments.get("monitor") for one in callbacks}
-    monitors = {"checkpoint.monitor": None if checkpoint is None else checkpoint.monitor, **monitors}
-    wrong = {key: metric for key, metric in monitors.items() if metric not in (None, *known, *probes)}
-    return [f"{key}={metric} is not logged (choose {', '.join([*known, *probes])})" for key, metric in wrong.items()]
+    monitors = {f"trainer.callbacks.{one.target.__name__}": (one.target, one.arguments) for one in callbacks}
+    monitors["checkpoint"] = (CheckpointConfig, {} if checkpoint is None else vars(checkpoint))
+    problems = []
+    for key, (kind, given) in monitors.items():
+        metric, option = given.get("monitor"), signature_of(kind).options.get("mode")
+        mode, facts = given.get("mode", option and option.default), facts_of(metric or "")
+        if metric not in (None, *known, *probes):
+            problems.append(f"{key}.monitor={metric} is not logged (choose {', '.join([*known, *probes])})")
+        elif facts is not None and mode in {"max", "min"} - {facts.goal[:3]}:
+            better = f"{'lower' if mode == 'max' else 'higher'} values of {metric} are better"
+            problems.append(f"{key}.mode={mode}: {better} (give mode={facts.goal[:3]})")
+    return problems
