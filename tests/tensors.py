@@ -1,14 +1,17 @@
-"""Random tensors, weights and images, all from seeds."""
+"""Random tensors, weights and images, all from seeds, and a counter of operators."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -30,6 +33,26 @@ def randomise(module: Module, *, scale: float = 0.5, seed: int = 0) -> Module:
         for weight in module.parameters():
             weight.copy_(scale * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
     return module
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        returns = func._schema.returns
+        is_view = returns and all(part.alias_info is not None and not part.alias_info.is_write for part in returns)
+        if func.namespace == "aten" and not is_view:
+            self.counts[str(func.overloadpacket).removeprefix("aten.")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators(run: Callable[[], Any]) -> Counter[str]:
+    """Returns how often each operator of torch that is no view runs in a call: launches, on a GPU."""
+    with _Operators() as mode:
+        run()
+    return mode.counts
 
 
 def write_images(folder: Path, count: int, *, size: tuple[int, int] = (20, 14), seed: int = 0) -> None:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tensors import randn, randomise
+from tensors import operators, randn, randomise
 
 from vit_lightning import ViT
 from vit_lightning.errors import UserError
@@ -133,7 +133,7 @@ def test_vit_tells_rotary_attention_its_grid_and_the_tokens_before():
     for block in network.encoder:
         positions = block.attention.fn.attention.positions
         assert positions.prefix_tokens == 3
-        assert positions.table.shape == (6, 4)
+        assert positions.table.shape == (2, 6, 4)
     assert not any("positions" in name for name in network.state_dict())
     batch = randn(2, 3, 8, 12)
     network = randomise(network).double().eval()
@@ -148,6 +148,19 @@ def test_rotary_angles_are_exact_in_float64_and_kept_in_bfloat16():
     heads = randn(1, 1, 1600, 8)
     exact = RotaryPositions((40, 40), 8).double()(heads)
     torch.testing.assert_close(half(heads.bfloat16()).double(), exact, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_sines_and_cosines_are_made_once_for_a_grid_with_the_bits_of_their_angles(dtype):
+    positions = RotaryPositions((4, 5), 8, 1).to(dtype)
+    angles = positions.exact.to(torch.promote_types(dtype, torch.float32))
+    heads = randn(2, 3, 21, 8, dtype=dtype)
+    first, second = heads[:, :, 1:, ::2], heads[:, :, 1:, 1::2]
+    sine, cosine = angles.sin().to(dtype), angles.cos().to(dtype)
+    turned = positions(heads)[:, :, 1:]
+    assert torch.equal(turned[..., ::2], first * cosine - second * sine)
+    assert torch.equal(turned[..., 1::2], second * cosine + first * sine)
+    assert not {"sin", "cos"} & operators(lambda: positions(heads)).keys()
 
 
 def test_heads_that_cannot_be_turned_are_refused():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from tensors import operators
 from timm.utils import ModelEmaV2
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -124,6 +125,43 @@ def test_steps_equal_timm_s_with_batch_norm_and_whole_numbers():
             torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-14)
     ours.hide(network)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_an_update_is_one_operator_and_makes_no_state_dict(monkeypatch):
+    network = ViT(image_size=8, patch_size=4, in_channels=1, num_classes=10, emb_size=16, depth=2, num_heads=2)
+    average = WeightAverage(EMAConfig(decay=0.9))
+    average.start(network)
+    monkeypatch.setattr(ViT, "state_dict", None)
+    assert operators(lambda: average.update(network)) == {"_foreach_lerp_": 1}
+
+
+class Replaced(nn.Module):
+    """A buffer that each step replaces, and a state_dict with names of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+        self.linear = nn.Linear(1, 1)
+
+    def forward(self):
+        self.mean = self.mean + 1.0
+
+
+class Renamed(Replaced):
+    def state_dict(self):
+        return {f"my.{name}": value for name, value in super().state_dict().items()}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Replaced, "mean"), (Renamed, "my.mean")])
+def test_tensors_that_are_replaced_or_renamed_are_averaged(kind, name):
+    network, average = kind(), WeightAverage(EMAConfig(decay=0.5, warmup=False))
+    average.start(network)
+    for _ in range(3):
+        network()
+        average.update(network)
+    checkpoint = {"state_dict": {f"network.{key}": value for key, value in network.state_dict().items()}}
+    average.save(checkpoint)
+    assert checkpoint["state_dict"][f"network.{name}"] == 3.0 - (0.5 + 0.25 + 0.125)  # of 0, 1, 2 and 3
 
 
 def test_half_precision_is_averaged_in_float32():

@@ -8,6 +8,7 @@ import inspect
 import pytest
 import timm.optim
 import torch
+from tensors import operators
 from torch import nn
 from torchvision.models import convnext_tiny, resnet18, swin_t, vit_b_16
 
@@ -249,7 +250,7 @@ def test_what_does_not_fit_is_named(settings, problem):
 
 
 def test_muon_of_many_matrices_is_torch_s_of_one_after_another(monkeypatch):
-    monkeypatch.setattr("vit_lightning.training.optimizers._BATCH", 2 * 8 * 12)  # two at a time
+    monkeypatch.setattr("vit_lightning.training.optimizers._BATCH", {"cpu": 2 * 8 * 12})  # two at a time
     torch.manual_seed(0)
     shapes = [(8, 12), (12, 8), (8, 8), (12, 8), (8, 12), (8, 12)]
     mine = [nn.Parameter(torch.randn(shape)) for shape in shapes]
@@ -266,3 +267,17 @@ def test_muon_of_many_matrices_is_torch_s_of_one_after_another(monkeypatch):
     states = [optimizer.state_dict() for optimizer in optimizers]
     assert states[0]["param_groups"] == states[1]["param_groups"]
     torch.testing.assert_close(states[0]["state"], states[1]["state"], rtol=0, atol=0)
+
+
+def test_launches_do_not_grow_with_the_number_of_matrices():
+    def launches(depth: int) -> int:
+        vit = ViT(**{**SMALL, "depth": depth})
+        optimizer = ours(vit, name="muon")
+        for weight in vit.parameters():
+            weight.grad = torch.randn_like(weight)
+        optimizer.step()
+        counts = operators(optimizer.step)
+        assert counts["stack"] == 4  # shapes of matrices
+        return counts.total() - counts["_unsafe_view"]
+
+    assert launches(2) == launches(6) <= 100

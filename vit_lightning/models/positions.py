@@ -173,10 +173,10 @@ class RotaryPositions(ExactTable):
     """Rotation of pairs of channels of queries or keys by the position of their patch: (b, h, p + n, d), same shape.
 
     Axial rotary positions (Su et al. 2021 in two dimensions, as EVA-02); tokens before the patches are not rotated.
-    The table holds the angles, (rows * columns, dim_head / 2): the first half of the pairs is rotated by the row, the
-    second by the column, with dim_head / 4 frequencies each, temperature ** -(i / (dim_head / 4)), or with
-    ``max_resolution`` from pi to pi * max_resolution / 2 on coordinates from -1 to 1. Source: the two modes of timm's
-    ``RotaryEmbeddingCat``.
+    The table holds sine and cosine of the angles, (2, rows * columns, dim_head / 2): the first half of the pairs is
+    rotated by the row, the second by the column, with dim_head / 4 frequencies each, temperature **
+    -(i / (dim_head / 4)), or with ``max_resolution`` from pi to pi * max_resolution / 2 on coordinates from -1 to 1.
+    Source: the two modes of timm's ``RotaryEmbeddingCat``.
 
     Args:
         grid: rows and columns of patches.
@@ -214,8 +214,12 @@ class RotaryPositions(ExactTable):
         super().__init__(angles, at_least=torch.float32)  # sine and cosine of angles in bfloat16 would be far off
         self.prefix_tokens = prefix_tokens
 
+    def _cast(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        angles = super()._cast(self.exact.device, dtype)
+        return torch.stack([angles.sin(), angles.cos()]).to(device)
+
     def forward(self, heads: Tensor) -> Tensor:
-        sine, cosine = self.table.sin().to(heads.dtype), self.table.cos().to(heads.dtype)
+        sine, cosine = self.table.to(heads.dtype)
         first, second = rearrange(heads[:, :, self.prefix_tokens :], "b h n (pairs two) -> two b h n pairs", two=2)
         rotated = torch.stack([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
         rotated = rearrange(rotated, "b h n d two -> b h n (d two)")

@@ -56,6 +56,7 @@ class WeightAverage(Callback):
         self.config = config
         self.steps = 0
         self._average: dict[str, Tensor] = {}
+        self._holders: dict[str, tuple[dict[str, Any], str]] = {}
         self._trained: dict[str, Tensor] | None = None  # while the network holds the average
         self._loaded: dict[str, Any] | None = None
         self._global_step = 0
@@ -95,19 +96,23 @@ class WeightAverage(Callback):
         self.steps = 0 if loaded is None else loaded["steps"]
         if loaded is not None:
             network.load_state_dict(loaded["trained"])
-        own = network.state_dict() if loaded is None else loaded["average"]
         state = network.state_dict()
+        own = state if loaded is None else loaded["average"]
         self._average = {name: _to_float32(value).to(state[name].device, copy=True) for name, value in own.items()}
+        self._holders = _holders(network)
 
     @torch.no_grad()
     def update(self, network: nn.Module) -> None:
         """Moves the average towards the weights, after each optimizer step."""
         self.steps += 1
-        weight = 1.0 - self.config.decay_at(self.steps)
-        state = network.state_dict()
+        if self._average.keys() <= self._holders.keys():
+            state = {name: tensors[key] for name, (tensors, key) in self._holders.items()}
+        else:  # a network of the user's own makes its state_dict in its own way
+            state = network.state_dict()
         moving = [name for name, value in self._average.items() if value.is_floating_point()]
         averages = [self._average[name] for name in moving]
-        torch._foreach_lerp_(averages, [state[name].to(self._average[name].dtype) for name in moving], weight)
+        values = [state[name].to(average.dtype) for name, average in zip(moving, averages, strict=True)]
+        torch._foreach_lerp_(averages, values, 1.0 - self.config.decay_at(self.steps))
         for name in self._average.keys() - set(moving):
             self._average[name].copy_(state[name])
 
@@ -169,6 +174,19 @@ def without_average(checkpoint: dict[str, Any]) -> None:
     """Replaces the average in a checkpoint by the trained weights, to resume without an average."""
     trained = checkpoint["ema"]["trained"] if "ema" in checkpoint else {}
     checkpoint["state_dict"] |= {_PREFIX + name: value for name, value in trained.items()}
+
+
+def _holders(network: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
+    """Returns where each parameter and buffer of a network lies: a dict of its module, and the key there.
+
+    A ``state_dict()`` in each step takes milliseconds; a tensor kept for good would miss a buffer that is replaced.
+    """
+    return {
+        f"{path}.{key}".lstrip("."): (tensors, key)
+        for path, module in network.named_modules(remove_duplicate=False)
+        for tensors in (module._parameters, module._buffers)
+        for key in tensors
+    }
 
 
 def _to_float32(value: Tensor) -> Tensor:
