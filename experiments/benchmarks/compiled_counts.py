@@ -1,0 +1,246 @@
+"""Kernels that ``torch.compile`` launches in a training step on a GPU, counted on a machine without one.
+
+python experiments/benchmarks/compiled_counts.py [--only NAME ...] [--depth 12] [--kernels]
+
+Dynamo traces fake tensors that lie on ``cuda``, under its autocast; then Inductor writes Triton code for a pretended
+H100, forward and backward, which is read instead of run. Counted are its kernels, products and attention included
+(flash attention, one each way), and Dynamo's graphs and graph breaks. Needs triton, but neither a GPU nor a driver.
+
+Autograd cannot run on fake tensors of a device that is not there: the backward graph is derived with the same operators
+on a CPU, and its device is changed before Inductor gets it. Shapes are fixed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.device_interface import CudaInterface
+from torch._dynamo.utils import counters
+from torch._functorch import config as functorch
+from torch._guards import detect_fake_mode
+from torch._inductor import compile_fx
+from torch._inductor import config as inductor
+from torch._inductor.graph import GraphLowering
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.utils import _triton
+
+from vit_lightning import LossConfig, ViT, ViTClassifier
+
+DEVICE = torch.device("cuda", 0)
+H100 = SimpleNamespace(
+    **{"name": "NVIDIA H100 80GB HBM3", "type": "cuda", "major": 9, "minor": 0, "gcnArchName": ""},
+    **{"multi_processor_count": 132, "warp_size": 32, "total_memory": 80 * 2**30, "L2_cache_size": 50 * 2**20},
+    **{"max_threads_per_multi_processor": 2048, "max_threads_per_block": 1024, "regs_per_multiprocessor": 65536},
+    **{"shared_memory_per_block": 49152, "shared_memory_per_block_optin": 232448},
+)
+NETWORKS: dict[str, dict[str, Any]] = {
+    "Ti/4 at 32": {"preset": "Ti/4", "image_size": 32, "num_classes": 10, "drop_path": 0.1},
+    "B/16 at 224": {"preset": "B/16", "image_size": 224, "drop_path": 0.1},
+}
+IMAGES = 128
+
+
+class Kernels:
+    """Kernels of the code that Inductor wrote, a Counter for each graph: forward, backward, and so on."""
+
+    def __init__(self) -> None:
+        self.graphs: list[collections.Counter[str]] = []
+
+    @property
+    def launches(self) -> list[int]:
+        return [graph.total() for graph in self.graphs]
+
+    def backend(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """Returns the graph as it is, after its code has been counted: a backend of ``torch.compile``."""
+        for part in graph.graph.nodes:
+            if part.target is torch.nn.functional.scaled_dot_product_attention:
+                part.target = _flash_attention
+        graph.recompile()
+        mode: Any = detect_fake_mode(inputs)
+        with mode:
+            traced = make_fx(graph, tracing_mode="fake")(*inputs)  # autocast has become casts
+            _move(traced, torch.device("cpu"))
+            on_cpu = [_like(part, torch.device("cpu")) for part in inputs]
+            with torch._C._DisableAutocast(), functorch.patch(force_non_lazy_backward_lowering=True):
+                compile_fx.compile_fx(traced, on_cpu, inner_compile=self._count)
+        return graph.forward
+
+    def _count(self, graph: GraphModule, inputs: list[Any], **options: Any) -> Callable[..., Any]:
+        mode: Any = detect_fake_mode(inputs)
+        _move(graph, DEVICE)
+        with mode, torch.no_grad():
+            there = [_like(part, DEVICE) for part in inputs]
+            FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*there)
+        written: list[str] = []
+
+        def keep_code(lowered: GraphLowering) -> Any:
+            written.append(lowered.codegen()[0].value)
+            raise _Written
+
+        with mock.patch.object(GraphLowering, "_compile_to_module", keep_code), pretended_gpu():
+            try:
+                compile_fx.compile_fx_inner(graph, there, **options)
+            except Exception:  # whatever torch makes of _Written
+                if not written:
+                    raise
+        code = written[0]
+        lines = [line for line in code[code.index("def call(") :].splitlines() if "#" not in line]
+        launch = re.compile(r"(triton_\w+)\.run\(|(extern_kernels\.\w+)\(|(torch\.ops\.aten\.\w+)[.\w]*\(")
+        self.graphs.append(collections.Counter(next(filter(None, found)) for found in launch.findall("\n".join(lines))))
+        return _never_called
+
+
+class _Written(Exception):
+    """Signal that the code is written, and need not be compiled."""
+
+
+def _never_called(args: list[Any]) -> Any:
+    raise AssertionError("the code is for a GPU that is not there")
+
+
+_never_called._boxed_call = True  # type: ignore[attr-defined]
+
+
+def _flash_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, scale: float | None = None, **kwargs: Any) -> Tensor:
+    half = (part.to(torch.bfloat16) for part in (q, k, v))
+    out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(*half, scale=scale)[0]
+    return out
+
+
+def _move(graph: GraphModule, device: torch.device) -> None:
+    """Changes the device of what a graph makes."""
+    for part in graph.graph.nodes:
+        part.args, part.kwargs = node.map_aggregate(
+            (part.args, part.kwargs), lambda value: device if isinstance(value, torch.device) else value
+        )
+    graph.recompile()
+
+
+def _like(value: Any, device: torch.device) -> Any:
+    """Returns a new tensor on a device in place of another; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    with torch.no_grad():
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+    return made.requires_grad_(value.requires_grad)
+
+
+@contextmanager
+def pretended_gpu() -> Iterator[None]:
+    """Lets torch see an H100, of which Inductor asks its properties and nothing else."""
+    seen: dict[str, Any] = {
+        **{"is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0},
+        **{"get_device_properties": lambda *args: H100, "is_bf16_supported": lambda *args, **kwargs: True},
+    }
+    state: dict[str, Any] = {
+        **{
+            "get_device_capability": lambda *args: (9, 0),
+            "_lazy_init": lambda: None,
+            "synchronize": lambda *args: None,
+        },
+        **{"_exchange_device": lambda *args: 0, "_maybe_exchange_device": lambda *args: 0},
+        **{"get_rng_state": lambda *args: torch.zeros(16, dtype=torch.uint8, device="cpu")},
+        **{"set_rng_state": lambda *args: None, "set_device": lambda *args: None},
+        **{"synchronize": lambda *args: None},
+        **{"is_current_stream_capturing": lambda: False},
+    }
+    interface = {name: staticmethod(value) for name, value in seen.items()}
+    interface |= {"get_compute_capability": staticmethod(lambda *args: 90), "device": nullcontext}  # type: ignore[dict-item]
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(torch.cuda, **seen, **state))
+        stack.enter_context(mock.patch.multiple(CudaInterface, **interface))
+        worker = {name: interface[name] for name in ("get_device_properties", "current_device")}
+        stack.enter_context(mock.patch.multiple(CudaInterface.Worker, **worker))
+        stack.enter_context(mock.patch.object(FakeTensorMode, "avoid_device_init", True))
+        stack.enter_context(mock.patch.object(_triton, "triton_hash_with_backend", return_value="none"))
+        stack.enter_context(inductor.patch(fx_graph_cache=False))
+        _triton.has_triton.cache_clear()
+        _triton.has_triton()
+        yield
+
+
+def autocast() -> torch.autocast:
+    """Returns autocast in bf16 as on a GPU."""
+    with pretended_gpu():
+        return torch.autocast("cuda", torch.bfloat16)
+
+
+def to_device(module: nn.Module, mode: FakeTensorMode) -> None:
+    """Puts fake tensors on the GPU in place of the parameters and buffers of a module."""
+    with mode:
+        for part in module.modules():
+            for name, value in part.named_parameters(recurse=False):
+                setattr(part, name, nn.Parameter(_like(value.detach(), DEVICE), requires_grad=value.requires_grad))
+            for name, value in part.named_buffers(recurse=False):
+                setattr(part, name, _like(value, DEVICE))
+
+
+def count_step(settings: dict[str, Any], compile: Callable[[ViTClassifier, Any], None]) -> Kernels:
+    """Counts a training step of a ViT; ``compile`` gets the module and a backend."""
+    torch._dynamo.reset()
+    counters.clear()
+    module, kernels, mode = ViTClassifier(ViT(**settings), loss=LossConfig()), Kernels(), FakeTensorMode()
+    mode.allow_non_fake_inputs = True
+    to_device(module.train(), mode)
+    compile(module, kernels.backend)
+    with mode, autocast():
+        images = torch.empty(IMAGES, 3, *module.network.image_size, device=DEVICE)
+        module.step((images, torch.empty(IMAGES, dtype=torch.long, device=DEVICE)), "train")
+    return kernels
+
+
+def compile_blocks(module: ViTClassifier, backend: Any) -> None:
+    for block in module.network.encoder:  # type: ignore[union-attr]
+        block.compile(backend=backend, dynamic=False)
+
+
+def compile_whole(module: ViTClassifier, backend: Any) -> None:
+    module.step = torch.compile(module.step, backend=backend, dynamic=False)  # type: ignore[method-assign]
+
+
+WAYS: dict[str, Callable[[ViTClassifier, Any], None]] = {"blocks": compile_blocks, "whole": compile_whole}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=NETWORKS, default=[*NETWORKS])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
+    parser.add_argument("--depth", type=int, help="number of blocks, fewer of which are counted sooner")
+    parser.add_argument("--combo", action="store_true", help="Inductor's combo_kernels, which joins small kernels")
+    parser.add_argument("--kernels", action="store_true", help="names of the kernels")
+    given = parser.parse_args()
+    inductor.combo_kernels = given.combo
+    print(f"torch {torch.__version__}, {IMAGES} images\n")
+    print("| network | compiled | forward | backward | casts alone | graphs | breaks |\n|---|---|---|---|---|---|---|")
+    for name in given.only:
+        settings = NETWORKS[name] | ({"depth": given.depth} if given.depth else {})
+        for way in given.ways:
+            kernels = count_step(settings, WAYS[way])
+            graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+            both = (sum(kernels.launches[each::2]) for each in (0, 1))
+            casts = sum(
+                number
+                for graph in kernels.graphs
+                for kernel, number in graph.items()
+                if re.fullmatch(r"triton_poi_fused__to_copy_\d+", kernel)
+            )
+            print(f"| {name} | {way} | {' | '.join(map(str, both))} | {casts} | {graphs} | {breaks} |", flush=True)
+            if given.kernels:
+                for graph in kernels.graphs:
+                    print("".join(f"    {number} {kernel}\n" for kernel, number in graph.items()))
+
+
+if __name__ == "__main__":
+    main()
