@@ -1,6 +1,6 @@
 """What a GPU would wait for and launch in a training step, counted on a machine without one.
 
-python experiments/benchmarks/gpu_counts.py [--only NAME ...] [--images 256] [--where]
+python experiments/benchmarks/gpu_counts.py [--only NAME ...] [--images 256] [--small] [--where]
 
 Tensors say that they lie on a GPU while their values lie in host memory, so that the code takes the ways that it takes
 there, and each operator that reaches the device is seen, those of the backward pass too. Counted are
@@ -229,8 +229,14 @@ def few_images(root: Path, classes: int) -> Path:
     return root
 
 
-def read_config(path: Path, folder: Path) -> Any:
-    """Returns the experiment of a config whose images are those of ``few_images``."""
+def read_config(path: Path, folder: Path, *, small: bool = False) -> Any:
+    """Returns the experiment of a config whose images are those of ``few_images``.
+
+    Args:
+        path: the config.
+        folder: where its images and a copy of it are written.
+        small: whether there are two blocks of width 16 and images of 32 pixels a side.
+    """
     config = yaml.safe_load(path.read_text())
     given = config["data"]["init_args"]
     is_cifar = config["data"]["class_path"].startswith("vit_lightning.CIFAR")
@@ -240,52 +246,78 @@ def read_config(path: Path, folder: Path) -> Any:
         kept = {name: given[name] for name in ("batch_size", "augment", "mixing") if name in given}
         config["data"] = {"class_path": "vit_lightning.ImageFolder", "init_args": {"root": "", **whole, **kept}}
     config["data"]["init_args"]["root"] = str(root)
+    if small:
+        config["data"]["init_args"]["image_size"] = 32
+        if "class_path" not in config["model"]:
+            config["model"] |= {"emb_size": 16, "depth": 2, "num_heads": 2}
     written = folder / f"{path.stem}.yaml"
     written.write_text(yaml.safe_dump(config))
     return resolve([f"--config={written}"])
 
 
-def count_step(experiment: Any, images: int) -> dict[str, Counter]:
-    """Counts the parts of a training step: a batch as the loader gives it, then the network with two of its images."""
+def step_parts(
+    experiment: Any, images: int, put: Callable[[Tensor], Tensor], *, device: torch.device = DEVICE, autocast: str
+) -> dict[str, Callable[[], None]]:
+    """Returns the parts of a training step, to be called in their order, step after step.
+
+    They are a batch from the loader to the network, the forward pass of two of its images with loss and metrics, the
+    backward pass, and clipping with optimizer and averaged weights.
+
+    Args:
+        experiment: the experiment.
+        images: number of images of a batch.
+        put: copies a tensor to the device.
+        device: the device.
+        autocast: type of device whose list of operators run in bf16.
+    """
     data, settings, trainer = experiment.data, experiment.settings, experiment.trainer
     size, generator = tuple(data.image_size), torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (images, 3, *size), generator=generator, dtype=torch.uint8)
     labels = torch.arange(images) % data.num_classes
     keys = sample_keys(0, 0, torch.arange(images))
     in_memory = Images(pixels, labels)
-    if size == (32, 32):
-        in_memory._on_device = OnDevice(pixels), OnDevice(labels)
+    if data.min_area == 1.0:  # else photographs, which workers read
+        in_memory._on_device = put(pixels), put(labels)
+    made: dict[str, Any] = {}
+    module: Any = make_module(experiment).train().to(device)
+    optimizer, _ = optimizer_and_schedule(module.network, settings.optimizer, total_steps=10**6, steps_per_epoch=100)
+    if module.average is not None:
+        module.average.start(module.network)
 
-    def next_batch() -> Batch:
+    def load() -> None:
         batch = in_memory.__getitems__(Request(list(range(images)), keys.tolist()))
         assert isinstance(batch, Batch)
-        return data.model_input(batch.to(DEVICE), 0)  # type: ignore[no-any-return]
+        made["batch"] = data.model_input(batch.to(device), 0)
 
-    counters = {"data": count(next_batch)}
-    module: Any = make_module(experiment).train()
-    with Counter():
-        module.to(DEVICE)
-        batch = next_batch()
-        two = {name: part[:2] for name, part in vars(batch).items() if isinstance(part, Tensor)}
-        batch = batch.replace(**two)
-        config = settings.optimizer
-        optimizer, _ = optimizer_and_schedule(module.network, config, total_steps=10**6, steps_per_epoch=100)
+    def forward() -> None:
+        two = {name: part[:2] for name, part in vars(made["batch"]).items() if isinstance(part, Tensor)}
+        with torch.autocast(autocast, torch.bfloat16):
+            made["loss"] = module.training_step(made["batch"].replace(**two), 0)
+
+    def backward() -> None:
+        made["loss"].backward()
+
+    def update() -> None:
+        if trainer["gradient_clip_val"]:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), trainer["gradient_clip_val"])
+        optimizer.step()
+        optimizer.zero_grad()
         if module.average is not None:
-            module.average.start(module.network)
-    for counted in (False, True):
-        parts = {name: Counter() for name in ("forward", "backward", "optimizer")}
-        with parts["forward"], torch.autocast("cpu", torch.bfloat16):
-            loss = module.training_step(batch, 0)
-        with parts["backward"]:
-            loss.backward()
-        with parts["optimizer"]:
-            if trainer["gradient_clip_val"]:
-                torch.nn.utils.clip_grad_norm_(module.parameters(), trainer["gradient_clip_val"])
-            optimizer.step()
-            optimizer.zero_grad()
-            if module.average is not None:
-                module.average.update(module.network)
-        counters |= parts if counted else {}
+            module.average.update(module.network)
+
+    return {"data": load, "forward": forward, "backward": backward, "optimizer": update}
+
+
+def count_step(experiment: Any, images: int) -> dict[str, Counter]:
+    """Counts the parts of a training step; the first step fills caches."""
+    with Counter():
+        parts = step_parts(experiment, images, OnDevice, autocast="cpu")
+        for part in parts.values():
+            part()
+    counters = {}
+    for name, part in parts.items():
+        with Counter() as counters[name]:
+            part()
     return counters
 
 
@@ -303,6 +335,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*AUGMENTATIONS, *CONFIGS], default=[*AUGMENTATIONS, *CONFIGS])
     parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--small", action="store_true", help="networks of two narrow blocks, for a test")
     parser.add_argument("--where", action="store_true", help="file and line of each crossing")
     given = parser.parse_args()
     print(f"torch {torch.__version__}, {given.images} images\n")
@@ -316,7 +349,7 @@ def main() -> None:
             "\n| config | crossings | data | forward, loss, metrics | backward | optimizer |\n|---|---|---|---|---|---|"
         )
         for name in (name for name in given.only if name in CONFIGS):
-            experiment = read_config(CONFIGS[name], Path(folder))
+            experiment = read_config(CONFIGS[name], Path(folder), small=given.small)
             show(name, [*count_step(experiment, given.images).values()], where=given.where)
 
 
