@@ -35,9 +35,11 @@ from vit_lightning.models.attention import DividedAfterSoftmaxAttention as Divid
 from vit_lightning.models.attention import MultiHeadAttention as MultiHeadAttention
 from vit_lightning.models.attention import RotaryAttention as RotaryAttention
 from vit_lightning.models.attention import SeparateAttention as SeparateAttention
-from vit_lightning.models.blocks import LayerNorm as LayerNorm
-from vit_lightning.models.blocks import ResidualAdd as ResidualAdd
-from vit_lightning.models.blocks import RMSNorm as RMSNorm
+from vit_lightning.models.attention import TorchAttention as TorchAttention
+from vit_lightning.models.blocks import ParallelBlock as ParallelBlock
+from vit_lightning.models.blocks import PostNormBlock as PostNormBlock
+from vit_lightning.models.blocks import ResPostNormBlock as ResPostNormBlock
+from vit_lightning.models.blocks import SandwichNormBlock as SandwichNormBlock
 from vit_lightning.models.blocks import TransformerEncoder as TransformerEncoder
 from vit_lightning.models.blocks import TransformerEncoderBlock as TransformerEncoderBlock
 from vit_lightning.models.crate import ISTA as ISTA
@@ -52,6 +54,10 @@ from vit_lightning.models.heads import ClassTokenAndMeanPool as ClassTokenAndMea
 from vit_lightning.models.heads import MaxPool as MaxPool
 from vit_lightning.models.heads import MeanAllPool as MeanAllPool
 from vit_lightning.models.heads import MeanMaxPool as MeanMaxPool
+from vit_lightning.models.layers import BatchNorm as BatchNorm
+from vit_lightning.models.layers import LayerNorm as LayerNorm
+from vit_lightning.models.layers import ResidualAdd as ResidualAdd
+from vit_lightning.models.layers import RMSNorm as RMSNorm
 from vit_lightning.models.patches import ConvProjection as ConvProjection
 from vit_lightning.models.patches import LinearProjection as LinearProjection
 from vit_lightning.models.patches import PatchEmbedding as PatchEmbedding

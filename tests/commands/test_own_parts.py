@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from pieces.mixing import mix
 from vit_lightning import ResidualAdd, ViTClassifier
-from vit_lightning.models.blocks import NamedSequential
+from vit_lightning.models.layers import NamedSequential
 
 
 class PostNorm(NamedSequential):

@@ -11,7 +11,7 @@ from vit_lightning.models.attention import (
     RotaryAttention,
     SeparateAttention,
 )
-from vit_lightning.models.blocks import LayerNorm, RMSNorm
+from vit_lightning.models.layers import LayerNorm, RMSNorm
 from vit_lightning.models.positions import RotaryPositions
 
 

@@ -9,18 +9,9 @@ from torch import nn
 from vit_lightning import UserError, ViT, to_reference
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.models.attention import DotProductAttention, MultiHeadAttention, attention_weights
-from vit_lightning.models.blocks import (
-    Branch,
-    DropPath,
-    Layer,
-    LayerNorm,
-    LayerScale,
-    NamedSequential,
-    ResidualAdd,
-    RMSNorm,
-    TransformerEncoderBlock,
-)
+from vit_lightning.models.blocks import TransformerEncoderBlock
 from vit_lightning.models.feed_forward import FeedForwardBlock
+from vit_lightning.models.layers import DropPath, LayerNorm, LayerScale, NamedSequential, ResidualAdd, RMSNorm
 from vit_lightning.sizes import pair
 
 
@@ -355,79 +346,20 @@ def test_values_that_cannot_work_are_refused_when_the_block_is_made(make, keys):
     assert [problem.split("=")[0] for problem in caught.value.problems] == keys
 
 
-class PostNormBlock(NamedSequential):
-    """x = norm(x + attention(x)); x = norm(x + feed_forward(x)), as in the first transformer (Vaswani et al. 2017)."""
-
-    def __init__(
-        self,
-        emb_size: int,
-        attention: nn.Module,
-        feed_forward: nn.Module,
-        norm: Layer,
-        layer_scale: float | None,
-        drop_path: float,
-    ) -> None:
-        super().__init__(
-            attention=ResidualAdd(attention),
-            attention_norm=norm(emb_size),
-            feed_forward=ResidualAdd(feed_forward),
-            feed_forward_norm=norm(emb_size),
-        )
-
-
-class ParallelBlock(nn.Module):
-    """x + gain * (attention(norm(x)) + feed_forward(norm(x))), as in ViT-22B, with an argument of its own."""
-
-    def __init__(
-        self,
-        emb_size: int,
-        attention: nn.Module,
-        feed_forward: nn.Module,
-        norm: Layer,
-        layer_scale: float | None,
-        drop_path: float,
-        *,
-        gain: float = 1.0,
-    ) -> None:
-        super().__init__()
-        options = {"emb_size": emb_size, "norm": norm, "layer_scale": layer_scale, "drop_path": drop_path}
-        self.attention = Branch("attention", attention, **options)
-        self.feed_forward = Branch("feed_forward", feed_forward, **options)
-        self.gain = gain
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return tokens + self.gain * (self.attention(tokens) + self.feed_forward(tokens))
-
-
 SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 8, "depth": 2, "num_heads": 2, "num_classes": 3}
 
 
-def test_a_post_norm_block_of_the_user_s_own():
-    vit = randomise(ViT(**SMALL, block=PostNormBlock, norm=RMSNorm)).double().eval()
-    tokens = randn(2, 5, 8)
-    block = vit.encoder[1]
-    middle = block.attention_norm(tokens + block.attention.fn(tokens))
-    expected = block.feed_forward_norm(middle + block.feed_forward.fn(middle))
-    torch.testing.assert_close(block(tokens), expected, rtol=0, atol=1e-12)
-    assert isinstance(block.feed_forward_norm, RMSNorm)
-    assert "encoder.1.attention.fn.qkv.weight" in vit.state_dict()
-    with pytest.raises(UserError, match="block: PostNormBlock is no block of ours"):
+def test_a_block_of_the_user_s_own_gets_all_that_the_others_get():
+    class Gated(NamedSequential):
+        def __init__(self, emb_size, attention, feed_forward, norm, layer_scale, drop_path, *, gain=1.0):
+            super().__init__(norm=norm(emb_size), attention=attention, feed_forward=feed_forward)
+            self.given = (emb_size, layer_scale, drop_path, gain)
+
+    vit = ViT(**SMALL, block=partial(Gated, gain=0.5), layer_scale=0.1, drop_path=0.4, norm=RMSNorm)
+    assert [block.given for block in vit.encoder] == [(8, 0.1, 0.0, 0.5), (8, 0.1, pytest.approx(0.4), 0.5)]
+    assert isinstance(vit.encoder[0].norm, RMSNorm)
+    with pytest.raises(UserError, match="block: Gated is no block of ours"):
         to_reference(vit, family="timm")
-
-
-def test_a_parallel_block_of_the_user_s_own_gets_each_block_s_drop_path():
-    vit = ViT(**SMALL, block=partial(ParallelBlock, gain=0.5), layer_scale=0.1, drop_path=0.4)
-    assert [[part.p for part in block.modules() if isinstance(part, DropPath)] for block in vit.encoder] == [
-        [],
-        pytest.approx([0.4, 0.4]),
-    ]
-    vit = randomise(vit).double().eval()
-    tokens, block = randn(2, 5, 8), vit.encoder[0]
-    normed = F.layer_norm(tokens, (8,), block.attention.norm.weight, block.attention.norm.bias, eps=1e-6)
-    attended = block.attention.attention(normed) * block.attention.layer_scale.scale
-    normed = F.layer_norm(tokens, (8,), block.feed_forward.norm.weight, block.feed_forward.norm.bias, eps=1e-6)
-    fed = block.feed_forward.feed_forward(normed) * block.feed_forward.layer_scale.scale
-    torch.testing.assert_close(block(tokens), tokens + 0.5 * (attended + fed), rtol=0, atol=1e-12)
 
 
 def test_what_a_block_refuses_is_told_with_all_else():

@@ -6,8 +6,8 @@ import torch
 from lightning.pytorch import Trainer
 
 from vit_lightning import Digits, UserError, ViT, ViTClassifier
-from vit_lightning.models.blocks import LayerNorm, ResidualAdd
 from vit_lightning.models.crate import ISTA, MSSA, SIZES, CrateBlock, coding_rate
+from vit_lightning.models.layers import LayerNorm, ResidualAdd
 from vit_lightning.training.probes import CrateMeasures
 from vit_lightning.weights.convert import from_reference, to_reference
 

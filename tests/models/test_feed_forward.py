@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from tensors import randn, randomise
 
 from vit_lightning.errors import UserError
-from vit_lightning.models.blocks import LayerNorm
 from vit_lightning.models.feed_forward import FeedForwardBlock, PackedSwiGLU, SwiGLU
+from vit_lightning.models.layers import LayerNorm
 
 
 @pytest.mark.parametrize(("activation", "function"), [("silu", F.silu), ("gelu", F.gelu)])

@@ -5,7 +5,7 @@ from tensors import randn, randomise
 from torch import nn
 
 from vit_lightning import UserError, ViT
-from vit_lightning.models.blocks import LayerNorm, RMSNorm
+from vit_lightning.models.layers import LayerNorm, RMSNorm
 from vit_lightning.models.patches import (
     ClassToken,
     ConvProjection,

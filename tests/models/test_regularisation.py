@@ -8,7 +8,7 @@ from timm.layers import PatchDropout as TimmPatchDropout
 from timm.models.vision_transformer import VisionTransformer
 
 from vit_lightning import RotaryAttention, UserError, ViT, from_reference, to_reference
-from vit_lightning.models.blocks import DropPath
+from vit_lightning.models.layers import DropPath
 from vit_lightning.models.patches import PatchDropout
 
 SIZES = {"image_size": 16, "patch_size": 4, "emb_size": 16, "depth": 3, "num_heads": 2, "num_classes": 3}

@@ -9,8 +9,8 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from vit_lightning.errors import UserError
 from vit_lightning.models.attention import MultiHeadAttention, RotaryAttention
-from vit_lightning.models.blocks import DropPath, LayerNorm, LayerScale
 from vit_lightning.models.feed_forward import FeedForwardBlock
+from vit_lightning.models.layers import DropPath, LayerNorm, LayerScale
 from vit_lightning.models.patches import ClassToken, ConvProjection, LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
 from vit_lightning.models.resize import resize

@@ -11,9 +11,9 @@ from torch import nn
 
 from vit_lightning import UserError, ViT, accelerate
 from vit_lightning.models.attention import DotProductAttention, MultiHeadAttention, RotaryAttention
-from vit_lightning.models.blocks import LayerNorm, ResidualAdd
 from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.heads import ClassificationHead
+from vit_lightning.models.layers import LayerNorm, ResidualAdd
 from vit_lightning.training import fast_paths
 from vit_lightning.training.fast_paths import FastAttention, FastLinear, FastPatches, FastViT, left_out_flops
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora

@@ -390,7 +390,7 @@ def test_parts_that_were_replaced_are_named():
     with pytest.raises(UserError) as caught:
         to_reference(vit, family="timm")
     text = str(caught.value)
-    for part in ("activation: Mish is no block of ours", "norm: BatchNorm1d is no block", "norm: the two of a block"):
+    for part in ("activation: Mish is no block of ours", "norm: BatchNorm1d is no block", "norm: those of a block"):
         assert part in text
 
 

@@ -10,7 +10,7 @@ import torch
 
 from vit_lightning import ViT
 from vit_lightning.models import attention, crate, feed_forward, heads, patches, positions
-from vit_lightning.models.blocks import LayerNorm, RMSNorm
+from vit_lightning.models.layers import LayerNorm, RMSNorm
 from vit_lightning.weights.describe import describe
 from vit_lightning.weights.options import TRAINING_ALONE, build
 

@@ -11,7 +11,7 @@ from references import TIMM, TIMM_CONFIGS, randomise
 from torch import nn
 
 from vit_lightning import UserError, ViT
-from vit_lightning.models.blocks import LayerNorm
+from vit_lightning.models.layers import LayerNorm
 from vit_lightning.weights import from_reference, to_reference
 
 timm = pytest.importorskip("timm")

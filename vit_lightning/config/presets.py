@@ -7,8 +7,8 @@ from functools import partial
 from typing import NamedTuple
 
 from vit_lightning.config.networks import empty_network
-from vit_lightning.models.blocks import LayerNorm
 from vit_lightning.models.crate import ISTA, MSSA, CrateBlock
+from vit_lightning.models.layers import LayerNorm
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.presets import PRESETS
 from vit_lightning.models.vit import ViT

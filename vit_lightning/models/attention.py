@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import probabilities, refuse
-from vit_lightning.models.blocks import Layer
+from vit_lightning.models.layers import Layer
 from vit_lightning.models.positions import RotaryPositions
 
 Attention = Callable[[int, int], nn.Module]
@@ -55,6 +55,16 @@ class DotProductAttention(nn.Module):
         return f"scale={self.scale:g}, dropout={self.dropout:g}"
 
 
+def _heads_problems(emb_size: int, num_heads: int, dim_head: int | None = None, other: str = "") -> list[str]:
+    """Returns a problem if heads do not share the width of the tokens, with another way out."""
+    if num_heads < 1 or (dim_head is not None and dim_head < 1):
+        return [f"num_heads={num_heads} and dim_head={dim_head} must be at least 1"]
+    if dim_head is not None or emb_size % num_heads == 0:
+        return []
+    divisors = ", ".join(str(n) for n in range(1, emb_size + 1) if emb_size % n == 0)
+    return [f"num_heads={num_heads} does not divide emb_size={emb_size} (choose one of {divisors}{other})"]
+
+
 class MultiHeadAttention(nn.Module):
     """Self-attention (Dosovitskiy et al. 2021, appendix A): (b, n, e) -> (b, n, e).
 
@@ -88,16 +98,10 @@ class MultiHeadAttention(nn.Module):
         projection_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        problems = probabilities(dropout=dropout, projection_dropout=projection_dropout)
-        if num_heads < 1 or (dim_head is not None and dim_head < 1):
-            problems.append(f"num_heads={num_heads} and dim_head={dim_head} must be at least 1")
-        elif dim_head is None and emb_size % num_heads:
-            divisors = [n for n in range(1, emb_size + 1) if emb_size % n == 0]
-            problems.append(
-                f"num_heads={num_heads} does not divide emb_size={emb_size} "
-                f"(choose one of {', '.join(map(str, divisors))}, or give attention.dim_head)"
-            )
-        refuse(problems)
+        refuse(
+            probabilities(dropout=dropout, projection_dropout=projection_dropout),
+            _heads_problems(emb_size, num_heads, dim_head, ", or give attention.dim_head"),
+        )
         self.num_heads = num_heads
         self.dim_head = emb_size // num_heads if dim_head is None else dim_head
         inner = num_heads * self.dim_head
@@ -160,6 +164,23 @@ class SeparateAttention(MultiHeadAttention):
             for layer in (self.queries, self.keys, self.values)
         )
         return queries, keys, values
+
+
+class TorchAttention(nn.MultiheadAttention):
+    """``nn.MultiheadAttention`` of the tokens with themselves, (b, n, e) -> (b, n, e): the same function, to compare.
+
+    Args:
+        emb_size: width of the tokens.
+        num_heads: number of heads.
+        dropout: probability of dropping an attention weight in training.
+    """
+
+    def __init__(self, emb_size: int = 768, num_heads: int = 12, *, dropout: float = 0.0) -> None:
+        refuse(probabilities(dropout=dropout), _heads_problems(emb_size, num_heads))
+        super().__init__(emb_size, num_heads, dropout=dropout, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(tokens, tokens, tokens, need_weights=False)[0]
 
 
 class DividedAfterSoftmax(DotProductAttention):

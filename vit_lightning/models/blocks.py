@@ -1,11 +1,12 @@
 """The encoder of a Vision Transformer, as in the einops tutorial: Sequentials whose named children are the figure.
 
+Its blocks differ in where the norms stand; a config chooses one by ``model.block``.
+
 Shape letters: b images, n tokens, e emb_size.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
@@ -14,109 +15,33 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vit_lightning.errors import UserError
-from vit_lightning.limits import probabilities, refuse
-
-Layer = Callable[[int], nn.Module]
-"""Makes a norm or a feed-forward part from the width of the tokens."""
-
-
-class NamedSequential(nn.Sequential):
-    """``nn.Sequential`` with names; a child that is None is left out, so that absent parts renumber nothing."""
-
-    def __init__(self, **children: nn.Module | None) -> None:
-        super().__init__(OrderedDict((name, child) for name, child in children.items() if child is not None))
-
-    def __getitem__(self, index: int | slice) -> nn.Module:  # type: ignore[override]
-        """Returns a child, or for a slice a plain Sequential (torch would call our constructor, which differs)."""
-        if isinstance(index, slice):
-            return nn.Sequential(OrderedDict(list(self._modules.items())[index]))
-        child: nn.Module = super().__getitem__(index)
-        return child
-
-
-class LayerNorm(nn.LayerNorm):
-    """Layer normalisation over the last dimension with the epsilon of the public ViT weights."""
-
-    def __init__(self, emb_size: int, *, eps: float = 1e-6) -> None:
-        super().__init__(emb_size, eps=eps)
-
-
-class RMSNorm(nn.RMSNorm):
-    """Division by the root mean square over the last dimension (Zhang and Sennrich 2019), without a bias."""
-
-    def __init__(self, emb_size: int, *, eps: float = 1e-6) -> None:
-        super().__init__(emb_size, eps=eps)
-
-
-class LayerScale(nn.Module):
-    """A learned factor for each channel of a branch (Touvron et al. 2021, "Going deeper with image transformers")."""
-
-    def __init__(self, emb_size: int, init: float = 1e-5) -> None:
-        super().__init__()
-        self.init = init
-        self.scale = nn.Parameter(torch.full((emb_size,), init))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return tokens * self.scale.to(tokens.dtype)
-
-
-class DropPath(nn.Module):
-    """Stochastic depth (Huang et al. 2016): in training, drops the whole branch of an image with probability p.
-
-    The branches that stay are scaled by 1 / (1 - p), so that the expected output does not change.
-    """
-
-    def __init__(self, p: float = 0.0) -> None:
-        super().__init__()
-        refuse(probabilities(p=p))
-        self.p = p
-        self.rate: Tensor | None = None
-        """p as a tensor, with which compiled blocks of different p have the same code."""
-
-    def forward(self, branch: Tensor) -> Tensor:
-        if not self.training or (self.rate is None and self.p == 0.0):
-            return branch
-        p = self.p if self.rate is None else self.rate
-        keep = torch.rand(len(branch), *[1] * (branch.ndim - 1), device=branch.device) >= p
-        return branch * keep.to(branch.dtype) / (1.0 - p)
-
-    def extra_repr(self) -> str:
-        return f"p={self.p:.3g}"
-
-
-class ResidualAdd(nn.Module):
-    """x + fn(x)."""
-
-    def __init__(self, fn: nn.Module) -> None:
-        super().__init__()
-        self.fn = fn
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        out: Tensor = tokens + self.fn(tokens)
-        return out
+from vit_lightning.models.attention import MultiHeadAttention
+from vit_lightning.models.feed_forward import FeedForwardBlock
+from vit_lightning.models.layers import DropPath, Layer, LayerNorm, LayerScale, NamedSequential, ResidualAdd
 
 
 class Branch(NamedSequential):
-    """The inside of a residual: norm, part, LayerScale, DropPath. (b, n, e) -> (b, n, e).
+    """The inside of a residual: norms and part, LayerScale, DropPath. (b, n, e) -> (b, n, e).
 
     Args:
-        name: name of the part among the children, and so in checkpoints.
-        part: attention or feed-forward part.
         emb_size: width of the tokens.
-        norm: makes the norm before the part.
         layer_scale: initial value of LayerScale; none when not given.
         drop_path: probability of dropping the branch in training.
+        parts: norms and attention or feed-forward part, in order, by their names in checkpoints.
     """
 
-    def __init__(
-        self, name: str, part: nn.Module, *, emb_size: int, norm: Layer, layer_scale: float | None, drop_path: float
-    ) -> None:
+    def __init__(self, *, emb_size: int, layer_scale: float | None, drop_path: float, **parts: nn.Module) -> None:
         super().__init__(
-            norm=norm(emb_size),
-            **{name: part},
+            **parts,
             layer_scale=None if layer_scale is None else LayerScale(emb_size, layer_scale),
             drop_path=DropPath(drop_path) if drop_path > 0.0 else None,
         )
+
+
+MakeNorm = Callable[[], nn.Module]
+MakeBranch = Callable[..., Branch]
+Parts = dict[str, nn.Module]
+"""The children of a block by name, in order."""
 
 
 class TransformerEncoderBlock(NamedSequential):
@@ -129,8 +54,8 @@ class TransformerEncoderBlock(NamedSequential):
 
     Args:
         emb_size: width of the tokens.
-        attention: the attention, (b, n, e) -> (b, n, e).
-        feed_forward: the feed-forward part, (b, n, e) -> (b, n, e).
+        attention: the attention, (b, n, e) -> (b, n, e); MultiHeadAttention of 12 heads when not given.
+        feed_forward: the feed-forward part, (b, n, e) -> (b, n, e); FeedForwardBlock when not given.
         norm: makes a norm from emb_size.
         layer_scale: initial value of LayerScale on both branches; none when not given.
         drop_path: probability of dropping a branch in training.
@@ -141,20 +66,99 @@ class TransformerEncoderBlock(NamedSequential):
 
     def __init__(
         self,
-        emb_size: int,
-        attention: nn.Module,
-        feed_forward: nn.Module,
+        emb_size: int = 768,
+        attention: nn.Module | None = None,
+        feed_forward: nn.Module | None = None,
         norm: Layer = LayerNorm,
         layer_scale: float | None = None,
         drop_path: float = 0.0,
     ) -> None:
         if needed := getattr(feed_forward, "needs_block", None):
             raise UserError(f"feed_forward={type(feed_forward).__name__} needs block={needed}")
-        branch = partial(Branch, emb_size=emb_size, norm=norm, layer_scale=layer_scale, drop_path=drop_path)
-        super().__init__(
-            attention=ResidualAdd(branch("attention", attention)),
-            feed_forward=ResidualAdd(branch("feed_forward", feed_forward)),
-        )
+        attention = MultiHeadAttention(emb_size) if attention is None else attention
+        feed_forward = FeedForwardBlock(emb_size) if feed_forward is None else feed_forward
+        branch = partial(Branch, emb_size=emb_size, layer_scale=layer_scale, drop_path=drop_path)
+        super().__init__(**self.parts(attention, feed_forward, partial(norm, emb_size), branch))
+
+    @staticmethod
+    def parts(attention: nn.Module, feed_forward: nn.Module, norm: MakeNorm, branch: MakeBranch) -> Parts:
+        """Returns the children; a block with its norms elsewhere overrides it."""
+        return {
+            "attention": ResidualAdd(branch(norm=norm(), attention=attention)),
+            "feed_forward": ResidualAdd(branch(norm=norm(), feed_forward=feed_forward)),
+        }
+
+
+class PostNormBlock(TransformerEncoderBlock):
+    """Post-norm block of the first transformer (Vaswani et al. 2017, section 3.1): (b, n, e) -> (b, n, e).
+
+    x = norm(x + attention(x))
+    x = norm(x + feed_forward(x))
+
+    The last block ends with a norm, so that ``final_norm: none`` fits.
+    """
+
+    @staticmethod
+    def parts(attention: nn.Module, feed_forward: nn.Module, norm: MakeNorm, branch: MakeBranch) -> Parts:
+        return {
+            "attention": ResidualAdd(branch(attention=attention)),
+            "attention_norm": norm(),
+            "feed_forward": ResidualAdd(branch(feed_forward=feed_forward)),
+            "feed_forward_norm": norm(),
+        }
+
+
+class ResPostNormBlock(TransformerEncoderBlock):
+    """Res-post-norm block of Swin v2 (Liu et al. 2022, section 3.2): (b, n, e) -> (b, n, e).
+
+    x = x + norm(attention(x))
+    x = x + norm(feed_forward(x))
+    """
+
+    @staticmethod
+    def parts(attention: nn.Module, feed_forward: nn.Module, norm: MakeNorm, branch: MakeBranch) -> Parts:
+        return {
+            "attention": ResidualAdd(branch(attention=attention, norm=norm())),
+            "feed_forward": ResidualAdd(branch(feed_forward=feed_forward, norm=norm())),
+        }
+
+
+class SandwichNormBlock(TransformerEncoderBlock):
+    """Block with a norm on both sides of each part (Ding et al. 2021, CogView, section 2.4): (b, n, e) -> (b, n, e).
+
+    x = x + output_norm(attention(norm(x)))
+    x = x + output_norm(feed_forward(norm(x)))
+    """
+
+    @staticmethod
+    def parts(attention: nn.Module, feed_forward: nn.Module, norm: MakeNorm, branch: MakeBranch) -> Parts:
+        return {
+            "attention": ResidualAdd(branch(norm=norm(), attention=attention, output_norm=norm())),
+            "feed_forward": ResidualAdd(branch(norm=norm(), feed_forward=feed_forward, output_norm=norm())),
+        }
+
+
+class Parallel(NamedSequential):
+    """The sum of its parts, each of the same tokens: (b, n, e) -> (b, n, e)."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        first, *others = (part(tokens) for part in self)
+        return sum(others, first)
+
+
+class ParallelBlock(TransformerEncoderBlock):
+    """Block whose two parts stand side by side behind one norm (Dehghani et al. 2023, ViT-22B, section 2).
+
+    x = x + attention(norm(x)) + feed_forward(norm(x)), (b, n, e) -> (b, n, e)
+
+    The two products that the paper makes of one matrix are two layers here. The paper has norms of queries and keys
+    too (``attention.qk_norm``) and no bias in their projection.
+    """
+
+    @staticmethod
+    def parts(attention: nn.Module, feed_forward: nn.Module, norm: MakeNorm, branch: MakeBranch) -> Parts:
+        parallel = Parallel(attention=attention, feed_forward=feed_forward)
+        return {"parallel": ResidualAdd(branch(norm=norm(), parts=parallel))}
 
 
 EncoderBlock = Callable[[int, nn.Module, nn.Module, Layer, float | None, float], nn.Module]

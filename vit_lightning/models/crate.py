@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.models.attention import MultiHeadAttention
-from vit_lightning.models.blocks import Branch, Layer, LayerNorm, NamedSequential, ResidualAdd
+from vit_lightning.models.blocks import Branch
+from vit_lightning.models.layers import Layer, LayerNorm, NamedSequential, ResidualAdd
 
 SIZES = {"T": (384, 12, 6), "S": (576, 12, 12), "B": (768, 12, 12), "L": (1024, 24, 16)}
 """emb_size, depth and num_heads of CRATE-T, S, B and L, with patches of 16 pixels (the repository's constructors)."""
@@ -106,9 +107,8 @@ class CrateBlock(NamedSequential):
         layer_scale: float | None = None,
         drop_path: float = 0.0,
     ) -> None:
-        compress = Branch(
-            "attention", attention, emb_size=emb_size, norm=norm, layer_scale=layer_scale, drop_path=drop_path
-        )
+        parts = {"norm": norm(emb_size), "attention": attention}
+        compress = Branch(emb_size=emb_size, layer_scale=layer_scale, drop_path=drop_path, **parts)
         super().__init__(
             attention=ResidualAdd(compress),
             feed_forward=NamedSequential(norm=norm(emb_size), feed_forward=feed_forward),

@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vit_lightning.limits import choice, probabilities, refuse
-from vit_lightning.models.blocks import Layer, NamedSequential
+from vit_lightning.models.layers import Layer, NamedSequential
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
 from vit_lightning.models.attention import DotProductAttention
-from vit_lightning.models.blocks import Layer, LayerNorm, NamedSequential
 from vit_lightning.models.feed_forward import Activation, FeedForwardBlock
+from vit_lightning.models.layers import Layer, LayerNorm, NamedSequential
 
 Pool = Callable[[int, int, int], nn.Module]
 """Makes a pool from emb_size, num_heads and the number of tokens before the patches."""

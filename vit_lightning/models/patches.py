@@ -12,8 +12,9 @@ from einops import repeat
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
+from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, probabilities, refuse
-from vit_lightning.models.blocks import Layer, NamedSequential
+from vit_lightning.models.layers import Layer, NamedSequential
 from vit_lightning.sizes import Size
 
 
@@ -127,3 +128,15 @@ class PatchEmbedding(NamedSequential):
 
     (b, c, H, W) -> (b, p + n, e); the p tokens before the patches are class token, distillation token, registers.
     """
+
+    image_size: Size | None = None
+    """Height and width of the images; None where any is taken."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Raises UserError for images of another size than that of the positions."""
+        if self.image_size is not None and tuple(images.shape[2:]) != self.image_size:
+            given, fitting = ("x".join(map(str, size)) for size in (images.shape[2:], self.image_size))
+            way_out = "resize them, or call the network's set_image_size"
+            raise UserError(f"images of {given} pixels, but the positions are those of {fitting}: {way_out}")
+        tokens: Tensor = super().forward(images)
+        return tokens

@@ -11,18 +11,11 @@ from torch.nn import Dropout
 from vit_lightning.limits import chosen, refuse
 from vit_lightning.models import checks
 from vit_lightning.models.attention import Attention, MultiHeadAttention, RotaryAttention
-from vit_lightning.models.blocks import (
-    EncoderBlock,
-    Layer,
-    LayerNorm,
-    NamedSequential,
-    TransformerEncoder,
-    TransformerEncoderBlock,
-    drop_path_rates,
-)
+from vit_lightning.models.blocks import EncoderBlock, TransformerEncoder, TransformerEncoderBlock, drop_path_rates
 from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.heads import POOLS, ClassificationHead, DistilledHead, Pool
 from vit_lightning.models.initialisation import initialise
+from vit_lightning.models.layers import Layer, LayerNorm, NamedSequential
 from vit_lightning.models.patches import (
     PROJECTIONS,
     ClassToken,
@@ -61,13 +54,14 @@ class ViT(NamedSequential):
         patch_projection: patches to tokens by a strided convolution or by a linear layer; equal for equal weights.
         positions: position embeddings: learned for each token, fixed 2-D sine and cosine, or none; or a class:
             LearnedPatchPositions.
-        norm: norm before each attention and feed-forward part and after the encoder: LayerNorm or RMSNorm.
+        norm: norm of each attention and feed-forward part and after the encoder: LayerNorm, RMSNorm or BatchNorm.
         embedding_norm: norm of the tokens before the encoder; none when not given.
         final_norm: the last norm goes before the pool, after it, or there is none.
-        block: encoder block; TransformerEncoderBlock is pre-norm, CrateBlock is that of CRATE, and a block of your
+        block: encoder block, by the place of its norms: TransformerEncoderBlock before each part (pre-norm),
+            PostNormBlock, ResPostNormBlock, SandwichNormBlock, ParallelBlock, or CrateBlock for CRATE; a block of your
             own takes the arguments of TransformerEncoderBlock.
         attention: attention of each block: MultiHeadAttention, SeparateAttention, DividedAfterSoftmaxAttention,
-            RotaryAttention or MSSA.
+            RotaryAttention, TorchAttention or MSSA.
         feed_forward: feed-forward part of each block: FeedForwardBlock, SwiGLU, PackedSwiGLU or ISTA.
         emb_dropout: dropout probability on the embedded patches.
         head_dropout: dropout probability on the pooled vector.
@@ -164,9 +158,11 @@ class ViT(NamedSequential):
         self.num_classes, self.emb_size, self.depth, self.num_heads = num_classes, emb_size, depth, num_heads
         self.prefix_tokens, self.drop_path = prefix_tokens, drop_path
         self.encoder.activation_checkpointing = activation_checkpointing
-        for module in self.modules():
-            if isinstance(module, RotaryAttention):
-                module.set_grid(grid, prefix_tokens)
+        rotary = [module for module in self.modules() if isinstance(module, RotaryAttention)]
+        for module in rotary:
+            module.set_grid(grid, prefix_tokens)
+        if positions != "none" or rotary:
+            self.patch_embedding.image_size = image_size
         initialise(self)
 
     @torch.inference_mode(False)  # tables made while validating, as by a schedule of sizes, are used in training too
@@ -197,6 +193,8 @@ class ViT(NamedSequential):
             if isinstance(module, RotaryAttention):
                 module.set_grid(grid, self.prefix_tokens)
         self.image_size = size
+        if self.patch_embedding.image_size is not None:
+            self.patch_embedding.image_size = size
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Returns the tokens before pooling, (b, p + n, e) with p tokens before the patches, of images (b, c, H, W)."""

@@ -9,7 +9,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from vit_lightning.models.blocks import Branch, DropPath
+from vit_lightning.models.blocks import Branch
+from vit_lightning.models.layers import DropPath
 from vit_lightning.models.vit import ViT
 from vit_lightning.training.classifier import ViTClassifier
 

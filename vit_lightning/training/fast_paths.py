@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vit_lightning.errors import UserError
-from vit_lightning.models import blocks
+from vit_lightning.models import blocks, layers
 from vit_lightning.models.attention import (
     DotProductAttention,
     MultiHeadAttention,
@@ -179,7 +179,7 @@ def _parts_for_class_token(network: ViT) -> tuple[nn.Module, ...]:
     last, pool = encoder[-1], head[0]
     if type(last) is not blocks.TransformerEncoderBlock or type(pool) is not ClassTokenPool:
         return ()
-    if list(last._modules) != ["attention", "feed_forward"] or type(last.attention) is not blocks.ResidualAdd:
+    if list(last._modules) != ["attention", "feed_forward"] or type(last.attention) is not layers.ResidualAdd:
         return ()
     branch: Any = last.attention.fn
     if type(branch) is not blocks.Branch or list(branch._modules)[:2] != ["norm", "attention"]:
@@ -194,7 +194,7 @@ def _parts_for_class_token(network: ViT) -> tuple[nn.Module, ...]:
 
 
 _TOKEN_WISE = {
-    *(blocks.ResidualAdd, blocks.Branch, blocks.LayerScale, blocks.DropPath, blocks.LayerNorm, blocks.RMSNorm),
+    *(layers.ResidualAdd, blocks.Branch, layers.LayerScale, layers.DropPath, layers.LayerNorm, layers.RMSNorm),
     *(nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity, nn.GELU, nn.ReLU, nn.SiLU),
     *(FeedForwardBlock, SwiGLU, PackedSwiGLU, nn.Linear, FastLinear),
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,16 +13,18 @@ from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
-from vit_lightning.models.attention import RotaryAttention, SeparateAttention
-from vit_lightning.models.blocks import TransformerEncoderBlock, drop_path_rates
+from vit_lightning.models.attention import RotaryAttention, SeparateAttention, TorchAttention
+from vit_lightning.models.blocks import drop_path_rates
 from vit_lightning.models.crate import ISTA, CrateBlock
 from vit_lightning.models.feed_forward import ACTIVATIONS
 from vit_lightning.models.heads import DistilledHead
+from vit_lightning.models.layers import BatchNorm
 from vit_lightning.models.patches import ConvProjection, LinearProjection
 from vit_lightning.models.positions import LearnedPositions, SinCos2dPositions
 from vit_lightning.models.vit import ViT
 from vit_lightning.weights.options import (
     ATTENTIONS,
+    BLOCKS,
     EMBEDDING,
     FEED_FORWARDS,
     PATCHES,
@@ -34,7 +38,11 @@ from vit_lightning.weights.options import (
     ShapeReader,
     as_part,
     norm_text,
+    read_as,
 )
+
+ALIKE = (SeparateAttention, TorchAttention)
+"""Attentions that are the function of MultiHeadAttention, with other tensors."""
 
 
 def describe(vit: ViT) -> Options:
@@ -44,80 +52,84 @@ def describe(vit: ViT) -> Options:
         UserError: names parts that are not ours, and blocks that differ from one another.
     """
     refuse(dict.fromkeys(_problems(vit)))
-    shapes = {name: tuple(tensor.shape) for name, tensor in canonical_state(vit).items()}
-    norms = {name: _norm(module) for name, module in vit.named_modules()}
-    blocks = [_read(vit, ShapeReader(shapes, norms, block=number)) for number in range(len(vit.encoder))]
+    shapes = {read_as(name): tuple(tensor.shape) for name, tensor in canonical_state(vit).items()}
+    modules = _modules(vit)
+    norms = {name: _norm(module) for name, module in modules.items()}
+    blocks = [_read(modules, ShapeReader(shapes, norms, block=number)) for number in range(len(vit.encoder))]
     refuse(
         f"{name}: the blocks of the encoder differ from one another"
         for name in blocks[0]
         if any(block[name] != blocks[0][name] for block in blocks)
     )
-    positions = _positions(_at(vit, f"{EMBEDDING}.positions"), vit.prefix_tokens)
+    positions = _positions(modules.get(f"{EMBEDDING}.positions"), vit.prefix_tokens)
     pool = "cls" if isinstance(vit.head, DistilledHead) else _pool(vit.head.pool, vit.prefix_tokens)
     return {**blocks[0], "positions": positions, "pool": pool}
 
 
-def _read(vit: ViT, reader: ShapeReader) -> Options:
+def _modules(vit: ViT) -> dict[str, nn.Module]:
+    """Returns all modules by the names under which the table of options looks for them."""
+    return {read_as(name): module for name, module in vit.named_modules()}
+
+
+def _read(modules: Mapping[str, nn.Module], reader: ShapeReader) -> Options:
     """Returns the options that modules and tensors tell, those of a block for the reader's."""
     found: Options = {}
     for option in TABLE:
-        value = _at(vit, option.module.replace("*", str(reader.block))) if option.module else None
+        value = _at(modules, option.module.replace("*", str(reader.block))) if option.module else None
         if value is None:
             value = option.default if option.tensors is None else option.tensors(reader)
         found[option.name] = _activation(value) if isinstance(value, nn.Module) else value
-    attention = _half(vit.encoder[reader.block], "attention").attention
+    block, attention = modules[f"encoder.{reader.block}"], modules[f"encoder.{reader.block}.attention.fn.attention"]
+    found["block"] = "pre_norm" if isinstance(block, CrateBlock) else _kind(block, BLOCKS)
+    if isinstance(attention, TorchAttention):
+        found |= {"dim_head": attention.head_dim, "scale": attention.head_dim**-0.5, "dropout": attention.dropout}
     if isinstance(attention, RotaryAttention):
         grid = None if attention.reference_grid is None else list(attention.reference_grid)
         found["rotary"] = Rotary(attention.temperature, attention.max_resolution, grid)
-    elif not isinstance(attention, SeparateAttention):
+    elif not isinstance(attention, ALIKE):
         found["attention"] = _kind(attention, ATTENTIONS)
     if not found["projection"]:
         found["projection_dropout"] = 0.0
     return found
 
 
-def _at(module: Any, path: str, default: Any = None) -> Any:
-    """Returns the attribute at a dotted path, or the default where a part of the path is absent or None."""
-    for name in path.split("."):
-        module = getattr(module, name, None)
-        if module is None:
-            return default
-    return module
-
-
-def _half(block: nn.Module, name: str) -> Any:
-    """Returns norm and part of a block, which are inside of a residual where there is one."""
-    return _at(block, f"{name}.fn", _at(block, name))
+def _at(modules: Mapping[str, nn.Module], path: str, default: Any = None) -> Any:
+    """Returns the module of a name or an attribute of one, or the default where it is absent or None."""
+    parent, _, name = path.rpartition(".")
+    found = modules.get(path, getattr(modules.get(parent), name, None))
+    return default if found is None else found
 
 
 def _problems(vit: ViT) -> Iterator[str]:
     """Yields what no option can tell: parts that are not ours, and blocks with several norms or rates of their own."""
-    foreign = [block for block in vit.encoder if not _is_ours(block)]
-    halves = [(_half(block, "attention"), _half(block, "feed_forward")) for block in vit.encoder if _is_ours(block)]
-    parts, pool = [second.feed_forward for _, second in halves], _at(vit, "head.pool")
-    attentions = (SeparateAttention, RotaryAttention, *ATTENTIONS.values())
+    modules, foreign = _modules(vit), [block for block in vit.encoder if not _is_ours(block)]
+    ours = [f"encoder.{number}" for number, block in enumerate(vit.encoder) if _is_ours(block)]
+    parts = [modules.get(f"{block}.feed_forward.fn.feed_forward") for block in ours]
+    parts = [part or modules[f"{block}.feed_forward.feed_forward"] for part, block in zip(parts, ours, strict=True)]
+    pool, attentions = modules.get("head.pool"), (*ALIKE, RotaryAttention, *ATTENTIONS.values())
     checked: list[tuple[str, Any, tuple[type, ...]]] = [
         *(("block", block, ()) for block in foreign),
         ("patch_projection", vit.patch_embedding.projection, (ConvProjection, LinearProjection)),
-        ("positions", _at(vit, "patch_embedding.positions"), (SinCos2dPositions, *POSITIONS.values())),
-        *(("attention", first.attention, attentions) for first, _ in halves),
+        ("positions", modules.get(f"{EMBEDDING}.positions"), (SinCos2dPositions, *POSITIONS.values())),
+        *(("attention", modules[f"{block}.attention.fn.attention"], attentions) for block in ours),
         *(("feed_forward", part, tuple(FEED_FORWARDS.values())) for part in parts),
         ("pool", pool, tuple(POOLS.values())),
     ]
-    yield from (_foreign(name, each) for name, each, ours in checked if each is not None and type(each) not in ours)
-    for activation in (_at(part, "activation") for part in (*parts, _at(pool, "feed_forward"))):
+    yield from (_foreign(name, each) for name, each, kinds in checked if each is not None and type(each) not in kinds)
+    for activation in (getattr(part, "activation", None) for part in (*parts, getattr(pool, "feed_forward", None))):
         if activation is not None and _activation(activation) is None:
             yield _foreign("activation", activation)
     for name, module in vit.named_modules():
         last = name.rpartition(".")[2]
         if last.endswith("norm") and _norm(module) is None:
             yield _foreign(last, module)
-    norms = [[_norm(half.norm) for half in both] for both in halves]
-    yield from (f"norm: the two of a block differ ({a}, {b})" for a, b in norms if a != b)
-    end = _at(vit, "norm", _at(vit, "head.norm"))
+    of_halves = [re.compile(rf"{re.escape(block)}\.(attention|feed_forward)(\.fn)?\.(output_)?norm") for block in ours]
+    norms = [[_norm(each) for name, each in modules.items() if half.fullmatch(name)] for half in of_halves]
+    yield from (f"norm: those of a block differ ({', '.join(map(str, each))})" for each in norms if len(set(each)) > 1)
+    end = modules.get("norm", modules.get("head.norm"))
     if end is not None and norms and _norm(end) != norms[0][0]:
         yield f"norm={norms[0][0]} of the blocks and {_norm(end)} at the end differ"
-    rates = [_at(first, "drop_path.p", 0.0) for first, _ in halves]
+    rates = [_at(modules, f"{block}.attention.fn.drop_path.p", 0.0) for block in ours]
     if not foreign and rates != drop_path_rates(vit.drop_path, len(rates)):
         yield f"drop_path={rates} of the blocks does not grow linearly to {vit.drop_path}"
 
@@ -127,8 +139,8 @@ def _foreign(name: str, module: object) -> str:
 
 
 def _is_ours(block: nn.Module) -> bool:
-    ista = isinstance(_at(block, "feed_forward.feed_forward"), ISTA)
-    return type(block) is (CrateBlock if ista else TransformerEncoderBlock)
+    ista = isinstance(getattr(getattr(block, "feed_forward", None), "feed_forward", None), ISTA)
+    return type(block) is CrateBlock if ista else type(block) in BLOCKS.values()
 
 
 def _kind(module: object, kinds: Kinds) -> str:
@@ -138,6 +150,8 @@ def _kind(module: object, kinds: Kinds) -> str:
 
 def _norm(module: nn.Module) -> str | None:
     """Returns kind and epsilon of a norm with weights; None of another module."""
+    if isinstance(module, BatchNorm):
+        return norm_text("batchnorm", module.channels.eps)
     eps = getattr(module, "eps", None)
     kind = "layernorm" if isinstance(module, nn.LayerNorm) else "rmsnorm" if isinstance(module, nn.RMSNorm) else ""
     return norm_text(kind, eps) if kind and eps is not None and module.weight is not None else None
@@ -174,18 +188,20 @@ def model_config(model: nn.Module) -> dict[str, Any]:
     if not isinstance(model, ViT):
         raise UserError(f"{type(model).__name__} is no ViT of ours")
     arguments: dict[str, Any] = {**as_part(describe(model)).arguments}
+    modules = _modules(model)
     paths = {"attention": "encoder.0.attention.fn.attention", "patch_projection": PATCHES}
     for name, path in paths.items():
-        kind = type(model.get_submodule(path))
-        if kind in (SeparateAttention, LinearProjection):  # the same function of other tensors
-            arguments[name] = Part(kind, arguments[name].arguments)
+        kind, given = type(modules[path]), arguments[name].arguments
+        if kind in (*ALIKE, LinearProjection):  # the same function of other tensors
+            taken = inspect.signature(kind).parameters
+            arguments[name] = Part(kind, {key: value for key, value in given.items() if key in taken})
     return Part(ViT, arguments).config()
 
 
 def canonical_state(vit: ViT) -> dict[str, Tensor]:
     """Returns the weights under the names that a ViT of ``build(describe(vit))`` has."""
     state = dict(vit.state_dict())
-    if isinstance(positions := _at(vit, "patch_embedding.positions"), LearnedPositions):
+    if isinstance(positions := getattr(vit.patch_embedding, "positions", None), LearnedPositions):
         state["patch_embedding.positions.table"] = positions.rows().detach()  # for the images' size of now
     if isinstance(vit.patch_embedding.projection, LinearProjection) and f"{PATCHES}.patch_norm.weight" not in state:
         height, width = vit.patch_size
@@ -199,4 +215,8 @@ def canonical_state(vit: ViT) -> dict[str, Tensor]:
                 parts = [state.pop(f"{name}.{part}.{kind}", None) for part in ("queries", "keys", "values")]
                 if parts[0] is not None:
                     state[f"{name}.qkv.{kind}"] = torch.cat([part for part in parts if part is not None])
+        elif isinstance(module, TorchAttention):
+            for kind in ("weight", "bias"):
+                state[f"{name}.qkv.{kind}"] = state.pop(f"{name}.in_proj_{kind}")
+                state[f"{name}.projection.{kind}"] = state.pop(f"{name}.out_proj.{kind}")
     return state

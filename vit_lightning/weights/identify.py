@@ -283,7 +283,8 @@ def _with_arguments(model: Mapping[str, Any], given: Config) -> Config:
 
 def _assumed(family: str, options: Options) -> str:
     """Returns a sentence on what no tensor tells."""
-    names = ("norm", "activation", "pool", *(("attention",) if family in (OURS, "einops_tutorial") else ()))
+    names = ["norm", "activation", "pool"]
+    names += {OURS: ["block", "attention"], "einops_tutorial": ["attention"]}.get(family, [])
     text = ", ".join(f"{name} {options[name]}" for name in names if name in options)
     if options.get("embedding_norm") and family == "timm":
         text += " (CLIP's have norm layernorm_1e-05, and OpenAI's an activation, QuickGELU, that we lack)"

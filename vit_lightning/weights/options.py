@@ -8,6 +8,7 @@ convolution or a matrix over patches.
 from __future__ import annotations
 
 import inspect
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,11 +18,11 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.models import heads
+from vit_lightning.models import blocks, heads
 from vit_lightning.models.attention import DividedAfterSoftmaxAttention, MultiHeadAttention, RotaryAttention
-from vit_lightning.models.blocks import LayerNorm, RMSNorm
 from vit_lightning.models.crate import ISTA, MSSA, CrateBlock
 from vit_lightning.models.feed_forward import FeedForwardBlock, PackedSwiGLU, SwiGLU
+from vit_lightning.models.layers import BatchNorm, LayerNorm, RMSNorm
 from vit_lightning.models.patches import ConvProjection, LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
 from vit_lightning.models.vit import ViT
@@ -35,8 +36,22 @@ ATTENTION = "encoder.*.attention.fn"
 """Our first branch of a block, with children norm, attention and layer_scale; ``*`` is the number of the block."""
 FEED_FORWARD = "encoder.*.feed_forward.fn"
 """Our second branch of a block, with children norm, feed_forward and layer_scale."""
+_ELSEWHERE = {
+    r"\.parallel\.fn\.parts\.(attention|feed_forward)": r".\1.fn.\1",
+    r"\.parallel\.fn\.": ".attention.fn.",
+    r"^(encoder\.\d+)\.(attention|feed_forward)_norm": r"\1.\2.fn.norm",
+    r"\.channels\.(?=weight|bias)": ".",
+}
+"""Names in blocks whose norms stand elsewhere, and of BatchNorm, and where the table of options looks for them."""
 _HEADS, _MLP, _ISTA = f"{ATTENTION}.attention", f"{FEED_FORWARD}.feed_forward", "encoder.*.feed_forward.feed_forward"
 """The parts of a block; ISTA stands in no residual."""
+
+
+def read_as(name: str) -> str:
+    """Returns the name under which the table of options looks for a tensor or a module, which is that of pre-norm."""
+    for pattern, replacement in _ELSEWHERE.items():
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 @dataclass(frozen=True)
@@ -156,6 +171,7 @@ TABLE = (
     Option("positions", "learned"),
     Option("rotary", None),
     _direct("embedding_norm", None, _norm_of(f"{EMBEDDING}.norm")),
+    Option("block", "pre_norm"),
     _direct("norm", "layernorm_1e-06", _norm_of(f"{ATTENTION}.norm")),
     _direct("final_norm", "before_pool", _final_norm),
     Option("attention", "softmax"),
@@ -217,7 +233,15 @@ class Rotary(NamedTuple):
 
 Kinds = dict[str, type[nn.Module]]
 
-NORMS: Kinds = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+NORMS: Kinds = {"layernorm": LayerNorm, "rmsnorm": RMSNorm, "batchnorm": BatchNorm}
+BLOCKS: Kinds = {
+    "pre_norm": blocks.TransformerEncoderBlock,
+    "post_norm": blocks.PostNormBlock,
+    "res_post_norm": blocks.ResPostNormBlock,
+    "sandwich_norm": blocks.SandwichNormBlock,
+    "parallel": blocks.ParallelBlock,
+}
+"""CrateBlock is that of ISTA."""
 POSITIONS: Kinds = {"learned": LearnedPositions, "learned_patches": LearnedPatchPositions}
 ATTENTIONS: Kinds = {"softmax": MultiHeadAttention, "divided_after_softmax": DividedAfterSoftmaxAttention, "mssa": MSSA}
 FEED_FORWARDS: Kinds = {"mlp": FeedForwardBlock, "swiglu": SwiGLU, "swiglu_packed": PackedSwiGLU, "ista": ISTA}
@@ -293,7 +317,7 @@ def as_part(options: Options) -> Part:
     given["feed_forward"]["expansion"] = options["hidden"] / width
     given["pool"]["expansion"] = (options["pool_hidden"] or 0) / width
     rotary, patch_norm = options["rotary"] is not None, options["patch_norm"]
-    ista = options["feed_forward"] == "ista"
+    block = CrateBlock if options["feed_forward"] == "ista" else BLOCKS[options["block"]]
     arguments = {
         **given[""],
         **{name: side(options[name]) for name in ("image_size", "patch_size")},
@@ -301,7 +325,7 @@ def as_part(options: Options) -> Part:
         "patch_projection": _part(LinearProjection if patch_norm else ConvProjection, given["patch_projection"]),
         "attention": _part(RotaryAttention if rotary else ATTENTIONS[options["attention"]], given["attention"]),
         "feed_forward": _part(FEED_FORWARDS[options["feed_forward"]], given["feed_forward"]),
-        "block": Part(CrateBlock, {}) if ista else None,
+        "block": Part(block, {}) if block is not blocks.TransformerEncoderBlock else None,
         "pool": _pool(options["pool"], given["pool"]),
     }
     return _part(ViT, {**arguments, **dict.fromkeys(TRAINING_ALONE)})
