@@ -143,7 +143,8 @@ class Parallel(NamedSequential):
 
     def forward(self, tokens: Tensor) -> Tensor:
         first, *others = (part(tokens) for part in self)
-        return sum(others, first)
+        total: Tensor = sum(others, first)
+        return total
 
 
 class ParallelBlock(TransformerEncoderBlock):

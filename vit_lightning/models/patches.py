@@ -138,5 +138,5 @@ class PatchEmbedding(NamedSequential):
             given, fitting = ("x".join(map(str, size)) for size in (images.shape[2:], self.image_size))
             way_out = "resize them, or call the network's set_image_size"
             raise UserError(f"images of {given} pixels, but the positions are those of {fitting}: {way_out}")
-        tokens: Tensor = super().forward(images)
+        tokens: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
         return tokens

@@ -151,7 +151,8 @@ def _kind(module: object, kinds: Kinds) -> str:
 def _norm(module: nn.Module) -> str | None:
     """Returns kind and epsilon of a norm with weights; None of another module."""
     if isinstance(module, BatchNorm):
-        return norm_text("batchnorm", module.channels.eps)
+        batch: Any = module.channels
+        return norm_text("batchnorm", batch.eps)
     eps = getattr(module, "eps", None)
     kind = "layernorm" if isinstance(module, nn.LayerNorm) else "rmsnorm" if isinstance(module, nn.RMSNorm) else ""
     return norm_text(kind, eps) if kind and eps is not None and module.weight is not None else None
