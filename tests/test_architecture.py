@@ -61,7 +61,7 @@ def test_imports_form_no_cycle():
 
 
 PUBLIC_OF_TUPLES = {"_replace", "_fields", "_asdict"}
-OF_TORCH = {"_call_impl", "_compiled_call_impl", "_step_supports_amp_scaling", "_modules"}
+OF_TORCH = {"_call_impl", "_compiled_call_impl", "_step_supports_amp_scaling", "_modules", "_parameters", "_buffers"}
 OF_TORCH |= {f"_{when}{kind}_hooks" for when in ("forward", "backward") for kind in ("", "_pre")}
 
 

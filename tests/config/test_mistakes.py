@@ -337,6 +337,8 @@ TOGETHER = {
     "fit digits.yaml --init_from=other.ckpt": "init_from=other.ckpt is of another architecture",
     "fit digits.yaml --init_from=damaged.ckpt": "init_from=damaged.ckpt cannot be read",
     "fit digits.yaml --trainer.accelerator=tpu --out=new": "trainer ... accelerator=tpu",
+    "fit digits.yaml --trainer=true": "trainer=true: give its options (max_epochs, ",
+    "fit --config=number.yaml": ["1=2: there is no such option", "model.3=4: there is no such option"],
 }
 TABLE: dict[str, Any] = {**COMMANDS, **FILES, **KEYS, **VALUES, **TOGETHER}
 
@@ -359,6 +361,7 @@ TEXTS = {
     "tabs": "model:\n\tdepth: 3\n",
     "unknown": "model: {patch_size: 4, dpth: 3}\n",
     "twice": "model:\n  patch_size: 4\n  depth: 3\n  depth: 4\n",
+    "number": "1: 2\nmodel: {patch_size: 4, 3: 4}\n",
     "broken": "model: [1, 2\noptimizer: {\n",
     "callback": CALLBACK % "EarlyStoping",
     "monitor": CALLBACK % "EarlyStopping, init_args: {monitor: val/los}",

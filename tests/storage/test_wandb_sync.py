@@ -12,7 +12,8 @@ from runs import SMALL
 from wandb_command import KEY, assert_delivered, finished, start, steps
 from wandb_stub import StubServer, read_wandb_file
 
-from vit_lightning.config.files import parse_yaml, read_flags
+from vit_lightning.config.files import read_flags
+from vit_lightning.storage.parsing import parse_yaml
 
 
 def test_a_server_that_dies_in_mid_run_does_not_stop_it_and_is_sent_the_rest_later(tmp_path, server):

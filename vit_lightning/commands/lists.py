@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from vit_lightning.config.files import Config, parse_yaml
+from vit_lightning.config.files import Config
 from vit_lightning.config.shipped import near_configs, shipped_config, shipped_configs
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
+from vit_lightning.storage.parsing import parse_yaml
 
 MODEL_NOTES = """
 A multiply-add counts as two FLOPs; matrix products, convolutions and attention products are counted, for one image.

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from lightning.pytorch import LightningModule
 
 from vit_lightning.commands.console import say
@@ -35,6 +34,7 @@ from vit_lightning.storage.checkpoint_files import (
 )
 from vit_lightning.storage.folder import hold, is_first, release, try_hold, write_whole
 from vit_lightning.storage.metrics import MetricsFile, read_metrics, read_results
+from vit_lightning.storage.parsing import parse_yaml
 from vit_lightning.training.classifier import ViTClassifier
 
 RESUMED = "VIT_LIGHTNING_RESUMED"
@@ -257,8 +257,8 @@ def read_run_config(folder: Path) -> dict[str, Any]:
     """Returns the ``config.yaml`` of a run as plain data."""
     path = folder / "config.yaml"
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as fault:
+        config = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as fault:
         raise UserError(f"{path} cannot be read: {' '.join(str(fault).split())}") from fault
     return config if isinstance(config, dict) else {}
 

@@ -74,7 +74,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     module = read_module(reader, config)
     has_network = module is not WRONG and takes(module, "model")
     network = read_network(reader, with_class(config, "model"), facts) if has_network else None
-    trainer = Part(Trainer, reader.arguments(trainer_options(), config.get("trainer") or {}, "trainer"))
+    trainer = Part(Trainer, reader.arguments(trainer_options(), _options_of_trainer(reader, config), "trainer"))
     metrics = read_metrics(reader, config.get("metrics"), 10 if data is None else data.num_classes)
 
     _, run = (_make(reader, "", _part_of(kind, general)) for kind in OPTION_KINDS)
@@ -167,6 +167,14 @@ def trainer_options() -> dict[str, Option]:
     options = {key: item for key, item in signature_of(Trainer).options.items() if key not in OURS}
     options["precision"] = Option("precision", _PRECISION_INPUT | Literal["auto"] | None, None)
     return options | {"enable_model_summary": Option("enable_model_summary", bool | None, False)}
+
+
+def _options_of_trainer(reader: Reader, config: Config) -> Mapping[str, Any]:
+    given = config.get("trainer") or {}
+    if isinstance(given, Mapping):
+        return given
+    reader.problems.append(f"trainer={given}: give its options (max_epochs, precision, callbacks ...)")
+    return {}
 
 
 def _read_settings(reader: Reader, key: str, config: Config) -> Any:

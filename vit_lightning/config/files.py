@@ -7,15 +7,13 @@ class. A flat config has one mapping for both, with the arguments beside ``class
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vit_lightning.config.shipped import CONFIG_FILES, near_configs
 from vit_lightning.errors import UserError
+from vit_lightning.storage.parsing import parse_yaml
 
 Config = dict[str, Any]
 
@@ -33,27 +31,6 @@ VALUED = {
     "wandb-sweep": "FILE.yaml",
 }
 """Flags whose value is a text, so that true would pass for one, and examples of their values."""
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML loader that reports duplicate keys and reads 1e-3 as a number."""
-
-    duplicates: list[str]
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                self.duplicates.append(f"{key} comes twice (line {key_node.start_mark.line + 1})")
-            seen.add(key)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
-
-
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
 
 
 def read_flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
@@ -117,25 +94,8 @@ def read_config(path: Path, key: str = "config") -> Config:
     config = parse_yaml(text, f"{key}={path}")
     if not isinstance(config, dict):
         raise UserError(f"{key}={path} {'is empty: it' if config is None else 'is no mapping: it'} holds no keys")
-    flat: Config = flatten(config)
+    flat: Config = {str(option): value for option, value in flatten(config).items()}
     return flat
-
-
-def parse_yaml(text: str, source: str) -> Any:
-    """Returns YAML as plain data; errors name ``source``."""
-    try:
-        loader = _StrictLoader(text)
-        loader.duplicates = []
-        value = loader.get_single_data()
-    except yaml.YAMLError as fault:
-        mark = getattr(fault, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        reason = " ".join(str(getattr(fault, "problem", None) or fault).split())
-        tabs = " (indent with spaces, not with tabs)" if "'\\t'" in reason else ""
-        raise UserError(f"{source} is not valid YAML: {where}{reason}{tabs}") from fault
-    if loader.duplicates:
-        raise UserError([f"{source}: {duplicate}" for duplicate in loader.duplicates])
-    return value
 
 
 def flatten(value: Any) -> Any:

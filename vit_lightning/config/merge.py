@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vit_lightning.config.files import Config, as_list, flatten, parse_yaml, read_config, value_at, word
+from vit_lightning.config.files import Config, as_list, flatten, read_config, value_at, word
 from vit_lightning.config.foreign import as_ours
 from vit_lightning.config.names import find_class, full_name, is_same_class
 from vit_lightning.config.networks import network_in_file
@@ -19,6 +19,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.models.presets import Preset
 from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint, run_folder_of
+from vit_lightning.storage.parsing import parse_yaml
 from vit_lightning.weights.init_from import FROM_DATA, InitialWeights, open_initial_weights
 from vit_lightning.weights.trust import refuse_untrusted
 
@@ -202,7 +203,7 @@ def merge(base: Config, config: Config, group: str = "", dropped: list[Dropped] 
     if group == "model" and config.get("preset") is not None:
         _drop_sizes_of_preset(merged, config["preset"], dropped)
     for key, value in config.items():
-        if key.endswith("+"):
+        if str(key).endswith("+"):
             merged[key[:-1]] = [*as_list(merged.get(key[:-1])), *as_list(value)]
         else:
             merged[key] = _merge_value(merged.get(key), value, f"{group}.{key}" if group else key, dropped)

@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, is_typeddict
 
-from vit_lightning.config.files import parse_yaml
 from vit_lightning.config.names import HOMES, find_class, full_name, hint, hint_of_class, public_name
 from vit_lightning.config.signatures import REQUIRED, Option, Signature, signature_of
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
+from vit_lightning.storage.parsing import parse_yaml
 
 WRONG: Any = object()
 """Result of reading a value that cannot be used."""

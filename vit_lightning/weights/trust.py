@@ -13,14 +13,15 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from typing import Any, get_type_hints
 
-import yaml
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 import vit_lightning
+from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
+from vit_lightning.storage.parsing import parse_yaml
 
 PACKAGES = ("vit_lightning", "lightning", "timm", "torch.nn", "torch.optim", "torchmetrics", "torchvision")
 """Packages whose classes a config in a file of weights may name."""
@@ -63,8 +64,8 @@ def _names(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str, bo
             if path or key not in TEXTS:
                 yield from _names(value, (*path, str(key)))
     elif isinstance(node, str):
-        with contextlib.suppress(yaml.YAMLError):  # a value may be YAML itself
-            if isinstance(inner := yaml.safe_load(node), dict | list):
+        with contextlib.suppress(UserError):  # a value may be YAML itself
+            if isinstance(inner := parse_yaml(node, ""), dict | list):
                 yield from _names(inner, path)
         name = f"vit_lightning.{node}" if node in vit_lightning.__all__ else node
         words = [key for key in path if not key.isdecimal()]
