@@ -185,6 +185,8 @@ class Start(Callback):
                 say(row("note", data.notice))
             if data.own_loaders:
                 say(row("images", _splits(data, test=self.experiment.test)))
+            for split, place in data.places.items():
+                say(row("note", f"{SPLIT_WORDS[split]} images are kept {place}"))
             say(row("training", _length(trainer, data)))
             if (warmup := _whole_warmup(trainer, pl_module)) is not None:
                 say(row("note", warmup))

@@ -1,6 +1,7 @@
 """Base of all data modules: splits, loaders with an exact order, and the description that checkpoints keep."""
 
 import hashlib
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from torch.utils.data import Dataset
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.bad_images import OnBadImage, list_bad_images, refuse_too_many
 from vit_lightning.data.batch_transform import BatchTransform, Mixing, Statistics
-from vit_lightning.data.batches import Batch, Loader, Request
+from vit_lightning.data.batches import Batch, Loader, Request, Workers, free_shared_memory, shared_memory_problems
 from vit_lightning.data.images import Images
 from vit_lightning.data.items import Items, gives_items
 from vit_lightning.data.per_image import PerImage, PerImageFirst
@@ -39,7 +40,7 @@ class ImageData(LightningDataModule):
 
     Args:
         batch_size: images in a batch, on each device.
-        num_workers: processes that load images.
+        num_workers: processes that load images, each a part of a batch.
         split_seed: seed that draws the images of the splits that the source does not have.
         augment: random changes of the training images, in order.
         mixing: MixUp or CutMix or both; one of them is drawn at random for each training batch.
@@ -74,6 +75,8 @@ class ImageData(LightningDataModule):
             self.augment = [change if isinstance(change, Augmentation) else PerImage(change) for change in self.augment]
         refuse(self.problems())
         self.bad_images: dict[Split, set[str]] = {"train": set(), "val": set(), "test": set()}
+        self.places: dict[Split, str] = {}
+        """Where the images of a split lie that are in memory, in training on a GPU."""
         self._datasets: dict[Split, Dataset[Batch]] = {}
         self._loaders: dict[Split, Loader] = {}
 
@@ -176,9 +179,21 @@ class ImageData(LightningDataModule):
         )
 
     def setup(self, stage: str = "fit") -> None:
+        """Makes the datasets of a stage; images in memory go to the GPU where they fit.
+
+        Raises:
+            UserError: there is not enough shared memory for the workers.
+        """
         splits: dict[str, list[Split]] = {"fit": ["train", "val"], "validate": ["val"]}
+        needed = 0
         for split in splits.get(stage, ["test"]):
-            self.dataset(split)
+            dataset = self.dataset(split)
+            if isinstance(dataset, Images) and self._device.type == "cuda" and not self._first_changes(split):
+                self.places[split] = dataset.place(self._device)
+            if workers := self._workers(split):
+                needed += workers.shared_bytes * (1 if self.trainer is None else self.trainer.num_devices)
+        sizes = {"num_workers": self.num_workers, "batch_size": self.batch_size}
+        refuse(shared_memory_problems(needed, free_shared_memory(), **sizes))
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -301,22 +316,30 @@ class ImageData(LightningDataModule):
 
     def _make_loader(self, split: Split, requests: Callable[[], Iterator[Request]], length: int) -> Loader:
         dataset: Any = self.dataset(split)
-        device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
-        # changes of single images before all augmentations of whole batches
-        first = [*takewhile(lambda change: isinstance(change, PerImage), self.augment or [])]
-        if split == "train" and first:
+        is_moved = isinstance(dataset, Images) and dataset.is_moved
+        if first := self._first_changes(split):
             dataset = PerImageFirst(dataset, first)
-        elif split == "train" and isinstance(dataset, Images) and device.type == "cuda":
-            dataset.move_to(device)
-        in_memory = isinstance(dataset, Images)
         return Loader(
             dataset,
             requests,
             length,
-            num_workers=0 if in_memory and not dataset.needs_workers(device) else self.num_workers,
-            pin_memory=torch.cuda.is_available() and not (in_memory and dataset.is_moved),
+            workers=self._workers(split),
+            pin_memory=torch.cuda.is_available() and not is_moved,
             on_skipped=partial(self._on_skipped, split),
         )
+
+    def _first_changes(self, split: Split) -> list[Augmentation]:
+        """Returns the changes of single training images that come before all augmentations of whole batches."""
+        return [*takewhile(lambda change: isinstance(change, PerImage), self.augment or [])] if split == "train" else []
+
+    def _workers(self, split: Split) -> Workers | None:
+        """Returns the processes that read a split; None where this one makes its batches."""
+        dataset: Any = self.dataset(split)
+        in_memory = isinstance(dataset, Images) and not self._first_changes(split)
+        if self.num_workers == 0 or (in_memory and not dataset.needs_workers(self._device)):
+            return None
+        image_bytes = self.in_channels * math.prod(pair(self.image_size))
+        return Workers.plan(self.num_workers, batch_size=self.batch_size, image_bytes=image_bytes)
 
     def _on_skipped(self, split: Split, problems: Sequence[str]) -> None:
         """Lists images that were left out, in the run folder too; stops when there are too many."""
@@ -326,6 +349,10 @@ class ImageData(LightningDataModule):
         if new and self.trainer is not None:
             list_bad_images(Path(self.trainer.default_root_dir), new)
         refuse_too_many(bad, total=self.image_count(split), split=split, max_share=self.max_bad_share)
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
 
     @property
     def _rank(self) -> int:

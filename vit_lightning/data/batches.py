@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,6 +94,17 @@ class Request(NamedTuple):
 
     indices: list[int]
     keys: list[int] | None
+    left: int = 0
+    """Images of the same batch that the requests after this one ask for."""
+
+    def parts(self, size: int) -> Iterator[Request]:
+        """Yields requests of at most ``size`` images, all about as large, that together are this one."""
+        count = len(self.indices)
+        step = math.ceil(count / math.ceil(count / size))
+        for start in range(0, count, step):
+            part = slice(start, start + step)
+            keys = None if self.keys is None else self.keys[part]
+            yield Request(self.indices[part], keys, max(0, count - start - step))
 
 
 Read = Callable[[int, int | None], tuple[Pixels, int]]
@@ -119,21 +133,104 @@ def gather(request: Request, shape: tuple[int, ...], read: Read, *, skip: bool =
         rows[len(good)] = pixels.transpose(2, 0, 1)
         labels.append(label)
         good.append(position)
-    if not good:
-        return all_damaged(skipped)
-    indices, keys = (None if part is None else torch.tensor(part)[good] for part in request)
+    indices, keys = (None if part is None else torch.tensor(part)[good] for part in request[:2])
     assert indices is not None
-    return Batch(images[: len(good)], torch.tensor(labels), indices, keys, skipped=tuple(skipped))
+    labels_of_good = torch.tensor(labels, dtype=torch.int64)
+    return Batch(images[: len(good)], labels_of_good, indices, keys, skipped=tuple(skipped))
+
+
+PART_BYTES = 10 * 2**20
+"""Images that a worker reads and hands on at a time: 69 at 224 pixels."""
+
+
+class Workers(NamedTuple):
+    """Processes that read parts of batches."""
+
+    processes: int
+    part: int
+    """Images of a part, at most."""
+    ahead: int
+    """Parts that each reads ahead: two, and all together at least a batch."""
+    shared_bytes: int
+    """Shared memory that the parts take until they are joined, at most."""
+
+    @classmethod
+    def plan(cls, processes: int, *, batch_size: int, image_bytes: int) -> Workers:
+        """Returns how so many processes read batches of images of so many bytes."""
+        parts = math.ceil(batch_size / max(1, PART_BYTES // image_bytes))
+        part, ahead = math.ceil(batch_size / parts), max(2, math.ceil(parts / processes))
+        return cls(processes, part, ahead, processes * ahead * part * image_bytes)
+
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where Linux keeps the memory that processes share."""
+
+
+def free_shared_memory() -> int | None:
+    """Returns the free bytes of shared memory; None on a system without a limit of its own."""
+    return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
+
+
+def shared_memory_problems(needed: int, free: int | None, *, num_workers: int, batch_size: int) -> list[str]:
+    """Returns what is wrong if workers need so many bytes of shared memory and so many are free."""
+    if free is None or needed <= free:
+        return []
+    needed, free = math.ceil(needed / 2**20), free >> 20
+    return [
+        f"data.num_workers={num_workers}, data.batch_size={batch_size}: workers hand on images by {needed} MiB of "
+        f"shared memory, and {SHARED_MEMORY} has {free} free (choose less of either, data.num_workers=0, or a "
+        f"container with more: docker run --shm-size={2 * needed}m)"
+    ]
 
 
 class _Requests:
-    """Batch sampler of a DataLoader; calls ``requests`` at the start of each epoch."""
+    """Batch sampler of a DataLoader: parts of ``requests``, which is called at the start of each epoch."""
 
-    def __init__(self, requests: Callable[[], Iterator[Request]]) -> None:
-        self._requests = requests
+    def __init__(self, requests: Callable[[], Iterator[Request]], size: int) -> None:
+        self._requests, self._size = requests, size
 
     def __iter__(self) -> Iterator[Request]:
-        return self._requests()
+        return (part for request in self._requests() for part in request.parts(self._size))
+
+
+class _Parts(Dataset[tuple[Request, Any]]):
+    """Parts of batches, with the request for each."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, request: Request) -> tuple[Request, Batch | UserError]:
+        return request, self.dataset.__getitems__(request)
+
+
+def join(parts: Iterable[tuple[Request, Batch | UserError]], *, pin_memory: bool) -> Iterator[Batch | UserError]:
+    """Joins the parts of each batch; each is copied as it comes, and its shared memory is free again.
+
+    Args:
+        parts: with their requests, in order.
+        pin_memory: whether batches lie in memory from which a GPU can copy by itself.
+    """
+    joined: list[Batch] = []
+    for request, part in parts:
+        if isinstance(part, UserError):
+            yield part
+            continue
+        if not joined:
+            end, shape = 0, (len(request.indices) + request.left, *part.images.shape[1:])
+            images = torch.empty(shape, dtype=part.images.dtype, pin_memory=pin_memory)
+        start, end = end, end + len(part.labels)
+        joined.append(part.replace(images=images[start:end].copy_(part.images)))
+        if request.left == 0:
+            whole = _whole(joined).replace(images=images[:end])
+            yield whole.pin_memory() if pin_memory else whole
+            joined = []
+
+
+def _whole(parts: Sequence[Batch]) -> Batch:
+    """Returns the parts of a batch as one, with the images of the first."""
+    names = ("labels", "indices") if parts[0].keys is None else ("labels", "indices", "keys")
+    skipped = tuple(problem for part in parts for problem in part.skipped)
+    return parts[0].replace(skipped=skipped, **{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
 
 
 class Loader:
@@ -141,6 +238,14 @@ class Loader:
 
     Not a DataLoader, so that Lightning does not replace its sampler. ``__iter__`` is a generator, so that the order is
     computed at the first batch, when Lightning has restored its counters, and not when the iterator is made.
+
+    Args:
+        dataset: returns a batch, or an error, for a request.
+        requests: called at the start of each epoch.
+        length: number of batches.
+        workers: processes that read the images; None for the process itself.
+        pin_memory: whether batches lie in memory from which a GPU can copy by itself.
+        on_skipped: called with the errors of images that were left out of a batch.
     """
 
     def __init__(
@@ -149,25 +254,25 @@ class Loader:
         requests: Callable[[], Iterator[Request]],
         length: int,
         *,
-        num_workers: int,
-        pin_memory: bool,
+        workers: Workers | None = None,
+        pin_memory: bool = False,
         on_skipped: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         self.dataset = dataset
         self._on_skipped = on_skipped
         self._length = length
         self._requests = requests
+        self._pin_memory = pin_memory
         self._loader: WorkerLoader | None = None
-        if num_workers == 0 and not pin_memory:
-            return  # a DataLoader would add nothing but its time
-        self._loader = WorkerLoader(
-            dataset,
-            batch_sampler=_Requests(requests),  # type: ignore[arg-type]  # a request, not a list of indices
-            collate_fn=_unchanged,
-            num_workers=num_workers,
-            persistent_workers=num_workers > 0,
-            pin_memory=pin_memory,
-        )
+        if workers is not None:
+            self._loader = WorkerLoader(
+                _Parts(dataset),
+                batch_sampler=_Requests(requests, workers.part),  # type: ignore[arg-type]  # requests, not indices
+                collate_fn=_unchanged,
+                num_workers=workers.processes,
+                prefetch_factor=workers.ahead,
+                persistent_workers=True,
+            )
 
     def __len__(self) -> int:
         return self._length
@@ -179,16 +284,18 @@ class Loader:
                     raise batch
                 finally:
                     del batch  # or error, traceback and this frame keep each other alive, and the workers with them
-            skipped = getattr(batch, "skipped", ())
-            if skipped and self._on_skipped is not None:
-                self._on_skipped(skipped)
+            if not len(batch.labels):
+                raise all_damaged(batch.skipped)
+            if batch.skipped and self._on_skipped is not None:
+                self._on_skipped(batch.skipped)
                 batch = batch.replace(skipped=())
             yield batch
 
-    def _batches(self) -> Iterable[Any]:
-        if self._loader is None:
-            return map(self.dataset.__getitems__, self._requests())  # type: ignore[attr-defined]
-        return self._loader
+    def _batches(self) -> Iterator[Batch | UserError]:
+        if self._loader is not None:
+            return join(self._loader, pin_memory=self._pin_memory)
+        batches = map(self.dataset.__getitems__, self._requests())  # type: ignore[attr-defined]
+        return (batch.pin_memory() if self._pin_memory and isinstance(batch, Batch) else batch for batch in batches)
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: the position in the epoch follows from Lightning's batch counter."""

@@ -73,9 +73,9 @@ class ImageSet(SplitData):
         augment: random changes of the training images after the random crop, in order.
         on_bad_image: whether an image that cannot be decoded is an error, or is left out of its batch and listed.
         max_bad_share: largest fraction of a split's images that may be left out; more are an error.
-        in_memory: whether decoded images are kept, on the GPU if there is one. Needs ``min_area`` 1, since random crops
-            are decoded from the file (RandomResizedCrop in ``augment`` crops kept images). By default for splits that
-            take at most a gigabyte, if ``min_area`` is 1.
+        in_memory: whether decoded images are kept, on a GPU where they take at most a quarter of its free memory. Needs
+            ``min_area`` 1, since random crops are decoded from the file (RandomResizedCrop in ``augment`` crops kept
+            images). By default for splits that take at most a gigabyte, if ``min_area`` is 1.
         min_area: smallest fraction of a training image's area that a random crop shows; 1 takes the whole image.
         centre_share: fraction of the sides of a validation or test image that the centre crop shows.
         mean: mean of each channel, of pixels between 0 and 1; ImageNet's by default.

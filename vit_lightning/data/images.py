@@ -19,11 +19,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from vit_lightning.data.bad_images import all_damaged
 from vit_lightning.data.batches import Batch, Pixels, Request, gather
 from vit_lightning.data.decoding import Box, Interpolation, decode, decode_whole
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
+
+
+def fits_beside_training(size: int, free: int) -> bool:
+    """Whether images of ``size`` bytes may lie on a GPU with ``free`` bytes: training needs most of them."""
+    return size <= free // 4
 
 
 class Images(Dataset[Batch]):
@@ -46,6 +50,17 @@ class Images(Dataset[Batch]):
         """Copies the images to a device, from which batches then come; the loader must have no workers."""
         self._on_device = self.images.to(device), self.labels.to(device)
 
+    def place(self, device: torch.device) -> str:
+        """Copies the images to a GPU if they fit there beside training; returns in words where they lie."""
+        if not self.is_moved:
+            size, (free, _) = self.images.nbytes, torch.cuda.mem_get_info(device)
+            if not fits_beside_training(size, free):
+                return (
+                    f"in host memory: {size >> 20:,} MiB are more than a quarter of the {free >> 20:,} free on {device}"
+                )
+            self.move_to(device)
+        return f"on {device}, {self.images.nbytes >> 20:,} MiB"
+
     @property
     def is_moved(self) -> bool:
         return self._on_device is not None
@@ -57,15 +72,13 @@ class Images(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitems__(self, request: Request) -> Batch | UserError:
+    def __getitems__(self, request: Request) -> Batch:
         indices = torch.tensor(request.indices)
         keys = None if request.keys is None else torch.tensor(request.keys)
         skipped: tuple[str, ...] = ()
         if self.faults:
             good = torch.tensor([index not in self.faults for index in request.indices])
             skipped = tuple(self.faults[index] for index in request.indices if index in self.faults)
-            if not good.any():
-                return all_damaged(skipped)
             indices, keys = indices[good], None if keys is None else keys[good]
         images, labels = (self.images, self.labels) if self._on_device is None else self._on_device
         indices = indices.to(images.device)

@@ -161,6 +161,6 @@ def _write_errors(path: Path, data: ImageData, table: Table, worst: Array) -> No
 def _sheet(data: ImageData, table: Table, rows: Sequence[int] | Array, *columns: str) -> Image:
     """Draws test images with columns of the table: label, prediction, confidence and perhaps loss."""
     dataset: Any = data.dataset("test")
-    images = dataset.__getitems__(Request(table["index"][rows].tolist(), None)).images.numpy()
+    images = dataset.__getitems__(Request(table["index"][rows].tolist(), None)).images.cpu().numpy()
     shown = list(zip(*(table[name][rows].tolist() for name in columns), strict=True))
     return predictions_sheet(images, data.class_names, shown, cell=LARGE)
