@@ -145,10 +145,11 @@ def of_timm(
     return of_loader(loader)
 
 
-def of_parquet(root: Path, folder: Path, **arguments: Any) -> Source:
-    """Ours, from the Parquet files that ``lightning shard`` writes."""
+def of_parquet(root: Path, folder: Path, *, side: int | None = None, **arguments: Any) -> Source:
+    """Ours, from the Parquet files that ``lightning shard`` writes, with a shorter side of ``side`` pixels."""
     flags = ["--data.class_path=ImageFolder", f"--data.root={root}", "--data.image_size=32", "--model.patch_size=4"]
-    shard(resolve([*flags, f"--out={folder}"], "shard"))
+    shard(resolve(flags, "shard"), folder, shorter_side=side)
+    print(f"{folder.name}: {sum(file.stat().st_size for file in folder.rglob('*.parquet')) / 10**6:.1f} MB")
     return ours(HuggingFaceSet(path=str(folder), cache=folder, num_workers=0, **arguments))
 
 
@@ -293,6 +294,9 @@ def main() -> None:
                 "torchvision": of_torchvision(photographs / "train", part, batch),
                 "timm": of_timm(photographs / "train", 224, (0.08, 1.0), (3 / 4, 4 / 3), batch),
                 "ours, Parquet": of_parquet(photographs, Path(place) / "parquet-b", batch_size=batch, augment=flips),
+                "ours, 256 pixels": of_parquet(
+                    photographs, Path(place) / "parquet-256", side=256, batch_size=batch, augment=flips
+                ),
             },
         )
         fidelity(photographs / "train", 400)

@@ -9,8 +9,10 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from processes import Running
 from runs import SMALL
 from tensors import write_images
@@ -186,3 +188,19 @@ def test_what_is_left_out_is_listed_and_not_too_much(in_folder, capsys):
     listed = [line.split(": ")[0] for line in Path("shards/bad_images.txt").read_text().splitlines()]
     assert listed == [str(root / "train/cat/003.jpg"), str(root / "test/dog/000.jpg")]
     assert "left out 2 damaged images" in capsys.readouterr().out
+
+
+@installed
+def test_images_are_reduced_to_a_shorter_side_and_smaller_ones_are_kept(in_folder, capsys):
+    root = images(in_folder / "images", 5)
+    large = root / "train" / "cat" / "000.jpg"
+    pixels = np.add.outer(np.arange(60), np.arange(90)).astype(np.uint8)[..., None].repeat(3, axis=2)
+    Image.fromarray(pixels).save(large, quality=95)
+    assert main(shard_words(root, "--shorter_side=30", "shards")) == 0
+    read = shards().dataset("train")
+    assert read.whole(0).shape == (30, 45, 3)
+    expected = np.asarray(Image.open(large).resize((45, 30), Image.Resampling.BICUBIC))
+    assert np.abs(read.whole(0).astype(int) - expected).mean() < 2
+    assert [read.source(i) for i in range(1, 5)] == [(root / f"train/cat/00{i}.jpg").read_bytes() for i in range(1, 5)]
+    assert main(shard_words(root, "shards")) == 2
+    assert "files of other images" in capsys.readouterr().err

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from tqdm import tqdm
 
 from vit_lightning.commands.console import quiet, say
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.bad_images import BAD_IMAGES, bad_image_lines, refuse_too_many
 from vit_lightning.data.base import ImageData
+from vit_lightning.data.batches import Pixels
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD
 from vit_lightning.data.images import DecodedImages
 from vit_lightning.data.items import Items
@@ -26,11 +29,13 @@ from vit_lightning.storage.folder import hold, write_whole
 
 IMAGES_IN_GROUP = 8
 """Images in a row group, which is read for one of them: fewer read faster, more make a smaller index."""
+QUALITY = 95
+"""Quality of JPEGs of images that are reduced."""
 SKIPPED = b"skipped"
 """Key of a file's metadata: errors of the images that it leaves out, as JSON."""
 
 
-def shard(experiment: Experiment, out: Path, *, images_in_file: int = 1024) -> Path:
+def shard(experiment: Experiment, out: Path, *, images_in_file: int = 1024, shorter_side: int | None = None) -> Path:
     """Writes the encoded images of all splits to a folder and returns it.
 
     Each image is decoded once as a check: damaged ones are an error or are left out, by ``data.on_bad_image``. A file
@@ -40,11 +45,13 @@ def shard(experiment: Experiment, out: Path, *, images_in_file: int = 1024) -> P
     Args:
         out: the folder.
         images_in_file: images in a file.
+        shorter_side: pixels to which the shorter side of a larger image is reduced (bicubic; a JPEG of quality 95); by
+            default no image is changed. Files are smaller and faster to read; random crops enlarge what they show.
 
     Raises:
         UserError: damaged images, or too many; no encoded images; the folder holds files of other images.
     """
-    refuse(at_least(1, images_in_file=images_in_file))
+    refuse(at_least(1, images_in_file=images_in_file, shorter_side=shorter_side))
     quiet()
     need_datasets("lightning shard")
     data = experiment.data
@@ -59,9 +66,9 @@ def shard(experiment: Experiment, out: Path, *, images_in_file: int = 1024) -> P
         )
     out.mkdir(parents=True, exist_ok=True)
     with hold(out, "out"):
-        _refuse_other(out, data, images_in_file)
+        _refuse_other(out, data, images_in_file, shorter_side)
         write_whole(out / UNFINISHED, "lightning shard removes this file when it has written all others\n")
-        written = {split: _write_split(out, split, data, images_in_file) for split in SPLITS}
+        written = {split: _write_split(out, split, data, images_in_file, shorter_side) for split in SPLITS}
         skipped = [problem for _, problems in written.values() for problem in problems]
         if skipped:
             write_whole(out / BAD_IMAGES, bad_image_lines(skipped))
@@ -79,11 +86,11 @@ def _flags(out: Path, data: ImageData) -> list[str]:
     return ["--data.class_path=HuggingFaceSet", f"--data.path={out}", *(flag.replace(" ", "") for flag in given)]
 
 
-def _refuse_other(out: Path, data: ImageData, images_in_file: int) -> None:
+def _refuse_other(out: Path, data: ImageData, images_in_file: int, shorter_side: int | None) -> None:
     """Writes the hash of the images before the first file, and compares it with an earlier one."""
     parts = [data.dataset(split).fingerprint() for split in SPLITS]  # type: ignore[attr-defined]
     plans = {
-        choice: hashlib.sha256("".join([*parts, str(images_in_file), choice]).encode()).hexdigest()
+        choice: hashlib.sha256("".join([*parts, f"{images_in_file} {shorter_side} {choice}"]).encode()).hexdigest()
         for choice in ("error", "skip")
     }
     plan, path = plans[data.on_bad_image], out / PLAN
@@ -93,7 +100,9 @@ def _refuse_other(out: Path, data: ImageData, images_in_file: int) -> None:
     write_whole(path, plan)
 
 
-def _write_split(out: Path, split: str, data: ImageData, images_in_file: int) -> tuple[int, list[str]]:
+def _write_split(
+    out: Path, split: str, data: ImageData, images_in_file: int, shorter_side: int | None
+) -> tuple[int, list[str]]:
     """Writes the files of a split; returns the number of images, and the errors of those that are left out."""
     dataset: Any = data.dataset(split)  # type: ignore[arg-type]
     starts = range(0, len(dataset), images_in_file)
@@ -102,7 +111,8 @@ def _write_split(out: Path, split: str, data: ImageData, images_in_file: int) ->
         path = out / file_name(split, number, len(starts))
         metadata = _metadata(path)
         if metadata is None:
-            _write_file(path, dataset, range(start, min(start + images_in_file, len(dataset))), data.class_names)
+            indices = range(start, min(start + images_in_file, len(dataset)))
+            _write_file(path, dataset, indices, data.class_names, shorter_side)
             metadata = _metadata(path)
             assert metadata is not None
         images += metadata.num_rows
@@ -124,7 +134,9 @@ def _metadata(path: Path) -> Any:
         return None
 
 
-def _write_file(path: Path, dataset: DecodedImages | Items, indices: range, class_names: list[str]) -> None:
+def _write_file(
+    path: Path, dataset: DecodedImages | Items, indices: range, class_names: list[str], shorter_side: int | None
+) -> None:
     import datasets
     import pyarrow
     from pyarrow.parquet import ParquetWriter
@@ -138,14 +150,17 @@ def _write_file(path: Path, dataset: DecodedImages | Items, indices: range, clas
     with ParquetWriter(part, schema, compression="none", use_dictionary=False, write_statistics=False) as writer:
         for index in indices:
             try:
-                dataset.whole(index)
+                pixels = dataset.whole(index)
             except UserError as error:
                 if not getattr(dataset, "skip", False):
                     raise
                 skipped += error.problems
                 continue
-            source = dataset.source(index)
-            content = source.read_bytes() if isinstance(source, Path) else source
+            if shorter_side is not None and shorter_side < min(pixels.shape[:2]):
+                content = reduced(pixels, shorter_side)
+            else:
+                source = dataset.source(index)
+                content = source.read_bytes() if isinstance(source, Path) else source
             rows.append({"image": {"bytes": content, "path": None}, "label": int(dataset.labels[index])})
             if len(rows) == IMAGES_IN_GROUP:
                 writer.write_table(pyarrow.Table.from_pylist(rows, schema))
@@ -156,3 +171,13 @@ def _write_file(path: Path, dataset: DecodedImages | Items, indices: range, clas
     with part.open("rb") as file:
         os.fsync(file.fileno())  # a power cut must not leave a whole name with half a file
     os.replace(part, path)
+
+
+def reduced(pixels: Pixels, shorter_side: int) -> bytes:
+    """Returns a JPEG of an image (H, W, c) whose shorter side has so many pixels."""
+    scale = shorter_side / min(pixels.shape[:2])
+    size = round(pixels.shape[1] * scale), round(pixels.shape[0] * scale)
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    file = BytesIO()
+    image.resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", quality=QUALITY)
+    return file.getvalue()
