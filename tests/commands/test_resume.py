@@ -73,6 +73,17 @@ def test_a_run_that_is_over_takes_no_changes(results):
     assert before == {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
 
 
+def test_a_run_is_resumed_with_its_own_files_alone(tmp_path, capsys):
+    for name in ("config.yaml", "metrics.jsonl"):
+        (tmp_path / name).write_text("experiment: x\n")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("experiment: x\n")
+    (run / "metrics.jsonl").symlink_to(tmp_path / "metrics.jsonl")
+    assert main(["fit", f"--resume={run}"]) == 2
+    assert "metrics.jsonl: a link to another place" in capsys.readouterr().err
+
+
 def test_must_wants_a_checkpoint(results):
     Path("out/results.json").unlink()
     for path in Path("out/checkpoints").iterdir():

@@ -16,7 +16,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from vit_lightning import Digits
 from vit_lightning.cli import main
 from vit_lightning.commands.console import stage_line
-from vit_lightning.figures.curves import curves
+from vit_lightning.figures.curves import curves, save
 from vit_lightning.figures.pictures import balanced, confusion_picture, sheet, short
 from vit_lightning.figures.test_report import (
     calibration_bins,
@@ -113,6 +113,15 @@ def test_a_test_reports_the_same_in_fit_and_on_its_own(in_folder, capsys):
     for name in ("calibration", "worst_errors", "confusion", "test_images"):
         with Image.open(f"again/{name}.png") as picture:
             assert min(picture.size) > 100
+
+
+def test_names_with_dollars_and_line_breaks_are_drawn_as_they_are(tmp_path):
+    target = tmp_path / "elsewhere"
+    target.write_text("mine")
+    (tmp_path / "curves.png").symlink_to(target)
+    save(curves([{"step": 0, "val/loss": 1.0, "val/acc": 0.5}], "a$^$b", objective="$^$"), tmp_path / "curves.png")
+    assert target.read_text() == "mine"  # the link is replaced, not followed
+    assert short("first\nsecond \t", 200) == "first second"
 
 
 def test_long_names_stay_within_their_image():

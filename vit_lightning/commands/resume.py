@@ -32,7 +32,7 @@ from vit_lightning.storage.checkpoint_files import (
     newest_checkpoint,
     read_checkpoint,
 )
-from vit_lightning.storage.folder import hold, is_first, release, try_hold, write_whole
+from vit_lightning.storage.folder import hold, is_first, refuse_links, release, try_hold, write_whole
 from vit_lightning.storage.metrics import MetricsFile, read_metrics, read_results
 from vit_lightning.storage.parsing import parse_yaml
 from vit_lightning.training.classifier import ViTClassifier
@@ -81,6 +81,7 @@ def read_run(folder: Path, arguments: Sequence[str] = ()) -> Experiment:
     if not (folder / "config.yaml").is_file():
         problems.append(f"resume={folder} is not a run folder with a config.yaml (choose one, or auto, must, never)")
     refuse(problems)
+    refuse_links(folder)
     # the initial weights may be gone by now; they are needed only if the run has no checkpoint yet
     has_begun = any((folder / name).is_file() for name in (BEST, LAST, PREVIOUS, "results.json"))
     source = ["--init_from=null"] if has_begun else []
@@ -139,6 +140,7 @@ def find_run(experiment: Experiment, locks: contextlib.ExitStack) -> Resumed | N
     """
     if experiment.resume == "never" or (folder := _find_folder(experiment, locks)) is None:
         return None
+    refuse_links(folder)
     written, given, files = read_run_config(folder), experiment.config, changed_files(folder)
     new, results, restored = changes(written, given) | files, read_results(folder), None
     trained = results is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.storage.folder import write_whole
 from vit_lightning.storage.metrics import read_metrics
 
 Rows = Sequence[dict[str, Any]]
@@ -19,7 +21,9 @@ Rows = Sequence[dict[str, Any]]
 
 def save(figure: Figure, path: Path) -> None:
     """Writes a figure as PNG, sharp on a screen of high resolution too."""
-    figure.savefig(path, dpi=150)
+    file = io.BytesIO()
+    figure.savefig(file, dpi=150)
+    write_whole(path, file.getvalue())
 
 
 def draw_curves(experiment: Experiment, folder: Path, best_step: int) -> None:
@@ -90,7 +94,7 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.grid(alpha=0.3)
     if objective:
-        axes[0].set_title(objective, fontsize=8, wrap=True)
+        axes[0].set_title(objective, fontsize=8, wrap=True, parse_math=False)
     key = {"training" + ", mixed images" * mixed: "C0", "validation": "C1"}
     key = {"training, of a batch": "0.8"} | key if batches else key
     lines = [Line2D([], [], color=colour) for colour in key.values()]
@@ -99,7 +103,8 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
         lines.append(Line2D([], [], color="0.4", linestyle=":"))
     figure.legend(lines, key, frameon=False, loc="lower center", ncols=len(key), fontsize=9)
     steps, tested = _series(rows, "test/acc")
-    figure.suptitle(f"{title}: test accuracy {100 * tested[-1]:.2f} %" if len(tested) else title)
+    title = f"{title}: test accuracy {100 * tested[-1]:.2f} %" if len(tested) else title
+    figure.suptitle(title, parse_math=False)  # a folder's name may hold dollars
     return figure
 
 

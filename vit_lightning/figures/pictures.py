@@ -176,8 +176,8 @@ def _upright(text: str) -> Image.Image:
 
 
 def short(text: str, pixels: float) -> str:
-    """Returns the beginning of a text that is at most so many pixels wide."""
-    shown = text
+    """Returns the beginning of a text, as one line, that is at most so many pixels wide."""
+    shown = text = " ".join(text.split())
     while shown and _font(12).getlength(shown) > pixels:
         shown = shown[:-1]
     return text if shown == text else f"{shown[:-1]}\u2026"

@@ -197,12 +197,28 @@ def write_whole(path: Path, content: str | bytes) -> None:
     if isinstance(content, str):
         content = content.encode("utf-8", errors="surrogateescape")  # file names may hold any bytes
     try:
-        part.write_bytes(content)
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # a power cut must not leave a whole name with half a file
         os.replace(part, path)
     except OSError:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+def refuse_links(folder: Path) -> None:
+    """Checks that all files of a run lie in its folder, before they are read or written; W&B's links are its own.
+
+    Raises:
+        UserError: some are links to another place.
+    """
+    home = folder.resolve()
+    links = [path for path in folder.rglob("*") if path.is_symlink() and "wandb" not in path.relative_to(folder).parts]
+    away = [str(path) for path in sorted(links) if not path.resolve().is_relative_to(home)]
+    if away:
+        raise UserError(f"{', '.join(away)}: a link to another place (put the file itself into the run folder)")
 
 
 @contextlib.contextmanager

@@ -341,7 +341,7 @@ class WandbMirror(Logger):
 def run_id(folder: Path) -> str:
     """Returns the run's W&B id from ``environment.json``, or a new random one."""
     known = read_json(folder / "environment.json")
-    return str(known["run_id"]) if known else secrets.token_hex(4)
+    return str(known["run_id"]) if known.get("run_id") else secrets.token_hex(4)
 
 
 def _code(environment: Mapping[str, Any]) -> dict[str, Any]:
