@@ -128,6 +128,33 @@ def test_other_eight_bit_kinds_become_rgb(tmp_path, mode, suffix):
     assert abs(float(shown.mean()) - 200) < 4
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_jpegs_decoded_where_they_are_trained_on_have_nearly_the_fast_pixels(tmp_path, workers, monkeypatch):
+    """On a CPU, whose JPEGs are libjpeg's; also of images that are no plain JPEG, in batches of several parts."""
+    monkeypatch.setattr("vit_lightning.data.batches.PART_BYTES", 7 * 9 * 9 * 3)
+    make_folder(tmp_path, "train", "val", "test")
+    Image.new("RGBA", (20, 14), (1, 200, 3, 255)).save(tmp_path / "train" / "cat" / "003.png")
+    (tmp_path / "train" / "cat" / "003.jpg").unlink()
+    damage(tmp_path / "train" / "dog" / "004.jpg", "cut short")
+    later = tmp_path / "train" / "owl" / "005.jpg"
+    later.write_bytes(later.read_bytes()[:-100])
+    given = {"root": tmp_path, "image_size": 9, "min_area": 0.5, "batch_size": 16, "on_bad_image": "skip"}
+    given["max_bad_share"] = 0.1
+    fast = ImageFolder(**given, interpolation="fast_bicubic", num_workers=0)
+    device = ImageFolder(**given, interpolation="device_bicubic", num_workers=workers)
+    assert device.test_view() == fast.test_view()
+    for split in ("train", "val"):
+        for one, other in zip(loader_of(fast, split), loader_of(device, split), strict=True):
+            assert torch.equal(one.indices, other.indices)
+            assert torch.equal(one.labels, other.labels)
+            # the fast ones are rounded to 8 bits between columns and rows too
+            assert (one.images.float() - other.images.float()).abs().mean((1, 2, 3)).max() < 1
+    assert len(device.bad_images["train"]) == 2
+    assert device.bad_images == fast.bad_images
+    with pytest.raises(UserError, match="interpolation=device_bicubic and augment"):
+        ImageFolder(root=tmp_path, interpolation="device_bicubic", augment=[torch.clone])
+
+
 def damage(path: Path, kind: str) -> None:
     if kind == "cut short":
         path.write_bytes(path.read_bytes()[:200])

@@ -323,6 +323,32 @@ def test_a_run_that_is_terminated_does_not_look_finished(tmp_path):
     assert code != 0
 
 
+@pytest.fixture
+def one_rank():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@wanted("DDP sends all buffers before each forward pass")
+def test_a_buffer_that_never_changes_is_sent_once(one_rank, monkeypatch):
+    module, sent = nn.Linear(4, 3), []
+    module.register_buffer("table", torch.zeros(3), persistent=False)
+    parallel = nn.parallel.DistributedDataParallel(module)
+    monkeypatch.setattr(parallel, "_sync_buffers", lambda: sent.append(1))
+    parallel(torch.zeros(2, 4))
+    assert not sent
+
+
+@wanted("each batch of several ranks broadcasts whether a signal has come, and waits for the answer")
+def test_no_step_of_several_ranks_waits_for_another_rank(tmp_path, one_rank, monkeypatch):
+    calls, broadcast = [], torch.distributed.broadcast
+    monkeypatch.setattr("torch.distributed.broadcast", lambda *args, **given: calls.append(broadcast(*args, **given)))
+    monkeypatch.setattr(Trainer, "world_size", 2)
+    train(tmp_path, alike(), max_epochs=1)
+    assert len(calls) < BATCHES
+
+
 class Bad(Module):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)

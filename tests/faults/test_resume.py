@@ -382,7 +382,7 @@ def test_row_02_two_ranks(tmp_path, rank, workers):
 
     def run(folder: Path, *arguments: str, fault: str = "") -> int:
         folder.mkdir(exist_ok=True)
-        places = {"PYTHONPATH": str(harness.HERE), "VITL_FAULT": fault}
+        places = {"PYTHONPATH": os.pathsep.join([str(harness.HERE), *sys.path]), "VITL_FAULT": fault}
         return subprocess.run([*command, *arguments], cwd=folder, env={**os.environ, **places}, timeout=300).returncode
 
     assert run(tmp_path / "reference", *flags) == 0

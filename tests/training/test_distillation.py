@@ -251,3 +251,22 @@ def test_what_does_not_fit_is_named(arguments, problem):
     with pytest.raises(UserError) as caught:
         DistillationConfig(**arguments)
     assert caught.value.problems == [problem]
+
+
+class Moved(torch.nn.Conv2d):
+    """A convolution that goes nowhere."""
+
+    def to(self, device, memory_format):
+        return super().to(memory_format=memory_format)
+
+
+def test_a_teacher_on_a_gpu_has_its_channels_together():
+    teacher = Teacher(Moved(3, 4, 3))
+    images = torch.randn(2, 3, 8, 8)
+    expected = teacher(images)
+    for device, is_gpu in (("cpu", False), ("cuda", True)):
+        teacher.to(torch.device(device))
+        output = teacher(images)
+        assert teacher.network.weight.is_contiguous(memory_format=torch.channels_last) == is_gpu
+        assert output.is_contiguous(memory_format=torch.channels_last) == is_gpu
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)

@@ -18,7 +18,7 @@ from vit_lightning.training.compiled import compile_module
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.fast_paths import accelerate
 from vit_lightning.training.fine_tuning import head_state
-from vit_lightning.training.lightning_detours import predict_with
+from vit_lightning.training.lightning_detours import predict_with, send_no_tables
 
 
 def make_module(experiment: Experiment, *, begins: bool = False) -> LightningModule:
@@ -49,6 +49,7 @@ def make_module(experiment: Experiment, *, begins: bool = False) -> LightningMod
         for network in (module, *networks):
             accelerate(network)
     predict_with(module, classify)
+    send_no_tables(module)
     return module
 
 

@@ -156,11 +156,11 @@ def _write_file(
                     raise
                 skipped += error.problems
                 continue
-            if shorter_side is not None and shorter_side < min(pixels.shape[:2]):
-                content = reduced(pixels, shorter_side)
-            else:
+            if shorter_side is None or shorter_side >= min(pixels.shape[:2]):
                 source = dataset.source(index)
                 content = source.read_bytes() if isinstance(source, Path) else source
+            else:
+                content = reduced(pixels, shorter_side)
             rows.append({"image": {"bytes": content, "path": None}, "label": int(dataset.labels[index])})
             if len(rows) == IMAGES_IN_GROUP:
                 writer.write_table(pyarrow.Table.from_pylist(rows, schema))

@@ -20,7 +20,7 @@ from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.bad_images import OnBadImage, list_bad_images, refuse_too_many
 from vit_lightning.data.batch_transform import BatchTransform, Mixing, Statistics
 from vit_lightning.data.batches import Batch, Loader, Request, Workers, free_shared_memory, shared_memory_problems
-from vit_lightning.data.images import Images
+from vit_lightning.data.images import DecodedImages, DecodedOnDevice, Images
 from vit_lightning.data.items import Items, gives_items
 from vit_lightning.data.per_image import PerImage, PerImageFirst
 from vit_lightning.data.sampling import evaluation_requests, nested_subset, train_batch_count, train_requests
@@ -317,14 +317,19 @@ class ImageData(LightningDataModule):
     def _make_loader(self, split: Split, requests: Callable[[], Iterator[Request]], length: int) -> Loader:
         dataset: Any = self.dataset(split)
         is_moved = isinstance(dataset, Images) and dataset.is_moved
+        finish = None
         if first := self._first_changes(split):
             dataset = PerImageFirst(dataset, first)
+        elif isinstance(dataset, DecodedImages) and dataset.interpolation.startswith("device_"):
+            dataset = DecodedOnDevice(dataset, self._device)
+            finish = dataset.finish
         return Loader(
             dataset,
             requests,
             length,
             workers=self._workers(split),
             pin_memory=torch.cuda.is_available() and not is_moved,
+            finish=finish,
             on_skipped=partial(self._on_skipped, split),
         )
 

@@ -72,14 +72,14 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Returns the batch on a device."""
-        if self.images.device == device:
+        if self.images.device == self.labels.device == device:
             return self
         wait = device.type in ("cpu", "mps")
         return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=not wait))
 
     def pin_memory(self) -> Batch:
         """Returns the batch in memory from which a GPU can copy by itself."""
-        return self._with_tensors(lambda tensor: tensor.pin_memory())
+        return self._with_tensors(lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
         return self.replace(**{name: change(part) for name, part in vars(self).items() if isinstance(part, Tensor)})
@@ -217,7 +217,8 @@ def join(parts: Iterable[tuple[Request, Batch | UserError]], *, pin_memory: bool
             continue
         if not joined:
             end, shape = 0, (len(request.indices) + request.left, *part.images.shape[1:])
-            images = torch.empty(shape, dtype=part.images.dtype, pin_memory=pin_memory)
+            pinned = pin_memory and part.images.device.type == "cpu"
+            images = torch.empty(shape, dtype=part.images.dtype, device=part.images.device, pin_memory=pinned)
         start, end = end, end + len(part.labels)
         joined.append(part.replace(images=images[start:end].copy_(part.images)))
         if request.left == 0:
@@ -245,6 +246,7 @@ class Loader:
         length: number of batches.
         workers: processes that read the images; None for the process itself.
         pin_memory: whether batches lie in memory from which a GPU can copy by itself.
+        finish: makes a batch, or a part of one, in this process of what the dataset returns.
         on_skipped: called with the errors of images that were left out of a batch.
     """
 
@@ -256,13 +258,14 @@ class Loader:
         *,
         workers: Workers | None = None,
         pin_memory: bool = False,
+        finish: Callable[[Any], Batch | UserError] | None = None,
         on_skipped: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         self.dataset = dataset
         self._on_skipped = on_skipped
         self._length = length
         self._requests = requests
-        self._pin_memory = pin_memory
+        self._pin_memory, self._finish = pin_memory, finish or _unchanged
         self._loader: WorkerLoader | None = None
         if workers is not None:
             self._loader = WorkerLoader(
@@ -293,8 +296,9 @@ class Loader:
 
     def _batches(self) -> Iterator[Batch | UserError]:
         if self._loader is not None:
-            return join(self._loader, pin_memory=self._pin_memory)
-        batches = map(self.dataset.__getitems__, self._requests())  # type: ignore[attr-defined]
+            parts = ((request, self._finish(part)) for request, part in self._loader)
+            return join(parts, pin_memory=self._pin_memory)
+        batches = map(self._finish, map(self.dataset.__getitems__, self._requests()))  # type: ignore[attr-defined]
         return (batch.pin_memory() if self._pin_memory and isinstance(batch, Batch) else batch for batch in batches)
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
+from torch import Tensor
 from torch.nn.functional import interpolate
 
 from vit_lightning.data.bad_images import DamagedImage
@@ -25,8 +26,10 @@ except ImportError:
 
 Box = tuple[float, float, float, float]
 """Left, upper, right and lower edge of a crop, in pixels."""
-Interpolation = Literal["bicubic", "bilinear", "fast_bicubic", "fast_bilinear"]
-"""How images are resized, antialiased: by Pillow, or by torch's vectorised kernels for 8 bits (fast)."""
+WholeBox = tuple[int, int, int, int]
+Interpolation = Literal["bicubic", "bilinear", "fast_bicubic", "fast_bilinear", "device_bicubic", "device_bilinear"]
+"""How images are resized, antialiased: by Pillow, by torch's vectorised kernels for 8 bits (fast), or where they are
+trained on (device)."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 """Formats that are tried, whatever the suffix; others are rare or could start other programs (EPS)."""
@@ -54,7 +57,8 @@ def decode(
         name: name in errors.
         size: height and width of the result.
         choose_box: returns the crop for a width and height, after EXIF rotation.
-        interpolation: the fast ones round the crop to whole pixels and see nothing outside of it, as torchvision.
+        interpolation: all but Pillow's round the crop to whole pixels and see nothing outside of it, as torchvision.
+            Here device is as fast; see ``decode_on``.
 
     Raises:
         UserError: damaged, not representable in 8 bits, or needs more than ``MAX_BYTES``.
@@ -107,12 +111,11 @@ def _decode(
         _refuse_large(image)
         x, y = image.size[0] / before[0], image.size[1] / before[1]
         left, upper, right, lower = _inside((left * x, upper * y, right * x, lower * y), image.size)
-    if interpolation in ("fast_bicubic", "fast_bilinear"):
-        # rounded, a crop keeps at least one pixel; what is decoded at a part of its size or rotated is not the file's
-        x, y = min(round(left), image.size[0] - 1), min(round(upper), image.size[1] - 1)
-        whole = (x, y, max(x + 1, round(right)), max(y + 1, round(lower)))
-        unchanged = not rotated and image.size == before
-        return _torch_resized(_cropped(image, whole, in_file=unchanged), size, interpolation.removeprefix("fast_"))
+    by, _, mode = interpolation.rpartition("_")
+    if by:
+        unchanged = not rotated and image.size == before  # else the pixels are not the file's
+        whole = _rounded((left, upper, right, lower), image.size)
+        return _torch_resized(_cropped(image, whole, in_file=unchanged), size, mode)
     part = (math.floor(left), math.floor(upper), math.ceil(right), math.ceil(lower))
     inside = to_rgb(image.crop(part) if image.mode != "RGB" or image.has_transparency_data else image)
     if inside.size != image.size:
@@ -122,7 +125,7 @@ def _decode(
     return np.asarray(inside.resize((width, height), kernel, box=(left, upper, right, lower)))
 
 
-def _cropped(image: Image.Image, box: tuple[int, int, int, int], *, in_file: bool) -> Pixels:
+def _cropped(image: Image.Image, box: WholeBox, *, in_file: bool) -> Pixels:
     """Returns a part of an image, from simplejpeg where that is sure to give the pixels that Pillow gives."""
     plain = simplejpeg is not None and in_file and image.format == "JPEG" and image.mode == "RGB"
     if plain and isinstance(image, ImageFile.ImageFile) and image.fp is not None:
@@ -137,6 +140,56 @@ def _cropped(image: Image.Image, box: tuple[int, int, int, int], *, in_file: boo
                 left, upper, right, lower = box
                 return pixels[upper:lower, left:right]
     return np.array(to_rgb(image.crop(box)))
+
+
+def _rounded(box: Box, size: tuple[int, int]) -> WholeBox:
+    """Rounds a box inside an image to whole pixels, of which it keeps at least one."""
+    left, upper = min(round(box[0]), size[0] - 1), min(round(box[1]), size[1] - 1)
+    return left, upper, max(left + 1, round(box[2])), max(upper + 1, round(box[3]))
+
+
+class Jpeg(NamedTuple):
+    """JPEG file that a device can decode, and the part of it that is shown."""
+
+    content: bytes
+    box: WholeBox
+
+
+def plain_jpeg(source: Path | bytes | Image.Image, choose_box: Callable[[int, int], Box]) -> Jpeg | None:
+    """Returns the file if its image needs decoding alone; None for what ``decode`` must turn, convert or refuse."""
+    try:
+        content = source.read_bytes() if isinstance(source, Path) else source
+        with Image.open(BytesIO(content), formats=["JPEG"]) as image:  # type: ignore[arg-type]  # an image is refused
+            rotated = image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+            if image.format != "JPEG" or image.mode not in ("RGB", "L") or rotated:
+                return None
+            _refuse_large(image)
+            return Jpeg(content, _rounded(_inside(choose_box(*image.size), image.size), image.size))  # type: ignore[arg-type]
+    except Exception:  # ``decode`` says what is wrong
+        return None
+
+
+def decode_on(
+    device: torch.device, files: list[Tensor], boxes: Sequence[WholeBox], size: tuple[int, int], interpolation: str
+) -> Tensor:
+    """Returns crops of JPEG files, decoded by torchvision and resized on a device: uint8 (n, 3, height, width).
+
+    A GPU's pixels (nvJPEG) differ a little from those of all other decoders, and its checks are not theirs: it may show
+    what it can of a damaged file.
+
+    Raises:
+        RuntimeError: a file is damaged.
+    """
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    mode = interpolation.rpartition("_")[2]
+    images = decode_jpeg(files, mode=ImageReadMode.RGB, device=device)
+    crops = [
+        image.to(device)[None, :, upper:lower, left:right].float()  # a GPU resizes no integers
+        for image, (left, upper, right, lower) in zip(images, boxes, strict=True)
+    ]
+    resized = torch.cat([interpolate(crop, size, mode=mode, antialias=True) for crop in crops])
+    return resized.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def _torch_resized(pixels: Pixels, size: tuple[int, int], mode: str) -> Pixels:

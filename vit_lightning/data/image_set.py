@@ -12,6 +12,7 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoding import Interpolation
 from vit_lightning.data.images import DecodedImages, keep_if_small
+from vit_lightning.data.per_image import PerImage
 from vit_lightning.data.splits import SPLITS, Split, cut_missing, cut_problems
 from vit_lightning.limits import problems_of
 from vit_lightning.sizes import pair
@@ -81,7 +82,8 @@ class ImageSet(SplitData):
         mean: mean of each channel, of pixels between 0 and 1; ImageNet's by default.
         std: standard deviation of each channel.
         interpolation: how crops are resized. The fast ones take less time (with ``pip install simplejpeg`` less still);
-            their pixels differ from the others' by 1 of 255 here and there, more at the edges of a crop.
+            their pixels differ from the others' by 1 of 255 here and there, more at the edges of a crop. With those of
+            the device, a GPU decodes, crops and resizes JPEG files (torchvision with nvJPEG): its pixels differ more.
     """
 
     image_size: int | tuple[int, int] = 224  # type: ignore[assignment]  # a pair once __post_init__ is done
@@ -105,6 +107,8 @@ class ImageSet(SplitData):
             ("centre_share", self.centre_share, 0.0 < self.centre_share <= 1.0, "above 0 and at most 1"),
             ("image_size", self.image_size, min(pair(self.image_size)) >= 1, "at least 1"),
         )
+        if self.interpolation.startswith("device_") and any(isinstance(a, PerImage) for a in self.augment or []):
+            problems.append(f"interpolation={self.interpolation} and augment with changes of single images, on the CPU")
         if self.in_memory and self.min_area < 1:
             problems.append(f"in_memory={self.in_memory} needs min_area=1 (augment may hold RandomResizedCrop)")
         return problems
@@ -114,7 +118,8 @@ class ImageSet(SplitData):
         return super().image_count(split) if split == "train" else len(self._splits[split].labels)
 
     def test_view(self) -> dict[str, Any]:
-        other = {} if self.interpolation == "bicubic" else {"interpolation": self.interpolation}
+        by_the_cpu = self.interpolation.replace("device", "fast")
+        other = {} if by_the_cpu == "bicubic" else {"interpolation": by_the_cpu}
         return {**super().test_view(), **other}
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:

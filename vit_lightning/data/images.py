@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -20,9 +22,18 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from vit_lightning.data.batches import Batch, Pixels, Request, gather
-from vit_lightning.data.decoding import Box, Interpolation, decode, decode_whole
+from vit_lightning.data.decoding import (
+    Box,
+    Interpolation,
+    Jpeg,
+    WholeBox,
+    decode,
+    decode_on,
+    decode_whole,
+    plain_jpeg,
+)
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, first_line
 
 
 def fits_beside_training(size: int, free: int) -> bool:
@@ -191,14 +202,94 @@ class DecodedImages(Dataset[Batch]):
 
     def pixels(self, index: int, key: int | None) -> Pixels:
         """Returns the crop that a key draws, or without one the centre crop; uint8 (H, W, 3)."""
-        part = (
-            partial(centre_box, target=self.image_size, fraction=self.centre_share)
-            if key is None
-            else partial(random_resized_box, min_area=self.min_area, key=key)
-        )
-        source = self.source(index)
+        source, part = self.source(index), self.part(key)
         name = self._name(source, index)
         return decode(source, name, size=self.image_size, choose_box=part, interpolation=self.interpolation)
+
+    def part(self, key: int | None) -> Callable[[int, int], Box]:
+        """Returns a function of width and height that gives the crop."""
+        if key is None:
+            return partial(centre_box, target=self.image_size, fraction=self.centre_share)
+        return partial(random_resized_box, min_area=self.min_area, key=key)
+
+
+class Undecoded(NamedTuple):
+    """A part of a batch, some of whose images are still JPEG files."""
+
+    request: Request
+    batch: Batch
+    """With the pixels of the other images alone."""
+    rows: list[int]
+    """Rows of the batch, first of the files, then of the others."""
+    content: Tensor
+    """Bytes of all files, uint8 (bytes,): one tensor, since each takes a file of shared memory."""
+    sizes: list[int]
+    boxes: list[WholeBox]
+
+
+class DecodedOnDevice(Dataset[Any]):
+    """Images whose JPEG files are handed on as they are, and decoded on a device by ``finish``.
+
+    Args:
+        dataset: decodes what is no plain JPEG, or is damaged.
+        device: the device.
+    """
+
+    def __init__(self, dataset: DecodedImages, device: torch.device) -> None:
+        self.dataset, self.device = dataset, device
+        file = BytesIO()
+        Image.new("RGB", (16, 16)).save(file, "JPEG")
+        try:
+            self._decode([torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)], [(0, 0, 16, 16)])
+        except (ImportError, RuntimeError, TypeError) as fault:
+            choice = f"interpolation={dataset.interpolation}"
+            raise UserError(f"{choice}: torchvision decodes no JPEG on {device} ({first_line(fault)})") from fault
+
+    def _decode(self, files: list[Tensor], boxes: list[WholeBox]) -> Tensor:
+        return decode_on(self.device, files, boxes, self.dataset.image_size, self.dataset.interpolation)
+
+    def __getitems__(self, request: Request) -> Undecoded | UserError:
+        data, found = self.dataset, list[Jpeg | None]()
+        blank = np.broadcast_to(np.uint8(0), (*data.image_size, 3))
+
+        def read(index: int, key: int | None) -> tuple[Pixels, int]:
+            jpeg = plain_jpeg(data.source(index), data.part(key))
+            pixels = data.pixels(index, key) if jpeg is None else blank
+            found.append(jpeg)
+            return pixels, data.encoded.labels[index]
+
+        batch = gather(request, (3, *data.image_size), read, skip=data.skip)
+        if isinstance(batch, UserError):
+            return batch
+        files = [(row, jpeg) for row, jpeg in enumerate(found) if jpeg]
+        others = [row for row, jpeg in enumerate(found) if jpeg is None]
+        content = bytearray(b"".join(jpeg.content for _, jpeg in files))
+        return Undecoded(
+            request=request,
+            batch=batch.replace(images=batch.images[others]),
+            rows=[*(row for row, _ in files), *others],
+            content=torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8),
+            sizes=[len(jpeg.content) for _, jpeg in files],
+            boxes=[jpeg.box for _, jpeg in files],
+        )
+
+    def finish(self, part: Undecoded | UserError) -> Batch | UserError:
+        """Returns the part with all images on the device; where a file is damaged, all as the dataset decodes them."""
+        if isinstance(part, UserError):
+            return part
+        images = part.batch.images.to(self.device)
+        if not part.sizes:
+            return part.batch.replace(images=images)
+        try:
+            decoded = self._decode([*torch.split(part.content, part.sizes)], part.boxes)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            batch = self.dataset.__getitems__(part.request)
+            return batch if isinstance(batch, UserError) else batch.replace(images=batch.images.to(self.device))
+        if len(images):
+            decoded = torch.cat([decoded, images])[torch.tensor(part.rows).argsort().to(self.device)]
+        return part.batch.replace(images=decoded)
 
 
 KEPT_BYTES = 2**30

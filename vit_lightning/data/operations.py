@@ -8,13 +8,28 @@ pixel. Colours are torchvision's, which take one strength for a whole batch, for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 _BITS = 15
+
+
+_MADE: dict[tuple[Hashable, ...], Tensor] = {}
+
+
+def constant(make: Callable[..., Tensor], *given: Hashable) -> Tensor:
+    """Returns a tensor that is made once for these arguments: a copy of host data to a device waits for it.
+
+    Compiled code takes it from here too, if a call before made it.
+    """
+    key = (make, *given)
+    if key not in _MADE:
+        with torch.inference_mode(False):  # made while validating, it could not be used in training
+            _MADE[key] = make(*given)
+    return _MADE[key]
 
 
 def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -65,7 +64,7 @@ def apply_at_once(images: Tensor, operation: Tensor, magnitude: Tensor) -> Tenso
     height, width = images.shape[-2:]
     angle = magnitude.remainder(360.0).deg2rad()
     terms = torch.stack([torch.ones_like(magnitude), magnitude, magnitude.trunc(), angle.cos(), angle.sin()], dim=1)
-    matrix = (_coefficients(height, width, images.device)[operation] * terms[:, None]).sum(dim=-1)
+    matrix = (operations.constant(_coefficients, height, width, images.device)[operation] * terms[:, None]).sum(dim=-1)
     images = operations.warp(images, matrix.float().unbind(1))
     here = {name: (operation == number)[:, None, None, None] for number, name in enumerate(OPERATIONS)}
     kinds = [here[name] for name in ("Brightness", "Color", "Contrast", "Sharpness")]
@@ -77,13 +76,8 @@ def apply_at_once(images: Tensor, operation: Tensor, magnitude: Tensor) -> Tenso
     return images
 
 
-@lru_cache
-@torch.inference_mode(False)  # made while validating, they could not be used in training
 def _coefficients(height: int, width: int, device: torch.device) -> Tensor:
-    """Returns what 1, magnitude, its whole part, cosine and sine add to the matrix of ``warp``, (operations, 6, 5).
-
-    Cached, as are the other tables, since a copy of host data to a device waits for it.
-    """
+    """Returns what 1, magnitude, its whole part, cosine and sine add to the matrix of ``warp``, (operations, 6, 5)."""
     table = torch.zeros(len(OPERATIONS), 6, 5, dtype=torch.float64)
     table[:, 0, 0] = table[:, 4, 0] = 1.0
     for name, place, term, value in (
@@ -118,17 +112,15 @@ def _scale(bins: int, largest: Mapping[str, float], posterized_bits: int) -> Ten
 
 
 def _with_sign(magnitude: Tensor, operation: Tensor, draw: Tensor) -> Tensor:
-    return torch.where(_is_signed(operation.device)[operation] & (draw < 0.5), -magnitude, magnitude)
+    return torch.where(
+        operations.constant(_is_signed, operation.device)[operation] & (draw < 0.5), -magnitude, magnitude
+    )
 
 
-@lru_cache
-@torch.inference_mode(False)
 def _is_signed(device: torch.device) -> Tensor:
     return torch.tensor([name in SIGNED for name in OPERATIONS], device=device)
 
 
-@lru_cache
-@torch.inference_mode(False)
 def _of_randaugment(magnitude: int, height: int, width: int, device: torch.device) -> Tensor:
     """Returns the magnitude of each operation, (operations,)."""
     largest = {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}
@@ -137,8 +129,6 @@ def _of_randaugment(magnitude: int, height: int, width: int, device: torch.devic
     return _scale(31, largest, posterized_bits=4)[:, magnitude].to(device)
 
 
-@lru_cache
-@torch.inference_mode(False)
 def _of_trivialaugment(device: torch.device) -> Tensor:
     """Returns the magnitude of each operation in each bin, (operations, 31)."""
     largest = {"ShearX": 0.99, "ShearY": 0.99, "TranslateX": 32.0, "TranslateY": 32.0, "Rotate": 135.0}
@@ -160,7 +150,7 @@ class RandAugment(Augmentation):
         self.num_ops, self.magnitude = num_ops, magnitude
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        table = _of_randaugment(self.magnitude, images.shape[-2], images.shape[-1], images.device)
+        table = operations.constant(_of_randaugment, self.magnitude, *images.shape[-2:], images.device)
         layers = mix(streams(keys, range(self.num_ops)))
         for draw, sign in uniform(streams(layers, range(1, 3)), 0).transpose(0, 1):
             operation = (draw * len(OPERATIONS)).long()
@@ -174,7 +164,7 @@ class TrivialAugment(Augmentation):
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         draw, sign, bin_ = uniform(streams(keys, range(1, 4)), 0)
         operation = (draw * len(OPERATIONS)).long()
-        magnitude = _of_trivialaugment(images.device)[operation, (bin_ * 31).long()]
+        magnitude = operations.constant(_of_trivialaugment, images.device)[operation, (bin_ * 31).long()]
         return apply_operations(images, operation, _with_sign(magnitude, operation, sign))
 
 

@@ -229,6 +229,41 @@ def gather(trainer: Trainer, rows: torch.Tensor) -> torch.Tensor:
     return torch.cat(gathered)
 
 
+class Agreement:
+    """Agreement of all ranks on the largest of their numbers, for which no step waits: each gets that of the last one.
+
+    The numbers are reduced on the host, beside the training; a collective of the device would wait for all its work.
+    """
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        self._begun: tuple[torch.Tensor, Any] | None = None
+
+    def largest(self, trainer: Trainer, number: int, *, now: bool = False) -> int:
+        """Returns the largest number of the call before, at first 0, or of this one; all ranks call it at once.
+
+        Args:
+            trainer: the Trainer; if it has one rank alone, its own number is returned.
+            number: the number of this rank, at least 0.
+            now: whether to wait for the largest number of this call.
+        """
+        if trainer.world_size == 1:
+            return number
+        if self._group is None:
+            self._group = torch.distributed.new_group(backend="gloo")
+        before, largest = self._wait(), torch.tensor(number, device="cpu")
+        work = torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, self._group, async_op=True)
+        self._begun = largest, work
+        return self._wait() if now else before
+
+    def _wait(self) -> int:
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return 0
+        begun[1].wait()
+        return int(begun[0])
+
+
 FEW_EPOCHS = 100
 """Most epochs of a training that all have a line in a log."""
 SECONDS_BETWEEN_LINES = 5.0

@@ -21,6 +21,7 @@ from vit_lightning.metric_facts import STEP_METRICS
 from vit_lightning.storage.checkpoint_files import BEST, LAST, AtomicCheckpointIO
 from vit_lightning.storage.folder import is_first
 from vit_lightning.training import lightning_detours as detours
+from vit_lightning.training.callbacks import Agreement
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
 
@@ -73,7 +74,7 @@ class Checkpoints(Checkpoint):
         self._saved_step = self._written_step = -1  # they differ while a disk is full
         self._validated_step = -1
         self._saved_time = time.monotonic()
-        self._due = False
+        self._due, self._late = False, Agreement()
         self._writing: Path | None = None  # not yet known to be written
         self._best_before: tuple[float | None, int] = None, 0  # if best.ckpt is not written
         self._finished = False
@@ -111,8 +112,9 @@ class Checkpoints(Checkpoint):
     ) -> None:
         every_minutes, every_n_steps = self.settings.every_minutes, self.settings.every_n_steps
         if every_minutes is not None:
-            minutes = (time.monotonic() - self._saved_time) / 60.0
-            self._due |= trainer.strategy.broadcast(minutes >= every_minutes)
+            is_late = time.monotonic() - self._saved_time >= 60.0 * every_minutes
+            late_since = self._late.largest(trainer, trainer.global_step if is_late else 0)
+            self._due |= late_since > max(0, self._saved_step)  # else another save has come meanwhile
         if every_n_steps is not None and trainer.global_step - max(0, self._saved_step) >= every_n_steps:
             self._due = True
         if self._due or detours.validates_now(trainer):

@@ -77,7 +77,9 @@ class Teacher:
             self._renormalise = (std / own_std).float(), ((mean - own_mean) / own_std).float()
 
     def to(self, device: torch.device) -> None:
-        self.network.to(device)
+        # convolutions of a GPU take pixels with their channels together, and would copy all images to that order
+        is_gpu = device.type == "cuda"
+        self.network.to(device, memory_format=torch.channels_last if is_gpu else torch.preserve_format)
         if self._renormalise is not None:
             factor, shift = self._renormalise
             self._renormalise = factor.to(device), shift.to(device)

@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
+from vit_lightning.models.positions import ExactTable
 from vit_lightning.signals import is_ended_by_signals, withheld
 
 _NOTHING = contextlib.nullcontext()
@@ -46,11 +47,15 @@ def profile_nothing(trainer: Trainer) -> None:
 
 
 def leave_signals_to_us(trainer: Trainer) -> None:
-    """Keeps Lightning from handling SIGTERM: it asks the other ranks in each step, which hangs, and exits with 0.
+    """Keeps Lightning from handling SIGTERM: it exits with 0, and asks the first rank in each step, which may hang.
 
-    Proof: test_a_run_that_is_terminated_does_not_look_finished (issue 19916).
+    The answer comes by way of the device, so that each step waits for it.
+
+    Proof: test_a_run_that_is_terminated_does_not_look_finished (issue 19916), and
+    test_no_step_of_several_ranks_waits_for_another_rank.
     """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def start_ranks_without_signals(trainer: Trainer) -> None:
@@ -63,6 +68,15 @@ def start_ranks_without_signals(trainer: Trainer) -> None:
     launcher = trainer.strategy.launcher
     if isinstance(launcher, _SubprocessScriptLauncher) and is_ended_by_signals():
         launcher._call_children_scripts = withheld()(launcher._call_children_scripts)  # type: ignore[method-assign]
+
+
+def send_no_tables(module: LightningModule) -> None:
+    """Keeps DDP from sending tables of positions to all ranks before each forward pass: they never change.
+
+    Proof: test_a_buffer_that_never_changes_is_sent_once.
+    """
+    tables = [f"{name}.table" for name, part in module.named_modules() if isinstance(part, ExactTable)]
+    vars(module)["_ddp_params_and_buffers_to_ignore"] = tables
 
 
 def change_loaders(trainer: Trainer, change: Callable[[Any], Any]) -> None:

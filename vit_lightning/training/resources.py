@@ -157,15 +157,17 @@ def _device_type(accelerator: Any) -> str:
 _SXM = {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9}
 _NVL = {"bf16": 835.5, "tf32": 417.5, "fp32": 60.0}
 PEAK_TFLOPS: dict[str, dict[str, float]] = {
-    "B200": {"bf16": 2250.0, "tf32": 1125.0, "fp32": 75.0},  # HGX B200 data sheet, an eighth of 8 GPUs
-    "GH200": _SXM,  # GH200 data sheet
-    "H200 NVL": _NVL,  # H200 data sheet
-    "H200": _SXM,  # the same
-    "H100 NVL": _NVL,  # H100 data sheet
-    "H100 80GB HBM3": _SXM,  # the same; more digits in the H100 architecture white paper
-    "A100": {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5},  # A100 data sheet
-    "L40S": {"bf16": 366.5, "tf32": 183.0, "fp32": 91.6},  # L40S data sheet: half of 733 with sparsity
-    "RTX 4090": {"bf16": 165.2, "tf32": 82.6, "fp32": 82.6},  # Ada architecture white paper, sums in float32
+    "GB200": {"bf16": 2500.0, "tf32": 1250.0, "fp32": 80.0},  # Blackwell data sheet: 5 PFLOPS with sparsity
+    "B200": {"bf16": 2250.0, "tf32": 1125.0, "fp32": 75.0},  # the same, HGX B200: 4.5 PFLOPS
+    "GH200": _SXM,  # GH200 data sheet: 990 without sparsity
+    "H200 NVL": _NVL,  # H200 data sheet: 1,671 with sparsity
+    "H200": _SXM,  # the same: 1,979
+    "H100 NVL": _NVL,  # www.nvidia.com/en-us/data-center/h100: 1,671 with sparsity
+    "H100 PCIe": {"bf16": 756.5, "tf32": 378.0, "fp32": 51.0},  # H100 data sheet of 2022: 1,513 with sparsity
+    "H100 80GB HBM3": _SXM,  # H100 page: 1,979; more digits in the H100 architecture white paper
+    "A100": {"bf16": 312.0, "tf32": 156.0, "fp32": 19.5},  # A100 data sheet: 312 without sparsity
+    "L40S": {"bf16": 362.05, "tf32": 183.0, "fp32": 91.6},  # resources.nvidia.com/en-us-l40s/l40s-datasheet-28413
+    "RTX 4090": {"bf16": 165.2, "tf32": 82.6, "fp32": 82.6},  # Ada white paper, appendix A, table 2: sums in float32
 }
 """Peaks of NVIDIA's GPUs in 10^12 FLOPs per second by the sheets named, for dense matrices: half of the sparse ones.
 

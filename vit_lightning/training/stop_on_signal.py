@@ -8,13 +8,13 @@ import sys
 from types import FrameType
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from vit_lightning.signals import end_process, handled
 from vit_lightning.storage.folder import is_first
+from vit_lightning.training.callbacks import Agreement
 from vit_lightning.training.checkpoints import Checkpoints
 from vit_lightning.training.lightning_detours import end_other_ranks
 
@@ -22,9 +22,10 @@ from vit_lightning.training.lightning_detours import end_other_ranks
 class StopOnSignal(Checkpoint):
     """Callback that writes a checkpoint and ends the process after SIGTERM, SIGUSR1 or Ctrl-C.
 
-    The handler only notes the signal, and all ranks agree after a batch. Lightning's handler communicates with other
-    ranks, which hangs, and ends with exit code 0; here it is 128 + the signal's number. A subclass of Checkpoint, since
-    these run last, when the state of a batch is complete.
+    The handler only notes the signal, and all ranks agree after a batch, or where there are several after the next one,
+    so that none waits for another. Lightning's handler communicates with other ranks, which hangs, and ends with exit
+    code 0; here it is 128 + the signal's number. A subclass of Checkpoint, since these run last, when the state of a
+    batch is complete.
 
     Args:
         checkpoints: the callback listed before this one, which writes ``last.ckpt``.
@@ -32,7 +33,7 @@ class StopOnSignal(Checkpoint):
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         self.checkpoints = checkpoints
-        self._received = 0
+        self._received, self._ranks = 0, Agreement()
         self._installed = contextlib.ExitStack()
         self._earlier: dict[int, Any] = {}
 
@@ -55,12 +56,12 @@ class StopOnSignal(Checkpoint):
             self._exit(trainer)  # last.ckpt is that of before the validation
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._agreed(trainer):
+        if self._agreed(trainer, now=True):
             self._exit(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._installed.close()
-        if self._agreed(trainer):
+        if self._agreed(trainer, now=True):
             self._exit(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -68,12 +69,11 @@ class StopOnSignal(Checkpoint):
         if isinstance(exception, SystemExit):
             end_other_ranks(trainer)
 
-    def _agreed(self, trainer: Trainer) -> bool:
+    def _agreed(self, trainer: Trainer, *, now: bool = False) -> bool:
         """Whether some rank has received a signal; all ranks have to call this at once."""
-        if trainer.world_size > 1:
-            flag = torch.tensor(self._received, device=trainer.strategy.root_device)
-            self._received = int(trainer.strategy.reduce(flag, reduce_op="max"))
-        return self._received != 0
+        number = self._ranks.largest(trainer, self._received, now=now)
+        self._received = number or self._received
+        return number != 0
 
     def _exit(self, trainer: Trainer) -> None:
         self.checkpoints.finish(trainer)
