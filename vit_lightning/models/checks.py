@@ -14,6 +14,7 @@ from vit_lightning.limits import at_least, choice, probabilities, refuse
 from vit_lightning.models.attention import RotaryAttention
 from vit_lightning.models.crate import CrateBlock
 from vit_lightning.models.heads import POOLS
+from vit_lightning.models.initialisation import INITIALISATIONS
 from vit_lightning.models.patches import PROJECTIONS
 from vit_lightning.models.positions import POSITIONS
 from vit_lightning.sizes import Size
@@ -78,6 +79,7 @@ def _problems(given: Mapping[str, Any]) -> list[str]:
         *choice("patch_projection", given["patch_projection"], PROJECTIONS),
         *choice("positions", given["positions"], POSITIONS),
         *choice("final_norm", final_norm, ("before_pool", "after_pool", "none")),
+        *choice("initialisation", given["initialisation"], INITIALISATIONS),
         *choice("drop_path_schedule", given["drop_path_schedule"], ("linear", "constant")),
         *(need for need, is_met in needs.items() if not is_met),
     ]

@@ -14,7 +14,7 @@ from vit_lightning.models.attention import Attention, MultiHeadAttention, Rotary
 from vit_lightning.models.blocks import EncoderBlock, TransformerEncoder, TransformerEncoderBlock, drop_path_rates
 from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.heads import POOLS, ClassificationHead, DistilledHead, Pool
-from vit_lightning.models.initialisation import initialise
+from vit_lightning.models.initialisation import INITIALISATIONS, Initialise
 from vit_lightning.models.layers import Layer, LayerNorm, NamedSequential
 from vit_lightning.models.patches import (
     PROJECTIONS,
@@ -70,6 +70,9 @@ class ViT(NamedSequential):
         drop_path_schedule: whether drop_path grows linearly from 0 in the first block, or is constant as in DeiT III.
         layer_scale: initial value of a learned factor on each branch; none when not given.
         representation_size: width of a layer with tanh before the classifier; none when not given.
+        initialisation: first weights as the code of that name draws them; tutorial and torch have torch's defaults, the
+            one with normal tokens and positions of standard deviation 1, the other of 0.02. Or a function that draws
+            those of the network it is given.
         activation_checkpointing: whether training recomputes each block in the backward pass to save memory; the
             results are the same.
 
@@ -113,6 +116,10 @@ class ViT(NamedSequential):
         drop_path_schedule: Literal["linear", "constant"] = "linear",
         layer_scale: float | None = None,
         representation_size: int | None = None,
+        initialisation: Literal[
+            "google", "big_vision", "timm", "deit", "hugging_face", "torchvision", "torch_encoder", "tutorial", "torch"
+        ]
+        | Initialise = "google",
         activation_checkpointing: bool = False,
     ) -> None:
         sizes = find_preset("B/16" if preset is None else preset)
@@ -163,7 +170,7 @@ class ViT(NamedSequential):
             module.set_grid(grid, prefix_tokens)
         if positions != "none" or rotary:
             self.patch_embedding.image_size = image_size
-        initialise(self)
+        chosen(initialisation, INITIALISATIONS)(self)
 
     @torch.inference_mode(False)  # tables made while validating, as by a schedule of sizes, are used in training too
     def set_image_size(self, size: int | Size, interpolation: Interpolation = "bicubic") -> None:

@@ -1,0 +1,213 @@
+"""First weights by name, against those that the libraries themselves draw: zeros, bounds, means and variances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vit_lightning as vl
+from vit_lightning.models.initialisation import INITIALISATIONS
+from vit_lightning.weights import FAMILIES
+from vit_lightning.weights.options import Part, as_part
+
+DRAWS = 100
+WIDTH = 16
+State = dict[str, Tensor]
+
+
+def timm(**more: Any) -> nn.Module:
+    models = pytest.importorskip("timm.models")
+    sizes = {"img_size": 8, "patch_size": 4, "embed_dim": WIDTH, "depth": 1, "num_heads": 2, "num_classes": 5}
+    return models.VisionTransformer(**sizes, **more)
+
+
+def torchvision() -> nn.Module:
+    models = pytest.importorskip("torchvision.models")
+    return models.VisionTransformer(8, 4, 1, 2, WIDTH, 24, num_classes=5, representation_size=7)
+
+
+def hugging_face() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=8, patch_size=4))
+
+
+def vit_pytorch() -> nn.Module:
+    lucid = pytest.importorskip("vit_pytorch")
+    sizes = {"image_size": 8, "patch_size": 4, "num_classes": 5, "dim": WIDTH, "depth": 1, "heads": 2, "mlp_dim": 24}
+    return lucid.ViT(**sizes, dim_head=8)
+
+
+class TorchEncoder(nn.Module):
+    """The ViT on ``nn.TransformerEncoder`` that is read to the user, with its own first weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 4 * WIDTH, activation="gelu", batch_first=True, norm_first=True)
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, WIDTH, 4, 4)})
+        self.cls_token = nn.Parameter(torch.empty(1, 1, WIDTH))
+        self.pos_embed = nn.Parameter(torch.empty(1, 5, WIDTH))
+        self.blocks = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, 5)
+        nn.init.normal_(self.pos_embed, std=0.02)
+        nn.init.normal_(self.cls_token, std=0.02)
+        nn.init.xavier_uniform_(self.head.weight)
+
+
+def as_deit() -> nn.Module:
+    """DeiT's own: tokens, positions and linear layers truncated normal with 0.02, the convolution torch's."""
+    vit = timm(init_values=0.1)
+    for name, weight in vit.named_parameters():
+        if name in ("cls_token", "pos_embed"):
+            nn.init.trunc_normal_(weight, std=0.02)
+    return vit
+
+
+SMALL = {"img_size": 8, "patch_size": 4, "embed_dim": WIDTH, "depth": 1, "num_heads": 2, "num_classes": 5}
+HF = {"hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+LUCID = {"num_classes": 5, "dim": WIDTH, "depth": 1, "heads": 2, "mlp_dim": 24, "dim_head": 8}
+TORCHVISION = {"num_layers": 1, "num_heads": 2, "hidden_dim": WIDTH, "mlp_dim": 24, "num_classes": 5}
+REFERENCES: dict[str, tuple[str, Callable[[], nn.Module], str, dict[str, Any]]] = {
+    "timm": ("timm", timm, "timm", SMALL),
+    "timm, registers": ("timm", partial(timm, reg_tokens=2), "timm", {**SMALL, "reg_tokens": 2}),
+    "timm, map": ("timm", partial(timm, global_pool="map"), "timm", {**SMALL, "global_pool": "map"}),
+    "deit": ("deit", as_deit, "timm", {**SMALL, "init_values": 0.1}),
+    "torchvision": (
+        "torchvision",
+        torchvision,
+        "torchvision",
+        {"image_size": 8, "patch_size": 4, **TORCHVISION, "representation_size": 7},
+    ),
+    "hugging_face": ("hugging_face", hugging_face, "hf", {**HF, "image_size": 8, "patch_size": 4}),
+    "tutorial": ("tutorial", vit_pytorch, "vit_pytorch", {"image_size": 8, "patch_size": 4, **LUCID}),
+    "torch_encoder": ("torch_encoder", TorchEncoder, "torch_encoder", SMALL),
+}
+"""By test: our name, what makes the library's model, family and config by which it is read."""
+
+
+def drawn(make: Callable[[], State]) -> State:
+    """All draws of each tensor, (draws, numbers), in float64."""
+    torch.manual_seed(0)
+    states = [make() for _ in range(DRAWS)]
+    return {name: torch.stack([state[name].double().flatten() for state in states]) for name in states[0]}
+
+
+def differences(ours: Tensor, theirs: Tensor) -> list[float]:
+    """By how many standard errors means and variances differ; the numbers of a tensor are independent draws."""
+    found = []
+    for moment in (lambda x: x, lambda x: (x - x.mean()) ** 2):
+        a, b = moment(ours.flatten()), moment(theirs.flatten())
+        error = math.sqrt(float(a.var() / a.numel() + b.var() / b.numel()))
+        found.append(abs(float(a.mean() - b.mean())) / error)
+    return found
+
+
+@pytest.mark.parametrize("case", REFERENCES)
+def test_first_weights_are_those_of_the_library(case):
+    name, make, family, config = REFERENCES[case]
+    table = FAMILIES[family]
+
+    def theirs() -> State:
+        return vl.from_reference(make().state_dict(), family=family, config=config).state_dict()
+
+    layout = vl.from_reference(make().state_dict(), family=family, config=config).reference["layout"]
+    part = Part(vl.ViT, {**as_part(table.read(config, layout)).arguments, "initialisation": name})
+    expected, found = drawn(theirs), drawn(lambda: part.factory()().state_dict())
+    assert found.keys() == expected.keys()
+    for key, own in found.items():
+        constant = bool((expected[key] == expected[key][0, 0]).all())
+        assert bool((own == expected[key][0, 0]).all()) == constant, key
+        if not constant:
+            assert max(differences(own, expected[key])) < 4.0, key
+            assert float(own.abs().max()) == pytest.approx(float(expected[key].abs().max()), rel=0.3), key
+
+
+def bound(fan_in: int, fan_out: int) -> float:
+    return math.sqrt(6.0 / (fan_in + fan_out))
+
+
+JAX = {
+    "patch_embedding.projection.conv.weight": ("truncated", math.sqrt(1 / 48)),
+    "encoder.0.attention.fn.attention.qkv.weight": ("uniform", bound(WIDTH, WIDTH)),
+    "encoder.0.attention.fn.attention.projection.weight": ("uniform", bound(WIDTH, WIDTH)),
+    "encoder.0.feed_forward.fn.feed_forward.expand.weight": ("uniform", bound(WIDTH, 4 * WIDTH)),
+    "encoder.0.feed_forward.fn.feed_forward.contract.weight": ("uniform", bound(WIDTH, 4 * WIDTH)),
+    "head.representation.linear.weight": ("truncated", math.sqrt(1 / WIDTH)),
+}
+_MLP_BIASES = [f"encoder.0.feed_forward.fn.feed_forward.{name}.bias" for name in ("expand", "contract")]
+_POOL = "head.pool"
+FORMULAS: dict[str, tuple[dict[str, Any], dict[str, tuple[str, float]]]] = {
+    "google": ({}, {**JAX, "patch_embedding.positions.table": ("normal", 0.02)}),
+    "big_vision": (
+        {"pool": vl.AttentionPool},
+        {
+            **JAX,
+            "patch_embedding.positions.table": ("normal", WIDTH**-0.5),
+            f"{_POOL}.probe": ("uniform", bound(1, WIDTH)),
+            **{f"{_POOL}.{name}.weight": ("uniform", bound(WIDTH, WIDTH)) for name in ("query", "kv", "projection")},
+            **{
+                f"{_POOL}.feed_forward.{n}.weight": ("uniform", bound(WIDTH, 4 * WIDTH)) for n in ("expand", "contract")
+            },
+            **dict.fromkeys(_MLP_BIASES, ("normal", 1e-6)),
+            **{f"{_POOL}.feed_forward.{name}.bias": ("normal", 1e-6) for name in ("expand", "contract")},
+        },
+    ),
+}
+"""What flax's default and named initialisers of the two repositories are: kind, and bound or standard deviation."""
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_first_weights_are_those_of_jax(name):
+    """LeCun normal is cut off at two standard deviations of the normal it comes from, 1 / 0.8796 of its own."""
+    more, formulas = FORMULAS[name]
+    sizes = {"image_size": 8, "patch_size": 4, "emb_size": WIDTH, "depth": 1, "num_heads": 2, "num_classes": 5}
+    options = {**sizes, "representation_size": 7, "initialisation": name, **more}
+    found = drawn(lambda: vl.ViT(**options).state_dict())
+    for key, numbers in found.items():
+        kind, size = formulas.get(key, ("constant", 1.0 if key.endswith("norm.weight") else 0.0))
+        if kind == "constant":
+            assert (numbers == size).all(), key
+            continue
+        deviation = size / math.sqrt(3) if kind == "uniform" else size
+        kurtosis = {"uniform": 1.8, "normal": 3.0, "truncated": 2.37}[kind]
+        count = numbers.numel()
+        assert abs(float(numbers.mean())) < 4 * deviation / math.sqrt(count), key
+        assert abs(float(numbers.square().mean()) / deviation**2 - 1) < 4 * math.sqrt((kurtosis - 1) / count), key
+        if kind != "normal":
+            largest = size if kind == "uniform" else 2 * size / 0.87962566103423978
+            assert 0.97 * largest < float(numbers.abs().max()) <= largest * (1 + 1e-6), key
+
+
+def test_separate_queries_keys_and_values_are_drawn_as_those_in_one_layer():
+    torch.manual_seed(0)
+    for name in ("google", "big_vision", "hugging_face", "tutorial"):
+        made = [vl.ViT("Ti/8", image_size=8, depth=1, initialisation=name, attention=kind) for kind in ATTENTIONS]
+        weights = [getattr(vit.encoder[0].attention.fn.attention, "qkv", None) for vit in made]
+        separate = made[1].encoder[0].attention.fn.attention
+        parts = [separate.queries.weight, separate.keys.weight, separate.values.weight]
+        both = weights[0].weight.detach(), torch.cat(parts).detach()
+        assert max(differences(*both)) < 4.0
+        of_torch = made[2].encoder[0].attention.fn.attention
+        if name != "tutorial":  # there it keeps what torch draws for its own class
+            assert max(differences(both[0], of_torch.in_proj_weight.detach())) < 4.0
+
+
+ATTENTIONS = (vl.MultiHeadAttention, vl.SeparateAttention, vl.TorchAttention)
+
+
+def test_a_function_of_the_user_s_own_draws_the_weights():
+    def ones(network: nn.Module) -> None:
+        for weight in network.parameters():
+            nn.init.ones_(weight)
+
+    vit = vl.ViT("Ti/8", image_size=8, depth=1, initialisation=ones)
+    assert all((weight == 1).all() for weight in vit.parameters())
+    with pytest.raises(vl.UserError, match=f"initialisation=xavier must be one of {', '.join(INITIALISATIONS)}"):
+        vl.ViT("Ti/8", image_size=8, initialisation="xavier")
