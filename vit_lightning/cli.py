@@ -32,6 +32,10 @@ COMMANDS = {
     "test": Command("measure a trained model on the test images", "commands.trained:test"),
     "predict": Command("classify the test images, or images of your own", "commands.trained:predict"),
     "embed": Command("write features of images, before the classifier", "commands.embed:embed"),
+    "inspect": Command(
+        "draw attention maps and measures of one or two trained models",
+        "commands.inspect:inspect",
+    ),
     "lr-find": Command("suggest a learning rate for a config", "commands.tune:find_learning_rate"),
     "scale-batch": Command("find the largest batch size that fits in memory", "commands.tune:scale_batch"),
     "bench": Command(
@@ -51,7 +55,7 @@ COMMANDS = {
         "write a trained model for other programs: safetensors, ONNX, torch.export, Hugging Face",
         "commands.export:export",
     ),
-    "convert": Command("write a ViT as a file of timm, torchvision, JAX and others", "commands.convert:convert"),
+    "convert": Command("write a ViT as a file of timm, torchvision, JAX and others", "commands.export:convert"),
     "ablate": Command("run an ablation: arms x seeds, then a report", "ablation.ablate:ablate"),
     "report": Command("write the report of an ablation again", "ablation.publish:report"),
     "dashboard": Command("make workspaces and a report of runs or an ablation in W&B", "ablation.publish:dashboard"),
@@ -69,6 +73,7 @@ MEANT = {
     "validate": "val",
     "predict": "infer inference classify",
     "embed": "features embeddings extract",
+    "inspect": "attention maps visualize explain",
     "ablate": "sweep compare",
     "lr-find": "tune",
     "scale-batch": "batch-size",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -12,9 +13,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from PIL import Image
 from torch import nn
 
-from vit_lightning import Digits, EMAConfig, OptimizerConfig, ViTClassifier
+from vit_lightning import Digits, EMAConfig, OptimizerConfig, ViT, ViTClassifier
+from vit_lightning.data.batches import Request
 from vit_lightning.figures.pictures import confusion_picture, numbers, sheet
 from vit_lightning.figures.validation_pictures import CELLS, ValidationPictures, _facts
+from vit_lightning.inspect.survey import glance
 from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror
 
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
@@ -105,6 +108,30 @@ def test_several_validations_an_epoch_have_one_picture_and_a_full_disk_ends_noth
     monkeypatch.setattr("vit_lightning.figures.validation_pictures.write_whole", _full)
     with pytest.warns(UserWarning, match="no pictures of the validation: No space"):
         train(tmp_path, 1, 1)
+
+
+def test_a_vit_has_pictures_of_its_inside_and_training_is_the_same(tmp_path):
+    def vit():
+        torch.manual_seed(0)
+        sizes = {"image_size": 8, "patch_size": 2, "in_channels": 1, "emb_size": 16, "depth": 3, "num_heads": 2}
+        return ViTClassifier(ViT(**sizes, num_classes=10, emb_dropout=0.1, drop_path=0.1), num_classes=10)
+
+    trained, _ = train(tmp_path / "a", 1, 2, vit())
+    facts = json.loads((tmp_path / "a/validation/epoch-0002.json").read_text())
+    data = Inverted(batch_size=50)
+    data.setup("fit")
+    images = data.dataset("val").__getitems__(Request(facts["sample"]["index"][:8], None)).images
+    maps, ranks = glance(trained.network, data.transform.normalise(images))
+    assert facts["effective_rank"] == pytest.approx(ranks.tolist(), abs=2e-3)
+    drawn = Image.open(tmp_path / "a/validation/attention-0002.png")
+    first = maps[0, 1] / maps[0, 1].max()
+    side = 112 + 2
+    pixels = [drawn.getpixel((2 * side + 28 * column + 5, 28 * row + 5)) for row, column in np.ndindex(4, 4)]
+    colours = matplotlib.colormaps["viridis"]((255 * first).round().int().numpy(), bytes=True)[:, :3]
+    assert np.abs(np.array(pixels) - colours).max() <= 2
+    assert Image.open(tmp_path / "a/validation/positions-0002.png").size == (440, 440)
+    without, _ = train(tmp_path / "b", 0, 2, vit())
+    assert all(torch.equal(value, without.state_dict()[name]) for name, value in trained.state_dict().items())
 
 
 def _full(path, content):

@@ -74,11 +74,9 @@ def embed(
     files = find_images(images)
     source = open_model(ckpt, image_size=image_size, config=config, trust=trust)
     model = Model(source)
-    model.network.to(_device(device))
+    model.network.to(device_named(device))
     data = (
-        model.data(files, batch_size=batch_size, num_workers=num_workers)
-        if files
-        else _test_images(source, trust=trust)
+        model.data(files, batch_size=batch_size, num_workers=num_workers) if files else test_images(source, trust=trust)
     )
     columns = _columns(model, data, blocks)
     problems = sorted(data.bad_images["test"])
@@ -94,7 +92,8 @@ def embed(
     return path
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
+    """Returns a device, auto the GPU where there is one; raises UserError if it is not there."""
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
         torch.empty(1, device=device)
@@ -103,7 +102,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _test_images(source: Source, *, trust: bool) -> ImageData:
+def test_images(source: Source, *, trust: bool) -> ImageData:
     """Returns the data of the run that trained a model; with ``trust`` of any class, also of the run's own files."""
     if source.config is None:
         raise UserError(f"ckpt={source.place} is of no run with test images: name images or folders")

@@ -23,6 +23,8 @@ from vit_lightning.data.decoding import Interpolation
 from vit_lightning.data.image_files import ImageFiles, find_images
 from vit_lightning.data.sampling import evaluation_requests
 from vit_lightning.errors import UserError
+from vit_lightning.inspect.maps import attention, relevance
+from vit_lightning.inspect.watch import grid_of
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.sizes import pair
 from vit_lightning.training.probes import features
@@ -160,6 +162,39 @@ class Model:
     def embed(self, images: Images, *, batch_size: int = 64) -> Tensor:
         """Returns the pooled features before the classifier, (b, e)."""
         return torch.cat([self.features(batch)[0] for _, batch in self._batches(images, batch_size)])
+
+    def attention(self, images: Images, blocks: Sequence[int] | None = None, *, batch_size: int = 8) -> Tensor:
+        """Returns the attention weights of each block, (b, l, h, q, k): row q says where token q attends.
+
+        Tokens before the patches come first. All maps of an image of a ViT-L/16 at 384 take 500 MB: choose blocks.
+
+        Args:
+            images: images of any kind.
+            blocks: numbers of the blocks, 0 the first and -1 the last; all when not given.
+            batch_size: images in a batch.
+        """
+        function = partial(attention, self.network, blocks=blocks)
+        return torch.cat([self._run(batch, function) for _, batch in self._batches(images, batch_size)])
+
+    def relevance(self, images: Images, classes: Sequence[int] | None = None) -> Tensor:
+        """Returns the relevance of each patch for a class, (b, rows, columns), by gradient-weighted attention.
+
+        Args:
+            images: images of any kind.
+            classes: the class of each image; the predicted one when not given.
+        """
+        _, batch = self.prepared(images)
+        if classes is not None and len(classes) != len(batch):
+            raise UserError(f"classes={list(classes)} are not one for each of {len(batch)} images")
+        function = partial(relevance, self.network, classes=None if classes is None else torch.tensor(classes))
+        grid = grid_of(self.network)
+        found: Tensor = self._run(batch, function)
+        return found[:, grid.prefix :].reshape(-1, *grid[1:])
+
+    def prepared(self, images: Images) -> tuple[list[str], Tensor]:
+        """Returns names of images, and all of them as the network takes them, (b, c, H, W)."""
+        names, batches = zip(*self._batches(images, 64), strict=True)
+        return [name for part in names for name in part], torch.cat(batches)
 
     def features(self, batch: Tensor, blocks: Sequence[int] = ()) -> list[Tensor]:
         """Returns the pooled features (b, e) of prepared images, and behind them the tokens after chosen blocks."""

@@ -26,6 +26,13 @@ def save(figure: Figure, path: Path) -> None:
     write_whole(path, file.getvalue())
 
 
+def png_of(figure: Figure) -> bytes:
+    """Returns a figure as a PNG file."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150)
+    return file.getvalue()
+
+
 def draw_curves(experiment: Experiment, folder: Path, best_step: int) -> None:
     """Draws ``curves.png`` of a finished run."""
     mixed = bool(experiment.data.mixing)

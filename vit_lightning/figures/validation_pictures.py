@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import warnings
@@ -11,14 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import Tensor
+from torch import Tensor, nn
 
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.errors import UserError
+from vit_lightning.figures.inside import attention_sheet, positions_sheet
 from vit_lightning.figures.pictures import balanced, confusion_picture, numbers, predictions_sheet, write_png
+from vit_lightning.inspect.survey import glance
+from vit_lightning.inspect.tokens import position_similarity
+from vit_lightning.inspect.watch import find_blocks, grid_of
 from vit_lightning.metric_facts import RAW_ACCURACY
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.wandb_mirror import WandbMirror
@@ -33,6 +39,8 @@ PICTURES = 10
 """Number of epochs of a run that have pictures, about."""
 SAMPLE = 32
 """Largest number of images on a picture."""
+INSIDE = 8
+"""Largest number of images whose attention is drawn."""
 CELLS = 10_000
 """Largest number of cells of a confusion matrix in a JSON file: all of them, of up to 100 classes."""
 
@@ -47,6 +55,8 @@ class ValidationPictures(Callback):
     - ``validation/epoch-0012.png``: the same images each time, as many of each class, with predictions and their
       confidence; a wrong one has a frame and a second line with the true class. Only for data with our own loaders.
     - ``validation/confusion-0012.png``: the confusion matrix.
+    - ``validation/attention-0012.png``: of a ViT, where the head looks in the first of these images, layer by layer
+      (``inspect.survey.glance``); ``validation/positions-0012.png``: the similarity of its positions.
     - ``validation/epoch-0012.json``, written last, a mapping of plain numbers::
 
         epoch            12, counted from 1
@@ -60,6 +70,7 @@ class ValidationPictures(Callback):
         confidence       {edges: [0, 0.05, ..., 1], right: [images of each bin], wrong: [images of each bin]}
         sample           {index, label, prediction, confidence}: lists, of the images on epoch-0012.png in its order;
                          index is that of the image in the validation split
+        effective_rank   [effective rank of the tokens after each block, of those images]; only of a ViT
 
     With averaged weights (``ema.decay``) it logs ``val/raw_acc``, the accuracy of the weights without averaging, for
     which these validations run over the images a second time.
@@ -122,11 +133,11 @@ class ValidationPictures(Callback):
         table = rows[((rows[:, 1:3] >= 0) & (rows[:, 1:3] < classes)).all(dim=1)].numpy()  # a loss may ignore labels
         if len(table) and is_first():
             try:
-                self._write(trainer, table[table[:, 0].argsort(kind="stable")])
+                self._write(trainer, pl_module, table[table[:, 0].argsort(kind="stable")])
             except OSError as fault:  # a full disk
                 warnings.warn(f"no pictures of the validation: {fault.strerror}", stacklevel=2)
 
-    def _write(self, trainer: Trainer, table: Array) -> None:
+    def _write(self, trainer: Trainer, pl_module: LightningModule, table: Array) -> None:
         epoch, step = trainer.current_epoch + 1, logged_steps(trainer)
         sample, images = self._choose(table)
         confidence = np.nan_to_num(table[:, 3])
@@ -141,9 +152,28 @@ class ValidationPictures(Callback):
             write_png(folder / f"epoch-{epoch:04d}.png", drawn)
         matrix = confusion_picture(found["confusion"], self.data.class_names, title)
         write_png(folder / f"confusion-{epoch:04d}.png", matrix)
+        network = getattr(pl_module, "network", None)
+        is_whole = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy)
+        if images is not None and len(images) and network is not None and find_blocks(network) and is_whole:
+            with contextlib.suppress(UserError):  # no attention that is known
+                facts["effective_rank"] = self._draw_inside(trainer, network, images[:INSIDE], folder, epoch)
         path = folder / f"epoch-{epoch:04d}.json"
         write_whole(path, json.dumps(facts) + "\n")
         self.mirror.log_validation(path)
+
+    def _draw_inside(
+        self, trainer: Trainer, network: nn.Module, images: Array, folder: Path, epoch: int
+    ) -> list[float]:
+        """Draws attention and positions of a ViT; returns the effective ranks of its tokens."""
+        pixels = torch.from_numpy(images).to(trainer.strategy.root_device)
+        with trainer.precision_plugin.val_step_context():
+            given = self.data.transform.normalise(pixels).to(next(network.parameters()).dtype)
+            maps, ranks = glance(network, given)
+        drawn = attention_sheet(images, maps.numpy(), grid_of(network).columns)
+        write_png(folder / f"attention-{epoch:04d}.png", drawn)
+        if (positions := position_similarity(network)) is not None:
+            write_png(folder / f"positions-{epoch:04d}.png", positions_sheet(positions.float().cpu().numpy()))
+        return [round(rank, 3) for rank in ranks.tolist()]
 
     def _choose(self, table: Array) -> tuple[Array, Array | None]:
         """Returns rows and pixels of the fixed images, which are chosen and read once, without those now damaged."""

@@ -244,12 +244,15 @@ class WandbMirror(Logger):
         self._log(lambda: self._validation(facts, path), facts.get("step"))
 
     def _validation(self, facts: Mapping[str, Any], path: Path) -> dict[str, Any]:
-        confusion = path.with_name(f"confusion-{path.stem.removeprefix('epoch-')}.png")
-        pictures = {"images/validation": path.with_suffix(".png"), "images/confusion": confusion}
+        epoch = path.stem.removeprefix("epoch-")
+        others = ("confusion", "attention", "positions")
+        pictures = {f"images/{name}": path.with_name(f"{name}-{epoch}.png") for name in others}
+        pictures["images/validation"] = path.with_suffix(".png")
         values = {name: self._wandb.Image(str(file)) for name, file in pictures.items() if file.is_file()}
         confidence = facts["confidence"]
         counts = [sum(pair) for pair in zip(confidence["right"], confidence["wrong"], strict=True)]
         values["images/confidence"] = self._wandb.Histogram(np_histogram=(counts, confidence["edges"]))
+        values |= {f"effective_rank/{number}": rank for number, rank in enumerate(facts.get("effective_rank", ()))}
         classes = list(zip(facts["classes"], facts["class_images"], facts["class_accuracy"], strict=True))
         if len(classes) <= CLASS_CURVES:
             return values | {f"val_class/{name}": accuracy for name, _, accuracy in classes if accuracy is not None}

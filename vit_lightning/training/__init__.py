@@ -1,5 +1,5 @@
 """Training: the LightningModule, its optimizer, and callbacks.
 
 Offers ``ViTClassifier``, losses, optimizers, schedules, EMA, distillation and checkpoints.
-Imports models and storage.
+Imports models, storage and inspect.
 """

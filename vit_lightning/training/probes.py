@@ -6,11 +6,11 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vit_lightning.errors import UserError
+from vit_lightning.inspect.tokens import is_crate, nonzero_share, subspace_rate
+from vit_lightning.inspect.watch import find_blocks
 from vit_lightning.limits import at_least, problems_of, refuse
-from vit_lightning.models.crate import ISTA, MSSA, coding_rate
+from vit_lightning.models.crate import MSSA
 from vit_lightning.models.heads import ClassificationHead, DistilledHead, find_head
-from vit_lightning.models.vit import ViT
 from vit_lightning.random_keys import one_key
 from vit_lightning.training.callbacks import gather, is_due
 
@@ -37,7 +38,7 @@ def features(network: nn.Module, images: Tensor, blocks: Sequence[int] = ()) -> 
     Raises:
         UserError: the network has no such blocks.
     """
-    encoder: Any = network.encoder if isinstance(network, ViT) else getattr(network, "blocks", ())
+    encoder = find_blocks(network)
     if wrong := [number for number in blocks if not -len(encoder) <= number < len(encoder)]:
         raise UserError(f"blocks={wrong}: {type(network).__name__} has {len(encoder)} blocks, from 0")
     found: list[Tensor] = []
@@ -287,14 +288,15 @@ class CrateMeasures(Callback):
     ) -> None:
         if batch_idx or dataloader_idx:
             return
-        blocks = [block for block in pl_module.modules() if _is_crate(block)]
+        blocks = [block for block in pl_module.modules() if is_crate(block)]
         for number, block in enumerate(blocks):
             attention = block.get_submodule("attention")
             subspaces = attention.get_submodule("fn.attention")
             assert isinstance(subspaces, MSSA)
+            rate = partial(subspace_rate, subspaces, precision=self.precision)
             self._handles += [
-                attention.register_forward_hook(self._measure_rate(f"crate/coding_rate/{number}", subspaces)),
-                block.register_forward_hook(self._measure_sparsity(f"crate/sparsity/{number}")),
+                attention.register_forward_hook(self._measure(f"crate/coding_rate/{number}", rate)),
+                block.register_forward_hook(self._measure(f"crate/sparsity/{number}", nonzero_share)),
             ]
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
@@ -310,23 +312,8 @@ class CrateMeasures(Callback):
         while self._handles:
             self._handles.pop().remove()
 
-    def _measure_rate(self, name: str, attention: MSSA) -> Any:
+    def _measure(self, name: str, measure: Callable[[Tensor], Tensor]) -> Any:
         def hook(module: nn.Module, inputs: Any, tokens: Tensor) -> None:
-            matrix = rearrange(attention.subspaces.weight, "(h d) e -> h d e", h=attention.num_heads)
-            with torch.autocast(tokens.device.type, enabled=False):  # bfloat16 is too coarse for a determinant
-                rates = coding_rate(tokens.float(), matrix.float(), precision=self.precision)
-            self._measures[name] = rates.mean()
+            self._measures[name] = measure(tokens)
 
         return hook
-
-    def _measure_sparsity(self, name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, tokens: Tensor) -> None:
-            self._measures[name] = (tokens != 0).float().mean()
-
-        return hook
-
-
-def _is_crate(block: nn.Module) -> bool:
-    parts = [child for half in block.children() for child in half.modules()]
-    kinds = {type(part) for part in parts}
-    return {"attention", "feed_forward"} == {name for name, _ in block.named_children()} and kinds >= {MSSA, ISTA}

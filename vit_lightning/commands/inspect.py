@@ -1,0 +1,143 @@
+"""``lightning inspect``: attention maps and measures of one or two trained models, as figures and a page."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from vit_lightning.commands.console import quiet, row, say
+from vit_lightning.commands.embed import device_named, test_images
+from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, open_model, top_classes
+from vit_lightning.data.image_files import find_images
+from vit_lightning.errors import UserError
+from vit_lightning.figures.curves import png_of
+from vit_lightning.figures.inside import maps_figure, model_figures
+from vit_lightning.figures.inside_page import inside_page
+from vit_lightning.inspect.survey import Survey, survey
+from vit_lightning.limits import at_least, refuse
+from vit_lightning.notation import counted
+from vit_lightning.storage.checkpoint_files import run_folder_of
+from vit_lightning.storage.folder import new_folder, write_whole
+from vit_lightning.weights.sources import Source
+
+
+def inspect(
+    *images: Path,
+    ckpt: Checkpoint,
+    against: str | None = None,
+    out: Path | None = None,
+    count: int = 8,
+    image_size: Size = None,
+    config: Facts = None,
+    trust: Trust = False,
+    device: str = "auto",
+) -> Path:
+    """Writes attention maps, relevance, and measures of tokens and weights as PNG files and one page; returns its path.
+
+    Args:
+        images: image files and folders; by default test images of the run that trained the model.
+        against: a second model, shown beside the first; as ckpt.
+        out: new folder; by default RUN/inspect/TIME or runs/inspect/TIME.
+        count: number of images at most.
+        device: auto takes a GPU where there is one; or cpu, cuda, cuda:1, mps.
+
+    Raises:
+        UserError: models or images are not there, or a model has no attention.
+    """
+    refuse(at_least(1, count=count))
+    quiet()
+    files = find_images(images)
+    source = open_model(ckpt, image_size=image_size, config=config, trust=trust)
+    pixels, labelled = (None, []) if files else _some_test_images(source, count, trust=trust)
+    if len(files) > count:
+        say(row("images", f"the first {count} of {len(files):,} (--count)"))
+    second = [] if against is None else [open_model(against, image_size=image_size, trust=trust, key="against")]
+    found: dict[str, Survey] = {}
+    pictures, titles = {}, {}
+    for number, each in enumerate([source, *second]):
+        name = _name(each, [*found])
+        model = Model(each)
+        model.network.to(device_named(device))
+        names, prepared = model.prepared(files[:count] if pixels is None else _resized(pixels, model))
+        try:
+            found[name] = survey(model.network, prepared)
+        except UserError as error:
+            option = "against" if number else "ckpt"
+            raise UserError([f"{option}={each.place}: {problem}" for problem in error.problems]) from error
+        pictures[name] = _as_seen(model, prepared)
+        titles[name] = _titles(model, labelled or names, found[name])
+    run = None if source.path is None else run_folder_of(source.path)
+    with new_folder(out, (run or Path("runs")) / "inspect", "") as folder:
+        figures = {name: (png_of(figure), text) for name, (figure, text) in model_figures(found).items()}
+        for name, (png, _) in figures.items():
+            write_whole(folder / f"{name.replace(' ', '_')}.png", png)
+        for name, of_model in found.items():
+            suffix = "" if len(found) == 1 else f"_{[*found].index(name) + 1}"
+            for image, title in enumerate(titles[name]):
+                drawn: Figure = maps_figure(of_model, image, f"{name}: {title}")
+                write_whole(folder / f"attention_{image + 1:02}{suffix}.png", png_of(drawn))
+        path = folder / "inspect.html"
+        command = shlex.join(["lightning", *(sys.argv[1:] or ["inspect"])])
+        write_whole(path, inside_page(found, pictures, titles, figures, command))
+    say(f"{counted(len(prepared), 'image')}, {counted(len(figures), 'figure')}: {path}")
+    return path
+
+
+def _some_test_images(source: Source, count: int, *, trust: bool) -> tuple[Tensor, list[str]]:
+    """Returns test images of a run, evenly spaced, (b, c, H, W) in uint8, and their names with their classes."""
+    data = test_images(source, trust=trust)
+    if not data.own_loaders:
+        raise UserError(f"ckpt={source.place}: {data.title} has no image files: name images or folders")
+    size = data.image_count("test")
+    chosen = torch.arange(min(count, size)) * size // min(count, size)
+    batches = list(data.plain_batches("test", chosen))
+    names = [
+        f"test image {index}, {data.class_names[label]}"
+        for batch in batches
+        for index, label in zip(batch.indices.tolist(), batch.labels.tolist(), strict=True)
+    ]
+    return torch.cat([batch.images for batch in batches]), names
+
+
+def _resized(images: Tensor, model: Model) -> Tensor:
+    """Returns images (b, c, H, W) in uint8 at the size of a model."""
+    if model.image_size in (None, tuple(images.shape[2:])):
+        return images
+    resized = F.interpolate(images.float(), model.image_size, mode="bicubic", antialias=True)
+    return resized.round().clamp(0, 255).to(torch.uint8)
+
+
+def _as_seen(model: Model, prepared: Tensor) -> list[Image.Image]:
+    """Returns images as a model gets them."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in (model.mean, model.std))
+    pixels = (255 * (prepared.float().cpu() * std + mean)).round().clamp(0, 255).byte()
+    pixels = pixels[:, :3] if pixels.shape[1] >= 3 else pixels[:, :1].expand(-1, 3, -1, -1)
+    return [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels]
+
+
+def _titles(model: Model, names: list[str], found: Survey) -> list[str]:
+    """Returns the name of each image with its most likely classes."""
+    if found.relevance is None:
+        return names
+    classes = model.class_names or [str(number) for number in range(found.logits.shape[1])]
+    tops = [
+        top_classes(Path(name).name, of, classes, 3)
+        for name, of in zip(names, found.logits.float().softmax(dim=1), strict=True)
+    ]
+    shares = [zip(top.classes, top.probabilities, strict=True) for top in tops]
+    texts = [", ".join(f"{label} {100 * value:.0f} %" for label, value in share) for share in shares]
+    return [f"{top.file}: {text}" for top, text in zip(tops, texts, strict=True)]
+
+
+def _name(source: Source, others: list[str]) -> str:
+    """Returns a name of a model that no other has."""
+    run = None if source.path is None else run_folder_of(source.path)
+    name = source.place if run is None else run.name
+    return name if name not in others else f"{name} ({source.place})" if source.place != name else f"{name} (again)"

@@ -1,0 +1,246 @@
+"""Drawings of what ``inspect`` finds in networks: maps of an image for the page, and figures of one or two models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib
+import numpy as np
+from einops import rearrange
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+
+from vit_lightning.figures.pictures import CELL
+from vit_lightning.inspect.survey import Survey
+from vit_lightning.inspect.tokens import OUTLIER, cka, outliers
+
+Surveys = Mapping[str, Survey]
+"""What was found in one or two models, by their names."""
+
+PALETTE = (255 * matplotlib.colormaps["viridis"](np.arange(256))[:, :3]).round().astype(np.uint8)
+"""Colours of a map from 0 to its largest value."""
+DRAWN_POSITIONS = 7
+"""Rows and columns of patches whose positions are compared with all others."""
+
+
+def views(found: Survey, number: int) -> dict[str, Image.Image]:
+    """Returns the maps of an image by name, a pixel for each patch: a row of maps for each layer, a column for a head.
+
+    The last column of attention is the mean over the heads; the other views have one column. Each map is divided by its
+    largest value.
+    """
+    attention = layers_of(found)[number]
+    maps = {
+        "attention": np.concatenate([attention, attention.mean(axis=1, keepdims=True)], axis=1),
+        "rollout": found.rollout[number][:, None].numpy(),
+        "relevance": np.empty(0) if found.relevance is None else found.relevance[number][None, None].numpy(),
+        "token norm": found.norms[number][:, None, found.grid.prefix :].numpy(),
+    }
+    drawn = {name: _coloured(of, found.grid.columns) for name, of in maps.items() if of.size}
+    if found.colours.numel():
+        pixels = rearrange(found.colours[number].numpy(), "l (y x) c -> (l y) x c", x=found.grid.columns)
+        drawn["token components"] = Image.fromarray((255 * pixels).round().astype(np.uint8))
+    return drawn
+
+
+def attention_sheet(images: np.ndarray[Any, Any], maps: np.ndarray[Any, Any], columns: int) -> Image.Image:
+    """Draws images (b, c, H, W), uint8, in a row each, with a map (b, l, n) for each layer beside it."""
+    side = max(1, CELL // max(images.shape[2:])) * np.array(images.shape[:1:-1])
+    picture = Image.new("RGB", tuple((side + 2) * (maps.shape[1] + 1, len(maps))), "white")
+    for row, (image, of_image) in enumerate(zip(images, maps, strict=True)):
+        pixels = image.transpose(1, 2, 0) if len(image) == 3 else image[0]
+        shown = [Image.fromarray(pixels), *(_coloured(of_layer[None, None], columns) for of_layer in of_image)]
+        for column, each in enumerate(shown):
+            place = tuple((side + 2) * (column, row))
+            picture.paste(each.convert("RGB").resize(tuple(side), Image.Resampling.NEAREST), place)
+    return picture
+
+
+def positions_sheet(similarity: np.ndarray[Any, Any]) -> Image.Image:
+    """Draws similarities of positions (n, rows, columns) from -1, blue, to 1, red, of every few rows and columns."""
+    tiles = _tiles(similarity)
+    shades = matplotlib.colormaps["RdBu_r"](0.5 + 0.5 * np.nan_to_num(tiles))[..., :3]
+    shades[np.isnan(tiles)] = 1.0
+    picture = Image.fromarray((255 * shades).round().astype(np.uint8))
+    factor = max(1, 4 * CELL // max(picture.size))
+    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+
+
+def _tiles(similarity: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns similarities (n, rows, columns) of every few rows and columns side by side, with gaps of nan."""
+    rows, columns = similarity.shape[1:]
+    chosen = [np.linspace(0, size - 1, min(size, DRAWN_POSITIONS)).round().astype(int) for size in (rows, columns)]
+    maps = similarity.reshape(rows, columns, rows, columns)[np.ix_(*chosen)]
+    tiles = np.pad(maps, [(0, 0), (0, 0), (0, 1), (0, 1)], constant_values=np.nan)
+    return rearrange(tiles, "a b y x -> (a y) (b x)")
+
+
+def layers_of(found: Survey) -> np.ndarray[Any, Any]:
+    """Returns the attention maps (b, l, h, n), with those of an AttentionPool of as many heads as a last layer."""
+    attention = found.attention.numpy()
+    if found.pool is None or found.pool.shape[1] != attention.shape[2]:
+        return attention
+    return np.concatenate([attention, found.pool[:, None].numpy()], axis=1)
+
+
+def _coloured(maps: np.ndarray[Any, Any], columns: int) -> Image.Image:
+    """Returns maps (l, h, n) side by side."""
+    shares = maps / np.maximum(maps.max(axis=-1, keepdims=True), 1e-30)
+    pixels = rearrange((255 * shares).round().astype(np.uint8), "l h (y x) -> (l y) (h x)", x=columns)
+    picture = Image.fromarray(pixels, "P")
+    picture.putpalette(PALETTE.tobytes())
+    return picture
+
+
+def maps_figure(found: Survey, number: int, title: str) -> Figure:
+    """Draws the attention maps of an image: layers down, heads across, last their mean."""
+    maps = views(found, number)["attention"]
+    layers, heads = layers_of(found).shape[1:3]
+    figure = Figure(figsize=(1.2 + 0.62 * (heads + 1), 0.9 + 0.62 * layers * found.grid.rows / found.grid.columns))
+    axis = figure.subplots(gridspec_kw={"left": 0.1, "right": 0.99, "bottom": 0.02, "top": 0.9})
+    axis.imshow(maps.convert("RGB"), extent=(0.5, heads + 1.5, layers + 0.5, 0.5), aspect="auto", interpolation="none")
+    axis.set_xticks(range(1, heads + 2), [*map(str, range(1, heads + 1)), "mean"], fontsize=7)
+    axis.set_yticks(range(1, layers + 1), layer_names(found), fontsize=7)
+    axis.xaxis.tick_top()
+    axis.set(ylabel="layer")
+    axis.hlines(np.arange(1.5, layers), 0.5, heads + 1.5, color="white", linewidth=1)
+    axis.vlines(np.arange(1.5, heads + 1), 0.5, layers + 0.5, color="white", linewidth=1)
+    figure.suptitle(title, fontsize=9)
+    return figure
+
+
+def layer_names(found: Survey) -> list[str]:
+    """Returns the names of the layers, from 1."""
+    blocks, all_layers = found.attention.shape[1], layers_of(found).shape[1]
+    return [*map(str, range(1, blocks + 1)), *["pool"] * (all_layers - blocks)]
+
+
+def model_figures(found: Surveys) -> dict[str, tuple[Figure, str]]:
+    """Returns the figures of models by name, each with a sentence that says what it shows."""
+    first = next(iter(found.values()))
+    drawn = {"attention distance": (_distances(found), "Of each head, from a patch to the patches it attends to.")}
+    if any(each.positions is not None for each in found.values()):
+        text = "Cosine of the position of a patch with all others, of every few rows and columns."
+        drawn["similarity of positions"] = (_positions(found), text)
+    if any(each.filters is not None for each in found.values()):
+        drawn["patch filters"] = (_filters(found), "Principal components of the filters of the patch embedding.")
+    if len(first.rank):
+        outlier = f"An outlier is a patch whose norm is above {OUTLIER:g} medians of its image."
+        drawn["tokens"] = (_tokens(found), f"After each block. {outlier} Effective rank: of all tokens of an image.")
+        drawn["similarity of layers"] = (_layers(found), "Linear CKA of the patches after each block.")
+    if any(each.crate is not None for each in found.values()):
+        text = "Coding rate after MSSA, and share of the entries that are not 0 after ISTA, in each layer."
+        drawn["sparse rate reduction"] = (_crate(found), text)
+    return drawn
+
+
+def _panels(count: int, title: str = "", height: float = 3.2) -> tuple[Figure, list[Any]]:
+    figure = Figure(figsize=(4.4 * count, height), layout="constrained")
+    figure.suptitle(title, fontsize=9)
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def _by_layer(axis: Any, label: str) -> None:
+    axis.set(xlabel="layer", ylabel=label)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.3)
+
+
+def _numbers(values: Any) -> range:
+    return range(1, len(values) + 1)
+
+
+def _distances(found: Surveys) -> Figure:
+    figure, axes = _panels(len(found))
+    for axis, (name, each) in zip(axes, found.items(), strict=True):
+        for head in each.distance.T.numpy():
+            axis.plot(_numbers(head), head, "o", markersize=4, alpha=0.7, color="C0")
+        axis.plot(_numbers(each.distance), each.distance.mean(dim=1).numpy(), color="C1", label="mean")
+        _by_layer(axis, "mean attention distance (pixels)")
+        axis.set_title(name, fontsize=9)
+    top = max(axis.get_ylim()[1] for axis in axes)
+    for axis in axes:
+        axis.set_ylim(0, top)
+    return figure
+
+
+def _positions(found: Surveys) -> Figure:
+    figure, axes = _panels(len(found), height=4.4)
+    for axis, (name, each) in zip(axes, found.items(), strict=True):
+        axis.set_title(name, fontsize=9)
+        axis.axis("off")
+        if each.positions is None:
+            axis.text(0.5, 0.5, "no positions are added to the patches", ha="center")
+            continue
+        shown = axis.imshow(_tiles(each.positions.numpy()), vmin=-1, vmax=1, cmap="RdBu_r")
+        figure.colorbar(shown, ax=axis, shrink=0.7, label="cosine")
+    return figure
+
+
+def _filters(found: Surveys) -> Figure:
+    figure, axes = _panels(len(found), height=2.8)
+    for axis, (name, each) in zip(axes, found.items(), strict=True):
+        axis.set_title(name, fontsize=9)
+        axis.axis("off")
+        if each.filters is not None:
+            filters = each.filters[: 7 * (len(each.filters) // 7) or None].numpy()
+            filters = filters if filters.shape[1] in (1, 3) else filters.mean(axis=1, keepdims=True)
+            largest = np.abs(filters).max(axis=(1, 2, 3), keepdims=True)
+            tiles = np.pad(0.5 + 0.5 * filters / largest, [(0, 0), (0, 0), (0, 1), (0, 1)], constant_values=1.0)
+            wide = 7 if len(tiles) % 7 == 0 else len(tiles)
+            axis.imshow(rearrange(tiles, "(a b) c y x -> (a y) (b x) c", b=wide), cmap="gray", vmin=0, vmax=1)
+    return figure
+
+
+def _tokens(found: Surveys) -> Figure:
+    figure, (norm, outlier, rank) = _panels(3)
+    for number, (name, each) in enumerate(found.items()):
+        patches, colour = each.norms[:, :, each.grid.prefix :], f"C{number}"
+        layers = _numbers(each.rank)
+        norm.plot(
+            layers, patches.median(dim=-1).values.mean(dim=0).numpy(), color=colour, label=f"patches (median), {name}"
+        )
+        norm.plot(layers, patches.amax(dim=(0, 2)).numpy(), ":", color=colour, label="largest of all patches")
+        for token in range(each.grid.prefix):
+            label = "tokens before the patches" if not token else None
+            norm.plot(layers, each.norms[:, :, token].mean(dim=0).numpy(), "--", color=colour, alpha=0.7, label=label)
+        outlier.plot(layers, 100 * outliers(patches).float().mean(dim=(0, 2)).numpy(), color=colour, label=name)
+        rank.plot(layers, each.rank.numpy(), color=colour, label=name)
+    labels = ("norm", "outliers (% of the patches)", "effective rank")
+    for axis, label in zip((norm, outlier, rank), labels, strict=True):
+        _by_layer(axis, label)
+    norm.set_ylim(bottom=0)
+    outlier.set_ylim(bottom=0)
+    norm.legend(frameon=False, fontsize=7)
+    return figure
+
+
+def _layers(found: Surveys) -> Figure:
+    pairs = [(one, one) for one in found.items()]
+    if len(found) == 2:
+        first, second = found.items()
+        alike = len(first[1].samples[0]) == len(second[1].samples[0])  # of other sizes they have other patches
+        pairs += [(first, second)] * alike
+    figure, axes = _panels(len(pairs))
+    for axis, ((left, one), (right, other)) in zip(axes, pairs, strict=True):
+        shares = cka(one.samples, other.samples).numpy()
+        extent = (0.5, shares.shape[1] + 0.5, 0.5, shares.shape[0] + 0.5)
+        shown = axis.imshow(shares, vmin=0, vmax=1, origin="lower", extent=extent, cmap="magma")
+        axis.set(xlabel=f"layer, {right}", ylabel=f"layer, {left}")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(shown, ax=axes, shrink=0.8, label="CKA")
+    return figure
+
+
+def _crate(found: Surveys) -> Figure:
+    figure, axes = _panels(2)
+    for name, each in found.items():
+        for axis, values in zip(axes, each.crate or (), strict=False):
+            axis.plot(_numbers(values), values.numpy(), "o-", markersize=4, label=name)
+    for axis, label in zip(axes, ("coding rate", "entries that are not 0"), strict=True):
+        _by_layer(axis, label)
+    axes[0].legend(frameon=False, fontsize=7)
+    return figure

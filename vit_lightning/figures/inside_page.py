@@ -1,0 +1,71 @@
+"""The page of ``lightning inspect``: one file that loads nothing, with sliders over images, layers and heads."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from PIL import Image
+
+from vit_lightning.figures.inside import Surveys, layer_names, layers_of, views
+from vit_lightning.figures.style import STYLE
+
+HERE = Path(__file__).parent
+
+
+def inside_page(
+    found: Surveys,
+    pictures: Mapping[str, Sequence[Image.Image]],
+    titles: Mapping[str, Sequence[str]],
+    figures: Mapping[str, tuple[bytes, str]],
+    command: str,
+) -> str:
+    """Returns the page of ``inspect.html``, in which all texts are escaped.
+
+    Args:
+        found: what was found in one or two models, by their names.
+        pictures: the images as each model gets them.
+        titles: a title of each image for each model, such as its classes.
+        figures: PNG files by name, and a sentence on each.
+        command: command line that wrote the page.
+    """
+    models = [
+        {
+            "name": name,
+            "layers": layer_names(each),
+            "heads": [*map(str, range(1, layers_of(each).shape[2] + 1)), "mean"],
+            "grid": each.grid[1:],
+            "images": [
+                {"title": title, "picture": png_url(picture), "views": _urls(views(each, number))}
+                for number, (title, picture) in enumerate(zip(titles[name], pictures[name], strict=True))
+            ],
+        }
+        for name, each in found.items()
+    ]
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    shown = {name: (_url(png), text) for name, (png, text) in figures.items()}
+    longest: Any = {part: max((model[part] for model in models), key=len) for part in ("images", "layers", "heads")}
+    counts = {part: len(items) for part, items in longest.items()}
+    page = environment.get_template("inspect.html")
+    return page.render(models=models, counts=counts, figures=shown, style=STYLE, command=command)
+
+
+def _urls(maps: Mapping[str, Image.Image]) -> dict[str, str]:
+    return {name: png_url(picture) for name, picture in maps.items()}
+
+
+def png_url(picture: Image.Image) -> str:
+    """Returns a picture as the URL of its PNG."""
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return _url(file.getvalue())
+
+
+def _url(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
