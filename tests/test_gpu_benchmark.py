@@ -12,6 +12,9 @@ import pytest
 import torch
 from runs import REPOSITORY
 
+from vit_lightning import ViT
+from vit_lightning.training.resources import forward_flops
+
 BENCHMARKS = REPOSITORY / "experiments" / "benchmarks"
 
 
@@ -62,8 +65,11 @@ def test_a_call_continues_where_the_last_one_stopped(gpu, tmp_path, capfd):
     assert "bad: failed after" in said
     assert "ValueError: not this time" in said
     assert "large: later, wants 4 s of the" in said
-    state = json.loads((tmp_path / "out/gpu_trial.json").read_text())
-    assert state == json.loads((tmp_path / "gpu_trial.json").read_text())
+    state = {
+        name: json.loads((tmp_path / f"out/{name}.json").read_text())
+        for name in ("good", "bad", "parts", "absent", "slow")
+    }
+    assert state["bad"] == json.loads((tmp_path / "gpu_trial/bad.json").read_text())
     assert {name: entry["status"] for name, entry in state.items()} == {
         "good": "done", "bad": "failed", "parts": "open", "absent": "open", "slow": "failed"
     }  # fmt: skip
@@ -73,18 +79,34 @@ def test_a_call_continues_where_the_last_one_stopped(gpu, tmp_path, capfd):
 
     assert gpu.main([*flags, "--list"], items) == 1
     assert capfd.readouterr().out.splitlines()[:3] == [
-        "good: done",
-        "parts: open step 7",
-        "absent: open --imagenet FOLDER is not given",
+        "good: done, 0 s",
+        "parts: open, 0 s step 7",
+        "absent: open, 0 s --imagenet FOLDER is not given",
     ]
-    (tmp_path / "out/gpu_trial.json").unlink()  # as on a machine from which only some files come back
+    (tmp_path / "out/good.json").unlink()  # as on a machine from which only some files come back
     assert gpu.main([*flags, "--minutes=5"], items) == 1
     assert {name: len((tmp_path / name).read_text().split()) for name in ("good", "bad", "parts", "slow", "large")} == {
         "good": 1, "bad": 2, "parts": 2, "slow": 2, "large": 1
     }  # fmt: skip
-    table = (tmp_path / "out/gpu_trial.md").read_text()
+    table = (tmp_path / "out/gpu.md").read_text()
     assert "## parts\n\n| column | other |\n| --- | --- |\n| parts |  |\n|  | 2 |\n" in table
     assert "## bad\n\nOpen (failed: ValueError: again).\n" in table
+
+    assert gpu.main([*flags, "--minutes=5", "--only", "parts", "--again", "good"], items) == 0
+    assert {name: len((tmp_path / name).read_text().split()) for name in ("good", "bad", "parts")} == {
+        "good": 2, "bad": 2, "parts": 2
+    }  # fmt: skip
+
+
+def test_predictions_count_the_operations_of_a_step_as_torch_does(gpu):
+    import gpu_predictions
+
+    for network in gpu_predictions.NETWORKS.values():
+        sizes = {"image_size": network.image, "patch_size": network.patch, "emb_size": network.width}
+        vit = ViT(**sizes, depth=network.depth, num_heads=network.heads, num_classes=network.classes)
+        counted = 3 * forward_flops(vit, (3, network.image, network.image)) - 2 * 3 * network.image**2 * network.width
+        assert gpu_predictions.image_flops(network) == pytest.approx(counted, rel=0.001)
+    assert len(gpu_predictions.table(gpu_predictions.Machine())) == 2 + 12
 
 
 def test_every_config_that_is_open_for_want_of_a_gpu_has_an_item(gpu):
@@ -101,28 +123,32 @@ def test_all_of_it_at_a_small_size(gpu, tmp_path):
         str(BENCHMARKS / "gpu.py"),
         "--device=cpu",
         "--small",
-        "--minutes=10",
+        "--minutes=15",
         f"--runs={tmp_path}",
     ]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
     assert done.returncode == 0, done.stdout + done.stderr
-    state = json.loads((tmp_path / "gpu_trial.json").read_text())
-    folders = [entry["note"] for entry in state.values() if entry["status"] != "done"]
-    assert len(folders) == 10
-    assert all(note.endswith("FOLDER is not given") for note in folders)
+    state = [json.loads(file.read_text()) for file in (tmp_path / "gpu_trial").glob("*.json")]
+    assert len(state) == len(gpu.ITEMS)
+    notes = [entry["note"] for entry in state if entry["status"] != "done"]
+    assert sorted(note.split(" ", 1)[-1] for note in notes) == 10 * ["FOLDER is not given"] + 3 * [
+        "trial runs float32 alone"
+    ]
 
 
 @pytest.mark.full
 def test_a_training_that_is_told_to_end_is_resumed(gpu, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu, "SAVING", 0.0)
-    monkeypatch.setattr(gpu, "SMALL", (*gpu.SMALL, "--trainer.max_epochs=40"))
+    import gpu_trainings
+
+    monkeypatch.setattr(gpu_trainings, "SAVING", 0.0)
+    monkeypatch.setattr(gpu_trainings, "SMALL", (*gpu_trainings.SMALL, "--trainer.max_epochs=40"))
 
     def train(seconds: float):
         place = gpu.Place(torch.device("cpu"), True, tmp_path, time.monotonic() + seconds, {"data": None})
-        return gpu.train(place, "cifar10_vit_tiny", "data", ("--data.batch_size=16",), "95 %")
+        return gpu_trainings.train(place, "cifar10_vit_tiny", "data", ("--data.batch_size=16",), "95 %")
 
     with pytest.raises(gpu.Unfinished, match="told to end"):
         train(25)
-    steps = [row["step"] for row in gpu.read_metrics(tmp_path / "cifar10_vit_tiny-goal")]
+    steps = [row["step"] for row in gpu_trainings.read_metrics(tmp_path / "cifar10_vit_tiny-goal")]
     assert steps, "it never began"
     assert train(300)[0]["goal"] == "95 %"

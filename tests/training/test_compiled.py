@@ -155,30 +155,36 @@ def test_other_devices_train_in_float32(accelerator):
     assert auto_precision(accelerator) == "32-true"
 
 
-SLOW = {"trainer": {"deterministic": None}, "matmul_precision": None, "compile": False}
-FAST = {"trainer": {"deterministic": True}, "matmul_precision": "high", "compile": True}
+VIT = {"model": {"class_path": "vit_lightning.ViT"}, "data": {"init_args": {"num_workers": 0}}}
+SLOW = {"trainer": {"deterministic": None, "benchmark": None}, "matmul_precision": None, "compile": False, **VIT}
+FAST = {"trainer": {"deterministic": True, "benchmark": None}, "matmul_precision": "high", "compile": True, **VIT}
+PHOTOGRAPHS = {"data": {"init_args": {"num_workers": 2, "min_area": 0.08}}}
+RESNET = {**FAST, "trainer": SLOW["trainer"], "model": {"class_path": "torchvision.models.resnet18"}, **PHOTOGRAPHS}
 RESUMES = "a GPU resumes bit for bit only with trainer.deterministic=true, which costs speed"
+FASTER = "this GPU is faster with"
 
 
 @pytest.mark.parametrize(
     ("config", "precision", "notes"),
     [
-        (
-            SLOW,
-            "32-true",
-            [RESUMES, "this GPU is faster with trainer.precision=auto or matmul_precision=high, compile=true"],
-        ),
-        (SLOW, "bf16-mixed", [RESUMES, "this GPU is faster with compile=true"]),
-        (FAST, "32-true", []),
+        (SLOW, "32-true", [RESUMES, f"{FASTER} trainer.precision=auto (or matmul_precision=high), compile=true"]),
+        (SLOW, "bf16-mixed", [RESUMES, f"{FASTER} compile=true"]),
+        (FAST, "32-true", [f"{FASTER} trainer.precision=auto"]),
+        (FAST, "bf16-mixed", []),
+        (RESNET, "bf16-mixed", [RESUMES, f"{FASTER} trainer.benchmark=true, data.num_workers=16"]),
+        ({**FAST, **PHOTOGRAPHS}, "bf16-mixed", [f"{FASTER} data.num_workers=16"]),
     ],
 )
 def test_a_run_on_a_gpu_says_what_it_leaves(config, precision, notes):
-    assert gpu_notes(config, precision) == notes
+    assert gpu_notes(config, precision, 16) == notes
     device = torch.device("cuda")
     trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=device), world_size=1, precision=precision)
-    parts = {"module": {"class_path": "vit_lightning.ViTClassifier"}, "model": None}
+    parts = {"module": {"class_path": "vit_lightning.ViTClassifier"}}
     experiment = SimpleNamespace(config={**config, **parts}, trainer={"precision": precision})
-    with mock.patch("torch.cuda.get_device_name", return_value="H100"):
+    with (
+        mock.patch("torch.cuda.get_device_name", return_value="H100"),
+        mock.patch("os.sched_getaffinity", return_value=range(16)),
+    ):
         lines = start_lines(experiment, trainer, {"parameters": 1}).splitlines()
         assert lines[2:] == [f"note        {note}" for note in notes]
         trainer.strategy.root_device = torch.device("cpu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -128,25 +129,35 @@ def start_lines(experiment: Experiment, trainer: Trainer, facts: Mapping[str, An
         note = f"the run began with precision {trainer.precision}; this machine is faster with another"
         lines.append(row("note", note))
     if device.type == "cuda":
-        lines += [row("note", note) for note in gpu_notes(experiment.config, str(trainer.precision))]
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        lines += [row("note", note) for note in gpu_notes(experiment.config, str(trainer.precision), cores)]
     return "\n".join(lines)
 
 
-def gpu_notes(config: Mapping[str, Any], precision: str) -> list[str]:
+def gpu_notes(config: Mapping[str, Any], precision: str, cores: int) -> list[str]:
     """Returns what a run on a GPU leaves: exact resuming, and speed.
 
     Args:
         config: the complete config.
         precision: the precision of training, as Lightning has it.
+        cores: cores that may load images.
     """
-    notes = []
-    if config["trainer"]["deterministic"] is not True:
-        notes.append("a GPU resumes bit for bit only with trainer.deterministic=true, which costs speed")
-    is_slow = precision == "32-true" and config["matmul_precision"] in (None, "highest")
-    faster = ["trainer.precision=auto", "or matmul_precision=high"] if is_slow else []
-    faster += [] if config["compile"] else ["compile=true"]
+    trainer, model, images = config["trainer"], config["model"] or {}, (config["data"] or {}).get("init_args", {})
+    is_exact = trainer["deterministic"] is True
+    notes = [] if is_exact else ["a GPU resumes bit for bit only with trainer.deterministic=true, which costs speed"]
+    faster = []
+    if precision == "32-true":
+        in_tf32 = " (or matmul_precision=high)" * (config["matmul_precision"] in (None, "highest"))
+        faster.append(f"trainer.precision=auto{in_tf32}")
+    if not config["compile"]:
+        faster.append("compile=true")
+    if model.get("class_path") != "vit_lightning.ViT" and not (is_exact or trainer["benchmark"]):  # convolutions
+        faster.append("trainer.benchmark=true")
+    decodes = images.get("min_area", 1.0) < 1.0  # photographs, in each epoch
+    if decodes and images.get("num_workers", cores) < min(cores, 8):
+        faster.append(f"data.num_workers={cores}")
     if faster:
-        notes.append(f"this GPU is faster with {', '.join(faster)}".replace(", or", " or"))
+        notes.append(f"this GPU is faster with {', '.join(faster)}")
     return notes
 
 
