@@ -74,7 +74,7 @@ def our_step(network: Network, place: Place, *, compiled: bool = True, compiled_
     torch.manual_seed(0)
     module = ViTClassifier(_vit(network, **options), optimizer=OptimizerConfig(lr=1e-4)).to(place.device).train()
     if compiled:
-        compile_module(module, network.batch)
+        compile_module(module, network.batch, torch.device(compiled_for or place.device))
     optimizer, _ = optimizer_and_schedule(module.network, module.optimizer_config, total_steps=1000, steps_per_epoch=10)
     batch = _batch(network, place)
 

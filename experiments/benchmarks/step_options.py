@@ -38,7 +38,7 @@ class Step:
         accelerate(self.network)
         self.images, self.labels = torch.randn(count, 3, *self.network.image_size), torch.randint(10, (count,))
         if option == "compile":
-            compile_module(ViTClassifier(self.network), count)
+            compile_module(ViTClassifier(self.network), count, torch.device("cpu"))
         config = OptimizerConfig(lr=1e-4)
         self.optimizer = optimizer_and_schedule(self.network, config, total_steps=10**4, steps_per_epoch=100)[0]
         self.autocast = torch.autocast("cpu", dtype, enabled=dtype != torch.float32)

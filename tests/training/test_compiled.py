@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -15,13 +16,32 @@ from runs import SMALL
 from torch import nn
 from torch._dynamo.utils import counters
 
-from vit_lightning import LossConfig, RotaryAttention, ViT, ViTClassifier
+from vit_lightning import (
+    ISTA,
+    MSSA,
+    AttentionPool,
+    CrateBlock,
+    LossConfig,
+    MultiHeadAttention,
+    ProgressiveImageSize,
+    RMSNorm,
+    RotaryAttention,
+    SwiGLU,
+    ViT,
+    ViTClassifier,
+    accelerate,
+)
 from vit_lightning.cli import main
 from vit_lightning.commands.console import gpu_notes, start_lines
 from vit_lightning.commands.session import chosen_matmul
 from vit_lightning.config.resolve import resolve
 from vit_lightning.training.compiled import compile_module
+from vit_lightning.training.distillation import Distillation, DistillationConfig, Teacher
 from vit_lightning.training.resources import auto_precision, has_fast_bfloat16, is_fast_in_bfloat16
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+"""GPU: what is compiled for one, which a CPU runs as well."""
+SIZES = {"image_size": 8, "patch_size": 4, "emb_size": 8, "depth": 1, "num_heads": 2, "num_classes": 3}
 
 
 def test_one_graph_for_training_and_one_for_evaluation():
@@ -31,7 +51,7 @@ def test_one_graph_for_training_and_one_for_evaluation():
     network = ViT(**sizes, num_classes=3, **settings)
     plain, module = copy.deepcopy(network), ViTClassifier(network, loss=LossConfig())
     keys, images = list(module.state_dict()), torch.randn(7, 1, 8, 8)
-    assert len(compile_module(module, 7, backend="eager")) == 2
+    assert len(compile_module(module, 7, CPU, backend="eager")) == 2
     assert list(module.state_dict()) == keys
     counters.clear()
     logits = {}
@@ -50,10 +70,75 @@ def test_one_graph_for_training_and_one_for_evaluation():
         assert copy.deepcopy(network).encoder[0]._compiled_call_impl is None
 
 
+def step_of(module, batch, stage="train"):
+    with torch.inference_mode(stage != "train"), torch.autocast("cpu", torch.bfloat16):
+        output = module.train(stage == "train").step(batch, stage)
+    if stage == "train":
+        output.loss.backward()
+    return output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"register_tokens": 2, "drop_path": 0.2, "layer_scale": 0.1, "patch_dropout": 0.25, "norm": RMSNorm}
+        | {"attention": partial(MultiHeadAttention, qk_norm=RMSNorm), "feed_forward": SwiGLU}
+        | {"activation_checkpointing": True},
+        {"attention": RotaryAttention, "distillation_token": True},
+        {"block": CrateBlock, "attention": MSSA, "feed_forward": ISTA, "pool": AttentionPool},
+    ],
+    ids=["drawn", "distilled", "crate"],
+)
+def test_for_a_gpu_network_and_loss_are_one_graph_for_each_shape(options):
+    torch.manual_seed(0)
+    network, graphs = ViT(**SIZES, **options), []
+    accelerate(network)
+    teacher = Teacher(ViT(**SIZES), normalised=((0.4,) * 3, (0.2,) * 3), images=((0.5,) * 3, (0.2,) * 3))
+    distillation = (
+        Distillation(DistillationConfig(teacher="teacher"), teacher) if "distillation_token" in options else None
+    )
+    module = ViTClassifier(network, loss=LossConfig(label_smoothing=0.1), distillation=distillation)
+    keys, images, labels = list(module.state_dict()), torch.randn(4, 3, 8, 8), torch.arange(4) % 3
+    plain = step_of(copy.deepcopy(module), (images, labels), "val")
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    assert compile_module(module, 4, GPU, backend=backend) == [module]
+    counters.clear()
+    for count in (4, 3, 4):
+        step_of(module, (images[:count], labels[:count]))
+    compiled = step_of(module, (images, labels), "val")
+    assert len(graphs) == 3
+    assert not counters["graph_break"]
+    assert torch.equal(compiled.logits, plain.logits)
+    assert list(module.state_dict()) == keys
+    for graph in graphs:  # neither a number of the host, which a CUDA graph would keep, nor a read of one
+        inputs = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
+        assert all(value.ndim > 0 for value in inputs)
+        assert ".item(" not in graph.code
+
+
+def test_a_schedule_of_image_sizes_has_one_graph_for_each():
+    sizes = {0: 4, 1: 12, 2: 8}
+    module = ViTClassifier(ViT(**SIZES))
+    schedule, trainer = ProgressiveImageSize(sizes), SimpleNamespace(current_epoch=0, datamodule=None)
+    schedule.on_fit_start(trainer, module)
+    compile_module(module, 4, GPU, backend="eager")
+    counters.clear()
+    for trainer.current_epoch in [*sizes, *sizes]:
+        schedule.on_train_batch_start(trainer, module, None, 0)
+        step_of(module, (torch.randn(4, 3, 8, 8), torch.arange(4) % 3))
+        assert module.network.image_size == (sizes[trainer.current_epoch],) * 2
+    assert counters["stats"]["unique_graphs"] == len(sizes) < torch._dynamo.config.recompile_limit // 8
+    assert not counters["graph_break"]
+
+
 @pytest.mark.full
 def test_hooks_that_are_added_later_are_called():
     network = ViT(image_size=8, patch_size=4, emb_size=8, depth=2, num_heads=2, num_classes=3).eval()
-    compile_module(ViTClassifier(network), 7, backend="eager")
+    compile_module(ViTClassifier(network), 7, CPU, backend="eager")
     images, seen = torch.randn(7, 3, 8, 8), []
     counters.clear()
     network(images)
@@ -80,7 +165,7 @@ def test_a_part_of_the_user_s_own_is_called_by_names():
     module.network = ByName()
     images = torch.randn(4, 3)
     expected = {count: module.network(images[:count]) for count in (4, 1)}
-    assert compile_module(module, 4, backend="eager") == [module.network]
+    assert compile_module(module, 4, CPU, backend="eager") == [module.network]
     for count in expected:
         assert torch.equal(module.network(pixels=images[:count], part=0.0), expected[count])
 
@@ -88,7 +173,7 @@ def test_a_part_of_the_user_s_own_is_called_by_names():
 def test_drop_path_of_a_compiled_block_drops_as_often():
     torch.manual_seed(0)
     network = ViT(image_size=8, patch_size=4, emb_size=8, depth=3, num_heads=2, num_classes=3, drop_path=0.5)
-    compile_module(ViTClassifier(network), 7, backend="eager")
+    compile_module(ViTClassifier(network), 7, CPU, backend="eager")
     first, *_, last = [block.attention.fn.drop_path for block in network.encoder]
     branch = torch.ones(1000, 1, 1)
     assert torch.equal(first(branch), branch)
@@ -195,7 +280,7 @@ def test_deterministic_training_compiles_without_timings():
     module = ViTClassifier(ViT(image_size=8, patch_size=4, emb_size=8, depth=1, num_heads=1))
     for chosen in (True, False):
         with mock.patch("torch.are_deterministic_algorithms_enabled", return_value=chosen):
-            compile_module(module, 2)
+            compile_module(module, 2, CPU)
         assert torch._inductor.config.deterministic is chosen
 
 

@@ -29,7 +29,8 @@ def small_sizes_too(monkeypatch):
         torch.bfloat16: {"fused_bias_from": 0, "fused_bias_inference_from": 0},
         torch.float32: {"bias_after": (0, 600_000)},
     }
-    table = {key: replace(forms, patches=True, **smaller[key[1]]) for key, forms in fast_paths.TABLE.items()}
+    table = fast_paths.TABLE.items()
+    table = {key: replace(forms, patches=True, **smaller[key[1]]) for key, forms in table if key[0] != "cuda"}
     monkeypatch.setattr(fast_paths, "TABLE", table)
 
 
@@ -146,11 +147,42 @@ def test_bfloat16_attention_agrees_with_float32(masked):
         torch.testing.assert_close(ours.grad.float(), theirs.grad, rtol=0.05, atol=0.05)
 
 
-def test_compiled_networks_and_other_devices_take_torch_s_own_operators():
-    network = small()
-    plain = network(images())
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_code_has_one_product_of_patches_and_the_last_block_for_the_class_token(checkpointing, monkeypatch):
+    monkeypatch.setitem(fast_paths.TABLE, (fast_paths.processor("cpu"), torch.float64), fast_paths.Forms(patches=True))
+    network, graphs = small(activation_checkpointing=checkpointing).double(), []
+    exact = results(copy.deepcopy(network), images().double())
     accelerate(network)
-    assert torch.equal(torch.compile(network, backend="eager", fullgraph=True)(images()), plain)
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    network.compile(backend=backend, fullgraph=True)
+    found = results(network, images().double())
+    assert error(found, exact) < 1e-12
+    parts = [part for part in graphs[0].modules() if isinstance(part, torch.fx.GraphModule)]
+    linear = [node for part in parts for node in part.graph.find_nodes(op="call_function", target=torch._C._nn.linear)]
+    hidden = [tuple(node.meta["example_value"].shape) for node in linear if node.meta["example_value"].shape[-1] == 64]
+    assert hidden == [(4, 5, 64), (4, 1, 64)]
+    assert not any("conv2d(" in part.code for part in parts)
+
+
+def test_a_hook_gets_all_tokens_of_compiled_code_too():
+    network, seen = accelerated(small()), []
+    network.compile(backend="eager")
+    logits = network(images())
+    attention = network.get_submodule("encoder.1.attention.fn.attention")
+    attention.register_forward_hook(lambda module, given, out: seen.append(out.shape[1]))
+    torch.testing.assert_close(network(images()), logits)
+    assert seen == [5]
+
+
+def test_compiled_code_and_other_devices_take_torch_s_own_products():
+    layer, rows = nn.Linear(3, 2), randn(4, 3, dtype=torch.float32)
+    plain = layer(rows)
+    accelerate(layer)
+    assert torch.equal(torch.compile(layer, backend="eager", fullgraph=True)(rows), plain)
     assert fast_paths.choose_linear("cuda", torch.bfloat16, 2**30) == "plain"
     assert fast_paths.choose_attention("cuda", torch.bfloat16, 17, 16) is None
     assert fast_paths.choose_attention("cpu", torch.float64, 17, 16) is None

@@ -92,7 +92,7 @@ def bench(experiment: Experiment, *, rounds: int = 100, seconds: float = 30.0, p
         turns = BesideTrainer(TRAINER, measured.make, is_done)
         others = [callback for callback in run.trainer.callbacks if not isinstance(callback, Start)]  # type: ignore
         run.trainer.callbacks = [turns, *others]  # type: ignore[attr-defined]
-        compile_chosen(run.module, experiment)
+        compile_chosen(run.module, experiment, run.trainer.strategy.root_device)
         try:
             run.mirror.start()
             run.trainer.fit(run.module, datamodule=experiment.data)
@@ -186,6 +186,8 @@ class _Measured:
         """Measures a forward pass of each network."""
 
         def infer_with(network: nn.Module) -> Step:
+            if self._run.experiment.compile and self._images.is_cuda and network._compiled_call_impl is None:
+                network.compile()  # ours, of which on a GPU the step is compiled, not the network
             return torch.inference_mode()(self._in_context(partial(network.eval(), self._images)))
 
         steps = {name: infer_with(network) for name, network in self._networks.items()}
@@ -204,8 +206,7 @@ class _Measured:
         flops, share = forward_flops(network, (channels, height, width)), None
         if flops is not None:
             with self._context():
-                left_out = 0 if self._run.experiment.compile else left_out_flops(network, self._images)
-            done = passes * count * (flops - left_out)
+                done = passes * count * (flops - left_out_flops(network, self._images))
             share = median([done / product * ratio for ratio in rounds.ratios(reference, PRODUCT)])
         return {
             "rounds": len(rounds.seconds[reference]),

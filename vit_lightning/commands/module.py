@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
@@ -87,10 +88,10 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: Path
         module.load_state_dict(own, strict=False)
 
 
-def compile_chosen(module: LightningModule, experiment: Experiment) -> None:
-    """Compiles the network of a module in place, where the config says so."""
+def compile_chosen(module: LightningModule, experiment: Experiment, device: torch.device) -> None:
+    """Compiles a module in place for a device, where the config says so."""
     if experiment.compile:
-        parts = compile_module(module, getattr(experiment.data, "batch_size", None))
+        parts = compile_module(module, getattr(experiment.data, "batch_size", None), device)
         several = f"one code for all {len(parts)} blocks, " if len(parts) > 1 else ""
         say(row("compile", f"{several}made in the first steps and the first validation, which take a minute each"))
 

@@ -99,7 +99,7 @@ class Experiment:
     def describe_fast_paths(self, device: str, precision: str) -> dict[str, Any]:
         """Returns the option fast_paths and the forms that it means on a type of device, with Lightning's precision.
 
-        Parts that are compiled have none of them.
+        Parts that are compiled have none of those of products.
         """
         option, kinds = self.config["fast_paths"], {"bf16": torch.bfloat16, "32": torch.float32}
         kind = kinds.get(precision.split("-")[0])

@@ -1,4 +1,4 @@
-"""Networks compiled by ``torch.compile``: a ViT block by block, with the same code for all blocks; any other whole."""
+"""Compiling by ``torch.compile``: network and loss as one graph on a GPU, a ViT block by block on a CPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from einops import rearrange
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
@@ -15,16 +16,21 @@ from vit_lightning.models.vit import ViT
 from vit_lightning.training.classifier import ViTClassifier
 
 
-def compile_module(module: LightningModule, batch_size: int | None, *, backend: str = "inductor") -> list[nn.Module]:
-    """Compiles the network of a module in place; names of weights stay, and copies of the network are not compiled.
+def compile_module(
+    module: LightningModule, batch_size: int | None, device: torch.device, *, backend: Any = "inductor"
+) -> list[nn.Module]:
+    """Compiles a module in place; names of weights stay, and copies of the network are not compiled.
 
-    Of a ViT each encoder block is compiled, which the others follow with the same code: there are two graphs, for
-    training and for evaluation, whatever the depth and the number of images. A module of the user's own is compiled
-    where it holds a ViT, or else each of its children that has parameters.
+    On a GPU ``step`` of a ViTClassifier is compiled, network and loss as one graph for each shape of a batch; what
+    calls the network beside it, such as a probe, runs it as it is. On a CPU each encoder block of a ViT is, which the
+    others follow with the same code: there are two graphs, for training and for evaluation, whatever the depth and the
+    number of images. A module of the user's own is compiled where it holds a ViT, or else each of its children that has
+    parameters.
 
     Args:
         module: the module.
-        batch_size: images of a whole batch, for which the code is made; None if it is not known.
+        batch_size: images of a whole batch, for which the code of a block is made; None if it is not known.
+        device: device on which it will run.
         backend: backend of ``torch.compile``.
 
     Returns:
@@ -32,16 +38,26 @@ def compile_module(module: LightningModule, batch_size: int | None, *, backend: 
     """
     torch._dynamo.reset()  # what earlier runs of this process compiled counts towards a limit
     torch._dynamo.config.skip_nnmodule_hook_guards = False  # probes and pictures add hooks
-    torch._dynamo.config.optimize_ddp = False  # parts are small enough for DDP to send gradients while others are made
+    torch._dynamo.config.optimize_ddp = False  # blocks are small enough for DDP; with it checkpointing does not compile
+    torch._dynamo.config.recompile_limit = 64  # a graph for each size of a schedule; beyond it code is not compiled
     from torch._inductor import config as inductor  # imported only by runs that compile
 
     # with trainer.deterministic kernels and padding are chosen by rule, not by timings in this process
     inductor.deterministic = torch.are_deterministic_algorithms_enabled()
+    rearrange(torch.empty(0), "n -> n")  # einops keeps what it has met, on which the code depends
+    is_gpu = device.type != "cpu"
     if isinstance(module, ViTClassifier):
+        if is_gpu and type(module).training_step is ViTClassifier.training_step:
+            module.step = torch.compile(module.step, backend=backend, dynamic=False)  # type: ignore[method-assign]
+            return [module]
         networks = [module.network]
     else:
         networks = [part for part in module.modules() if isinstance(part, ViT)]
         networks = networks or [part for part in module.children() if next(part.parameters(), None) is not None]
+    if is_gpu:
+        for network in networks:
+            network.compile(backend=backend, dynamic=False)
+        return networks
     parts = [part for network in networks for part in _parts(network)]
     # else the length of a training with patch dropout is any or fixed, as a validation came before it or not
     run = torch.compile(_call, backend=backend, dynamic=False)

@@ -1,9 +1,10 @@
-"""Fast paths: ``accelerate`` swaps layers of a finished network for the forms that are fastest on a processor.
+"""Fast paths: ``accelerate`` swaps layers of a finished network for the forms that are fastest on a device.
 
 A swapped layer stays the same object, with its weights, names and hooks; its class becomes a subclass of it, whose
 numbers are those of torch's operators but for rounding. The ``choose_`` functions are functions of processor, type and
-shape alone: ``TABLE`` was measured by ``experiments/benchmarks/fast_paths.py``, and nothing is measured at run time. A
-device that is not in it (a GPU), and what is traced or compiled, take torch's own operators.
+shape alone: ``TABLE`` was measured by ``experiments/benchmarks/fast_paths.py``, and nothing is measured at run time.
+What is exported, and a device that is not in the table, take torch's own operators. What is compiled takes those of
+linear layers and attention, and so does a GPU; both leave out what no head reads, and embed patches by one product.
 
 Shape letters: b images, n tokens, h heads, d head dimension; q queries, k keys, v values.
 """
@@ -86,8 +87,17 @@ TABLE: dict[tuple[str, torch.dtype], Forms] = {
         patches=True,
     ),
     ("cpu", torch.float32): Forms(attention=((24, 16, torch.float32),), attention_inference=((24, 16, torch.float32),)),
+    ("cuda", torch.bfloat16): Forms(patches=True),
+    ("cuda", torch.float16): Forms(patches=True),
+    ("cuda", torch.float32): Forms(patches=True),
 }
-"""By processor and type of the products: measured on an Intel Xeon with AMX and an AMD EPYC with AVX512-BF16."""
+"""By processor and type of the products: measured on an Intel Xeon with AMX and an AMD EPYC with AVX512-BF16.
+
+Not measured on a GPU: there a product of patches needs no other layout in memory, and the gradient of its weight is the
+same in each run, which that of a convolution by cuDNN is not.
+"""
+
+_HAS_AMX = bool(torch.cpu._is_amx_tile_supported())  # read once: compiled code cannot ask for it
 
 
 def accelerate(network: nn.Module) -> None:
@@ -160,8 +170,8 @@ class FastViT(ViT):
     def reads_class_token_alone(self, images: Tensor) -> bool:
         """Returns whether the last block leaves out the other tokens of such images (b, c, H, W)."""
         return (
-            _are_open(images)
-            and (processor("cpu"), product_dtype(images)) in TABLE
+            _is_plain(images)
+            and (processor(images.device.type), product_dtype(images)) in TABLE
             and tuple(_from_last_block(self)) == self.class_token_parts  # nobody has put in others since
             and all(map(_is_only_called, self.class_token_parts))
             and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
@@ -268,10 +278,9 @@ def has_bfloat16_products() -> bool:
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-@lru_cache
 def processor(device: str) -> str:
     """Returns a type of device as ``TABLE`` names it: a CPU with or without AMX, the matrix instructions of Intel."""
-    return "cpu with amx" if device == "cpu" and torch.cpu._is_amx_tile_supported() else device
+    return "cpu with amx" if device == "cpu" and _HAS_AMX else device
 
 
 def choose_linear(
@@ -302,7 +311,7 @@ def choose_attention(
 
 def choose_patches(images: Tensor, patch: tuple[int, ...]) -> bool:
     """Returns whether a strided convolution of images (b, c, H, W) is computed as one product of their patches."""
-    if not (_are_open(images) and images.ndim == 4 and _find("cpu", product_dtype(images)).patches):
+    if not (_is_plain(images) and images.ndim == 4 and _find(images.device.type, product_dtype(images)).patches):
         return False
     return all(size % side == 0 for size, side in zip(images.shape[2:], patch, strict=True))
 
@@ -354,9 +363,16 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Te
     return None
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    """Returns whether other operators of torch may take a tensor, in a program that is not exported."""
+    is_exported = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    return is_dense and tensor.device.type in ("cpu", "cuda") and not is_exported
+
+
 def _are_open(tensor: Tensor) -> bool:
-    is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
-    return is_plain and tensor.is_cpu and not _is_transformed()
+    """Returns whether operators that torch does not compile, trace or transform may take a tensor."""
+    return _is_plain(tensor) and type(tensor) is Tensor and tensor.is_cpu and not _is_transformed()
 
 
 def _is_transformed() -> bool:

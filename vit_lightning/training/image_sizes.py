@@ -35,6 +35,7 @@ class ProgressiveImageSize(Callback):
         )
         self._handle: RemovableHandle | None = None
         self._full: Size | None = None
+        self._size = self.sizes[0]
 
     def size_at(self, epoch: int) -> Size:
         """Returns height and width of the images in an epoch."""
@@ -44,7 +45,14 @@ class ProgressiveImageSize(Callback):
         network = _network(pl_module)
         self._full = getattr(network, "image_size", None)
         self._try_all(trainer, pl_module, network)
-        self._handle = network.register_forward_pre_hook(lambda network, given: self._resized(network, given, trainer))
+        self._handle = network.register_forward_pre_hook(self._resized)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._size = self.size_at(trainer.current_epoch)
+        _set_size(_network(pl_module), self._size)  # here, as compiled code cannot change a network
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _set_size(_network(pl_module), self._full)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._handle is not None:
@@ -52,10 +60,10 @@ class ProgressiveImageSize(Callback):
             self._handle = None
             _set_size(_network(pl_module), self._full)
 
-    def _resized(self, network: nn.Module, given: tuple[Any, ...], trainer: Trainer) -> tuple[Any, ...]:
+    def _resized(self, network: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         images: Tensor = given[0]
         height, width = images.shape[-2:]
-        size = self.size_at(trainer.current_epoch) if network.training else (height, width)
+        size = self._size if network.training else (height, width)
         _set_size(network, size)
         return (resized(images, size), *given[1:])
 
@@ -92,5 +100,5 @@ def _network(module: LightningModule) -> nn.Module:
 
 def _set_size(network: nn.Module, size: Any) -> None:
     change = getattr(network, "set_image_size", None)
-    if size is not None and change is not None:
+    if size not in (None, getattr(network, "image_size", None)) and change is not None:
         change(size)
