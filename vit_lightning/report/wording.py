@@ -489,8 +489,8 @@ def caveats(analysis: Analysis) -> list[str]:
 
 
 TOO_LARGE = (
-    "A difference that is better or worse is too large on average, as luck helped to end it: by up to {0} where {1} or "
-    "more is true, by up to {2} where only {3} is. Corrected (Statistics for experts) it is so by up to {4} and {5}."
+    "A difference that is better or worse is too large on average, as luck helped to end it: by up to {0} where the "
+    "true one is {1} or more, by up to {2} where it is {3}; corrected (Statistics for experts) by up to {4} and {5}."
 )
 """Simulated: experiments/README.md, estimates after stopping."""
 
