@@ -123,7 +123,7 @@ def expect(rules: Compare, arms: int, sd: float, truth: float) -> Forecast:
         truth: true difference of each arm to the baseline; for pairs and best, of the last arm to all others.
     """
     design, alone = design_of(rules, arms), rules.arms == "baseline"
-    studies = max(50, min(1000, 10_000 // (arms if alone else arms**2)))
+    studies = max(50, min(1000, 400_000 // ((arms if alone else arms**2) * design.max_pairs)))
     results = np.random.default_rng(0).standard_normal((studies, arms, design.max_pairs)) * sd / math.sqrt(2)
     results[:, 1 if alone else -1 :] += truth
     by_others = variances_by_others(results[..., :FIRST])
@@ -174,7 +174,7 @@ def visible(rules: Compare, arms: int, spread: Spread) -> float:
 
     while missing(high) > 0:
         high *= 2
-    return float(optimize.bisect(missing, 0.0, high, xtol=spread.sd / 200))
+    return float(optimize.bisect(missing, 0.0, high, xtol=spread.sd / 100))
 
 
 def forecast_sentences(study: Study, spread: Spread, seconds: float | None = None) -> list[str]:
