@@ -62,11 +62,11 @@ def forecast_lines(
     else:
         lines = forecast_sentences(study, spread, each)
     tuning = [] if study.tuning is None else [trial for trial in study.tuning.trials if trial.state == "missing"]
-    if tuning and each is not None:
-        lines.append(f"tuning before that: {counted(len(tuning), 'run')}, {show_time(each * len(tuning))}")
     if plan.tune.replicates:
         trials = len(plan.tune.seeds) * len(plan.tune.combinations)
-        lines.append(f"each run is tuned anew: {counted(trials, 'run')} more before each of those runs")
+        lines.append(f"each of these runs is tuned anew: {counted(trials, 'trial')} before it, each as long as a run")
+    elif tuning and each is not None:
+        lines.append(f"tuning before that: {counted(len(tuning), 'run')}, {show_time(each * len(tuning))}")
     return [f"  {line}" for line in lines]
 
 
