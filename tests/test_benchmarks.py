@@ -77,3 +77,21 @@ def test_no_step_waits_for_a_gpu_and_launches_do_not_grow():
     assert waiting == dict.fromkeys(("cifar10_vit_small", "cifar10_vit_tiny", "cifar10_resnet18"), 2)
     for name, (_, *launches) in counted.items():
         assert all(map(int.__le__, launches, MOST_LAUNCHES[name])), name
+
+
+def test_nothing_but_the_data_crosses_in_a_step_without_a_row(in_folder):
+    """A whole training with all callbacks, in a process of its own."""
+    script = REPOSITORY / "experiments" / "benchmarks" / "trainer_counts.py"
+    flags = [
+        f"--config={REPOSITORY / 'experiments' / 'digits.yaml'}",
+        *("--model.patch_size=4", "--model.emb_size=16", "--model.depth=1", "--model.num_heads=2", "--ema.decay=0.9"),
+        *("--optimizer.name=muon", "--checkpoint.every_minutes=9", "--trainer.gradient_clip_val=1"),
+        *("--trainer.max_epochs=1", "--trainer.limit_train_batches=6", "--trainer.limit_val_batches=1"),
+        "--trainer.log_every_n_steps=3",
+    ]
+    said = subprocess.run([sys.executable, script, *flags], capture_output=True, text=True, check=True).stdout
+    assert "| without a row | 4 |" in said
+    assert "| with a row | 1 |" in said
+    places = said.partition("\nwithout a row:\n")[2].partition("\n\n")[0].split()[1::3]
+    assert {place.partition(":")[0] for place in places} <= {"data/images.py"}
+    assert "training/monitor.py" in said.partition("\nwith a row:\n")[2].partition("\n\n")[0]

@@ -9,8 +9,8 @@ there, and each operator that reaches the device is seen, those of the backward 
   copies host data to it before going on (``torch.tensor(..., device=...)``, ``.to(device)`` without ``non_blocking``);
 - eager launches: operators that are no views and do not only allocate. One operator may be several kernels.
 
-Not in it: Lightning's loop, logging and callbacks, decoding, and kernels of compiled code. Casts of autocast are by a
-CPU's lists of operators; attention is one launch, as flash attention is.
+Not in it: Lightning's loop, logging and callbacks (``trainer_counts.py`` has them), decoding, and kernels of compiled
+code. Casts of autocast are by a CPU's lists of operators; attention is one launch, as flash attention is.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def test_what_does_not_fit_is_named(arguments, problem):
 class Moved(torch.nn.Conv2d):
     """A convolution that goes nowhere."""
 
-    def to(self, device, memory_format):
+    def to(self, device=None, memory_format=torch.preserve_format):
         return super().to(memory_format=memory_format)
 
 

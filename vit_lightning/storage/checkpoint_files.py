@@ -151,7 +151,8 @@ def _packed(checkpoint: dict[str, Any]) -> BytesIO:
     """Returns the contents of a file, which no later step of training changes."""
     contents = BytesIO()
     try:
-        with serialization.patch("save.use_pinned_memory_for_d2h", True):  # several times as fast from a GPU
+        # several times as fast from a GPU
+        with serialization.patch("save.use_pinned_memory_for_d2h", True):  # type: ignore[attr-defined]
             torch.save(_with_plain_numbers(checkpoint), contents)
     except Exception as fault:  # pickle raises many types
         place = _unsavable(checkpoint)

@@ -77,9 +77,9 @@ class Teacher:
             self._renormalise = (std / own_std).float(), ((mean - own_mean) / own_std).float()
 
     def to(self, device: torch.device) -> None:
-        # convolutions of a GPU take pixels with their channels together, and would copy all images to that order
-        is_gpu = device.type == "cuda"
-        self.network.to(device, memory_format=torch.channels_last if is_gpu else torch.preserve_format)
+        self.network.to(device)
+        if device.type == "cuda":  # its convolutions would copy all images to this order
+            self.network.to(memory_format=torch.channels_last)
         if self._renormalise is not None:
             factor, shift = self._renormalise
             self._renormalise = factor.to(device), shift.to(device)
