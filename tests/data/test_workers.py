@@ -12,7 +12,7 @@ from processes import Running
 from torch.utils.data import DataLoader, Dataset
 
 from vit_lightning import Digits, UserError
-from vit_lightning.data.batches import PATIENCE, Request, Workers, with_our_workers
+from vit_lightning.data.batches import PATIENCE, Request, Workers, join, with_our_workers
 from vit_lightning.data.images import Images, fits_beside_training
 
 
@@ -134,3 +134,17 @@ def test_images_go_to_a_gpu_where_they_take_at_most_a_quarter_of_what_is_free(mo
         dataset = Images(torch.zeros(2**10, 1, 32, 32, dtype=torch.uint8), torch.zeros(2**10, dtype=torch.int64))
         assert dataset.place(torch.device("cpu")).startswith(words)
         assert dataset.is_moved == (free == 2**22)
+
+
+@pytest.mark.parametrize("size", [7, 3])
+def test_joined_parts_are_the_batch_and_its_images_are_copied_to_pinned_memory_once(monkeypatch, size):
+    asked, empty = [], torch.empty
+    monkeypatch.setattr("torch.empty", lambda *s, pin_memory, **kw: asked.append(pin_memory) or empty(*s, **kw))
+    monkeypatch.setattr("torch.Tensor.pin_memory", lambda tensor: tensor)  # as of one that is
+    images = Images(torch.arange(20 * 12, dtype=torch.uint8).reshape(20, 3, 2, 2), torch.arange(20))
+    request = Request([*range(4, 11)], [*range(7)])
+    parts = [(part, images.__getitems__(part)) for part in request.parts(size)]
+    (joined,), whole = join(parts, pin_memory=True), images.__getitems__(request)
+    assert asked == [True]
+    for name in ("images", "labels", "indices", "keys"):
+        assert torch.equal(getattr(joined, name), getattr(whole, name))

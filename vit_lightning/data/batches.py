@@ -206,13 +206,15 @@ class _Parts(Dataset[tuple[Request, Any]]):
 def join(parts: Iterable[tuple[Request, Batch | UserError]], *, pin_memory: bool) -> Iterator[Batch | UserError]:
     """Joins the parts of each batch; each is copied as it comes, and its shared memory is free again.
 
+    A batch of one part stays where it is unless it is pinned.
+
     Args:
         parts: with their requests, in order.
         pin_memory: whether batches lie in memory from which a GPU can copy by itself.
     """
     joined: list[Batch] = []
     for request, part in parts:
-        if isinstance(part, UserError):
+        if isinstance(part, UserError) or not (joined or request.left or pin_memory):  # an error, or a whole batch
             yield part
             continue
         if not joined:
