@@ -138,15 +138,10 @@ ITEMS = (
     Item("Caches of compiled code", budget(compiled=3), _steps("warm")),
     Item("Kernels of a step", budget(*NETWORKS, steps=40, compiled=2), _steps("kernels")),
     *(
-        Item(f"Steps of {name}", budget(name, name, steps=1000, compiled=1, more=30), _steps("steps", network=name))
+        Item(f"Steps of {name}", budget(compiled=1, more=75), _steps("steps", network=name))
         for name in ("B/16", "L/16", "S/16", "Ti/4")
     ),
-    *(
-        Item(f"Forms of {name}", budget(*4 * [name], steps=350, compiled=3, more=30), _steps("forms", network=name))
-        for name in ("Ti/4", "B/16")
-    ),
     Item("Same bits", budget("Ti/4", "Ti/4", "S/16", "S/16", steps=150, compiled=4), _steps("same_bits")),
-    Item("CIFAR-10", 120, _trainings("goal")),
     *(
         Item(f"Resume, {name}", budget(processes=processes, compiled=compiled), _trainings("faults", chosen=chosen))
         for name, processes, compiled, chosen in (
@@ -158,6 +153,11 @@ ITEMS = (
     ),
     Item("Ranks", budget(processes=6, compiled=1), _trainings("ranks")),
     Item("JPEG", budget(processes=3, more=60), _trainings("photographs")),
+    Item("CIFAR-10", 120, _trainings("goal")),
+    *(
+        Item(f"Forms of {name}", budget(compiled=3, more=45), _steps("forms", network=name))
+        for name in ("Ti/4", "B/16")
+    ),
     Item("Attention", budget(more=30), _steps("attention")),
     Item("Augmentation", budget(compiled=3, more=60), _steps("augment")),
     Item("Compile and memory", budget("B/16", steps=300, compiled=2), _steps("memory")),

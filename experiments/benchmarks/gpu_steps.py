@@ -154,7 +154,7 @@ def steps(place: Place, network: str) -> Rows:
     peaks = {name: _peak(step, place) for name, step in made.items()}
     product = matrix_product(side, side, side, torch.bfloat16, place.device)
     calls, rounds = (1, 3) if place.small else (10, 40)
-    turns = {"calls": calls, "limit_s": 60.0, "synchronize": place.synchronize}
+    turns = {"calls": calls, "limit_s": 45.0, "synchronize": place.synchronize}
     times = paired_rounds({**made, "product": product}, rounds, **turns)
     rate = 2.0 * side**3 / times.median("product")
     flops, peak = sizes.batch * image_flops(sizes), _peak_flops(place)
