@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import special
 
 from tests.fake_study import make_study
 from vit_lightning.report.comparisons import compare, standings
@@ -27,24 +28,29 @@ from vit_lightning.report.study import Compare, Run, Study, Tuning
 STUDIES = 100
 
 
+def make_plain(rules: Compare, arms: str) -> Study:
+    """Makes a study without runs."""
+    return Study(
+        **{"name": "p", "question": "", "folder": Path("nowhere"), "config": "c.yaml", "metric": "val/loss"},
+        **{"goal": "maximize", "compare": rules, "baseline": "a", "arms": {arm: {} for arm in arms}},
+        **{"seeds": list(range(rules.max_seeds)), "split_varies": False, "runs": []},
+    )
+
+
 def needed_runs(rules: Compare, sd: float, truth: float, draw: np.random.Generator) -> tuple[int, float]:
     """Ends the runs of a study, analysis after analysis, until no more are needed; runs and share answered."""
-    arms = ["a", "b", "c"]
+    arms, study = ["a", "b", "c"], make_plain(rules, "abc")
     means = {"a": 0.0, "b": truth if rules.arms == "baseline" else 0.0, "c": truth}
     results = {arm: means[arm] + draw.normal(0, sd / np.sqrt(2), rules.max_seeds) for arm in arms}
     runs: list[Run] = []
-    study = Study(
-        **{"name": "p", "question": "", "folder": Path("nowhere"), "config": "c.yaml", "metric": "val/loss"},
-        **{"goal": "maximize", "compare": rules, "baseline": "a", "arms": {arm: {} for arm in arms}},
-        **{"seeds": list(range(rules.max_seeds)), "split_varies": False, "runs": runs},
-    )
     while True:
         study = dataclasses.replace(study, runs=runs)
         seeds = make_schedule(study).seeds
         if sum(seeds.values()) == len(runs):
             found = compare(study)
-            answered = standings(study, found) if rules.arms == "best" else found
-            return len(runs), np.mean([one.decided and not getattr(one, "unlikely", False) for one in answered])
+            if rules.arms == "best":
+                return len(runs), np.mean([one.decided for one in standings(study, found)])
+            return len(runs), np.mean([one.course.decided[one.analysis] for one in found])
         runs = [
             Run(arm, seed, "", "done", results={"test/own": results[arm][seed]})
             for arm, count in seeds.items()
@@ -74,7 +80,7 @@ def test_a_study_that_cannot_show_its_effect_says_so():
     spread = assumed_spread(rules, 360)
     assert spread.sd == pytest.approx(np.sqrt(0.05 / 360))
     assert expect(rules, 2, spread.sd, 0.005).better < 0.8
-    text = "\n".join(forecast_sentences(rules, 2, spread, 6.0))
+    text = "\n".join(forecast_sentences(make_plain(rules, "ab"), spread, 6.0))
     assert "two runs disagree on 5 % of 360 test images (compare.disagreement)" in text
     text_of_images = (
         "360 test images at 5 % disagreement can show differences of 0.54 points with 60 seeds, not of 0.5 points"
@@ -86,8 +92,11 @@ def test_a_study_that_cannot_show_its_effect_says_so():
     assert 0.9 < visible(dataclasses.replace(rules, max_seeds=seeds), 2, spread) / 0.005 < 1.1
     many = assumed_spread(rules, 10_000)
     assert expect(rules, 2, many.sd, 0.005).better > 0.8
-    assert "raise" not in "\n".join(forecast_sentences(rules, 2, many))
+    assert "raise" not in "\n".join(forecast_sentences(make_plain(rules, "ab"), many))
     assert visible(rules, 2, Spread(many.sd)) == visible(rules, 2, many)
+    single = visible(Compare("score", 1.0, 6), 2, Spread(1.0))
+    power = 1 - special.nctdtr(5, single * np.sqrt(6), special.stdtrit(5, 0.975))
+    assert power == pytest.approx(0.8, abs=0.04), "with one analysis it is that of a t-test"
     assert assumed_spread(rules, None) is None
     assert assumed_spread(Compare("test/loss", 0.005, 60), 400) is None
 

@@ -1,6 +1,5 @@
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from vit_lightning.report.sequential import (
     nominal_levels,
     p_value,
     variances_by_others,
-    visible_difference,
 )
 
 DESIGN = Design(smallest_effect=1.0, alpha=0.05, comparisons=2, max_pairs=30)
@@ -214,13 +212,3 @@ def test_the_level_of_a_single_analysis_at_each_would_be_wrong_too_often(monkeyp
     monkeypatch.setattr(sequential, "nominal_levels", lambda pairs, level, count=None: np.full(len(pairs), level))
     course = follow(np.random.default_rng(4).standard_normal((2000, 30)), Design(1.0, 0.05, 1, 30))
     assert (course.claims["better"] | course.claims["worse"])[:, -1].mean() > 0.1
-
-
-def test_the_visible_difference_shrinks_with_seeds_and_grows_with_noise():
-    seen = [visible_difference(Design(1.0, 0.05, 1, most), 1.0) for most in (8, 16, 32)]
-    assert all(one > other for one, other in pairwise(seen))
-    thrice = visible_difference(replace(DESIGN, smallest_effect=3.0), 3.0)
-    assert thrice == pytest.approx(3 * visible_difference(DESIGN, 1.0), rel=0.01)
-    single = visible_difference(Design(1.0, 0.05, 1, 6), 1.0)
-    power = 1 - special.nctdtr(5, single * math.sqrt(6), special.stdtrit(5, 0.975))
-    assert power == pytest.approx(0.8, abs=0.03)

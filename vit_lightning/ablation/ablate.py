@@ -149,8 +149,8 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
         tried = ", ".join(f"{key}={', '.join(map(word, values))}" for key, values in plan.tune.options.items())
         count, chosen_by = len(plan.tune.combinations) * len(plan.tune.seeds), plan.checkpoint.monitor
         seeds = ", ".join(map(str, plan.tune.seeds))
-        when = "tuned anew for each run" if plan.tune.replicates else "tuned first"
-        lines.append(f"  {when}: {tried}, with seeds {seeds}: {count} runs of each arm, chosen by {chosen_by}")
+        when = "tuned anew before each run" if plan.tune.replicates else "each arm is tuned first"
+        lines.append(f"  {when}: {tried}, with seeds {seeds}: {counted(count, 'trial')}, chosen by {chosen_by}")
     analyses = analyses_of(compare)
     few = ", ".join(map(str, analyses if len(analyses) < 5 else [*analyses[:3], "...", analyses[-1]]))
     versus = {"baseline": "with the baseline", "pairs": "with each other", "best": "for the best"}[compare.arms]

@@ -24,14 +24,7 @@ from vit_lightning.commands.module import make_module
 from vit_lightning.commands.session import make_trainer, plain_training
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.notation import counted, show_time
-from vit_lightning.report.forecast import (
-    assumed_spread,
-    best_spending,
-    forecast_sentences,
-    measured_spread,
-    tuning_sentences,
-)
-from vit_lightning.report.study import Compare
+from vit_lightning.report.forecast import assumed_spread, best_spending, forecast_sentences, measured_spread
 from vit_lightning.training.resources import keep_freed_memory
 
 WARM_UP, MOST, MOMENT = 2, 20, 0.5
@@ -57,7 +50,7 @@ def forecast_lines(
     read_images(experiments)
     spread = measured_spread(study) or assumed_spread(plan.compare, count_test_images(experiments[plan.baseline]))
     ledger.keep_spending(best_spending(plan.compare, len(plan.arms), spread), written=written)
-    rules = Compare(**ledger.facts["compare"])
+    study = ledger.study()  # by the rules as they are kept now
     seconds = {arm: ledger.expected_seconds(Planned(arm, plan.seeds[0])) for arm in plan.arms}
     if timed and None in seconds.values():
         ledger.forecast = seconds = time_arms(experiments, ledger.facts["threads"], workers, devices)
@@ -67,13 +60,13 @@ def forecast_lines(
         lines = [f"what {plan.compare.metric} can show is said after three pairs of runs"]
         lines += [f"a run takes about {show_time(each * workers)}"] if each is not None else []
     else:
-        lines = [*forecast_sentences(rules, len(plan.arms), spread, each), *tuning_sentences(study, spread)]
+        lines = forecast_sentences(study, spread, each)
     tuning = [] if study.tuning is None else [trial for trial in study.tuning.trials if trial.state == "missing"]
-    if tuning and each is not None:
-        lines.append(f"tuning before that: {counted(len(tuning), 'run')}, {show_time(each * len(tuning))}")
     if plan.tune.replicates:
         trials = len(plan.tune.seeds) * len(plan.tune.combinations)
-        lines.append(f"each run is tuned anew: {counted(trials, 'run')} more before each of those runs")
+        lines.append(f"each of these runs is tuned anew: {counted(trials, 'trial')} before it, each as long as a run")
+    elif tuning and each is not None:
+        lines.append(f"tuning before that: {counted(len(tuning), 'run')}, {show_time(each * len(tuning))}")
     return [f"  {line}" for line in lines]
 
 

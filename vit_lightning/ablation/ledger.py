@@ -293,6 +293,10 @@ class Ledger:
         """Counts failed runs of one arm or all as missing again, in all processes; returns why others stay as they are.
 
         Trials are tried again only where an arm's tuning chose nothing: runs with what it chose may have begun.
+
+        Another process may make an analysis without such a run just before it sees the mark. Whoever asked for the mark
+        did not know it, as the analysis had lacked a result until then. So the pairs, which in all processes follow the
+        seeds in order again, are not chosen by it. Claims that the other process has kept are named if they fall.
         """
         planned, kept, places = self.planned(), list[str](), range(len(self.facts["seeds"]))
         chosen = {run for n in places for arm in self._chosen(n) for run in self._trials(arm, n)}

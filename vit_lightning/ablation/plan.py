@@ -69,8 +69,9 @@ class Tune:
     Args:
         options: values of each option; all combinations are tried.
         seeds: seeds of the trials; the comparison leaves them out.
-        replicates: number of times that each arm is tuned anew, with further seeds: once for each pair of runs, so
-            ``compare.max_seeds``. Then the answer is about recipes with their tuning, not about values chosen once.
+        replicates: tune each arm anew for each seed of the comparison, with further seeds for the trials; as many as
+            ``compare.max_seeds``. The answer is then about the arms with their tuning; without it each arm is tuned
+            once, and the answer is about the values that were chosen.
     """
 
     options: dict[str, list[Any]]

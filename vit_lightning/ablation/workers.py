@@ -21,7 +21,7 @@ from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
 from vit_lightning.errors import UserError
 from vit_lightning.notation import counted, show_time
-from vit_lightning.report.forecast import forecast_sentences, measured_spread, tuning_sentences
+from vit_lightning.report.forecast import forecast_sentences, measured_spread
 from vit_lightning.signals import STOP, handled
 from vit_lightning.storage.wandb_mirror import import_wandb
 
@@ -181,8 +181,7 @@ class Progress:
             self._forecast_is_known = True
             alone = self.ledger.expected_seconds(run)
             each = None if alone is None else alone / self.workers
-            said = forecast_sentences(study.compare, len(study.arms), spread, each)
-            lines += [f"  {line}" for line in [*said, *tuning_sentences(study, spread)]]
+            lines += [f"  {line}" for line in forecast_sentences(study, spread, each)]
         for line in lines:
             self._bar.write(line)
         sys.stdout.flush()

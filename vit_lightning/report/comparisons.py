@@ -44,9 +44,7 @@ class ArmComparison:
     analysis: int | None
     """Place in the course of the analysis behind the numbers."""
     decided: bool
-    """Whether the comparison needs no more runs: it is answered, or ``unlikely``."""
-    unlikely: bool
-    """Whether it ends without an answer, as one by the last analysis has become unlikely."""
+    """Whether the comparison needs no more runs: it is answered, or an answer has become unlikely."""
     images: int | None
     """Test images of each run, where the metric counts them and all have the same number."""
     by_others: Values
@@ -77,19 +75,6 @@ class ArmComparison:
         return self.next is not None and len(self._whole(self.next)) < self.next
 
     @property
-    def with_failures(self) -> float:
-        """Difference over all pairs that have ended if each failed run had the worst result of the study; else nan."""
-        study = self.study
-        results = {(run.arm, run.seed): float(run.results[study.compare.metric]) for run in study.done}
-        if not self.failed or not results:
-            return math.nan
-        worst = (min if study.goal == "maximize" else max)(results.values())
-        results |= {(run.arm, run.seed): worst for run in self.failed}
-        pairs = [((self.arm, seed), (self.other, seed)) for seed in {run.seed for run in self.failed}]
-        gaps = [results[one] - results[other] for one, other in pairs if one in results and other in results]
-        return float(np.mean([*self.differences.values(), *gaps]))
-
-    @property
     def n(self) -> int:
         """Pairs behind the numbers."""
         return self.complete if self.analysis is None else self.course.pairs[self.analysis]
@@ -108,7 +93,7 @@ class ArmComparison:
     @property
     def is_open(self) -> bool:
         """Whether more runs may decide it."""
-        return self.next is not None and not self.decided and not self.blocked
+        return self.next is not None and not self.blocked
 
     @property
     def claims(self) -> list[Claim]:
@@ -250,16 +235,15 @@ def _complete_pairs(study: Study, differences: Mapping[int, float], failed: set[
 
 def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Design) -> list[ArmComparison]:
     """Compares pairs of arms; those with as many differences are followed together, which takes far less time."""
-    images = {(run.arm, run.seed): images_of(study, run) for run in study.done}
-    results = {(run.arm, run.seed): float(run.results[study.compare.metric]) for run in study.done}
+    done = {(run.arm, run.seed): run for run in study.done}
     sign = 1 if study.goal == "maximize" else -1
-    differences = [_differences(study, images, results, *pair) for pair in pairs]
+    differences = [_differences(study, done, *pair) for pair in pairs]
     failed = {arm: {run.seed for run in study.runs if (run.arm, run.state) == (arm, "failed")} for arm in study.arms}
     complete = [
         _complete_pairs(study, found, failed[arm] | failed[other])
         for (arm, other), found in zip(pairs, differences, strict=True)
     ]
-    known, waits = _variances_by_others(study, results), len(study.arms) > 2 and variance_arms(study) is None
+    known, waits = _variances_by_others(study), len(study.arms) > 2 and variance_arms(study) is None
     by_others = np.array([known[pair] for pair in pairs])
     courses: dict[int, Course] = {}
     for count in {*complete}:
@@ -271,11 +255,10 @@ def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Desig
     for place, (arm, other) in enumerate(pairs):
         course, found = courses[place], differences[place]
         last = len(course.pairs) - 1 if design.one_sided else int(course.stop)
-        unlikely = last >= 0 and bool(course.unlikely[last])
-        decided = unlikely or (last >= 0 and bool(course.decided[last]) and not design.one_sided)
-        sizes = {images[name, seed] for name in (arm, other) for seed in found}
+        decided = last >= 0 and not design.one_sided and bool((course.decided | course.unlikely)[last])
+        sizes = {images_of(study, done[name, seed]) for name in (arm, other) for seed in found}
         size, analysis = sizes.pop() if len(sizes) == 1 else None, None if last < 0 else last
-        rest = analysis, decided, unlikely, size, by_others[place]
+        rest = analysis, decided, size, by_others[place]
         made.append(ArmComparison(arm, other, study, design, found, complete[place], course, *rest))
     return made
 
@@ -293,31 +276,27 @@ def variance_arms(study: Study) -> list[str] | None:
     return None if "missing" in set().union(*first.values()) else [arm for arm in first if first[arm] == {"done"}]
 
 
-def _variances_by_others(study: Study, results: Mapping[tuple[str, int], float]) -> dict[tuple[str, str], float]:
+def _variances_by_others(study: Study) -> dict[tuple[str, str], float]:
     """Returns the variance of the difference of two arms by the others, over the first seeds."""
     known, first = variance_arms(study), study.seeds[:FIRST]
-    used = {key: value for key, value in results.items() if known is None or key[0] in known}
+    runs = [run for run in study.done if known is None or run.arm in known]
+    used = {(run.arm, run.seed): float(run.results[study.compare.metric]) for run in runs}
     table = [[used.get((arm, seed), math.nan) for seed in first] for arm in study.arms]
     pairs = [(arm, other) for arm in study.arms for other in study.arms]
     return dict(zip(pairs, variances_by_others(np.array(table)).flat, strict=True))
 
 
-def _differences(
-    study: Study,
-    images: Mapping[tuple[str, int], int | None],
-    results: Mapping[tuple[str, int], float],
-    arm: str,
-    other: str,
-) -> dict[int, float]:
+def _differences(study: Study, done: Mapping[tuple[str, int], Run], arm: str, other: str) -> dict[int, float]:
     """Returns the differences of two arms; of counts, without their rounding errors."""
     facts, found = facts_of(study.compare.metric), {}
     counts = facts is not None and facts.counts_images
     for seed in study.seeds:
-        one, two = (arm, seed), (other, seed)
-        if one not in results or two not in results:
+        pair = [done[name, seed] for name in (arm, other) if (name, seed) in done]
+        if len(pair) < 2:
             continue
-        value, subtracted, count = results[one], results[two], images[one]
-        if count is not None and count == images[two]:
+        value, subtracted = (float(run.results[study.compare.metric]) for run in pair)
+        count, same = (images_of(study, run) for run in pair)
+        if count is not None and count == same:
             found[seed] = (round(value * count) - round(subtracted * count)) / count
         else:
             found[seed] = round(value - subtracted, 6) if counts else value - subtracted  # kept in single precision
@@ -327,17 +306,8 @@ def _differences(
 def images_of(study: Study, run: Run) -> int | None:
     """Returns the number of test images of a run; None where it is unknown or the metric does not count images."""
     facts = facts_of(study.compare.metric)
-    if facts is None or not facts.counts_images:
-        return None
-    known: int | None = run.results.get("test_images")
-    return known or _predictions_in(study.folder / run.folder)
-
-
-@functools.cache
-def _predictions_in(folder: Path) -> int | None:
-    """Returns the number of test images of a run that is done and does not state it."""
-    found = read_predictions(folder)
-    return None if found is None else len(found[1])
+    known: int | None = run.results.get("test_images") if facts is not None and facts.counts_images else None
+    return known
 
 
 def read_predictions(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None:

@@ -131,7 +131,6 @@ def _rows(names: Sequence[str], width: float, least: float) -> tuple[Figure, Axe
     """Makes a figure with a named row for each arm; names stand beside the plot, clear of its lines."""
     letters = 34 if width > NARROW else 17
     wrapped = [textwrap.wrap(name, letters) or [name] for name in names]
-    wrapped = [[*lines[:3], _shortened(" ".join(lines[3:]), letters)] if len(lines) > 4 else lines for lines in wrapped]
     height = max(least, 0.16 * max(map(len, wrapped)) + 0.06)
     figure, [axis] = _canvas(width, 0.75 + height * len(names))
     axis.set_yticks(range(len(names)), ["\n".join(lines) for lines in wrapped], fontsize=9)
@@ -146,7 +145,9 @@ def seeds_figure(analysis: Analysis, width: float = WIDE) -> Figure:
     """Draws every run as a point, the best arm first, with the mean of each arm; lines join the runs of a seed."""
     unit = unit_of(analysis.study.compare.metric)
     arms, colours = analysis.ranked, coloured(analysis)
-    figure, axis = _rows([f"{arm.name} (n={arm.n})" for arm in arms], width, 0.5 if len(arms) <= MANY else 0.26)
+    figure, axis = _rows(
+        [f"{_shortened(arm.name)} (n={arm.n})" for arm in arms], width, 0.5 if len(arms) <= MANY else 0.26
+    )
     for seed in sorted({run.seed for run in analysis.study.runs}) if len(arms) <= MANY else ():
         places = [(unit.scale * arm.values[seed], row) for row, arm in enumerate(arms) if seed in arm.values]
         axis.plot(*zip(*places, strict=True), color="0.6", linewidth=0.5, alpha=0.6, zorder=1) if places else None
@@ -164,7 +165,7 @@ def differences_figure(analysis: Analysis, width: float = WIDE) -> Figure:
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
     rows = [line for line in lines(analysis) if line.arm != analysis.reference]
     few = len(rows) <= MANY
-    figure, axis = _rows([f"{row.arm}: {row.label}" for row in rows], width, 0.46 if few else 0.26)
+    figure, axis = _rows([f"{_shortened(row.arm)}: {row.label}" for row in rows], width, 0.46 if few else 0.26)
     edge = unit.scale * study.compare.smallest_effect
     axis.axvspan(-edge, edge, color="0.5", alpha=0.18, linewidth=0)
     axis.axvline(0, color=INK, linewidth=0.8)

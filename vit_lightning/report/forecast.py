@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+from scipy import optimize, special
 
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import show_time
@@ -23,7 +23,6 @@ from vit_lightning.report.sequential import (
     at,
     follow,
     variances_by_others,
-    visible_difference,
 )
 from vit_lightning.report.study import Compare, Study
 from vit_lightning.report.wording import unit_of
@@ -124,7 +123,7 @@ def expect(rules: Compare, arms: int, sd: float, truth: float) -> Forecast:
         truth: true difference of each arm to the baseline; for pairs and best, of the last arm to all others.
     """
     design, alone = design_of(rules, arms), rules.arms == "baseline"
-    studies = max(50, min(1000, 10_000 // (arms if alone else arms**2)))
+    studies = max(50, min(1000, 400_000 // ((arms if alone else arms**2) * design.max_pairs)))
     results = np.random.default_rng(0).standard_normal((studies, arms, design.max_pairs)) * sd / math.sqrt(2)
     results[:, 1 if alone else -1 :] += truth
     by_others = variances_by_others(results[..., :FIRST])
@@ -168,18 +167,25 @@ def best_spending(rules: Compare, arms: int, spread: Spread | None) -> Spending:
 @functools.lru_cache
 def visible(rules: Compare, arms: int, spread: Spread) -> float:
     """Returns the improvement that a study finds with a probability of ``POWER`` by its last analysis."""
-    return visible_difference(design_of(rules, arms), spread.sd, POWER)
+    high = spread.sd
+
+    def missing(difference: float) -> float:
+        return POWER - expect(rules, arms, spread.sd, difference).better
+
+    while missing(high) > 0:
+        high *= 2
+    return float(optimize.bisect(missing, 0.0, high, xtol=spread.sd / 100))
 
 
-def forecast_sentences(rules: Compare, arms: int, spread: Spread, seconds: float | None = None) -> list[str]:
+def forecast_sentences(study: Study, spread: Spread, seconds: float | None = None) -> list[str]:
     """Describes what a study can show, what that costs, and if it cannot show what is asked, what could.
 
     Args:
-        rules: rules of the comparisons.
-        arms: number of arms, the baseline included.
+        study: its rules, arms and trials.
         spread: spread of the differences.
         seconds: time of the study for each of its runs; None if nobody knows.
     """
+    rules, arms = study.compare, len(study.arms)
     unit, seen = unit_of(rules.metric), visible(rules, arms, spread)
     effect, seeds = unit.plain(rules.smallest_effect), rules.max_seeds
     alike, differ = (expect(rules, arms, spread.sd, truth) for truth in (0.0, rules.smallest_effect))
@@ -198,7 +204,7 @@ def forecast_sentences(rules: Compare, arms: int, spread: Spread, seconds: float
         advice = f"{short}: raise compare.smallest_effect, or compare.max_seeds to about {_rounded(factor * seeds)}"
         images = spread.images if spread.disagreement is not None else None
         lines.append(advice + (f", or take about {_rounded(factor * images):,} test images" if images else ""))
-    return lines
+    return [*lines, *tuning_sentences(study, spread)]
 
 
 def shortfall(rules: Compare, arms: int, spread: Spread) -> str:
@@ -269,9 +275,10 @@ def tuning_sentences(study: Study, spread: Spread | None) -> list[str]:
     luck = None if spread is None else tuning_luck(study, spread.sd)
     if luck is None:
         return []
-    differ, called = map(_percent, luck)
-    what = f"of arms that are exactly alike, tuning alone would choose different values in {differ} of the comparisons"
-    return [f"{what} and call one better or worse in {called} (tune.replicates makes the answer cover that)"]
+    alpha, differ, called = map(_percent, (study.compare.alpha, *luck))
+    text = f"the {alpha} of false verdicts leave out the luck of tuning: arms exactly alike get different values "
+    text += f"in {differ} of the comparisons, and are called better or worse for that alone in {called} "
+    return [f"{text}(tune.replicates={study.compare.max_seeds} tunes anew for each pair of runs, which counts it in)"]
 
 
 def _source(spread: Spread, sd: str) -> str:

@@ -12,7 +12,6 @@ from vit_lightning.report.checks import Check, read_facts, run_checks
 from vit_lightning.report.configs import Configs, config_differences, read_configs
 from vit_lightning.report.figures import NARROW, draw_figures, read_curves
 from vit_lightning.report.forecast import measured_spread, shortfall, tuning_sentences
-from vit_lightning.report.schedule import analyses_of
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import Table
 from vit_lightning.report.wording import caveats, headline, lines, notes, recommendation, sentence
@@ -84,7 +83,7 @@ def make_report(study: Study) -> Report:
         recommendation=recommendation(analysis),
         caveats=caveats(analysis),
         sentences=[sentence(analysis, line) for line in lines(analysis)],
-        notes=[*notes(analysis), *_shortfall(analysis), *_tuning(study)],
+        notes=[*notes(analysis), *_forecasts(analysis)],
         facts=read_facts(analysis),
         checks=checks,
         tables={name: table for name, table in made.items() if table.rows},
@@ -93,18 +92,13 @@ def make_report(study: Study) -> Report:
     )
 
 
-def _tuning(study: Study) -> list[str]:
-    """Says what tuning alone would show, where arms have other values than others."""
+def _forecasts(analysis: Analysis) -> list[str]:
+    """Says what the seeds can show where a study ends without an answer, and what tuning alone would show."""
+    study, spread = analysis.study, measured_spread(analysis.study)
+    asked = [one for one in analysis.comparisons if one.verdict in ("undecided", "not better", "not worse")]
+    open_now = study.missing or analysis.standings or all(one.analysis is None for one in asked)
     chosen = [] if study.tuning is None else [*study.tuning.chosen.values()]
-    said = tuning_sentences(study, measured_spread(study)) if any(values != chosen[0] for values in chosen) else []
-    return [f"{text[0].upper()}{text[1:]}." for text in said]
-
-
-def _shortfall(analysis: Analysis) -> list[str]:
-    """Says what the seeds have shown where the study ends without an answer and that is less than was asked."""
-    study, unanswered = analysis.study, ("undecided", "not better", "not worse")
-    if study.missing or analysis.standings or all(one.verdict not in unanswered for one in analysis.comparisons):
-        return []
-    spread = measured_spread(study) if analyses_of(study.compare) else None
-    short = "" if spread is None else shortfall(study.compare, len(study.arms), spread)
-    return [f"{short[0].upper()}{short[1:]}."] if short else []
+    said = tuning_sentences(study, spread) if any(values != chosen[0] for values in chosen) else []
+    if spread is not None and not open_now:
+        said = [shortfall(study.compare, len(study.arms), spread), *said]
+    return [f"{text[0].upper()}{text[1:]}." for text in said if text]

@@ -371,23 +371,3 @@ def p_value(differences: Values, design: Design, by_others: Values | None = None
 
     steps = range(-1000, math.ceil(-100 * math.log10(design.level)))
     return min(1.0, design.alpha * 10 ** ((steps[0] + bisect.bisect_left(steps, True, key=is_claimed)) / 100))
-
-
-def visible_difference(design: Design, sd: float, power: float = 0.8) -> float:
-    """Returns the true difference that a study finds with a probability by its last analysis."""
-    noise = sd * _noise(design.max_pairs)
-
-    def found(difference: float) -> float:
-        course = follow(difference + noise, design)
-        return float(np.mean(at(course.claims["better"], course.stop))) - power
-
-    high = sd
-    while found(high) < 0:
-        high *= 2
-    return float(optimize.bisect(found, 0.0, high, xtol=sd / 200))
-
-
-@functools.cache
-def _noise(pairs: int) -> Values:
-    """Returns the differences of simulated studies with a standard deviation of 1: (studies, pairs)."""
-    return np.random.default_rng(0).standard_normal((2000, pairs))

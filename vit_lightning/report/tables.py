@@ -16,7 +16,7 @@ from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.checks import Check
 from vit_lightning.report.configs import ConfigDifference
 from vit_lightning.report.study import Study
-from vit_lightning.report.variance import estimate, highest_rate
+from vit_lightning.report.variance import estimate
 from vit_lightning.report.wording import (
     MINUS,
     NONE,
@@ -25,7 +25,6 @@ from vit_lightning.report.wording import (
     lines,
     named,
     reference,
-    show_fraction,
     show_p,
     unit_of,
 )
@@ -108,25 +107,18 @@ def tabulate(caption: str, rows: Iterable[Row], columns: Sequence[Column[Row]], 
     return Table(caption, [name for name, _ in columns], [[cell(row) for _, cell in columns] for row in rows], note)
 
 
-TOO_LARGE = (
-    " One that is better or worse ended its comparison, and so is too large on average: by 0.1 to 0.2 smallest effects "
-    "where it matters, by up to 0.8 where hardly anything is there. Statistics for experts have it corrected."
-)
-"""Simulated: experiments/README.md, errors of ablations."""
-
-
 def verdict_table(analysis: Analysis) -> Table:
     """A line for each arm: the answer."""
-    rules, share = analysis.study.compare, 100 * analysis.study.compare.alpha
+    rules, tuning = analysis.study.compare, analysis.study.tuning
     found, columns = lines(analysis), _line_columns(analysis)
-    differ = any({"better", "worse"} & {*one.claims} for one in analysis.comparisons)
+    about = " about these values" if tuning is not None and not tuning.replicates else ""
     shown = {
         "arm": "",
-        "verdict": f"The probability that any verdict is false is at most {share:g} %.",
+        "verdict": f"The probability that any verdict{about} is false is at most {100 * rules.alpha:g} %.",
         "holds": "New images: test images of the same kind, drawn anew.",
         "failed": "",
         "mean": "Means are over all runs of an arm.",
-        "difference": "Differences are over the seeds that both have run." + TOO_LARGE * differ,
+        "difference": "Differences are over the seeds that both have run.",
         "range": "Range: where the difference would end with ever more seeds.",
         "what next": "Ranges of arms that are not the best end at zero." if analysis.standings else "",
     }
@@ -181,12 +173,6 @@ def arm_table(analysis: Analysis) -> Table:
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
     baseline = study.baseline if study.compare.arms == "baseline" else None
 
-    def collapsed(arm: Arm) -> str:
-        if arm.collapsed is None:
-            return NONE
-        count = len(arm.collapsed)
-        return f"{count} of {arm.n} (up to {show_fraction(highest_rate(count, arm.n))})"
-
     return tabulate(
         f"{unit.label(study.compare.metric)} of each arm",
         analysis.ranked,
@@ -198,10 +184,9 @@ def arm_table(analysis: Analysis) -> Table:
             ("sd", lambda arm: unit.value(arm.sd)),
             ("lowest", lambda arm: unit.value(min(arm.values.values(), default=math.nan))),
             ("highest", lambda arm: unit.value(max(arm.values.values(), default=math.nan))),
-            ("collapsed", collapsed),
+            ("collapsed", lambda arm: NONE if arm.collapsed is None else str(len(arm.collapsed))),
         ],
-        "Collapsed: runs below the midpoint between chance and the median of their arm; in brackets, the highest rate "
-        "of collapse that is compatible with that (one-sided, 95 %).",
+        "Collapsed: runs below the midpoint between chance and the median of their arm.",
     )
 
 
@@ -258,7 +243,8 @@ def difference_table(analysis: Analysis) -> Table:
         f"Numbers are those of the analysis that decided a comparison, else of the latest. Each comparison has the "
         f"level {show_p(level)}; its repeated confidence interval covers the true difference with 1 minus that at all "
         f"analyses together, on new images also if test images were drawn anew. {RANGE} Corrected: results decide when "
-        "a comparison stops, which shifts its difference; corrected, it is too high as often as too low. p is "
+        "a comparison stops, which shifts its difference; corrected, it is too high as often as too low, but still too "
+        "large where it was luck that made it better or worse. p is "
         f"corrected for all comparisons and analyses: compare it with {study.compare.alpha:g}.",
     )
 
@@ -305,12 +291,11 @@ def effect_table(analysis: Analysis) -> Table:
         note += f" {n} of {seeds} seeds have a result for every combination; only these count here."
     return tabulate(
         f"Effects of the factors on {unit.difference_label(analysis.study.compare.metric)}",
-        sorted(effects, key=lambda effect: (effect.is_interaction, -abs(effect.effect) if effect.n else 0.0)),
+        sorted(effects, key=lambda effect: (effect.name.startswith("("), -abs(effect.effect) if effect.n else 0.0)),
         [
             ("effect", lambda effect: effect.name),
             ("difference", lambda effect: unit.signed(effect.effect)),
             ("range", lambda effect: unit.interval(effect.low, effect.high)),
-            (f"p, corrected for {counted(len(effects), 'effect')}", lambda effect: show_p(effect.p_adjusted)),
             ("seeds", lambda effect: str(effect.n)),
         ],
         note,

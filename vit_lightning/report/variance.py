@@ -56,8 +56,6 @@ class Components:
 
     seeds: int
     images: int
-    seed: float
-    """Variance between seeds in the limit of infinitely many test images; never below 0."""
     image: float
     """Variance between images, common to all seeds."""
     rest: float
@@ -97,8 +95,8 @@ def components(table: NDArray[Any]) -> Components:
     between_images = seeds * float(np.sum((by_image - mean) ** 2)) / (images - 1)
     left = values - by_seed[:, None] - by_image[None, :] + mean
     rest = float(np.sum(left**2)) / ((seeds - 1) * (images - 1))
-    by_seeds, by_images = max(0.0, (between_seeds - rest) / images), max(0.0, (between_images - rest) / seeds)
-    return Components(seeds, images, by_seeds, by_images, rest, math.sqrt(between_seeds / images))
+    by_images = max(0.0, (between_images - rest) / seeds)
+    return Components(seeds, images, by_images, rest, math.sqrt(between_seeds / images))
 
 
 @dataclass(frozen=True)
@@ -110,20 +108,13 @@ class Effect:
     effect: float
     low: float
     high: float
-    """t-interval; the level is alpha over the number of effects."""
-    p: float
-    p_adjusted: float
-    """p times the number of effects."""
-
-    @property
-    def is_interaction(self) -> bool:
-        return self.name.startswith("(")
+    """t-interval; the level is alpha over the number of effects. nan where the effects of all seeds are alike."""
 
 
 def factor_effects(
     factors: Mapping[str, Sequence[Any]], results: Mapping[tuple[Any, ...], Mapping[int, float]], alpha: float
 ) -> list[Effect]:
-    """Estimates main effects and two-way interactions of a full grid by contrasts within the seed, t-tested over seeds.
+    """Estimates main effects and two-way interactions of a full grid by contrasts within the seed.
 
     A main effect is a level against the first of its factor, averaged over the others. An interaction is the change of
     that difference with a level of another factor. Bonferroni's correction is over all of them; the choice of the time
@@ -141,13 +132,8 @@ def factor_effects(
     n, found = len(seeds), []
     for name, values in contrasts.items():
         mean, error = float(values.mean()) if n else math.nan, spread(values) / math.sqrt(max(n, 1))
-        half = float(special.stdtrit(n - 1, 1 - alpha / len(contrasts) / 2)) * error
-        if error == 0:  # alike: the exact sign-flip test in place of the t-test
-            p = 1.0 if abs(mean) < 1e-6 else 2.0 ** (1 - n)
-        else:
-            p = float(2 * special.stdtr(n - 1, -abs(mean) / error))
-        adjusted = p if math.isnan(p) else min(1.0, len(contrasts) * p)
-        found.append(Effect(name, n, mean, mean - half, mean + half, p, adjusted))
+        half = float(special.stdtrit(n - 1, 1 - alpha / len(contrasts) / 2)) * (error or math.nan)
+        found.append(Effect(name, n, mean, mean - half, mean + half))
     return found
 
 

@@ -24,10 +24,10 @@ FEW = 3
 PHRASES = {
     "clearly better": "better{than}, by {effect} or more",
     "better": "better{than}",
-    "slightly better": "better{than}, but by less than {effect}",
+    "slightly better": "slightly better{than} (by less than {effect})",
     "clearly worse": "worse{than}, by {effect} or more",
     "worse": "worse{than}",
-    "slightly worse": "worse{than}, but by less than {effect}",
+    "slightly worse": "slightly worse{than} (by less than {effect})",
     "equivalent": "equivalent{to} (within {effect})",
     "not better": "not better{than} by {effect}, not shown worse",
     "not worse": "not worse{than} by {effect}, not shown better",
@@ -38,6 +38,7 @@ PHRASES = {
     "not the best": "not the best",
 }
 """Words of verdicts, the strongest first, and of ranks; than, to and against another arm."""
+HERE = "on these images only"
 BETTER, WORSE = ("clearly better", "better"), ("clearly worse", "worse", "slightly worse")
 OUTCOMES = {
     **dict.fromkeys((*BETTER, "the best", "among the best"), "better"),
@@ -188,7 +189,7 @@ def _holds(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
         shown = {"better": low > 0, "worse": high < 0, "not better": high < effect, "not worse": low > -effect}
         matters = not kind_of(one).startswith("clearly") or min(abs(low), abs(high)) >= effect
         found += [matters and all(shown[claim] for claim in one.claims)] * (bool(one.claims) and not math.isnan(low))
-    return ("also on new images" if all(found) else "on these images only") if found else ""
+    return ("also on new images" if all(found) else HERE) if found else ""
 
 
 def _by_kind(analysis: Analysis) -> dict[str, list[str]]:
@@ -297,25 +298,23 @@ def sentence(analysis: Analysis, line: Line) -> str:
 def next_step(analysis: Analysis, one: ArmComparison) -> str:
     """Says what a verdict means for a choice."""
     if one.blocked:
-        again = [run for run in _retried(one) if run.seed in one.study.seeds[: one.seeds_for(one.next or one.n)]]
-        mended = f"mend what failed, then try again: {_runs(len(again), _seconds(analysis, again))}"
-        return mended if again else "runs diverge: change that in a new study"
-    kind = kind_of(one)
-    if kind in BETTER:
-        best = next(better for better in analysis.ordered if kind_of(better) in BETTER)
-        alone = f"; not compared with {quoted(best.arm)}" if analysis.study.compare.arms == "baseline" else ""
-        return f"{'take it' if one.arm == best.arm else f'may be taken too{alone}'}{_price(analysis, one)}"
-    failed, effect = _failed(analysis, one.arm), _effect(analysis)
+        return "mend what failed, then try again" if _retried(one) else "runs diverge: change that in a new study"
+    failed, effect, price = _failed(analysis, one.arm), _effect(analysis), _price(analysis, one)
     stop = f"stop, no answer with {counted(analysis.study.compare.max_seeds, 'seed')}"
+    rivals = analysis.study.compare.arms == "baseline" and sum(kind_of(arm) in BETTER for arm in analysis.ordered) > 1
+    here = "; for new images it is open" * (_holds(analysis, [one]) == HERE)
+    take = f"may be taken{here}; better arms were not compared with each other" if rivals else f"take it{here}"
+    either = f"either does on these images{here}" if here else "take either"
     known = {
+        **dict.fromkeys(BETTER, f"{take}{price}"),
         "clearly worse": "leave it",
         "worse": "leave it",
-        **dict.fromkeys(("slightly better", "slightly worse"), f"no reason to switch{_price(analysis, one)}"),
-        "equivalent": f"{f'no reason to switch: {failed}' if failed else 'take either'}{_price(analysis, one)}",
+        **dict.fromkeys(("slightly better", "slightly worse"), f"no reason to switch{price}"),
+        "equivalent": f"{f'no reason to switch: {failed}' if failed else either}{price}",
         "not better": f"stop: no gain of {effect}, no loss shown",
         "not worse": f"stop: no loss of {effect}, no gain shown{f'; {failed}' if failed else ''}",
     }
-    return known.get(kind, stop)
+    return known.get(kind_of(one), stop)
 
 
 def _failed(analysis: Analysis, name: str) -> str:
@@ -346,15 +345,15 @@ def _cost(analysis: Analysis, comparisons: Sequence[ArmComparison], *, until_las
         for seed in one.study.seeds[: one.seeds_for(one.design.max_pairs if until_last else one.next or one.n)]
         if states.get((arm, seed), "missing") == "missing"
     }
-    return len(needed), _seconds(analysis, [Run(arm, seed, "", "missing") for arm, seed in needed])
+    return len(needed), _seconds(analysis, [arm for arm, _ in needed])
 
 
-def _seconds(analysis: Analysis, runs: Sequence[Run]) -> float:
+def _seconds(analysis: Analysis, arms: Sequence[str]) -> float:
     """Estimates the time of runs, one after the other, by the medians of their arms; nan before any has ended."""
     times = {arm.name: arm.median("seconds") for arm in analysis.arms}
     known = [time for time in times.values() if not math.isnan(time)]
     any_arm = sum(known) / len(known) if known else math.nan
-    return sum(any_arm if math.isnan(times[run.arm]) else times[run.arm] for run in runs)
+    return sum(any_arm if math.isnan(times[arm]) else times[arm] for arm in arms)
 
 
 def _runs(number: int, seconds: float) -> str:
@@ -367,7 +366,7 @@ def recommendation(analysis: Analysis) -> str:
     if not analysis.comparisons:
         return "Add an arm to the plan."
     blocked = [one for one in analysis.comparisons if one.blocked]
-    missing = [run for run in study.runs if run.state == "missing"]
+    missing = [run.arm for run in study.runs if run.state == "missing"]
     if missing:
         text = f"Not finished: {_runs(len(missing), _seconds(analysis, missing))} to the next comparison"
         number, seconds = _cost(analysis, [one for one in analysis.comparisons if one.is_open], until_last=True)
@@ -406,7 +405,7 @@ def _choice(analysis: Analysis) -> str:
         more = [] if better[0].kind == "clearly better" else [f"whether {_effect(analysis)} or more is open"]
         if len(better) > 1:
             more.append(f"the best mean of {len(better)} better arms, which were not compared with each other")
-        more += filter(None, [_failed(analysis, better[0].arm)])
+        more += filter(None, [_failed(analysis, better[0].arm), "open for new images" * (better[0].holds == HERE)])
         return f"Take {quoted(better[0].arm)} ({', '.join([gain, *more])})."
     if groups.keys() == {"baseline", "failed"}:
         return "No arm could be compared."
@@ -418,7 +417,8 @@ def _choice(analysis: Analysis) -> str:
         parts.append(f"{few(slightly)} by less: no reason to switch")
     alike = [*groups.get("equivalent", []), *groups.get("not worse", [])]
     if also := [arm for arm in alike if not _failed(analysis, arm)]:
-        parts.append(f"{few(also)} may be taken as well")
+        here = any(line.arm in also and line.holds == HERE for line in found)
+        parts.append(f"{few(also)} may be taken as well{' (open for new images)' * here}")
     parts += [f"not {quoted(arm)}: {failed}" for arm in alike if (failed := _failed(analysis, arm))]
     return "; ".join(parts) + "."
 
@@ -426,7 +426,7 @@ def _choice(analysis: Analysis) -> str:
 def notes(analysis: Analysis) -> list[str]:
     """Returns what a reader must know beside the verdicts: failures, collapses, arms that change nothing, tuning."""
     return [
-        *(_failures(analysis, arm) for arm in analysis.arms if arm.failed),
+        *(_failures(arm) for arm in analysis.arms if arm.failed),
         *(
             f"{quoted(arm.name)}: {len(arm.collapsed)} of {arm.n} runs collapsed "
             f"(seed {listed([*map(str, arm.collapsed)])}); a rate of up to "
@@ -443,19 +443,11 @@ def notes(analysis: Analysis) -> list[str]:
     ]
 
 
-def _failures(analysis: Analysis, arm: Arm) -> str:
-    """Says which runs failed, what that leaves out, and how the difference would be if failed runs were the worst."""
-    unit = unit_of(analysis.study.compare.metric)
-    seeds = listed([str(run.seed) for run in arm.failed])
-    text = f"{len(arm.failed)} of {counted(len(arm.runs), 'run')} of {quoted(arm.name)} failed (seed {seeds}): these "
-    text += "seeds do not count, and claims are about seeds with which both runs finish."
-    for one in analysis.comparisons:
-        if arm.name in (one.arm, one.other) and not math.isnan(one.with_failures):
-            worst = unit.difference(one.with_failures)
-            both = f"{quoted(one.arm)} against {quoted(one.other)}"
-            text += f" {both} with the worst result of the study in place of each: {worst}."
-            break
-    return text
+def _failures(arm: Arm) -> str:
+    """Says which runs failed, and what that leaves out."""
+    seeds, runs = listed([str(run.seed) for run in arm.failed]), counted(len(arm.runs), "run")
+    why = "these seeds do not count, and claims are about seeds with which both runs finish"
+    return f"{len(arm.failed)} of {runs} of {quoted(arm.name)} failed (seed {seeds}): {why}."
 
 
 def _edges(analysis: Analysis) -> list[str]:
@@ -465,13 +457,10 @@ def _edges(analysis: Analysis) -> list[str]:
         return []
     found = []
     for key, values in tuning.options.items():
-        if len(values) < 3 or not all(isinstance(value, int | float) for value in values):
-            continue
-        ends = (min(values), max(values))
-        arms = [arm for arm, chosen in tuning.chosen.items() if chosen.get(key) in ends]
-        if arms:
-            text = f"Tuning chose the smallest or largest {key} for {few(arms)}: better values may lie beyond."
-            found.append(text)
+        ordered = len(values) > 2 and all(isinstance(value, int | float) for value in values)
+        ends = (min(values), max(values)) if ordered else ()
+        if arms := [arm for arm, chosen in tuning.chosen.items() if chosen.get(key) in ends]:
+            found.append(f"Tuning chose the smallest or largest {key} for {few(arms)}: better values may lie beyond.")
     return found
 
 
@@ -493,7 +482,17 @@ def caveats(analysis: Analysis) -> list[str]:
     if tuning is not None and tuning.replicates:
         about += " Each run was tuned anew: verdicts are about arms with their tuning, whatever values it chooses."
     changed = [f"Not as planned: {text}." for text in analysis.study.plan_changed]
-    return [about, *changed, *unlike_spreads(analysis.comparisons)]
+    effect, unit = analysis.study.compare.smallest_effect, unit_of(analysis.study.compare.metric)
+    shares = [unit.plain(share * effect) for share in (0.2, 1, 0.8, 0.25, 0.1, 0.7)]
+    differ = any({"better", "worse"} & {*one.claims} for one in analysis.comparisons)
+    return [about, *changed, *unlike_spreads(analysis.comparisons), *[TOO_LARGE.format(*shares)] * differ]
+
+
+TOO_LARGE = (
+    "A difference that is better or worse is too large on average, as luck helped to end it: by up to {0} where the "
+    "true one is {1} or more, by up to {2} where it is {3}; corrected (Statistics for experts) by up to {4} and {5}."
+)
+"""Simulated: experiments/README.md, estimates after stopping."""
 
 
 def rule(analysis: Analysis) -> str:
