@@ -66,6 +66,14 @@ CONFIGS = {
         "num_heads": 2,
     },
     "torch_encoder": {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5},
+    "dinov2": {
+        "image_size": 8,
+        "patch_size": 4,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_labels": 5,
+    },
     "einops_tutorial": {"img_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 5},
 }
 

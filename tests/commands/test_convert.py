@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from vit_lightning.cli import main
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.weights import from_reference
+from vit_lightning.weights.files import WRITERS
 from vit_lightning.weights.sources import open_source
-from vit_lightning.weights.write import WRITERS
 
 SUFFIXES = list(WRITERS)
 

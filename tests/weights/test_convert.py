@@ -86,7 +86,7 @@ def test_stacked_blocks_have_an_axis_for_the_blocks():
 @pytest.mark.parametrize("family", CONFIGS)
 def test_missing_unexpected_and_misshapen_tensors_are_named(family):
     _, state, config = fresh(family)
-    names = [name for name in state if state[name].ndim]
+    names = [name for name in state if state[name].ndim and not name.endswith("mask_token")]  # which is not read
     missing, misshapen = names[0], names[-1]
     state["nobody.knows"] = torch.zeros(1)
     del state[missing]

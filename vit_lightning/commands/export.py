@@ -27,10 +27,10 @@ from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import whole_folder, write_whole
 from vit_lightning.weights.convert import FAMILIES, to_reference
 from vit_lightning.weights.describe import model_config
+from vit_lightning.weights.files import WRITERS
 from vit_lightning.weights.identify import OURS
 from vit_lightning.weights.logits import TOLERANCE, TRACED, largest_difference, random_images
 from vit_lightning.weights.sources import Source, open_source
-from vit_lightning.weights.write import WRITERS
 
 Form = Literal["safetensors", "onnx", "torch-export", "hf"]
 
@@ -268,7 +268,7 @@ def convert(
             torchvision:NAME.
         dst: new file that ends with .safetensors, .pth or .npz; or a new folder with --to=hf.
         to: implementation: timm, torchvision, hf, vit_pytorch, simple_vit, crate, big_vision, google, torch_encoder,
-            einops_tutorial or timm_legacy.
+            einops_tutorial, timm_legacy, dinov2 or dinov3.
 
     Raises:
         UserError: names the options that the implementation does not have; or the logits differ.

@@ -217,8 +217,8 @@ class DividedAfterSoftmaxAttention(MultiHeadAttention):
 class RotaryAttention(MultiHeadAttention):
     """MultiHeadAttention with rotary positions (Su et al. 2021; axial, as in EVA-02).
 
-    ViT sets the grid; tokens before the patches are not rotated. ``temperature``, ``max_resolution`` and
-    ``reference_grid`` are those of ``RotaryPositions``.
+    ViT sets the grid; tokens before the patches are not rotated. ``temperature``, ``max_resolution``,
+    ``reference_grid`` and ``centred`` are those of ``RotaryPositions``.
     """
 
     def __init__(
@@ -229,8 +229,10 @@ class RotaryAttention(MultiHeadAttention):
         temperature: float = 10_000.0,
         max_resolution: float | None = None,
         reference_grid: tuple[int, int] | None = None,
+        centred: bool = False,
         qkv_bias: bool = True,
         qk_norm: Layer | None = None,
+        projection_bias: bool = True,
         dropout: float = 0.0,
         projection_dropout: float = 0.0,
     ) -> None:
@@ -239,6 +241,7 @@ class RotaryAttention(MultiHeadAttention):
             num_heads,
             qkv_bias=qkv_bias,
             qk_norm=qk_norm,
+            projection_bias=projection_bias,
             dropout=dropout,
             projection_dropout=projection_dropout,
         )
@@ -247,6 +250,7 @@ class RotaryAttention(MultiHeadAttention):
                 f"num_heads={num_heads}: heads of {self.dim_head} channels, which has to be a multiple of 4"
             )
         self.temperature, self.max_resolution, self.reference_grid = temperature, max_resolution, reference_grid
+        self.centred = centred
         self.positions: RotaryPositions | None = None
 
     def set_grid(self, grid: tuple[int, int], prefix_tokens: int) -> None:
@@ -258,6 +262,7 @@ class RotaryAttention(MultiHeadAttention):
             temperature=self.temperature,
             max_resolution=self.max_resolution,
             reference_grid=self.reference_grid,
+            centred=self.centred,
         )
         weight = next(self.parameters())
         self.positions = positions.to(weight.device, weight.dtype)

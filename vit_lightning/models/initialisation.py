@@ -126,7 +126,8 @@ def _initialise(scheme: dict[str, Draws], network: nn.Module) -> None:
     """Draws all weights; what is no layer of torch or ours keeps its own, but for a bias, which is zero."""
     for name, module in network.named_modules():
         kinds = [kind for kind, pattern in _LAYERS.items() if re.fullmatch(pattern, name)]
-        weight, bias = None, getattr(module, "bias", None)
+        weight: Tensor | None = None
+        bias = getattr(module, "bias", None)
         if isinstance(module, LearnedPositions):
             kinds, weight = ["positions"], module.table
         elif isinstance(module, LearnedTokens):

@@ -185,6 +185,8 @@ class RotaryPositions(ExactTable):
         temperature: ratio of the longest to the shortest wavelength.
         max_resolution: frequencies of pixels instead of a temperature; none when not given.
         reference_grid: grid of pre-training, to which this one is rescaled; none when not given.
+        centred: whether coordinates are the centres of patches from -1 to 1, and frequencies 2 pi times those of a
+            temperature (DINOv3).
     """
 
     def __init__(
@@ -196,12 +198,16 @@ class RotaryPositions(ExactTable):
         temperature: float = 10_000.0,
         max_resolution: float | None = None,
         reference_grid: Grid | None = None,
+        centred: bool = False,
     ) -> None:
         if dim_head % 4:
             raise UserError(f"dim_head={dim_head} must be a multiple of 4 for rotary positions in two dimensions")
         count = dim_head // 4
         steps = torch.arange(count, dtype=torch.float64, device="cpu")
-        if max_resolution is None:
+        if centred:
+            axes = [(2.0 * torch.arange(size, dtype=torch.float64, device="cpu") + 1.0) / size - 1.0 for size in grid]
+            frequencies = 2.0 * math.pi * temperature ** -(steps / count)
+        elif max_resolution is None:
             axes = [torch.arange(size, dtype=torch.float64, device="cpu") for size in grid]
             frequencies = temperature ** -(steps / count)
         else:

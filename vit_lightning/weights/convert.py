@@ -14,6 +14,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.models.vit import ViT
 from vit_lightning.weights.describe import canonical_state, describe
+from vit_lightning.weights.family_dino import DINOV2, DINOV3
 from vit_lightning.weights.family_einops import EINOPS_TUTORIAL
 from vit_lightning.weights.family_jax import BIG_VISION, GOOGLE
 from vit_lightning.weights.family_timm import TIMM, TIMM_LEGACY
@@ -34,6 +35,8 @@ _TABLES = (
     TORCH_ENCODER,
     EINOPS_TUTORIAL,
     TIMM_LEGACY,
+    DINOV2,
+    DINOV3,
 )
 FAMILIES = {family.name: family for family in _TABLES}
 

@@ -85,7 +85,7 @@ def _read(modules: Mapping[str, nn.Module], reader: ShapeReader) -> Options:
         found |= {"dim_head": attention.head_dim, "scale": attention.head_dim**-0.5, "dropout": attention.dropout}
     if isinstance(attention, RotaryAttention):
         grid = None if attention.reference_grid is None else list(attention.reference_grid)
-        found["rotary"] = Rotary(attention.temperature, attention.max_resolution, grid)
+        found["rotary"] = Rotary(attention.temperature, attention.max_resolution, grid, attention.centred)
     elif not isinstance(attention, ALIKE):
         found["attention"] = _kind(attention, ATTENTIONS)
     if not found["projection"]:

@@ -60,7 +60,7 @@ TORCHVISION = Family(
     find_layout=lambda shapes: {"mlp": _MLP_NAMES[any(".mlp.linear_1." in name for name in shapes)]},
 )
 
-_HF_ACTIVATIONS = {
+HF_ACTIVATIONS = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "gelu_tanh"),
     "relu": "relu",
@@ -100,7 +100,13 @@ def _hf_names(options: Options, layout: Layout) -> Names:
     }
 
 
-def _eps(norm: str) -> float:
+HF_INERT = frozenset({"initializer_range", "encoder_stride", "pooler_output_size", "pooler_act", "model_type"})
+HF_INERT |= {"architectures", "transformers_version", "dtype", "torch_dtype", "id2label", "label2id"}
+"""What transformers writes into any config.json, and what else says nothing about the function."""
+
+
+def norm_eps(norm: str) -> float:
+    """Returns the epsilon of a norm such as layernorm_1e-06."""
     return float(norm.rpartition("_")[2])
 
 
@@ -111,10 +117,10 @@ HF = Family(
         Field("num_hidden_layers", 12, "depth"),
         Field("num_attention_heads", 12, "num_heads"),
         Field("intermediate_size", 3072, "hidden"),
-        choice("hidden_act", "gelu", "activation", _HF_ACTIVATIONS),
+        choice("hidden_act", "gelu", "activation", HF_ACTIVATIONS),
         Field("hidden_dropout_prob", 0.0, ("emb_dropout", "projection_dropout", "output_dropout")),
         Field("attention_probs_dropout_prob", 0.0, "dropout"),
-        Field("layer_norm_eps", 1e-12, "norm", lambda eps: norm_text("layernorm", float(eps)), _eps),
+        Field("layer_norm_eps", 1e-12, "norm", lambda eps: norm_text("layernorm", float(eps)), norm_eps),
         Field("image_size", 224, "image_size", size, side),
         Field("patch_size", 16, "patch_size", size, side),
         Field("num_channels", 3, "in_channels"),
@@ -122,8 +128,7 @@ HF = Family(
         Field("num_labels", 2, "num_classes"),
     ),
     names=_hf_names,
-    inert=frozenset({"initializer_range", "encoder_stride", "pooler_output_size", "pooler_act", "model_type"})
-    | {"architectures", "transformers_version", "dtype", "torch_dtype", "id2label", "label2id"},
+    inert=HF_INERT,
     flatten=_flat_hf,
     headless=True,
     layouts={"names": ("memory", "disk")},

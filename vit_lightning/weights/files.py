@@ -1,4 +1,4 @@
-"""Weights from any place, a file, a folder or a name, read as tensors and plain data alone."""
+"""Weights from any place, a file, a folder or a name, read as tensors and plain data alone; and written to files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,26 @@ _COUNTS = ("train_metrics.", "val_metrics.", "test_metrics.")
 _LARGEST_JSON = 1 << 24
 _LARGEST_GROWTH = 8
 """Times its size to which a compressed .npz may grow, above the first GiB."""
+
+
+def _write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    # copies: it refuses tensors that share memory; transformers wants to know whose they are
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, path, {"format": "pt"})
+
+
+def _write_npz(tensors: Mapping[str, Tensor], path: Path) -> None:
+    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+    np.savez(path, **arrays)
+
+
+WRITERS: dict[str, Callable[[Mapping[str, Tensor], Path], None]] = {
+    ".safetensors": _write_safetensors,
+    ".pth": lambda tensors, path: torch.save(dict(tensors), path),
+    ".npz": _write_npz,
+}
+"""Functions that write tensors to a file, by its suffix."""
 
 
 @dataclass(frozen=True)
@@ -268,11 +288,12 @@ def _tidy(contents: Any) -> tuple[dict[str, Tensor], tuple[str, ...]]:
         if len(shorter) < len(tensors):
             break
         tensors = shorter
-    if "embeddings.patch_embeddings.projection.weight" in tensors:  # a ViTModel of transformers, without its classifier
+    names = " ".join(tensors)
+    if "embeddings.patch_embeddings.projection.weight" in tensors and ".layernorm_before." in names:  # hf's ViTModel
         tensors = {f"vit.{name}": value for name, value in tensors.items()}
     for reason, chosen in {
         "hold no floating-point numbers": [n for n, value in tensors.items() if not value.is_floating_point()],
-        "are not needed for logits": [name for name in tensors if _UNUSED.fullmatch(name)],
+        "are not needed for logits": [n for n in tensors if _UNUSED.fullmatch(n) and ".ls1.gamma" not in names],
     }.items():
         if chosen:
             more = f" and {len(chosen) - 3} more" if len(chosen) > 3 else ""

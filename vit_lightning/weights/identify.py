@@ -45,11 +45,21 @@ _HEADS = {(width, depth): heads for width, depth, heads in PRESETS.values()} | {
 _HEADS_OF_FAMILY = {
     "crate": {(width, depth): heads for width, depth, heads in CRATE_SIZES.values()},
     "einops_tutorial": {(768, 12): 8},  # the tutorial's own default
+    "dinov3": {(1280, 32): 20, (4096, 40): 32},  # H+ and 7B (Siméoni et al. 2025)
 }
 """Number of heads of published models by width and depth, first those of the family."""
 _OUR_FIELDS = tuple(Field(name, ..., name, pair if name in ("image_size", "patch_size") else int) for name in SIZES)
 _OUR_TABLE = Family(OURS, _OUR_FIELDS, names=lambda options, layout: {})
 """Weights under our own names, of which these sizes may be given."""
+_UNREAD = {
+    "EVA-02": r"blocks\.\d+\.(attn\.(q_bias|q_proj\.weight|inner_attn_ln\.weight)|mlp\.ffn_ln\.weight)",
+    "Swin": r"layers\.\d+\.blocks\.\d+\.attn\.(relative_position_bias_table|logit_scale)",
+    "BEiT": r".*\.relative_position_bias(_table|\.relative_position_bias_table)",
+    "CLIP or SigLIP": r"(visual\.)?transformer\.resblocks\..*|vision_model\.encoder\..*",
+    "MAE with its decoder": r"decoder_(blocks|embed)\..*",
+    "SAM": r"(image_encoder\.)?blocks\.\d+\.attn\.rel_pos_h",
+}
+"""Names of tensors by which files of other ViTs are known that are not read."""
 _LARGEST_IMAGE = 1 << 14
 """Side of an image, in a description beside weights, for which positions are computed."""
 
@@ -96,6 +106,9 @@ def identify(
     names = " ".join(on_meta)
     if wanted is None and "patch_embedding.projection" in names and "encoder.0.attention" in names:
         return _identify_ours(on_meta, given, model)
+    for kind, pattern in _UNREAD.items():
+        if any(re.fullmatch(pattern, name) for name in on_meta):
+            raise UserError(f"{file.place} holds weights of {kind}, which is not read (read are {', '.join(FAMILIES)})")
     failures: list[UserError] = []
     readings = filter(None, [table.recognise(on_meta) for table in families])
     for reading in sorted(readings, key=lambda reading: -reading.coverage):

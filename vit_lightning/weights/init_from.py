@@ -20,13 +20,13 @@ from vit_lightning.weights.convert import from_reference
 from vit_lightning.weights.describe import describe, model_config
 from vit_lightning.weights.files import WeightsFile, naming, read_weights
 from vit_lightning.weights.identify import OURS, identify
-from vit_lightning.weights.options import is_dropout
+from vit_lightning.weights.options import TRAINING_ALONE, is_dropout
 from vit_lightning.weights.sources import MakeNetwork, open_source
 from vit_lightning.weights.trust import refuse_untrusted
 
 KEY = "init_from"
 FROM_DATA = ("image_size", "img_size", "in_channels", "in_chans", "num_classes")
-NOT_TAKEN = (*FROM_DATA, "drop_path_schedule", "activation_checkpointing")
+NOT_TAKEN = (*FROM_DATA, *TRAINING_ALONE)
 """Options of a model that never come from a source: those of the data, and those of training alone."""
 
 WITHOUT_FUNCTION = (*FROM_DATA, "patch_size", "layer_scale", "final_norm", *TOKENS)

@@ -229,6 +229,7 @@ class Rotary(NamedTuple):
     temperature: float = 10_000.0
     max_resolution: float | None = None
     reference_grid: list[int] | None = None
+    centred: bool = False
 
 
 Kinds = dict[str, type[nn.Module]]

@@ -33,7 +33,7 @@ PREPROCESSING = ("mean", "std", "centre_share", "class_names")
 """Facts of a source that ``config`` may give whatever its family."""
 _HALF, _IMAGENET = ([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 _USUAL = {"timm": _HALF, "hf": _HALF, "google": _HALF, "big_vision": _HALF}
-_USUAL |= {"torchvision": _IMAGENET, "crate": _IMAGENET}
+_USUAL |= dict.fromkeys(("torchvision", "crate", "dinov2", "dinov3"), _IMAGENET)
 """Mean and standard deviation by which most published weights of a family had their images normalised."""
 
 
