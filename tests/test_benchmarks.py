@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 
+import pytest
 from runs import REPOSITORY
 
 FILES = {
@@ -95,3 +96,18 @@ def test_nothing_but_the_data_crosses_in_a_step_without_a_row(in_folder):
     places = said.partition("\nwithout a row:\n")[2].partition("\n\n")[0].split()[1::3]
     assert {place.partition(":")[0] for place in places} <= {"data/images.py"}
     assert "training/monitor.py" in said.partition("\nwith a row:\n")[2].partition("\n\n")[0]
+
+
+@pytest.mark.full
+def test_compiled_code_for_a_gpu_is_one_graph_without_a_convolution():
+    pytest.importorskip("triton")
+    script = REPOSITORY / "experiments" / "benchmarks" / "compiled_counts.py"
+    flags = ["--only", "Ti/4 at 32", "--depth", "1", "--ways", "whole", "--kernels"]
+    said = subprocess.run([sys.executable, script, *flags], capture_output=True, text=True, check=True).stdout
+    (row,) = [line.strip("| ").split(" | ") for line in said.splitlines() if line.startswith("| Ti/4")]
+    forward, backward, _, graphs, breaks = map(int, row[2:])
+    assert (graphs, breaks) == (1, 0)
+    assert forward <= 30
+    assert backward <= 50
+    assert "convolution" not in said
+    assert "scaled_dot_product_flash_attention_backward" in said
