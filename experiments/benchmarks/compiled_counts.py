@@ -16,14 +16,13 @@ import argparse
 import collections
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from types import SimpleNamespace
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
+from gpu_code import launches, pretended_device
 from torch import Tensor, nn
-from torch._dynamo.device_interface import CudaInterface
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch
 from torch._guards import detect_fake_mode
@@ -34,19 +33,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
-from torch.utils import _triton
 
 from vit_lightning import LossConfig, ViT, ViTClassifier
 from vit_lightning.training.compiled import compile_module
 from vit_lightning.training.fast_paths import accelerate
 
 DEVICE = torch.device("cuda", 0)
-H100 = SimpleNamespace(
-    **{"name": "NVIDIA H100 80GB HBM3", "type": "cuda", "major": 9, "minor": 0, "gcnArchName": ""},
-    **{"multi_processor_count": 132, "warp_size": 32, "total_memory": 80 * 2**30, "L2_cache_size": 50 * 2**20},
-    **{"max_threads_per_multi_processor": 2048, "max_threads_per_block": 1024, "regs_per_multiprocessor": 65536},
-    **{"shared_memory_per_block": 49152, "shared_memory_per_block_optin": 232448},
-)
 NETWORKS: dict[str, dict[str, Any]] = {
     "Ti/4 at 32": {"preset": "Ti/4", "image_size": 32, "num_classes": 10, "drop_path": 0.1},
     "B/16 at 224": {"preset": "B/16", "image_size": 224, "drop_path": 0.1},
@@ -91,16 +83,13 @@ class Kernels:
             written.append(lowered.codegen()[0].value)
             raise _Written
 
-        with mock.patch.object(GraphLowering, "_compile_to_module", keep_code), pretended_gpu():
+        with mock.patch.object(GraphLowering, "_compile_to_module", keep_code), writing():
             try:
                 compile_fx.compile_fx_inner(graph, there, **options)
             except Exception:  # whatever torch makes of _Written
                 if not written:
                     raise
-        code = written[0]
-        lines = [line for line in code[code.index("def call(") :].splitlines() if "#" not in line]
-        launch = re.compile(r"(triton_\w+)\.run\(|(extern_kernels\.\w+)\(|(torch\.ops\.aten\.\w+)[.\w]*\(")
-        self.graphs.append(collections.Counter(next(filter(None, found)) for found in launch.findall("\n".join(lines))))
+        self.graphs.append(collections.Counter(launches(written[0])))
         return _never_called
 
 
@@ -140,42 +129,16 @@ def _like(value: Any, device: torch.device) -> Any:
 
 
 @contextmanager
-def pretended_gpu() -> Iterator[None]:
-    """Lets torch see an H100, of which Inductor asks its properties and nothing else."""
-    seen: dict[str, Any] = {
-        **{"is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0},
-        **{"get_device_properties": lambda *args: H100, "is_bf16_supported": lambda *args, **kwargs: True},
-    }
-    state: dict[str, Any] = {
-        **{
-            "get_device_capability": lambda *args: (9, 0),
-            "_lazy_init": lambda: None,
-            "synchronize": lambda *args: None,
-        },
-        **{"_exchange_device": lambda *args: 0, "_maybe_exchange_device": lambda *args: 0},
-        **{"get_rng_state": lambda *args: torch.zeros(16, dtype=torch.uint8, device="cpu")},
-        **{"set_rng_state": lambda *args: None, "set_device": lambda *args: None},
-        **{"synchronize": lambda *args: None},
-        **{"is_current_stream_capturing": lambda: False},
-    }
-    interface = {name: staticmethod(value) for name, value in seen.items()}
-    interface |= {"get_compute_capability": staticmethod(lambda *args: 90), "device": nullcontext}  # type: ignore[dict-item]
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.multiple(torch.cuda, **seen, **state))
-        stack.enter_context(mock.patch.multiple(CudaInterface, **interface))
-        worker = {name: interface[name] for name in ("get_device_properties", "current_device")}
-        stack.enter_context(mock.patch.multiple(CudaInterface.Worker, **worker))
-        stack.enter_context(mock.patch.object(FakeTensorMode, "avoid_device_init", True))
-        stack.enter_context(mock.patch.object(_triton, "triton_hash_with_backend", return_value="none"))
-        stack.enter_context(inductor.patch(fx_graph_cache=False))
-        _triton.has_triton.cache_clear()
-        _triton.has_triton()
+def writing() -> Iterator[None]:
+    """Lets Inductor write code for an H100."""
+    kept = mock.patch.object(FakeTensorMode, "avoid_device_init", True), mock.patch("torch.cuda._lazy_init")
+    with pretended_device(), kept[0], kept[1], inductor.patch(fx_graph_cache=False):
         yield
 
 
 def autocast() -> torch.autocast:
     """Returns autocast in bf16 as on a GPU."""
-    with pretended_gpu():
+    with writing():
         return torch.autocast("cuda", torch.bfloat16)
 
 
@@ -239,7 +202,7 @@ def main() -> None:
                 number
                 for graph in kernels.graphs
                 for kernel, number in graph.items()
-                if re.fullmatch(r"triton_poi_fused__to_copy_\d+", kernel)
+                if re.fullmatch(r"triton_poi_fused__to_copy_\d+\.run", kernel)
             )
             print(f"| {name} | {way} | {' | '.join(map(str, both))} | {casts} | {graphs} | {breaks} |", flush=True)
             if given.kernels:
