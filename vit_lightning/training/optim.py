@@ -166,7 +166,8 @@ class OwnOptimizerConfig(OptimizerConfig):
             if not isinstance(optimizer, torch.optim.Optimizer):
                 return f"it gives {type(optimizer).__name__} where a torch.optim.Optimizer is expected"
             one = self.make([{**groups[0], "params": [weight]}])
-            one.step(closure=lambda: torch.zeros(()))  # as Lightning calls it
+            # as Lightning calls it
+            one.step(closure=lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]
         except Exception as fault:  # whatever the class raises
             return with_place(fault)
         if self.weight_decay and "weight_decay" not in {*optimizer.defaults, *self.own_arguments}:
