@@ -130,6 +130,8 @@ def test_a_vit_has_pictures_of_its_inside_and_training_is_the_same(tmp_path):
     colours = matplotlib.colormaps["viridis"]((255 * first).round().int().numpy(), bytes=True)[:, :3]
     assert np.abs(np.array(pixels) - colours).max() <= 2
     assert Image.open(tmp_path / "a/validation/positions-0002.png").size == (440, 440)
+    train(tmp_path / "c", 1, 1, vit(), precision="bf16-mixed")
+    assert Image.open(tmp_path / "c/validation/attention-0001.png").mode == "RGB"
     without, _ = train(tmp_path / "b", 0, 2, vit())
     assert all(torch.equal(value, without.state_dict()[name]) for name, value in trained.state_dict().items())
 

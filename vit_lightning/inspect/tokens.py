@@ -46,7 +46,7 @@ def effective_rank(tokens: Tensor) -> Tensor:
 
     It lies between 1, when all tokens are multiples of one, and min(n, e) (Roy and Vetterli 2007).
     """
-    tokens = tokens.double()
+    tokens = tokens.to("cpu" if tokens.device.type == "mps" else tokens.device).double()  # MPS has no float64
     gram = tokens @ tokens.mT if tokens.shape[-2] < tokens.shape[-1] else tokens.mT @ tokens
     values = torch.linalg.eigvalsh(gram).clamp(min=0.0).sqrt()
     shares = values / values.sum(dim=-1, keepdim=True)

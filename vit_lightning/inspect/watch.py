@@ -61,13 +61,18 @@ def watch(
 ) -> Iterator[None]:
     """Shows each attention and the tokens after each block of the forward passes within, in evaluation mode.
 
-    Compiled parts run as they are written, so that hooks see them. Afterwards the network is as it was.
+    Compiled parts run as they are written, so that hooks see them, and what is shown is measured without autocast.
+    Afterwards the network is as it was.
 
     Args:
         network: a network whose attention is ``DotProductAttention`` or calls torch's ``scaled_dot_product_attention``.
         on_attention: gets each attention in the order of the layers; last that of an ``AttentionPool``.
         on_block: gets number and tokens (b, p + n, e) of each block of ``find_blocks``.
     """
+    device = next(network.parameters()).device.type
+    on_attention, on_block = (
+        None if show is None else torch.autocast(device, enabled=False)(show) for show in (on_attention, on_block)
+    )
     states = [(module, module.training, module._compiled_call_impl) for module in network.modules()]
     handles = []
     calls = _Calls(on_attention)
