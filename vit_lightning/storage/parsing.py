@@ -21,7 +21,7 @@ class _StrictLoader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+            return super().construct_object(node, deep)
         except (ValueError, KeyError, TypeError, AttributeError) as fault:  # what numbers and dates without sense raise
             kind = {"int": "whole number", "bool": "truth value"}.get(kind := node.tag.rpartition(":")[2], kind)
             text = f"{str(node.value)[:40]} is no {kind} (in quotes it is a text)"
@@ -56,7 +56,7 @@ def parse_yaml(text: str, source: str) -> Any:
         loader.duplicates = []
         node = loader.get_single_node()
         _count(node, {}, 0)
-        value = None if node is None else loader.construct_document(node)  # type: ignore[no-untyped-call]
+        value = None if node is None else loader.construct_document(node)
     except RecursionError:
         raise UserError(f"{source} is not valid YAML: nested too deeply") from None
     except yaml.YAMLError as fault:
