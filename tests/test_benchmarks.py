@@ -46,20 +46,20 @@ def test_calls_are_followed_through_methods_bases_and_properties(in_folder, monk
 
 
 MOST_LAUNCHES = {
-    "RandAugment": (310,),
-    "TrivialAugment": (159,),
-    "ThreeAugment": (341,),
-    "ColorJitter with hue": (332,),
+    "RandAugment": (151,),
+    "TrivialAugment": (83,),
+    "ThreeAugment": (194,),
+    "ColorJitter with hue": (224,),
     "RandomErasing": (133,),
     "RandomCrop": (39,),
-    "cifar10_vit_small": (564, 96, 82, 12),
-    "cifar10_vit_tiny": (87, 102, 86, 12),
-    "cifar10_resnet18": (87, 128, 96, 2),
+    "cifar10_vit_small": (407, 96, 82, 12),
+    "cifar10_vit_tiny": (89, 102, 86, 12),
+    "cifar10_resnet18": (89, 128, 96, 2),
     "crate_tiny": (38, 99, 81, 14),
-    "deit": (515, 95, 83, 4),
-    "deit3": (401, 110, 104, 37),
-    "simplevit": (371, 73, 77, 12),
-    "vit_augreg": (371, 70, 79, 12),
+    "deit": (356, 95, 83, 4),
+    "deit3": (254, 110, 104, 37),
+    "simplevit": (212, 73, 77, 12),
+    "vit_augreg": (212, 70, 79, 12),
 }
 """Launches of an augmentation; of a step with two blocks those of data, forward, backward and optimizer."""
 
@@ -74,13 +74,12 @@ def test_no_step_waits_for_a_gpu_and_launches_do_not_grow():
     rows = [line.strip("| ").split(" | ") for line in said.splitlines() if line.startswith("| ")]
     counted = {name: [*map(int, numbers)] for name, *numbers in rows if name in MOST_LAUNCHES}
     assert counted.keys() == MOST_LAUNCHES.keys()
-    waiting = {name: crossings for name, (crossings, *_) in counted.items() if crossings}
-    assert waiting == dict.fromkeys(("cifar10_vit_small", "cifar10_vit_tiny", "cifar10_resnet18"), 2)
+    assert not {name: crossings for name, (crossings, *_) in counted.items() if crossings}
     for name, (_, *launches) in counted.items():
         assert all(map(int.__le__, launches, MOST_LAUNCHES[name])), name
 
 
-def test_nothing_but_the_data_crosses_in_a_step_without_a_row(in_folder):
+def test_nothing_crosses_in_a_step_without_a_row(in_folder):
     """A whole training with all callbacks, in a process of its own."""
     script = REPOSITORY / "experiments" / "benchmarks" / "trainer_counts.py"
     flags = [
@@ -93,8 +92,7 @@ def test_nothing_but_the_data_crosses_in_a_step_without_a_row(in_folder):
     said = subprocess.run([sys.executable, script, *flags], capture_output=True, text=True, check=True).stdout
     assert "| without a row | 4 |" in said
     assert "| with a row | 1 |" in said
-    places = said.partition("\nwithout a row:\n")[2].partition("\n\n")[0].split()[1::3]
-    assert {place.partition(":")[0] for place in places} <= {"data/images.py"}
+    assert "\nwithout a row:\n\nwith a row:\n" in said
     assert "training/monitor.py" in said.partition("\nwith a row:\n")[2].partition("\n\n")[0]
 
 

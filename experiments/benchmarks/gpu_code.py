@@ -24,7 +24,7 @@ from torch import Tensor
 from torch._inductor import compile_fx, graph
 from torch._inductor import config as inductor
 from torch._inductor.fx_passes import fuse_attention, misc_patterns, pad_mm
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from triton.backends.compiler import GPUTarget
 
 from vit_lightning.data import operations
@@ -67,7 +67,14 @@ def code_of(run: Callable[..., Any], *tensors: Tensor, **options: Any) -> list[s
     settings = inductor.patch(
         {"fx_graph_cache": False, "compile_threads": 1, "joint_graph_constant_folding": False} | options
     )
-    with settings, mock.patch("torch.cuda._lazy_init"), mock.patch.object(operations, "_MADE", {}):
+
+    def made(device: torch.device, make: Callable[..., Tensor], *given: Any) -> Tensor:
+        with unset_fake_temporarily():
+            values = make(*given)
+        return torch.empty_strided(values.shape, values.stride(), dtype=values.dtype, device=device)
+
+    constants = mock.patch.multiple(operations, _MADE={}, _made=made)
+    with settings, mock.patch("torch.cuda._lazy_init"), constants:
         with FakeTensorMode():
             there = [
                 torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device="cuda") for part in tensors

@@ -109,6 +109,8 @@ class OnDevice(Tensor):
 
 def calculate(func: Any, args: Any, kwargs: Any) -> Any:
     """Returns what an operator gives, on the device if its arguments lie there or it is asked to make it there."""
+    if func.name() in ("aten::pin_memory", "aten::_pin_memory"):
+        return args[0]
     device = kwargs.get("device")
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OnDevice)]
     stays = device is None or (str(func.overloadpacket) == "aten._to_copy" and device != HOST)

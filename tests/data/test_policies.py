@@ -93,7 +93,7 @@ def recorded(monkeypatch, policy, count=3000, height=32, width=32):
         asked.append([(names[o], m) for o, m in zip(operation.tolist(), magnitude.tolist(), strict=True)])
         return batch
 
-    monkeypatch.setattr(policies, "apply_operations", record)
+    monkeypatch.setattr(policies, "apply_each", record)
     policy(torch.zeros(count, 3, height, width, dtype=torch.uint8), keys(count))
     return asked
 
@@ -142,7 +142,7 @@ def test_all_operations_at_once_as_on_a_gpu_give_the_same_images(monkeypatch, po
     batch = images(400, height, width, channels)
     batch[:40], batch[40:80] = 7, batch[40:80] // 50
     chosen = policy(batch, keys(400))
-    monkeypatch.setattr(policies, "apply_operations", policies.apply_at_once)
+    monkeypatch.setattr(policies, "host_chooses", lambda images: False)
     assert torch.equal(policy(batch, keys(400)), chosen)
     assert not torch.equal(chosen, batch)
 

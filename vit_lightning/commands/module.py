@@ -12,6 +12,7 @@ from torch import nn
 from vit_lightning.commands.console import row, say
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.networks import data_facts
+from vit_lightning.data.base import ImageData
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier, classify
@@ -92,6 +93,8 @@ def compile_chosen(module: LightningModule, experiment: Experiment, device: torc
     """Compiles a module in place for a device, where the config says so."""
     if experiment.compile:
         parts = compile_module(module, getattr(experiment.data, "batch_size", None), device)
+        if isinstance(experiment.data, ImageData) and device.type != "cpu":
+            experiment.data.transform.compile()
         several = f"one code for all {len(parts)} blocks, " if len(parts) > 1 else ""
         say(row("compile", f"{several}made in the first steps and the first validation, which take a minute each"))
 

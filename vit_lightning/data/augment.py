@@ -204,16 +204,25 @@ class ColorJitter(Augmentation):
         self.strengths = (brightness, contrast, saturation, hue)
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        # the change with the smallest of four random numbers comes first
-        order = uniform(streams(keys, range(10, 14)), 0).T.argsort(dim=1, stable=True)
-        drawn = [self._strength(number, draw) for number, draw in enumerate(uniform(streams(keys, range(20, 24)), 0))]
-        functions = (operations.brightness, operations.contrast, operations.saturation, operations.hue)
-        for place in range(4):
-            here, before = order[:, place], images
-            for number, change in enumerate(functions):
-                if self.strengths[number] > 0.0:
-                    chosen = (here == number)[:, None, None, None]
-                    images = torch.where(chosen, change(before, drawn[number]), images)
+        draws = uniform(streams(keys, range(10, 24)), 0)  # four for the order, and from the eleventh on the strengths
+        grays = images.shape[1] == 1  # whose saturation and hue are none
+        numbers = [n for n, strength in enumerate(self.strengths) if strength > 0.0 and not (grays and n > 1)]
+        if not numbers:
+            return images
+        # the change with the smallest number comes first
+        order = torch.stack([draws[n] for n in numbers]).argsort(dim=0, stable=True)
+        strengths = torch.stack([self._strength(n, draws[10 + n]) for n in numbers])
+        here = {n: (order == place)[..., None, None, None] for place, n in enumerate(numbers)}
+        factor = strengths.gather(0, order)[..., None, None, None]
+        if 3 in here:
+            factor, shift = factor.where(~here[3], 1.0), strengths[-1]
+        rest = (1.0 - factor.double()).float()
+        none = torch.zeros_like(rest)
+        by_mean, by_gray = (torch.where(here[n], rest, none) if n in here else none for n in (1, 2))
+        for place in range(len(numbers)):
+            pixels = operations.blended(images.float(), factor[place], by_gray[place], by_mean[place])
+            changed = pixels.clamp(0.0, 255.0).to(torch.uint8)
+            images = torch.where(here[3][place], operations.hue(images, shift), changed) if 3 in here else changed
         return images
 
     def _strength(self, number: int, draw: Tensor) -> Tensor:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.batches import Batch
+from vit_lightning.data.operations import constant
+from vit_lightning.data.per_image import PerImage
 from vit_lightning.limits import problems_of, refuse
 from vit_lightning.random_keys import mix, mix_one
 
@@ -92,7 +93,6 @@ class CutMix(Mixing):
         return mixed, 1.0 - (right - left) * (lower - upper) / (width * height)
 
 
-@dataclass(kw_only=True, frozen=True)
 class BatchTransform:
     """Augments (training only), normalises and mixes batches.
 
@@ -104,24 +104,49 @@ class BatchTransform:
         repetitions: how often each training image comes in a row; mixing skips its copies.
     """
 
-    augment: Sequence[Augmentation]
-    mixing: Sequence[Mixing]
-    mean: Statistics
-    std: Statistics
-    repetitions: int
+    def __init__(
+        self,
+        *,
+        augment: Sequence[Augmentation],
+        mixing: Sequence[Mixing],
+        mean: Statistics,
+        std: Statistics,
+        repetitions: int,
+    ) -> None:
+        self.augment, self.mixing, self.repetitions = augment, mixing, repetitions
+        self.mean, self.std = tuple(mean), tuple(std)
+        self._on_device: Callable[[Tensor, Tensor | None, int], Tensor] = self._augmented
+
+    def compile(self, *, backend: str = "inductor") -> None:
+        """Compiles what a device that is no CPU does with training images: one graph for each shape, the same images.
+
+        Mixing is not in it: what the host draws for a batch would be another graph for each.
+        """
+        if any(isinstance(augment, PerImage) for augment in self.augment):
+            return  # which are changed on the CPU
+        from torch._inductor import config as inductor  # imported only by runs that compile
+
+        # products are not added in one rounding, and quotients rounded as those of single operators are
+        exact = ("emulate_precision_casts", "eager_numerics.division_rounding", "emulate_divison_rounding")
+        options: dict[str, Any] | None = None
+        if backend == "inductor":
+            options = {name: True for name in exact if name in inductor.get_config_copy()}
+        run = torch.compile(self._augmented, backend=backend, fullgraph=True, dynamic=False, options=options)
+        sizes: set[torch.Size] = set()
+
+        def run_compiled(images: Tensor, keys: Tensor | None, augmented: int) -> Tensor:
+            if keys is None:
+                return self.normalise(images)
+            if images.shape[1:] not in sizes:
+                sizes.add(images.shape[1:])
+                self._augmented(images[:1], keys[:1], augmented)  # makes constants, which the code then takes
+            return run(images, keys, augmented)
+
+        self._on_device = run_compiled
 
     def __call__(self, batch: Batch, *, num_classes: int, key: int) -> Batch:
         """Returns the batch with float32 images; ``key`` draws the mixing of a training batch."""
-        images = torch.empty(batch.images.shape, dtype=torch.float32, device=batch.images.device)
-        # on a CPU a few images at a time: memory outside of its cache costs more than the arithmetic
-        count = max(8, CACHED_BYTES // batch.images[0].numel()) if images.device.type == "cpu" else len(images)
-        for part in (slice(start, start + count) for start in range(0, len(images), count)):
-            pixels = batch.images[part]
-            if batch.keys is not None:
-                for number, augment in enumerate(self.augment[batch.augmented :], batch.augmented):
-                    pixels = augment(pixels, mix(batch.keys[part], number))
-            self.normalise(pixels, images[part])
-        batch = batch.replace(images=images)
+        batch = batch.replace(images=self._float(batch))
         if batch.keys is None or not self.mixing:
             return batch
         mixing = self.mixing[(mix_one(key) & 0xFFFFFFFF) % len(self.mixing)]
@@ -130,16 +155,31 @@ class BatchTransform:
         )
         return batch.replace(images=images, targets=targets, labels=targets.argmax(dim=1))
 
+    def _float(self, batch: Batch) -> Tensor:
+        if batch.images.device.type != "cpu":
+            return self._on_device(batch.images, batch.keys, batch.augmented)
+        # a few images at a time: memory outside of the cache costs more than the arithmetic
+        count = max(8, CACHED_BYTES // batch.images[0].numel())
+        images = torch.empty(batch.images.shape, dtype=torch.float32)
+        for part in (slice(start, start + count) for start in range(0, len(images), count)):
+            keys = None if batch.keys is None else batch.keys[part]
+            self._augmented(batch.images[part], keys, batch.augmented, images[part])
+        return images
+
+    def _augmented(self, images: Tensor, keys: Tensor | None, augmented: int, out: Tensor | None = None) -> Tensor:
+        if keys is not None:
+            for number, augment in enumerate(self.augment[augmented:], augmented):
+                images = augment(images, mix(keys, number))
+        return self.normalise(images, out)
+
     def normalise(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         """Returns uint8 images (b, c, H, W) as float32, with mean 0 and standard deviation 1 over training images."""
-        mean, scale = _normalisation(tuple(self.mean), tuple(self.std), images.device)
+        mean, scale = constant(images.device, _normalisation, self.mean, self.std)
         out = torch.empty(images.shape, dtype=torch.float32, device=images.device) if out is None else out
         return out.copy_(images).sub_(mean).mul_(scale)  # in place: large new memory costs more than the arithmetic
 
 
-@lru_cache
-def _normalisation(mean: Statistics, std: Statistics, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns mean of uint8 pixels and factor after it, (c, 1, 1); cached, since making them on a GPU waits for it."""
-    with torch.inference_mode(False):  # made while validating, they could not be used in training
-        centre = torch.tensor(mean, device=device).mul(255.0)[:, None, None]
-        return centre, torch.tensor(std, device=device).mul(255.0).reciprocal()[:, None, None]
+def _normalisation(mean: Statistics, std: Statistics) -> Tensor:
+    """Returns mean of uint8 pixels and factor after it, (2, c, 1, 1)."""
+    both = torch.tensor([mean, std]).mul(255.0)
+    return torch.stack([both[0], both[1].reciprocal()])[..., None, None]

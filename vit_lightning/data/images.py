@@ -92,8 +92,9 @@ class Images(Dataset[Batch]):
             skipped = tuple(self.faults[index] for index in request.indices if index in self.faults)
             indices, keys = indices[good], None if keys is None else keys[good]
         images, labels = (self.images, self.labels) if self._on_device is None else self._on_device
-        indices = indices.to(images.device)
-        keys = None if keys is None else keys.to(images.device)
+        if images.is_cuda:  # from pinned memory the device copies by itself, and nobody waits
+            indices = indices.pin_memory().to(images.device, non_blocking=True)
+            keys = None if keys is None else keys.pin_memory().to(images.device, non_blocking=True)
         return Batch(images.index_select(0, indices), labels[indices], indices, keys, skipped=skipped)
 
     def name(self, index: int) -> str:

@@ -20,16 +20,20 @@ _BITS = 15
 _MADE: dict[tuple[Hashable, ...], Tensor] = {}
 
 
-def constant(make: Callable[..., Tensor], *given: Hashable) -> Tensor:
-    """Returns a tensor that is made once for these arguments: a copy of host data to a device waits for it.
+def constant(device: torch.device, make: Callable[..., Tensor], *given: Hashable) -> Tensor:
+    """Returns on a device what is made once for these arguments: a copy of host data to a device waits for it.
 
     Compiled code takes it from here too, if a call before made it.
     """
-    key = (make, *given)
+    key = (device, make, *given)
     if key not in _MADE:
-        with torch.inference_mode(False):  # made while validating, it could not be used in training
-            _MADE[key] = make(*given)
+        _MADE[key] = _made(device, make, *given)
     return _MADE[key]
+
+
+@torch.inference_mode(False)  # made while validating, it could not be used in training
+def _made(device: torch.device, make: Callable[..., Tensor], *given: Hashable) -> Tensor:
+    return make(*given).to(device)
 
 
 def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -89,8 +93,8 @@ def gaussian_blur(images: Tensor, sigma: Tensor, max_sigma: float) -> Tensor:
     """Blurs uint8 images with standard deviations ``sigma`` (b,) in pixels, cut off at three times ``max_sigma``."""
     height, width = images.shape[-2:]
     radius = min(round(3 * max_sigma), height - 1, width - 1)
-    weights = [blur_weights(sigma, size=size, radius=radius) for size in (height, width)]
-    return resample(images, weights[0], weights[1])
+    rows = blur_weights(sigma, size=height, radius=radius)
+    return resample(images, rows, rows if width == height else blur_weights(sigma, size=width, radius=radius))
 
 
 def affine(images: Tensor, angle: Tensor, factor: Tensor, right: Tensor, down: Tensor) -> Tensor:
@@ -114,18 +118,28 @@ def warp(images: Tensor, matrix: Sequence[Tensor | float]) -> Tensor:
         matrix: a, b, c, d, e, f, each a number or (b,): pixel (x, y) of the result, counted from the centre, comes
             from (a x + b y + c, d x + e y + f).
     """
-    height, width = images.shape[-2:]
-    device = images.device
-    x = torch.arange(width, device=device) - (width - 1) / 2
-    y = (torch.arange(height, device=device) - (height - 1) / 2)[:, None].expand(len(images), -1, width)
-    parts = [torch.as_tensor(value, device=device).float().expand(len(images))[:, None, None] for value in matrix]
-    a, b, c = (part / (width / 2) for part in parts[:3])
-    d, e, f = (part / (height / 2) for part in parts[3:])
+    parts = [torch.as_tensor(value, device=images.device).float().expand(len(images)) for value in matrix]
+    return sample(images.float(), in_halves(torch.stack(parts, dim=1), *images.shape[-2:])).to(images.dtype)
+
+
+def in_halves(matrix: Tensor, height: int, width: int) -> Tensor:
+    """Returns matrices (..., 6) of ``warp`` in units of half an image, (..., 2, 3)."""
+    across, down = matrix.view(*matrix.shape[:-1], 2, 3).unbind(-2)
+    return torch.stack([across / (width / 2), down / (height / 2)], dim=-2)
+
+
+def sample(pixels: Tensor, matrix: Tensor) -> Tensor:
+    """Does what ``warp`` does with float32 images and matrices (b, 2, 3) in units of half an image."""
+    x, y = (constant(pixels.device, _centred, size) for size in (pixels.shape[-1], pixels.shape[-2]))
+    a, b, c = matrix[..., None, None].unbind(2)
     # by element and not as a product of matrices, whose rounding may change with the batch; in the order that rounds as
     # torchvision's product does (on Intel), which decides where a source coordinate is midway between two pixels
-    source = torch.stack([torch.addcmul(a * x, b, y) + c, torch.addcmul(d * x, e, y) + f], dim=-1)
-    moved = F.grid_sample(images.float(), source, mode="nearest", align_corners=False)
-    return moved.round().to(images.dtype)
+    source = torch.addcmul(a * x, b, y[:, None]) + c
+    return F.grid_sample(pixels, source.permute(0, 2, 3, 1), mode="nearest", align_corners=False)
+
+
+def _centred(size: int) -> Tensor:
+    return torch.arange(size) - (size - 1) / 2
 
 
 def shear_x(images: Tensor, magnitude: Tensor) -> Tensor:
@@ -244,26 +258,58 @@ def autocontrast(images: Tensor) -> Tensor:
     return _bytes((pixels - torch.where(even, 0.0, low)) / step)
 
 
-def blend(images: Tensor, kind: Sequence[Tensor], magnitude: Tensor) -> Tensor:
-    """Applies one of brightness, saturation, contrast and sharpness, or none, to each image, all in one product.
+def blended(pixels: Tensor, ratio: Tensor, by_gray: Tensor, by_mean: Tensor) -> Tensor:
+    """Returns ratio times each pixel, plus a part of its gray (saturation) and of the image's mean gray (contrast).
 
     Args:
-        images: (b, c, H, W).
-        kind: whether each of the four is meant, (b, 1, 1, 1) each; an image has at most one.
-        magnitude: factor less 1, (b,), float64.
+        pixels: (b, c, H, W), whole numbers as float32.
+        ratio: (b, 1, 1, 1), as are the other two.
+        by_gray: weight of the gray of the pixel.
+        by_mean: weight of the mean gray.
     """
-    _, saturated, contrasted, sharpened = kind
-    if images.shape[1] == 1:
-        kind = [kind[0], torch.zeros_like(saturated), contrasted, sharpened]
-    pixels, gray = images.to(torch.float32), _gray(images)
+    gray = _gray(pixels)
     mean = gray.mean(dim=(1, 2, 3), keepdim=True, dtype=torch.float64).to(torch.float32)
-    other = torch.where(saturated, gray, torch.where(contrasted, mean, 0.0))
-    factor = 1.0 + magnitude[:, None, None, None]
-    changed = torch.where(kind[0] | kind[1] | contrasted, factor, 1.0)
-    weight = 1.0 - changed
+    return torch.addcmul(torch.addcmul(pixels * ratio, gray, by_gray), mean, by_mean)
+
+
+def equalize(images: Tensor, chosen: Tensor | None = None) -> Tensor:
+    """Gives each channel an even histogram, as Pillow does.
+
+    Args:
+        images: (b, c, H, W), uint8.
+        chosen: images that are meant, bool (b, 1, 1); None for all.
+    """
+    flat = images.flatten(2).long()
+    one = constant(images.device, torch.tensor, (1,))
+    counts = torch.zeros(*flat.shape[:2], 256, dtype=torch.int64, device=images.device)
+    counts = counts.scatter_add(2, flat, one.expand_as(flat))
+    below = counts.cumsum(2) - counts
+    step = below.gather(2, flat.amax(2, keepdim=True)).div(255, rounding_mode="floor")
+    even = (below + step.div(2, rounding_mode="floor")).div(step.clamp(min=1), rounding_mode="floor").clamp(max=255)
+    changes = step > 0 if chosen is None else (step > 0) & chosen
+    table = torch.where(changes, even, torch.arange(256, device=images.device)).to(torch.uint8)
+    return table.gather(2, flat).view_as(images)
+
+
+def apply_at_once(images: Tensor, parameters: Tensor) -> Tensor:
+    """Applies to each image the operation that its parameters describe, by one calculation for all kinds.
+
+    Args:
+        images: (b, c, H, W), uint8.
+        parameters: (b, 14), float32: the six of ``sample``; the three of ``blended``; weight of what sharpening adds;
+            1 / 255 to stretch the contrast, else 0; the bits that are kept, as a number; the smallest value that is
+            inverted; 1 to equalize.
+    """
+    pixels = sample(images.float(), parameters[:, :6].reshape(-1, 2, 3))
+    rest = parameters[:, 6:, None, None, None].unbind(1)
+    ratio, by_gray, by_mean, by_edges, by_range, kept, inverted, even = rest
+    changed = blended(pixels, ratio, by_gray, by_mean)
     if min(images.shape[-2:]) > 2:
         inner = pixels[..., 1:-1, 1:-1]
         blurred = F.avg_pool2d(pixels, 3, stride=1, divisor_override=1).add(inner, alpha=4.0).div(13.0).round()
-        other = torch.where(sharpened, F.pad(blurred - inner, [1] * 4), other)
-        weight = torch.where(sharpened, 1.0 - factor, weight)
-    return _bytes(torch.addcmul(pixels * changed.float(), other, weight.float()))
+        changed = torch.addcmul(changed, F.pad(blurred - inner, [1] * 4), by_edges)
+    low, high = (bound[..., None] for bound in pixels.flatten(2).aminmax(dim=2, keepdim=True))
+    step = (high - low) * by_range
+    same = step == 0.0
+    changed = _bytes((changed - low.masked_fill(same, 0.0)) / step.masked_fill(same, 1.0)) & kept.to(torch.uint8)
+    return equalize(torch.where(changed >= inverted, 255 - changed, changed), even[..., 0] > 0)

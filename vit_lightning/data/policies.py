@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,13 +16,6 @@ from vit_lightning.random_keys import mix, streams, uniform
 
 Operation = Callable[[Tensor, Tensor], Tensor]
 """Operation on uint8 images (b, c, H, W) with magnitudes (b,)."""
-
-
-def _equalize(images: Tensor, _: Tensor) -> Tensor:
-    from torchvision.transforms.v2 import functional
-
-    changed: Tensor = functional.equalize(images)
-    return changed
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -37,20 +32,52 @@ OPERATIONS: dict[str, Operation] = {
     "Posterize": operations.posterize,
     "Solarize": lambda images, magnitude: operations.solarize(images, 255.0 * magnitude),
     "AutoContrast": lambda images, _: operations.autocontrast(images),
-    "Equalize": _equalize,
+    "Equalize": lambda images, _: operations.equalize(images),
 }
 SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness")
 """Operations whose magnitude is negated for half of the images."""
 
 
-def apply_operations(images: Tensor, operation: Tensor, magnitude: Tensor) -> Tensor:
+class Scale(NamedTuple):
+    """Magnitudes of the operations, in a number of bins."""
+
+    largest: tuple[tuple[str, float], ...]
+    """Largest magnitude of an operation."""
+    posterized_bits: int
+    bin: int | None = None
+    """The only one of 31 that is used."""
+
+    def table(self) -> Tensor:
+        """Returns (operations, bins, 2) magnitudes, float64: as they are, and negated where an operation has a sign."""
+        table = torch.zeros(len(OPERATIONS), 31, dtype=torch.float64)
+        for name, largest in self.largest:
+            table[list(OPERATIONS).index(name)] = torch.linspace(0.0, largest, 31)
+        table[list(OPERATIONS).index("Posterize")] = (8 - torch.arange(31) / (30 / self.posterized_bits)).round()
+        table[list(OPERATIONS).index("Solarize")] = torch.linspace(1.0, 0.0, 31)
+        sign = torch.tensor([-1.0 if name in SIGNED else 1.0 for name in OPERATIONS])
+        both = torch.stack([table, table * sign[:, None]], dim=-1)
+        return both if self.bin is None else both[:, self.bin : self.bin + 1]
+
+
+def apply_operations(images: Tensor, rows: Tensor, scale: Scale) -> Tensor:
+    """Applies operations, one after the other; ``rows`` (operations, b) numbers those of ``scale.table``, flattened."""
+    if host_chooses(images):
+        magnitudes = operations.constant(images.device, Scale.table, scale)
+        for row in rows:
+            images = apply_each(images, row // magnitudes[0].numel(), magnitudes.flatten()[row])
+        return images
+    for parameters in operations.constant(images.device, _parameters, scale, *images.shape[1:])[rows]:
+        images = operations.apply_at_once(images, parameters)
+    return images
+
+
+def host_chooses(images: Tensor) -> bool:
+    """Whether the operations of each image are chosen on the host, which a device would have to wait for."""
+    return images.device.type == "cpu"
+
+
+def apply_each(images: Tensor, operation: Tensor, magnitude: Tensor) -> Tensor:
     """Applies operation number ``operation[i]`` of ``OPERATIONS`` with ``magnitude[i]`` to image i; both (b,)."""
-    chosen = _apply_each if images.device.type == "cpu" else apply_at_once
-    return chosen(images, operation, magnitude)
-
-
-def _apply_each(images: Tensor, operation: Tensor, magnitude: Tensor) -> Tensor:
-    """Applies each operation to its images alone: the least work, but a device would wait for each choice."""
     images = images.clone()
     for number, change in enumerate(OPERATIONS.values()):
         chosen = (operation == number).nonzero()[:, 0]
@@ -59,81 +86,40 @@ def _apply_each(images: Tensor, operation: Tensor, magnitude: Tensor) -> Tensor:
     return images
 
 
-def apply_at_once(images: Tensor, operation: Tensor, magnitude: Tensor) -> Tensor:
-    """Does the same without a choice on the host: each kind of operation on all images, most with no effect."""
-    height, width = images.shape[-2:]
-    angle = magnitude.remainder(360.0).deg2rad()
-    terms = torch.stack([torch.ones_like(magnitude), magnitude, magnitude.trunc(), angle.cos(), angle.sin()], dim=1)
-    matrix = (operations.constant(_coefficients, height, width, images.device)[operation] * terms[:, None]).sum(dim=-1)
-    images = operations.warp(images, matrix.float().unbind(1))
-    here = {name: (operation == number)[:, None, None, None] for number, name in enumerate(OPERATIONS)}
-    kinds = [here[name] for name in ("Brightness", "Color", "Contrast", "Sharpness")]
-    images = operations.blend(images, kinds, magnitude)
-    bits = torch.where(operation == list(OPERATIONS).index("Posterize"), magnitude, 8.0)
-    images = operations.posterize(images, bits)
-    for name in ("Solarize", "AutoContrast", "Equalize"):
-        images = torch.where(here[name], OPERATIONS[name](images, magnitude), images)
-    return images
-
-
-def _coefficients(height: int, width: int, device: torch.device) -> Tensor:
-    """Returns what 1, magnitude, its whole part, cosine and sine add to the matrix of ``warp``, (operations, 6, 5)."""
-    table = torch.zeros(len(OPERATIONS), 6, 5, dtype=torch.float64)
-    table[:, 0, 0] = table[:, 4, 0] = 1.0
-    for name, place, term, value in (
-        ("ShearX", 1, 1, 1.0),
-        ("ShearX", 2, 1, height / 2),
-        ("ShearY", 3, 1, 1.0),
-        ("ShearY", 5, 1, width / 2),
-        ("TranslateX", 2, 2, -1.0),
-        ("TranslateY", 5, 2, -1.0),
-        ("Rotate", 0, 3, 1.0),
-        ("Rotate", 1, 4, -1.0),
-        ("Rotate", 3, 4, 1.0),
-        ("Rotate", 4, 3, 1.0),
-    ):
-        number = list(OPERATIONS).index(name)
-        table[number, place, 0] = 0.0
-        table[number, place, term] = value
-    return table.to(device)
-
-
-def _scale(bins: int, largest: Mapping[str, float], posterized_bits: int) -> Tensor:
-    """Returns the magnitude of each operation in each bin, (operations, bins)."""
-    table = torch.zeros(len(OPERATIONS), bins, dtype=torch.float64)
-    for number, name in enumerate(OPERATIONS):
-        if name in largest:
-            table[number] = torch.linspace(0.0, largest[name], bins)
-        elif name == "Posterize":
-            table[number] = (8 - torch.arange(bins) / ((bins - 1) / posterized_bits)).round()
-        elif name == "Solarize":
-            table[number] = torch.linspace(1.0, 0.0, bins)
-    return table
-
-
-def _with_sign(magnitude: Tensor, operation: Tensor, draw: Tensor) -> Tensor:
-    return torch.where(
-        operations.constant(_is_signed, operation.device)[operation] & (draw < 0.5), -magnitude, magnitude
-    )
-
-
-def _is_signed(device: torch.device) -> Tensor:
-    return torch.tensor([name in SIGNED for name in OPERATIONS], device=device)
-
-
-def _of_randaugment(magnitude: int, height: int, width: int, device: torch.device) -> Tensor:
-    """Returns the magnitude of each operation, (operations,)."""
-    largest = {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}
-    largest |= {"TranslateX": 150 / 331 * width, "TranslateY": 150 / 331 * height}
-    largest |= dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.9)
-    return _scale(31, largest, posterized_bits=4)[:, magnitude].to(device)
-
-
-def _of_trivialaugment(device: torch.device) -> Tensor:
-    """Returns the magnitude of each operation in each bin, (operations, 31)."""
-    largest = {"ShearX": 0.99, "ShearY": 0.99, "TranslateX": 32.0, "TranslateY": 32.0, "Rotate": 135.0}
-    largest |= dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.99)
-    return _scale(31, largest, posterized_bits=6).to(device)
+def _parameters(scale: Scale, channels: int, height: int, width: int) -> Tensor:
+    """Returns the parameters of ``operations.apply_at_once`` for each row of a scale, (rows, 14)."""
+    magnitudes = scale.table()
+    rows = []
+    for name, of_name in zip(OPERATIONS, magnitudes.flatten(1), strict=True):
+        for m in of_name.tolist():
+            matrix, rest = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0, 255.0, 256.0, 0.0]
+            if name == "ShearX":
+                matrix[1:3] = m, m * height / 2
+            elif name == "ShearY":
+                matrix[3], matrix[5] = m, m * width / 2
+            elif name == "TranslateX":
+                matrix[2] = -math.trunc(m)
+            elif name == "TranslateY":
+                matrix[5] = -math.trunc(m)
+            elif name == "Rotate":
+                cos, sin = math.cos(math.radians(m % 360.0)), math.sin(math.radians(m % 360.0))
+                matrix[:2], matrix[3:5] = (cos, -sin), (sin, cos)
+            elif name == "Brightness" or (name == "Color" and channels == 3) or name == "Contrast":
+                rest[0] = 1.0 + m
+                rest[1:3] = -m * (name == "Color"), -m * (name == "Contrast")
+            elif name == "Sharpness":
+                rest[3] = -m
+            elif name == "AutoContrast":
+                rest[4] = 1.0 / 255.0
+            elif name == "Posterize":
+                rest[5] = 256 - 2 ** (8 - int(m))
+            elif name == "Solarize":
+                rest[6] = 255.0 * m
+            elif name == "Equalize":
+                rest[7] = 1.0
+            rows.append([*matrix, *rest])
+    table = torch.tensor(rows, dtype=torch.float64).float()
+    return torch.cat([operations.in_halves(table[:, :6], height, width).flatten(1), table[:, 6:]], dim=1)
 
 
 class RandAugment(Augmentation):
@@ -150,22 +136,34 @@ class RandAugment(Augmentation):
         self.num_ops, self.magnitude = num_ops, magnitude
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        table = operations.constant(_of_randaugment, self.magnitude, *images.shape[-2:], images.device)
+        height, width = images.shape[-2:]
+        largest = {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}
+        largest |= {"TranslateX": 150 / 331 * width, "TranslateY": 150 / 331 * height}
+        largest |= dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.9)
         layers = mix(streams(keys, range(self.num_ops)))
-        for draw, sign in uniform(streams(layers, range(1, 3)), 0).transpose(0, 1):
-            operation = (draw * len(OPERATIONS)).long()
-            images = apply_operations(images, operation, _with_sign(table[operation], operation, sign))
-        return images
+        draw, sign = uniform(streams(layers, range(1, 3)), 0)
+        rows = torch.add(sign < 0.5, (draw * len(OPERATIONS)).long(), alpha=2)
+        return apply_operations(images, rows, Scale(tuple(largest.items()), 4, self.magnitude))
 
 
 class TrivialAugment(Augmentation):
     """One operation and its magnitude, drawn from 14 for each image (Müller and Hutter 2021; the "wide" space)."""
 
+    scale = Scale(
+        tuple(
+            {
+                **dict.fromkeys(("ShearX", "ShearY", "Brightness", "Color", "Contrast", "Sharpness"), 0.99),
+                **dict.fromkeys(("TranslateX", "TranslateY"), 32.0),
+                "Rotate": 135.0,
+            }.items()
+        ),
+        posterized_bits=6,
+    )
+
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         draw, sign, bin_ = uniform(streams(keys, range(1, 4)), 0)
-        operation = (draw * len(OPERATIONS)).long()
-        magnitude = operations.constant(_of_trivialaugment, images.device)[operation, (bin_ * 31).long()]
-        return apply_operations(images, operation, _with_sign(magnitude, operation, sign))
+        place = torch.add((bin_ * 31).long(), (draw * len(OPERATIONS)).long(), alpha=31)
+        return apply_operations(images, torch.add(sign < 0.5, place, alpha=2)[None], self.scale)
 
 
 class ThreeAugment(Augmentation):
