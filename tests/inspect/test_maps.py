@@ -29,7 +29,7 @@ from vit_lightning import (
 from vit_lightning.inspect.maps import attention, attention_distance, relevance, rollout
 from vit_lightning.inspect.survey import survey
 from vit_lightning.inspect.watch import Grid, readout, watch
-from vit_lightning.weights import FAMILIES, from_reference
+from vit_lightning.weights import from_reference
 
 SMALL = {"image_size": (8, 12), "patch_size": 4, "emb_size": 16, "depth": 3, "num_heads": 2, "num_classes": 5}
 CRATE = {"block": CrateBlock, "attention": MSSA, "feed_forward": ISTA}
@@ -115,7 +115,7 @@ def test_those_of_torch():
     close(torch.stack([each.weights() for each in found], dim=1), torch.stack(theirs, dim=1))
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_those_of_every_family_are_explicit_products(family):
     network = fresh(family)[0].double()
     images = IMAGES[:, :, :8, :8]
