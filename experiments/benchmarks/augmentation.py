@@ -55,7 +55,7 @@ def pairs(size: int) -> dict[str, tuple[Augmentation, v2.Transform]]:
         "ColorJitter with hue": (ColorJitter(hue=0.1), v2.ColorJitter(0.3, 0.3, 0.3, 0.1)),
         "RandomResizedCrop": (RandomResizedCrop(), v2.RandomResizedCrop(size)),
         "RandomAffine": (RandomAffine(), v2.RandomAffine(10.0, (0.1, 0.1), (0.9, 1.1), interpolation=bilinear)),
-        "RandomErasing": (RandomErasing(), v2.RandomErasing(0.25)),
+        "RandomErasing": (RandomErasing(fill="black"), v2.RandomErasing(0.25)),
         "RandomCrop": (RandomCrop(), v2.RandomCrop(size, padding=4)),
         "HorizontalFlip": (HorizontalFlip(), v2.RandomHorizontalFlip()),
     }

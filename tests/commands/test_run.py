@@ -194,7 +194,7 @@ def test_lightning_s_callbacks_loggers_and_profilers_come_from_the_config(in_fol
         "  profiler: {class_path: lightning.pytorch.profilers.SimpleProfiler, init_args: {filename: times}}\n"
         "  callbacks:\n"
         "    - class_path: lightning.pytorch.callbacks.EarlyStopping\n"
-        "      init_args: {monitor: val/acc, patience: 0, stopping_threshold: 0.0}\n"
+        "      init_args: {monitor: val/loss, patience: 0, min_delta: 100.0, stopping_threshold: 0.0}\n"
         "  logger: {class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: out}}\n"
     )
     config = resolve([*SMALL[:-2], "--config=page.yaml", "--out=out"])

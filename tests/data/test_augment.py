@@ -354,6 +354,15 @@ def test_erasing_covers_the_box_alone_of_the_asked_share(fill):
         assert stats.chisquare(torch.bincount(values.long(), minlength=256).numpy()).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("size", [(24, 20), (7, 33), (64, 64)])
+@pytest.mark.parametrize("change", [RandomResizedCrop(), RandomErasing(0.7), RandomErasing(0.7, fill="black")])
+def test_boxes_on_a_cpu_hold_the_pixels_of_the_form_for_devices(change, size, monkeypatch):
+    batch, drawn = noise(200, *size), keys(200)
+    fast = change(batch, drawn)
+    monkeypatch.setattr("vit_lightning.data.augment._is_for_numpy", lambda images: False)
+    assert torch.equal(fast, change(batch, drawn))
+
+
 @pytest.mark.parametrize("change", [RandomResizedCrop(), RandomErasing(0.7)], ids=["resized crop", "erasing"])
 def test_boxes_of_an_image_do_not_depend_on_its_batch(change):
     batch = noise(64)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vit_lightning.data import operations
-from vit_lightning.data.operations import affine, resample, resize_weights
+from vit_lightning.data.operations import affine, enlarge, resample, resize_weights, taps
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.random_keys import mix, shift_right, streams, uniform
 
@@ -95,6 +95,9 @@ class RandomResizedCrop(Augmentation):
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         top, left, rows, columns = self.boxes(keys, height, width)
+        if _is_for_numpy(images):
+            down, across = taps(top, rows, new=height), taps(left, columns, new=width)
+            return enlarge(images, down, across)
         return resample(
             images,
             resize_weights(top, rows, old=height, new=height),
@@ -151,17 +154,36 @@ class RandomErasing(Augmentation):
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         top, left, rows, columns = (value[:, None] for value in self._boxes.boxes(keys, height, width))
-        y, x = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
-        inside = ((y >= top) & (y < top + rows))[:, :, None] & ((x >= left) & (x < left + columns))[:, None, :]
         # a box that fits nowhere is none, not all of the image
         erased = (uniform(keys, 9) < self.p) & (rows * columns < height * width)[:, 0]
+        if _is_for_numpy(images):
+            return self._erased(images, keys, torch.cat([top, left, rows, columns], dim=1), erased)
+        y, x = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
+        inside = ((y >= top) & (y < top + rows))[:, :, None] & ((x >= left) & (x < left + columns))[:, None, :]
         cover = self._noise(images, keys) if self.fill == "noise" else torch.zeros_like(images)
         return torch.where((inside & erased[:, None, None])[:, None], cover, images)
 
+    def _erased(self, images: Tensor, keys: Tensor, boxes: Tensor, erased: Tensor) -> Tensor:
+        """Returns what the device's form does, but draws noise for the boxes alone."""
+        changed = images.numpy().copy()
+        places = np.arange(changed[0].size).reshape(changed[0].shape)
+        seeds = mix(keys, 10)
+        for number in erased.nonzero()[:, 0].tolist():
+            top, left, rows, columns = boxes[number].tolist()
+            box = (slice(None), slice(top, top + rows), slice(left, left + columns))
+            covered = places[box] + seeds[number].numpy()
+            changed[number][box] = _bytes(torch.from_numpy(covered)) if self.fill == "noise" else 0
+        return torch.from_numpy(changed)
+
     def _noise(self, images: Tensor, keys: Tensor) -> Tensor:
         pixels = mix(keys, 10)[:, None] + torch.arange(images[0].numel(), device=images.device)
-        noise: Tensor = shift_right(mix(pixels), 56)
-        return noise.to(images.dtype).view_as(images)
+        return _bytes(pixels).to(images.dtype).view_as(images)
+
+
+def _bytes(pixels: Tensor) -> Tensor:
+    """Returns a random byte, as int64, for the number of each pixel."""
+    numbers: Tensor = shift_right(mix(pixels), 56)
+    return numbers
 
 
 class RandomAffine(Augmentation):

@@ -71,6 +71,40 @@ def resize_weights(start: Tensor, length: Tensor, *, old: int, new: int) -> Tens
     return _normalised(weights)
 
 
+def taps(start: Tensor, length: Tensor, *, new: int) -> tuple[Tensor, Tensor]:
+    """Returns where the weights of ``resize_weights`` are not 0 for lengths of at most ``new``, and their 32768ths.
+
+    Both are (b, new, 2): when enlarging, a pixel of the result is made of two neighbours.
+    """
+    length = length.to(torch.float64)[:, None, None]
+    centre = (torch.arange(new, dtype=torch.float64)[:, None] + 0.5) * (length / new)
+    places = (centre - 0.5).floor() + torch.arange(2)
+    weights = (1.0 - (places + 0.5 - centre).abs()).clamp(min=0.0)
+    weights = _normalised(weights * ((places >= 0) & (places < length)))
+    inside = torch.minimum(places.clamp(min=0.0), length - 1.0).long()
+    return start[:, None, None] + inside, weights.mul(1 << _BITS).float()
+
+
+def enlarge(images: Tensor, down: tuple[Tensor, Tensor], across: tuple[Tensor, Tensor]) -> Tensor:
+    """Does on a CPU what ``resample`` does with the weights of ``taps``, image by image, in a fraction of the time."""
+    result = torch.empty_like(images)
+    channels, height, width = images.shape[1:]
+    for number, image in enumerate(images):
+        places, weights = down[0][number], across[1][number]
+        first = int(places[0, 0])
+        columns = image[:, first : int(places[-1, 1]) + 1].permute(2, 0, 1).flatten(1).float()
+        lines = _mean_of_two(columns, across[0][number], weights).view(width, channels, -1).permute(2, 1, 0).flatten(1)
+        lines = _mean_of_two(lines.contiguous(), places - first, down[1][number])
+        result[number] = lines.view(height, channels, width).transpose(0, 1)
+    return result
+
+
+def _mean_of_two(lines: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    """Returns weighted means (new, n) of two lines each of (old, n), as whole numbers."""
+    first, second = (lines[places[:, tap]].mul_(weights[:, tap, None]) for tap in (0, 1))
+    return _round(first.add_(second))
+
+
 def blur_weights(sigma: Tensor, *, size: int, radius: int) -> Tensor:
     """Returns weights (b, size, size) of a Gaussian of standard deviation ``sigma`` pixels (b,), with reflection."""
     offsets = torch.arange(-radius, radius + 1, device=sigma.device)

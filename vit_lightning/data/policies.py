@@ -180,9 +180,21 @@ class ThreeAugment(Augmentation):
         self.jitter = ColorJitter(jitter, jitter, jitter)
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        which = (uniform(keys, 1) * 3).long()[:, None, None, None]
+        which = (uniform(keys, 1) * 3).long()
         sigma = 0.1 + uniform(keys, 2) * (self.max_sigma - 0.1)
-        threshold = torch.full_like(sigma, 128.0)
-        changed = torch.where(which == 0, operations.grayscale(images), operations.solarize(images, threshold))
-        changed = torch.where(which == 2, operations.gaussian_blur(images, sigma, self.max_sigma), changed)
+        changed = images.clone()
+        for number in range(3):
+            of_number = which == number
+            if not host_chooses(images):
+                one = self._change(number, images, sigma)
+                changed = torch.where(of_number[:, None, None, None], one, changed)
+            elif of_number.any():
+                changed[of_number] = self._change(number, images[of_number], sigma[of_number])
         return self.jitter(changed, mix(keys, 1))
+
+    def _change(self, number: int, images: Tensor, sigma: Tensor) -> Tensor:
+        if number == 0:
+            return operations.grayscale(images)
+        if number == 1:
+            return operations.solarize(images, torch.full_like(sigma, 128.0))
+        return operations.gaussian_blur(images, sigma, self.max_sigma)
