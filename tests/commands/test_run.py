@@ -289,7 +289,7 @@ def test_a_stopped_run_continues_and_ends_as_if_it_had_not_been_stopped(in_folde
     assert logged_rows(Path("reference")) == logged_rows(Path("run"))
     files = [{path.name: path.read_bytes() for path in Path(f, "validation").iterdir()} for f in ("reference", "run")]
     assert files[0] == files[1]
-    assert len(files[0]) == 3 * 2
+    assert len(files[0]) == 5 * 2
 
 
 def test_resuming_tests_a_run_that_was_trained(results):

@@ -27,7 +27,7 @@ def test_the_rate_of_each_group_really_varies_and_nothing_else_is_left(in_folder
     config = Path("mine.yaml")
     config.write_text(
         "trainer:\n  max_epochs: 1\n  accelerator: cpu\n"
-        "  callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/acc}}]\n"
+        "  callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/loss}}]\n"
     )
     before = config.read_bytes()
     flags = ["--config=mine.yaml", *SMALL[:4], "--steps=40", "--min_lr=1e-6", "--max_lr=1.0"]

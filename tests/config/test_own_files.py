@@ -259,7 +259,7 @@ def test_an_error_of_a_loss_or_an_optimizer_in_the_check_names_file_and_line(in_
     (in_folder / "own_parts.py").write_text(
         "import torch\ndef loss(logits, targets):\n    return undefined(logits)\n"
         "def third(logits, targets, weight):\n    return None\n"
-        "class Own(torch.optim.SGD):\n    def step(self):\n        raise KeyError('oh')\n"
+        "class Own(torch.optim.SGD):\n    def step(self, closure=None):\n        raise KeyError('oh')\n"
     )
     flags = "--data=Digits", "--model.patch_size=2", "--loss=own_parts.loss", "--optimizer=own_parts.Own"
     assert "loss.weight is missing" in problems(*flags[:2], "--loss=own_parts.third")

@@ -271,7 +271,6 @@ def test_queries_keys_and_values_start_as_separate_xavier_matrices():
         ("encoder.1.attention.fn.attention.projection", (32, 32)),
         ("encoder.1.feed_forward.fn.feed_forward.expand", (128, 32)),
         ("encoder.1.feed_forward.fn.feed_forward.contract", (32, 128)),
-        ("head.representation.linear", (50, 32)),
     ],
 )
 def test_other_matrices_start_xavier_uniform(name, shape):

@@ -174,7 +174,8 @@ def of_the_optimizer(vit, family):
     return {name: facts[number] for name, number in numbers.items()}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# the parameters of DINO's networks are those of timm's
+@pytest.mark.parametrize("family", [family for family in FAMILIES if not family.startswith("dino")])
 def test_rate_and_decay_of_every_parameter(family):
     vit, _, _ = fresh(family, **TABLES[family][0])
     assert of_the_optimizer(vit, family) == by_hand(family)

@@ -16,6 +16,7 @@ from torchvision import models
 
 from vit_lightning import CIFAR10, UserError, ViT, load
 from vit_lightning.config.networks import make_teacher, network_in_file
+from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, find_checkpoint, read_checkpoint
 from vit_lightning.training.probes import features
 from vit_lightning.weights import sources
 
@@ -151,3 +152,23 @@ def test_wrong_facts_are_named_at_once(trained):
     with pytest.raises(UserError) as caught:
         load(trained[0], config=wrong)
     assert [text.split("config.")[1].split("=")[0] for text in caught.value.problems] == list(wrong)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda held: held["state_dict"].update({next(iter(held["state_dict"])): None}), "no tensor .NoneType."),
+        (lambda held: held.update(test_view="large"), "its test_view is no mapping"),
+        (lambda held: held["test_view"].update(centre_share="half"), "centre_share=half must be above 0"),
+        (lambda held: held["test_view"].update(mean=3.0), "mean=3.0 must be 1 numbers"),
+        (lambda held: held["config"].update(lora="all"), "lora"),
+    ],
+)
+def test_a_sealed_checkpoint_with_other_contents_is_refused_in_words(trained, tmp_path, change, message):
+    held = read_checkpoint(find_checkpoint(trained[0]), mmap=False)
+    change(held)
+    writer = AtomicCheckpointIO()
+    writer.save_checkpoint(held, tmp_path / "other.ckpt")
+    writer.teardown()
+    with pytest.raises(UserError, match=message):
+        load(tmp_path / "other.ckpt")

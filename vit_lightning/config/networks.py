@@ -21,7 +21,7 @@ from vit_lightning.config.files import Config, flatten
 from vit_lightning.config.named_weights import load_named_weights, timm_name, without_weights
 from vit_lightning.config.own_files import empty_caches, files_of, where
 from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import WRONG, Part, Reader, untyped_texts
+from vit_lightning.config.typed import WRONG, Part, Place, Reader, untyped_texts
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.limits import refuse
@@ -180,9 +180,9 @@ def network_in_file(
     with files_of(folder):
         reader = Reader(ADAPTERS)
         part = read_network(reader, flatten(config["model"]), None)
+        lora = reader.part(Place(LoraConfig), config.get("lora") or {}, "lora")
         refuse(reader.problems)
-        lora = LoraConfig(**config.get("lora", {}))
-        return network_from(part, lora, tell, reset_head=config.get("reset_head", False))
+        return network_from(part, lora.make(), tell, reset_head=config.get("reset_head", False))
 
 
 FAULTS = (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException)

@@ -95,7 +95,7 @@ def glance(network: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
 
     They are what a training logs of a few images, as in ``Survey``.
     """
-    share, maps, ranks = readout(network).to(images.device), list[Tensor](), list[Tensor]()
+    share, maps, ranks = readout(network).to(images.device, torch.float32), list[Tensor](), list[Tensor]()
 
     def see_attention(found: Attention) -> None:
         if found.queries.shape[2] == len(share):
@@ -113,7 +113,7 @@ class _Layers:
 
     def __init__(self, network: nn.Module, images: Tensor) -> None:
         self.name, self.grid = type(network).__name__, grid_of(network)
-        self.share = readout(network).to(images.device)
+        self.share = readout(network).to(images.device, torch.float32)
         self.patch_size = images.shape[2] / self.grid.rows, images.shape[3] / self.grid.columns
         self.through = torch.eye(len(self.share), device=images.device).repeat(len(images), 1, 1)
         self.maps: list[Tensor] = []

@@ -249,6 +249,8 @@ def check_checkpoint(path: Path, checkpoint: Any, has_checksum: bool) -> dict[st
     """Returns the contents of a file as a checkpoint; raises UserError if it is none, or lacks its checksum."""
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise UserError(f"{path} is no Lightning checkpoint: it has no state_dict")
+    if not isinstance(checkpoint.get("test_view"), dict | None):
+        raise UserError(f"{path} is no checkpoint of ours: its test_view is no mapping")
     if not has_checksum and {"config", "between_steps"} <= checkpoint.keys():
         raise UserError(f"{path} is damaged: it has no checksum")
     return checkpoint
@@ -382,7 +384,7 @@ def network_weights(
         *(
             f"it has {name} as {_shape(weights[name])}, the model as {_shape(own[name])}"
             for name in own
-            if name in weights and weights[name].shape != own[name].shape
+            if name in weights and getattr(weights[name], "shape", None) != own[name].shape
         ),
     ]
     if problems:
@@ -399,5 +401,7 @@ def load_network(network: nn.Module, checkpoint: dict[str, Any], path: Path, pre
     network.load_state_dict(weights)
 
 
-def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "one number"
+def _shape(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"no tensor ({type(value).__name__})"
+    return "x".join(map(str, value.shape)) or "one number"
