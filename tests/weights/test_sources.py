@@ -168,7 +168,7 @@ def test_a_sealed_checkpoint_with_other_contents_is_refused_in_words(trained, tm
     held = read_checkpoint(find_checkpoint(trained[0]), mmap=False)
     change(held)
     writer = AtomicCheckpointIO()
-    writer.save_checkpoint(held, tmp_path / "other.ckpt")
-    writer.teardown()
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message):  # the writer reads its first files again
+        writer.save_checkpoint(held, tmp_path / "other.ckpt")
+        writer.finish()
         load(tmp_path / "other.ckpt")
