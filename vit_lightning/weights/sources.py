@@ -129,8 +129,8 @@ def open_source(
         if image_size is not None or num_classes is not None:
             found = _changed(found, known, image_size, num_classes)
         refuse(_wrong_facts(found, facts), prefix="config.")
-        numbers = {name: found.view[name] for name in ("mean", "std", "centre_share") if name in found.view}
-        refuse(_wrong_facts(found, numbers), prefix="preprocessing ")
+        view = {name: value for name, value in found.view.items() if name in ("mean", "std", "centre_share")}
+        refuse(_wrong_facts(found, view), prefix="preprocessing ")
     found.network.eval()
     return found
 
