@@ -20,6 +20,8 @@ from vit_lightning.report.checks import run_checks
 from vit_lightning.report.comparisons import compare
 from vit_lightning.report.forecast import Spread, measured_spread, tuning_luck, tuning_sentences
 from vit_lightning.report.study import Study
+from vit_lightning.report.tables import tuning_table
+from vit_lightning.report.wording import why_ended
 from vit_lightning.storage.metrics import write_results
 
 PLAN: dict[str, Any] = {
@@ -152,7 +154,7 @@ def test_the_same_arms_and_seeds_in_another_folder_are_a_second_study(in_folder)
     assert carry_out(begin()).plan_changed == []
     said = "a second study of the question: runs/out has compared these arms on these seeds"
     second = begin("other", compare={**PLAN["compare"], "alpha": 0.1})
-    assert read_study(second.folder).plan_changed == [f"{said} (seeds: {{first: 6}} would be unused)"]
+    assert read_study(second.folder).plan_changed == [f"{said} (seeds: {{first: 12}} would be unused)"]
     assert read_study(begin("unused", seeds={"first": 20}).folder).plan_changed == []
     arms = {**PLAN["arms"], "mean": {"model.pool": "mean", "model.class_token": False}}
     assert read_study(begin("arms", arms=arms).folder).plan_changed == [], "only one arm is the same"
@@ -164,10 +166,10 @@ def test_a_second_study_with_a_split_of_each_seed_is_named_and_its_unused_seeds_
 
     for name, first in (("one", 50), ("two", 54), ("far", 100)):
         carry_out(begin_at(name, first))
-    said = "has compared these arms on these seeds (seeds: {first: 106} would be unused)"
+    said = "has compared these arms on these seeds (seeds: {first: 112} would be unused)"
     found = read_study(begin_at("three", 51).folder).plan_changed
     assert found == [f"a second study of the question: runs/{name} {said}" for name in ("one", "two")]
-    assert read_study(begin_at("unused", 106).folder).plan_changed == []
+    assert read_study(begin_at("unused", 112).folder).plan_changed == []
     assert read_study(begin("fixed", seeds={"first": 51}).folder).plan_changed == [], "its runs have another split"
 
 
@@ -225,11 +227,14 @@ def test_going_on_after_the_end_keeps_the_earlier_maxima(in_folder):
     def noisy(run: Planned) -> float:
         return 0.5 + (-1) ** run.seed * (0.1 + 0.01 * run.seed) * (run.arm == "mean")
 
-    assert verdicts(carry_out(begin_with(max_seeds=6), noisy)) == [("mean", 6, "undecided")]
+    study = carry_out(begin_with(max_seeds=6), noisy)
+    assert verdicts(study) == [("mean", 6, "undecided")]
+    assert why_ended(compare(study)) == ": max_seeds=6 is reached; it may be raised"
     for most in (8, 12):
         study = carry_out(begin_with(max_seeds=most), noisy)
     assert (study.compare.max_seeds, study.compare.extended, study.plan_changed) == (12, (6, 8), [])
     assert len(study.seeds) == 18
+    assert why_ended(compare(study)) == ": after 6 pairs an answer by 12 seeds has a chance below 20 %"
     with pytest.raises(UserError, match=r"max_seeds was 12, is 8: it can be raised alone"):
         begin_with(max_seeds=8)
     with pytest.raises(UserError, match=r"another question has its own --out and unused seeds, such as \{first: 18\}"):
@@ -256,11 +261,16 @@ def test_replicates_tune_anew_for_each_pair(in_folder):
         return alike(run) if run.trial is None else 0.3 + 0.1 * (run.trial == best)
 
     study = carry_out(ledger, result)
+    assert ledger.retry() == ["no run has failed: there is nothing to try again"]
     n = len(study.runs) // 2
     assert {run.seed for run in study.tuning.trials} == {*range(1000, 1000 + 2 * n)}
     assert (len(study.tuning.trials), study.tuning.chosen, study.missing) == (2 * 2 * 2 * n, {}, 0)
     values = [ledger.choose(Planned("mean", seed))["optimizer.lr"] for seed in range(4)]
     assert values == [0.001, 0.002, 0.001, 0.002]
+    table = tuning_table(analyse(study))
+    assert f"over the seeds 1000 to {999 + 2 * n}," in table.note
+    assert "every run had the same 4 trials" in table.note
+    assert {row[1].partition(" ")[2] for row in table.rows} == {f"(chosen in {(n + 1) // 2} of {n} runs)"}
     with pytest.raises(UserError, match=r"tune.replicates=9 must be compare.max_seeds=8"):
         begin("other", tune={**TUNE, "replicates": 9})
 

@@ -152,7 +152,8 @@ def test_no_run_is_tried_again_that_would_end_alike_or_that_a_comparison_has_rep
     ledger.planned()
     hung = Planned("b", 1)
     ledger.end_attempt(run, ledger.claim(run), "diverged", "training diverged in step 7")
-    said = ["a-seed0 is not tried again: training diverged in step 7, and would do so again"]
+    why = "diverged, and would do so again: not tried again (training diverged in step 7)"
+    said = [f"1 run of 'a' {why}"]
     ledger.claim(hung).end("failed", kind="hang", cause="x")
     assert ledger.retry() == said
     assert run not in ledger.pending()

@@ -381,7 +381,16 @@ def test_shipped_plans_and_their_sweeps(path, monkeypatch, tmp_path, wandb_sweep
 
 def test_the_help_has_all_options_of_a_plan():
     told = plan_help()
-    for name in ("config", "arms", "grid", "baseline", "seeds.split", "tune.options", "compare.max_seeds"):
+    for name in (
+        "config",
+        "arms",
+        "grid",
+        "baseline",
+        "seeds.split",
+        "tune.options",
+        "tune.seeds",
+        "compare.max_seeds",
+    ):
         assert f"  {name} " in told, name
 
 

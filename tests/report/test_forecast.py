@@ -111,12 +111,15 @@ def test_one_pair_tells_the_disagreement_and_three_the_spread_of_other_metrics(t
     share = np.mean(correct[0] != correct[1]) - (np.mean(correct[0]) - np.mean(correct[1])) ** 2
     assert (found.pairs, found.images, found.disagreement) == (1, 360, pytest.approx(share))
     assert found.sd == pytest.approx(np.sqrt(share / 360))
+    assert "two runs differ by at least " in forecast_sentences(one, found)[0], "seeds may add to that"
     assert share == pytest.approx(np.var(correct[0] * 1.0 - correct[1]))
     for run in one.done[:1]:
         (one.folder / run.folder / "test_predictions.npz").write_bytes(b"PK no zip")
     assert measured_spread(one) is None, "a damaged file is one that tells nothing"
     study = make_study(tmp_path / "more", seeds=4, max_seeds=8, missing=[("mean without class token", 3)])
-    assert measured_spread(study).pairs == 7
+    several = measured_spread(study)
+    assert several.pairs == 7
+    assert "at least" not in forecast_sentences(study, several)[0]
     other = dataclasses.replace(study, compare=Compare("test/loss", 0.005, 8))
     gaps = np.array([[run.results["test/loss"] for run in study.done if run.arm == arm] for arm in ("cls", "mean")])
     third = [run.results["test/loss"] for run in study.done if run.arm == "mean without class token"]

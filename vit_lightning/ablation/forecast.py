@@ -64,7 +64,11 @@ def forecast_lines(
     tuning = [] if study.tuning is None else [trial for trial in study.tuning.trials if trial.state == "missing"]
     if plan.tune.replicates:
         trials = len(plan.tune.seeds) * len(plan.tune.combinations)
-        lines.append(f"each of these runs is tuned anew: {counted(trials, 'trial')} before it, each as long as a run")
+        runs = (1 + trials) * len(plan.arms) * plan.compare.max_seeds
+        time = "" if each is None else f", about {show_time(each * runs)}"
+        lines.append(
+            f"each of these runs is tuned anew by {counted(trials, 'trial')}: at most {runs} runs in all{time}"
+        )
     elif tuning and each is not None:
         lines.append(f"tuning before that: {counted(len(tuning), 'run')}, {show_time(each * len(tuning))}")
     return [f"  {line}" for line in lines]

@@ -40,6 +40,7 @@ from vit_lightning.config.files import PER_RUN, changes
 from vit_lightning.config.own_files import digests
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import goal_of
+from vit_lightning.notation import counted
 from vit_lightning.report.comparisons import variance_arms
 from vit_lightning.report.schedule import Schedule, make_schedule
 from vit_lightning.report.sequential import Spending
@@ -226,7 +227,8 @@ class Ledger:
         runs = [self._ended.get(run, self._run(run)) for run in planned]
         tuning = None
         if tune is not None:
-            tuning = Tuning(facts["metric"], facts["mode"], **tune, trials=trials, chosen=self.chosen())
+            anew = [self._chosen(n) for n in range(len(facts["seeds"]))] if self.tune.replicates else []
+            tuning = Tuning(facts["metric"], facts["mode"], **tune, trials=trials, chosen=self.chosen(), choices=anew)
         return dataclasses.replace(self._study(runs), tuning=tuning)
 
     def changes(self) -> list[str]:
@@ -298,21 +300,24 @@ class Ledger:
         did not know it, as the analysis had lacked a result until then. So the pairs, which in all processes follow the
         seeds in order again, are not chosen by it. Claims that the other process has kept are named if they fall.
         """
-        planned, kept, places = self.planned(), list[str](), range(len(self.facts["seeds"]))
+        kept, diverged, places = list[str](), dict[str, list[str]](), range(len(self.facts["seeds"]))
+        failed = {run: end for run in self.planned() if arm in (None, run.arm) and (end := self.failure(run))}
         chosen = {run for n in places for arm in self._chosen(n) for run in self._trials(arm, n)}
         seed_of = {seed: self.facts["seeds"][n] for n in places for seed in self.tune.seeds_of(n)}  # of the trials
-        for run in [run for run in planned if run in self._ended and self._ended[run].state == "failed"]:
-            end, last = self.failure(run) or {}, self._last_claim(run)
-            if arm not in (None, run.arm) or last is None or run in chosen:
+        for run, end in failed.items():
+            last = self._last_claim(run)
+            if last is None or run in chosen:
                 continue
             if end.get("kind") == "diverged":
-                kept.append(f"{run.name} is not tried again: {end['cause']}, and would do so again")
+                diverged.setdefault(run.arm, []).append(end["cause"])
             elif self._is_replaced(run if run.trial is None else Planned(run.arm, seed_of[run.seed])):
                 kept.append(f"{run.name} is not tried again: a comparison was made with another seed in its place")
             else:
                 create_once(last.with_suffix(".retry"), "")
         self._ended, self._planned = {}, []
-        return kept
+        why = "diverged, and would do so again: not tried again"
+        alike = [f"{counted(len(causes), 'run')} of '{name}' {why} ({causes[0]})" for name, causes in diverged.items()]
+        return [*alike, *kept] if failed else ["no run has failed: there is nothing to try again"]
 
     def _is_replaced(self, run: Planned) -> bool:
         """Whether an analysis went on without a failed run."""
@@ -465,7 +470,8 @@ def _changes(ledger: Ledger, now: dict[str, Any]) -> list[str]:
     most, least = (facts["compare"]["max_seeds"] for facts in (now, began))
     found += [f"compare.max_seeds was {least}, is {most}: it can be raised alone"] if most < least else []
     if found:
-        unused = f"another question has its own --out and unused seeds, such as {{first: {began['seeds'][-1] + 1}}}"
+        seed = records.unused_seed(ledger.folder.parent)
+        unused = f"another question has its own --out and unused seeds, such as {{first: {seed}}}"
         advice = f"the plan differs from the one that {ledger.folder} began with: undo that ({unused})"
         raise UserError([*(f"{ledger.folder}: {text}" for text in found), advice])
     code = {key: (began["code"].get(key, value), value) for key, value in now["code"].items()}

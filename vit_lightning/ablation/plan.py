@@ -225,8 +225,9 @@ def plan_help() -> str:
     """Returns the options of a plan's file with their explanations."""
     lines = []
     for prefix, kind in {"": PlanFile, **{f"{key}.": kind for key, kind in GROUPS.items()}}.items():
-        options = [option for option in options_of(kind.__module__, kind.__name__) if option.name not in GROUPS]
-        lines += [explained(option, prefix).replace("--", "", 1) for option in options]
+        options = options_of(kind.__module__, kind.__name__)
+        shown = [option for option in options if prefix or option.name not in GROUPS]
+        lines += [explained(option, prefix).replace("--", "", 1) for option in shown]
     return "\n".join(lines)
 
 

@@ -116,18 +116,19 @@ def used_seeds(folder: Path) -> set[int]:
 
 def earlier_studies(folder: Path, facts: dict[str, Any]) -> list[str]:
     """Names the ablations beside a new one that have compared its arms on its seeds: alpha is spent there too."""
-    configs, used = _compared(facts), dict[Path, set[int]]()
+    configs, found = _compared(facts), list[str]()
+    said = f"has compared these arms on these seeds (seeds: {{first: {unused_seed(folder.parent)}}} would be unused)"
     for path in sorted(folder.parent.glob("*/ledger.json")):
         theirs = [config for config in _compared(read_json(path)) if config in configs]
-        if path.parent.name != folder.name and len(theirs) > 1:
-            used[path.parent] = used_seeds(path.parent)
-    unused = 1 + max((seed for seeds in used.values() for seed in seeds), default=-1)
-    return [
-        f"a second study of the question: {earlier} has compared these arms on these seeds "
-        f"(seeds: {{first: {unused}}} would be unused)"
-        for earlier, seeds in used.items()
-        if seeds & {*facts["seeds"]}
-    ]
+        if path.parent.name != folder.name and len(theirs) > 1 and used_seeds(path.parent) & {*facts["seeds"]}:
+            found.append(f"a second study of the question: {path.parent} {said}")
+    return found
+
+
+def unused_seed(folder: Path) -> int:
+    """Returns a seed above all those of the ablations in a folder that have begun."""
+    begun = [path for path in folder.glob("*/ledger.json") if used_seeds(path.parent)]
+    return 1 + max((read_json(path)["seeds"][-1] for path in begun), default=-1)
 
 
 def _compared(facts: dict[str, Any]) -> list[dict[str, Any]]:

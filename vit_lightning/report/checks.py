@@ -65,7 +65,7 @@ def _differ_as_planned(study: Study, configs: Configs, differences: Sequence[Con
     named = ", ".join(difference.key for difference in differences) or "nothing"
     without = sum((run.arm, run.seed) not in configs for run in study.done)
     text = f"the configs of {len(configs)} runs differ in {named}, and the seed"
-    return None if without else True, text + (f"; {without} runs have no config" if without else "")
+    return None if without else True, text + (f"; {counted(without, 'run')} without a config" if without else "")
 
 
 def _nothing_chosen_on_test(study: Study, configs: Configs) -> Result:
@@ -151,8 +151,8 @@ def _tuning(study: Study) -> str:
         return "none: all arms have the config's values, or their own"
     seeds = ", ".join(map(str, tuning.seeds))
     trials = counted(len(tuning.tried) * len(tuning.seeds), "trial")
-    anew = ", anew for each run with further seeds" if tuning.replicates else ""
-    return f"{trials} of each arm with seeds {seeds}{anew}, chosen by {study.metric}"
+    when, more = ("before each run", " and further ones") if tuning.replicates else ("of each arm", "")
+    return f"{trials} {when} with seeds {seeds}{more}, chosen by {study.metric}"
 
 
 def _commit(place: dict[str, Any]) -> str:

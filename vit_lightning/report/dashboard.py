@@ -34,10 +34,7 @@ def dashboard(report: Report) -> None:
 
     def views(entity: str | None) -> dict[str, Any]:
         own = "" if entity is None else known or entity
-        return {
-            "workspace": make_workspace(report, project, own),
-            "report": make_wandb_report(report, project, own),
-        }
+        return {"workspace": make_workspace(report, project, own), "report": make_wandb_report(report, project, own)}
 
     publish(report.study.folder, settings, views)
 

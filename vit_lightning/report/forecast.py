@@ -14,16 +14,7 @@ from scipy import optimize, special
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import show_time
 from vit_lightning.report.comparisons import ArmComparison, are_first, compare, design_of, read_predictions
-from vit_lightning.report.sequential import (
-    FIRST,
-    Course,
-    Flags,
-    Spending,
-    Values,
-    at,
-    follow,
-    variances_by_others,
-)
+from vit_lightning.report.sequential import FIRST, Course, Flags, Spending, Values, at, follow, variances_by_others
 from vit_lightning.report.study import Compare, Study
 from vit_lightning.report.wording import unit_of
 
@@ -47,6 +38,8 @@ class Spread:
     disagreement: float | None = None
     """Fraction of the test images that one run of a pair gets right and the other wrong; None if the differences vary
     more than it explains, or the metric counts no images."""
+    seeds: int = 0
+    """Most pairs of one comparison, which tell whether seeds add to that."""
 
 
 def assumed_spread(rules: Compare, images: int | None) -> Spread | None:
@@ -98,7 +91,8 @@ def _by_disagreement(study: Study, comparisons: Sequence[ArmComparison]) -> Spre
     if not found or images is None:
         return None
     fraction = max(float(np.mean(found)), 0.5 / images)
-    return Spread(math.sqrt(fraction / images), len(found), images, fraction)
+    seeds = max(len(one.differences) for one in comparisons)
+    return Spread(math.sqrt(fraction / images), len(found), images, fraction, seeds)
 
 
 @dataclass(frozen=True)
@@ -288,7 +282,8 @@ def _source(spread: Spread, sd: str) -> str:
         return f"the differences of two runs have a standard deviation of {sd} ({measured})"
     where = measured if spread.pairs else "compare.disagreement"
     fraction = f"{_percent(spread.disagreement)} of {spread.images:,} test images"
-    return f"two runs disagree on {fraction} ({where}), so two runs differ by {sd} (standard deviation)"
+    least = "at least " if spread.seeds < FEWEST and spread.pairs else ""
+    return f"two runs disagree on {fraction} ({where}), so two runs differ by {least}{sd} (standard deviation)"
 
 
 def _rounded(number: float) -> int:

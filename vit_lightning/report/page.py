@@ -47,7 +47,7 @@ CAPTIONS = {
     "seeds": "Every run, the best mean first. Grey lines join the runs of one seed.",
     "curves": "The mean of each arm with a band of one standard deviation over seeds; on the right, or below, the last "
     "third. Dotted: runs that failed.",
-    "tuning": "Mean over the seeds of the tuning, on validation images; a ring marks what was chosen.",
+    "tuning": "Mean over the seeds of the tuning, on validation images; rings, if any, mark what was chosen.",
     "costs": "Result (mean, standard error) against cost (median). The line joins arms that no other beats in both.",
 }
 

@@ -106,6 +106,8 @@ class Tuning:
     """Values of each arm with the best mean over the seeds; without the arms that have not finished."""
     replicates: int | None = None
     """Number of tunings of each arm, one for each of its runs; then ``chosen`` is empty."""
+    choices: list[dict[str, dict[str, Any]]] = field(default_factory=list)
+    """Values that each of these tunings chose, by arm."""
 
     @property
     def tried(self) -> list[dict[str, Any]]:

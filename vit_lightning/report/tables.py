@@ -17,17 +17,7 @@ from vit_lightning.report.checks import Check
 from vit_lightning.report.configs import ConfigDifference
 from vit_lightning.report.study import Study
 from vit_lightning.report.variance import estimate
-from vit_lightning.report.wording import (
-    MINUS,
-    NONE,
-    PLUS_MINUS,
-    Line,
-    lines,
-    named,
-    reference,
-    show_p,
-    unit_of,
-)
+from vit_lightning.report.wording import MINUS, NONE, PLUS_MINUS, Line, lines, named, reference, show_p, unit_of
 from vit_lightning.storage.folder import to_csv
 
 COSTS = ("train_seconds", "seconds", "images_per_second", "peak_memory_mb")
@@ -198,19 +188,23 @@ def tuning_table(analysis: Analysis) -> Table:
     unit, mean, chosen = unit_of(study.metric), tuning.mean, tuning.chosen
 
     def shown(values: dict[str, Any], arm: Arm) -> str:
-        return unit.value(mean(arm.name, values)) + " (chosen)" * (values == chosen.get(arm.name))
+        anew = [one[arm.name] for one in tuning.choices if arm.name in one]
+        times = f" (chosen in {anew.count(values)} of {len(anew)} runs)" * (values in anew)
+        return unit.value(mean(arm.name, values)) + (times or " (chosen)" * (values == chosen.get(arm.name)))
 
     columns: list[Column[Arm]] = [
         (", ".join(f"{key}={word(value)}" for key, value in values.items()), partial(shown, values))
         for values in tuning.tried
     ]
     trials, seeds = counted(len(columns) * len(tuning.seeds), "trial"), ", ".join(map(str, tuning.seeds))
+    if tuning.replicates:
+        seeds = f"{tuning.seeds[0]} to {max((trial.seed for trial in tuning.trials), default=tuning.seeds[-1])}"
     return tabulate(
         f"Tuning: {unit.label(study.metric)}",
         analysis.ranked,
         [("arm", lambda arm: arm.name), *columns],
-        f"Mean {study.metric} over the seeds {seeds}, which are not those of the comparison; every arm had the same "
-        f"{trials}, none was tested.",
+        f"Mean {study.metric} over the seeds {seeds}, which are not those of the comparison; every "
+        f"{'run' if tuning.replicates else 'arm'} had the same {trials}, none was tested.",
     )
 
 
@@ -244,7 +238,7 @@ def difference_table(analysis: Analysis) -> Table:
         f"level {show_p(level)}; its repeated confidence interval covers the true difference with 1 minus that at all "
         f"analyses together, on new images also if test images were drawn anew. {RANGE} Corrected: results decide when "
         "a comparison stops, which shifts its difference; corrected, it is too high as often as too low, but still too "
-        "large where it was luck that made it better or worse. p is "
+        "large where it was luck that made it better or worse; with a single analysis it stays as it is. p is "
         f"corrected for all comparisons and analyses: compare it with {study.compare.alpha:g}.",
     )
 

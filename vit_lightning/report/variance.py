@@ -158,7 +158,9 @@ def estimate(comparison: ArmComparison) -> float:
 
     It is the true difference with which half of such studies would have a higher outcome, in the stage-wise ordering
     (Jennison and Turnbull 2000, section 8.4): better early, better late, neither, worse late, worse early, and the mean
-    where that is equal. The studies are simulated with the standard deviation that was found.
+    where that is equal, as at the last analysis, whatever is claimed there. So of a plan with a single analysis it is
+    the mean; raising ``max_seeds`` changes it without a new run, as claims of that analysis then end a study early. The
+    studies are simulated with the standard deviation that was found.
     """
     place, design, course = comparison.analysis, comparison.design, comparison.course
     ended = comparison.decided or comparison.n == design.max_pairs
@@ -167,21 +169,21 @@ def estimate(comparison: ArmComparison) -> float:
     mean, sd = float(course.mean[place]), float(course.sd[place])
     drawn = sd * np.random.default_rng(0).standard_normal((PATHS // 2, design.max_pairs))
     noise = np.concatenate([drawn, -drawn])
-    unit = 1000 * (abs(mean) + sd)
+    unit, last = 1000 * (abs(mean) + sd), len(design.analyses) - 1
     by_others = np.full(PATHS, comparison.by_others)  # they do not depend on the difference
-    outcome, low, high = _outcomes(course, np.array(place), unit), mean - 2 * sd, mean + 2 * sd
+    outcome, low, high = _outcomes(course, np.array(place), unit, last), mean - 2 * sd, mean + 2 * sd
     while high - low > sd / 500:
         middle = (low + high) / 2
         simulated = follow(middle + noise, design, by_others)
-        above = np.mean(_outcomes(simulated, simulated.stop, unit) > outcome) > 0.5
+        above = np.mean(_outcomes(simulated, simulated.stop, unit, last) > outcome) > 0.5
         low, high = (low, middle) if above else (middle, high)
     return low if comparison.study.goal == "maximize" else -low
 
 
-def _outcomes(course: Course, stop: NDArray[np.int_], unit: float) -> Values:
+def _outcomes(course: Course, stop: NDArray[np.int_], unit: float, last: int) -> Values:
     """Returns numbers in the order of the outcomes of comparisons; the unit is far larger than any mean."""
     better, worse = at(course.claims["better"], stop), at(course.claims["worse"], stop)
-    outcomes: Values = at(course.mean, stop) + unit * (better * 1.0 - worse) / (1 + stop)
+    outcomes: Values = at(course.mean, stop) + (stop < last) * unit * (better * 1.0 - worse) / (1 + stop)
     return outcomes
 
 

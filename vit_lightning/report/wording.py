@@ -13,6 +13,7 @@ from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.comparisons import ArmComparison
+from vit_lightning.report.sequential import KEPT, UNLIKELY
 from vit_lightning.report.study import Run, Study
 from vit_lightning.report.variance import highest_rate, unlike_spreads
 
@@ -300,7 +301,7 @@ def next_step(analysis: Analysis, one: ArmComparison) -> str:
     if one.blocked:
         return "mend what failed, then try again" if _retried(one) else "runs diverge: change that in a new study"
     failed, effect, price = _failed(analysis, one.arm), _effect(analysis), _price(analysis, one)
-    stop = f"stop, no answer with {counted(analysis.study.compare.max_seeds, 'seed')}"
+    stop = f"stop{why_ended([one]) or ', no answer'}"
     rivals = analysis.study.compare.arms == "baseline" and sum(kind_of(arm) in BETTER for arm in analysis.ordered) > 1
     here = "; for new images it is open" * (_holds(analysis, [one]) == HERE)
     take = f"may be taken{here}; better arms were not compared with each other" if rivals else f"take it{here}"
@@ -315,6 +316,17 @@ def next_step(analysis: Analysis, one: ArmComparison) -> str:
         "not worse": f"stop: no loss of {effect}, no gain shown{f'; {failed}' if failed else ''}",
     }
     return known.get(kind_of(one), stop)
+
+
+def why_ended(comparisons: Sequence[ArmComparison]) -> str:
+    """Says why comparisons without an answer have no more runs, behind a colon; an empty text where all have one."""
+    most = max((one.design.max_pairs for one in comparisons), default=0)
+    known = [(one, one.analysis) for one in comparisons]
+    if pairs := sorted({one.n for one, place in known if place is not None and one.course.unlikely[place]}):
+        chance = f"an answer by {most} seeds has a chance below {show_fraction(UNLIKELY)}"
+        return f": after {listed([*map(str, pairs)])} pairs {chance}"
+    reached = any(one.next is None and not one.decided for one in comparisons)
+    return f": max_seeds={most} is reached; it may be raised" if reached else ""
 
 
 def _failed(analysis: Analysis, name: str) -> str:
@@ -374,7 +386,7 @@ def recommendation(analysis: Analysis) -> str:
         return f"{text}. Continue with {command(study)}"
     text = _choice(analysis)
     if not blocked:
-        return f"{text} Nothing is left to run."
+        return f"{text} Nothing is left to run{why_ended(analysis.comparisons)}."
     failed = [run for one in blocked for run in one.failed]
     again = [run for one in blocked for run in _retried(one)]
     arms = few(list(dict.fromkeys(run.arm for run in again or failed)))
@@ -505,5 +517,6 @@ def rule(analysis: Analysis) -> str:
         f"Arms are compared {after} of runs with the same seeds, at most {rules.max_seeds}; decided arms get no more "
         f"runs, and a claim stands once it is made. The probability of any false claim is at most {rules.alpha:g} over "
         f"all arms and analyses.{best} Means of arms are over all their runs, differences over the pairs of the "
-        "analysis that decided."
+        f"analysis that decided. Beyond the planned max_seeds {show_fraction(KEPT)} of each level are left, so it "
+        "takes more seeds than a study planned for as many."
     )
