@@ -74,6 +74,8 @@ def test_the_effective_rank_is_the_exponential_of_the_entropy():
     shares = values / values.sum(axis=-1, keepdims=True)
     np.testing.assert_allclose(effective_rank(tokens), np.exp(-(shares * np.log(shares)).sum(axis=-1)), rtol=1e-9)
     np.testing.assert_allclose(effective_rank(tokens.mT), effective_rank(tokens), rtol=1e-9)
+    tokens[0, 0, 0, 0] = torch.inf
+    assert effective_rank(tokens)[0].isnan().tolist() == [True, False, False]
     assert float(effective_rank(torch.ones(4, 6))) == pytest.approx(1.0, abs=1e-3)
     assert float(effective_rank(torch.eye(4))) == pytest.approx(4.0)
 

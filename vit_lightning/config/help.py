@@ -366,6 +366,7 @@ def _own_choices(module: str, hint: ast.expr | None) -> Iterator[str]:
 def _line(prefix: str, option: Option) -> str:
     """Returns the line of one option: its first sentence, cut where the line ends."""
     left = f"  --{prefix}{option.name}{option.value}"
+    left = left if len(left) < WIDTH - 4 else left[: WIDTH - 8].rpartition(" ")[0]
     text = re.split(r"(?<=\w)[.;:](?:\s|$)", option.text)[0]
     return textwrap.shorten(f"{left:<50}".replace(" ", "\0") + f" {text}", WIDTH, placeholder=" ...").replace("\0", " ")
 

@@ -27,6 +27,7 @@ from vit_lightning.inspect.tokens import position_similarity
 from vit_lightning.inspect.watch import find_blocks, grid_of
 from vit_lightning.metric_facts import RAW_ACCURACY
 from vit_lightning.storage.folder import is_first, write_whole
+from vit_lightning.storage.metrics import json_number
 from vit_lightning.storage.wandb_mirror import WandbMirror
 from vit_lightning.training.callbacks import fits, gather, is_due, training_steps
 from vit_lightning.training.classifier import ViTClassifier
@@ -155,7 +156,7 @@ class ValidationPictures(Callback):
         network = getattr(pl_module, "network", None)
         is_whole = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy)
         if images is not None and len(images) and network is not None and find_blocks(network) and is_whole:
-            with contextlib.suppress(UserError):  # no attention that is known
+            with contextlib.suppress(UserError, torch.OutOfMemoryError):  # no attention that is known, or no room
                 facts["effective_rank"] = self._draw_inside(trainer, network, images[:INSIDE], folder, epoch)
         path = folder / f"epoch-{epoch:04d}.json"
         write_whole(path, json.dumps(facts) + "\n")
@@ -163,7 +164,7 @@ class ValidationPictures(Callback):
 
     def _draw_inside(
         self, trainer: Trainer, network: nn.Module, images: Array, folder: Path, epoch: int
-    ) -> list[float]:
+    ) -> list[float | str]:
         """Draws attention and positions of a ViT; returns the effective ranks of its tokens."""
         pixels = torch.from_numpy(images).to(trainer.strategy.root_device)
         with trainer.precision_plugin.val_step_context():
@@ -173,7 +174,7 @@ class ValidationPictures(Callback):
         write_png(folder / f"attention-{epoch:04d}.png", drawn)
         if (positions := position_similarity(network)) is not None:
             write_png(folder / f"positions-{epoch:04d}.png", positions_sheet(positions.float().cpu().numpy()))
-        return [round(rank, 3) for rank in ranks.tolist()]
+        return [json_number(rank) for rank in ranks]
 
     def _choose(self, table: Array) -> tuple[Array, Array | None]:
         """Returns rows and pixels of the fixed images, which are chosen and read once, without those now damaged."""

@@ -98,6 +98,8 @@ def relevance(network: nn.Module, images: Tensor, classes: Tensor | None = None)
             if not isinstance(logits, Tensor) or logits.ndim != 2 or getattr(network, "num_classes", None) == 0:
                 raise UserError(f"{type(network).__name__} gives no logits (b, classes), of which relevance would be")
             label = int(logits.argmax()) if classes is None else int(classes[number])
+            if not 0 <= label < (count := logits.shape[1]):
+                raise UserError(f"classes: image {number} has {label}, the model has classes 0 to {count - 1}")
             encoder_layers(network, found)
             gradients = torch.autograd.grad(logits[0, label], [each.out for each in found])
         with torch.no_grad():

@@ -70,6 +70,7 @@ def survey(network: nn.Module, images: Tensor) -> Survey:
         raise UserError(f"{type(network).__name__} has no attention: no layer calls torch's or ours")
     has_classes = isinstance(logits, Tensor) and logits.ndim == 2 and getattr(network, "num_classes", None) != 0
     patches = slice(seen.grid.prefix, None)
+    positions, filters, crate = position_similarity(network), patch_filters(network), crate_measures(network, images)
     of_class = relevance(network, images, logits.argmax(dim=1))[:, patches].float().cpu() if has_classes else None
     return Survey(
         grid=seen.grid,
@@ -83,9 +84,9 @@ def survey(network: nn.Module, images: Tensor) -> Survey:
         colours=torch.stack(seen.colours, dim=1) if seen.colours else torch.empty(len(images), 0, 0, 3),
         rank=torch.stack(seen.ranks) if seen.ranks else torch.empty(0),
         samples=seen.samples,
-        positions=position_similarity(network),
-        filters=patch_filters(network),
-        crate=crate_measures(network, images),
+        positions=None if positions is None else positions.float().cpu(),
+        filters=None if filters is None else filters.float().cpu(),
+        crate=None if crate is None else (crate[0].float().cpu(), crate[1].float().cpu()),
     )
 
 

@@ -25,7 +25,7 @@ def colours(tokens: Tensor) -> Tensor:
     They are of all tokens together, so that colours are the same in all images; 1 % at each end of a component is cut
     (Oquab et al. 2023, DINOv2, figure 1).
     """
-    rows = tokens.flatten(end_dim=-2).float()
+    rows = tokens.flatten(end_dim=-2).float().cpu()  # whose random numbers are seeded below
     rows = rows - rows.mean(dim=0)
     with torch.random.fork_rng(devices=[]):  # a whole decomposition takes longer than the forward pass
         torch.default_generator.manual_seed(0)
@@ -44,14 +44,15 @@ def outliers(norms: Tensor) -> Tensor:
 def effective_rank(tokens: Tensor) -> Tensor:
     """Returns exp of the entropy of the singular values of tokens (..., n, e), as shares of their sum: (...,).
 
-    It lies between 1, when all tokens are multiples of one, and min(n, e) (Roy and Vetterli 2007).
+    It lies between 1, when all tokens are multiples of one, and min(n, e) (Roy and Vetterli 2007); nan where tokens are
+    not finite.
     """
     tokens = tokens.to("cpu" if tokens.device.type == "mps" else tokens.device).double()  # MPS has no float64
     gram = tokens @ tokens.mT if tokens.shape[-2] < tokens.shape[-1] else tokens.mT @ tokens
-    values = torch.linalg.eigvalsh(gram).clamp(min=0.0).sqrt()
+    values = torch.linalg.eigvalsh(gram.nan_to_num(0.0, 0.0, 0.0)).clamp(min=0.0).sqrt()
     shares = values / values.sum(dim=-1, keepdim=True)
     entropy: Tensor = torch.special.entr(shares).sum(dim=-1)
-    return entropy.exp()
+    return entropy.exp().where(gram.isfinite().flatten(-2).all(dim=-1), torch.nan)
 
 
 def cka(first: Sequence[Tensor], second: Sequence[Tensor] | None = None) -> Tensor:

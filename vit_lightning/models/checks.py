@@ -15,6 +15,7 @@ from vit_lightning.models.attention import RotaryAttention
 from vit_lightning.models.crate import CrateBlock
 from vit_lightning.models.heads import POOLS
 from vit_lightning.models.initialisation import INITIALISATIONS
+from vit_lightning.models.layers import BatchNorm
 from vit_lightning.models.patches import PROJECTIONS
 from vit_lightning.models.positions import POSITIONS
 from vit_lightning.sizes import Size
@@ -48,9 +49,11 @@ def all_at_once(given: Mapping[str, Any]) -> Iterator[None]:
         )  # which may depend on all others
         raise
     network, preset = given["self"], str(given["preset"])
+    counts_twice = given["activation_checkpointing"] and any(isinstance(part, BatchNorm) for part in network.modules())
     rotary = any(isinstance(module, RotaryAttention) for module in network.modules()) and given["patch_dropout"] > 0.0
     crate = preset.startswith("CRATE") and not isinstance(network.encoder[0], CrateBlock)
     refuse(
+        ["activation_checkpointing=true: BatchNorm would count each batch twice in its running means"] * counts_twice,
         ["patch_dropout: RotaryAttention takes all patches, each at its position"] * rotary,
         [f"preset={preset} needs block=CrateBlock, attention=MSSA and feed_forward=ISTA beside it"] * crate,
     )

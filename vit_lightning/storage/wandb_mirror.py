@@ -252,7 +252,8 @@ class WandbMirror(Logger):
         confidence = facts["confidence"]
         counts = [sum(pair) for pair in zip(confidence["right"], confidence["wrong"], strict=True)]
         values["images/confidence"] = self._wandb.Histogram(np_histogram=(counts, confidence["edges"]))
-        values |= {f"effective_rank/{number}": rank for number, rank in enumerate(facts.get("effective_rank", ()))}
+        ranks = map(float, facts.get("effective_rank", ()))
+        values |= {f"effective_rank/{number}": rank for number, rank in enumerate(ranks)}
         classes = list(zip(facts["classes"], facts["class_images"], facts["class_accuracy"], strict=True))
         if len(classes) <= CLASS_CURVES:
             return values | {f"val_class/{name}": accuracy for name, _, accuracy in classes if accuracy is not None}

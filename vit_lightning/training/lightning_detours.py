@@ -76,7 +76,8 @@ def send_no_tables(module: LightningModule) -> None:
     Proof: test_a_buffer_that_never_changes_is_sent_once.
     """
     tables = [f"{name}.table" for name, part in module.named_modules() if isinstance(part, ExactTable)]
-    vars(module)["_ddp_params_and_buffers_to_ignore"] = tables
+    ignored = "_ddp_params_and_buffers_to_ignore"
+    vars(module)[ignored] = [*getattr(module, ignored, ()), *tables]
 
 
 def change_loaders(trainer: Trainer, change: Callable[[Any], Any]) -> None:
