@@ -182,14 +182,14 @@ class ThreeAugment(Augmentation):
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         which = (uniform(keys, 1) * 3).long()
         sigma = 0.1 + uniform(keys, 2) * (self.max_sigma - 0.1)
-        changed = images.clone()
-        for number in range(3):
-            of_number = which == number
-            if not host_chooses(images):
-                one = self._change(number, images, sigma)
-                changed = torch.where(of_number[:, None, None, None], one, changed)
-            elif of_number.any():
-                changed[of_number] = self._change(number, images[of_number], sigma[of_number])
+        if host_chooses(images):
+            changed = images.clone()
+            for number in which.unique().tolist():
+                changed[which == number] = self._change(number, images[which == number], sigma[which == number])
+        else:
+            gray, solarized, blurred = (self._change(number, images, sigma) for number in range(3))
+            which = which[:, None, None, None]
+            changed = torch.where(which == 2, blurred, torch.where(which == 0, gray, solarized))
         return self.jitter(changed, mix(keys, 1))
 
     def _change(self, number: int, images: Tensor, sigma: Tensor) -> Tensor:
