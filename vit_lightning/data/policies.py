@@ -184,8 +184,9 @@ class ThreeAugment(Augmentation):
         sigma = 0.1 + uniform(keys, 2) * (self.max_sigma - 0.1)
         if host_chooses(images):
             changed = images.clone()
-            for number in which.unique().tolist():
-                changed[which == number] = self._change(number, images[which == number], sigma[which == number])
+            for number in range(3):
+                if (chosen := which == number).any():
+                    changed[chosen] = self._change(number, images[chosen], sigma[chosen])
         else:
             gray, solarized, blurred = (self._change(number, images, sigma) for number in range(3))
             which = which[:, None, None, None]
