@@ -172,15 +172,15 @@ class RandomErasing(Augmentation):
             top, left, rows, columns = boxes[number].tolist()
             box = (slice(None), slice(top, top + rows), slice(left, left + columns))
             covered = places[box] + seeds[number].numpy()
-            changed[number][box] = _bytes(torch.from_numpy(covered)) if self.fill == "noise" else 0
+            changed[number][box] = _random_bytes(torch.from_numpy(covered)) if self.fill == "noise" else 0
         return torch.from_numpy(changed)
 
     def _noise(self, images: Tensor, keys: Tensor) -> Tensor:
         pixels = mix(keys, 10)[:, None] + torch.arange(images[0].numel(), device=images.device)
-        return _bytes(pixels).to(images.dtype).view_as(images)
+        return _random_bytes(pixels).to(images.dtype).view_as(images)
 
 
-def _bytes(pixels: Tensor) -> Tensor:
+def _random_bytes(pixels: Tensor) -> Tensor:
     """Returns a random byte, as int64, for the number of each pixel."""
     numbers: Tensor = shift_right(mix(pixels), 56)
     return numbers

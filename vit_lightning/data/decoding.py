@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -157,16 +157,17 @@ class Jpeg(NamedTuple):
 
 def plain_jpeg(source: Path | bytes | Image.Image, choose_box: Callable[[int, int], Box]) -> Jpeg | None:
     """Returns the file if its image needs decoding alone; None for what ``decode`` must turn, convert or refuse."""
-    try:
-        content = source.read_bytes() if isinstance(source, Path) else source
-        with Image.open(BytesIO(content), formats=["JPEG"]) as image:  # type: ignore[arg-type]  # an image is refused
-            rotated = image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
-            if image.format != "JPEG" or image.mode not in ("RGB", "L") or rotated:
-                return None
-            _refuse_large(image)
-            return Jpeg(content, _rounded(_inside(choose_box(*image.size), image.size), image.size))  # type: ignore[arg-type]
-    except Exception:  # ``decode`` says what is wrong
+    if isinstance(source, Image.Image):
         return None
+    with suppress(UserError), _opened(source, "") as image:  # ``decode`` says what is wrong
+        if image.format != "JPEG" or image.mode not in ("RGB", "L"):
+            return None
+        if image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9):
+            return None
+        _refuse_large(image)
+        content = source.read_bytes() if isinstance(source, Path) else source
+        return Jpeg(content, _rounded(_inside(choose_box(*image.size), image.size), image.size))
+    return None
 
 
 def decode_on(

@@ -5,7 +5,6 @@ All that the page shows is one plain mapping, made here; ``board_page`` writes i
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import os
@@ -24,7 +23,7 @@ from vit_lightning.config.files import options_of, value_at, word
 from vit_lightning.errors import UserError
 from vit_lightning.figures.board_charts import Run, rounded
 from vit_lightning.figures.board_page import board_page
-from vit_lightning.figures.pictures import numbers
+from vit_lightning.figures.pictures import data_url, numbers
 from vit_lightning.figures.run_files import RunFiles, differing_options, is_chance, read_mapping
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.notation import counted
@@ -259,7 +258,7 @@ def _picture(path: Path, most: int = 40_000) -> str:
             file = io.BytesIO()
             image.convert("RGB").save(file, "WEBP", quality=85)
             content, kind = file.getvalue(), "webp"
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return data_url(content, kind)
 
 
 def _clock(seconds: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from vit_lightning.figures.inside import Surveys, layer_names, layers_of, views
+from vit_lightning.figures.pictures import data_url
 from vit_lightning.figures.style import STYLE
 
 HERE = Path(__file__).parent
@@ -49,7 +49,7 @@ def inside_page(
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    shown = {name: (_url(png), text) for name, (png, text) in figures.items()}
+    shown = {name: (data_url(png), text) for name, (png, text) in figures.items()}
     longest: Any = {part: max((model[part] for model in models), key=len) for part in ("images", "layers", "heads")}
     counts = {part: len(items) for part, items in longest.items()}
     page = environment.get_template("inspect.html")
@@ -64,8 +64,4 @@ def png_url(picture: Image.Image) -> str:
     """Returns a picture as the URL of its PNG."""
     file = io.BytesIO()
     picture.save(file, "PNG")
-    return _url(file.getvalue())
-
-
-def _url(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return data_url(file.getvalue())

@@ -16,11 +16,10 @@ from vit_lightning.config.files import PER_RUN, changes
 from vit_lightning.errors import first_line
 from vit_lightning.storage.folder import in_use, read_json
 from vit_lightning.storage.metrics import read_metrics, read_results
+from vit_lightning.storage.parsing import check_size
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Reads ten times as fast where PyYAML has libyaml."""
-DEPTH, VALUES = 100, 200_000
-"""Depth and number of values of a mapping at most; aliases of YAML can repeat a list a billion times."""
 LIMITS = {"time": 1e11, "step": 2**53}
 Found = TypeVar("Found")
 
@@ -95,16 +94,8 @@ def mapping(found: Any) -> dict[str, Any]:
     """Returns plain data if they are a mapping of bearable size, with texts as keys; raises ValueError if not."""
     if not isinstance(found, dict):
         raise ValueError("no mapping")
-    level, count = [found], 0
-    for _ in range(DEPTH):
-        items = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
-        level = list(itertools.islice(itertools.chain.from_iterable(items), VALUES))
-        count += len(level)
-        if not level:
-            return {str(key): value for key, value in found.items()}
-        if count >= VALUES:
-            break
-    raise ValueError("nested too deeply, or too large")
+    check_size(found)
+    return {str(key): value for key, value in found.items()}
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def grid_of(network: Any) -> Grid:
         return Grid(network.prefix_tokens, *sides)
     size = getattr(getattr(network, "patch_embed", None), "grid_size", None)
     if size is None or not hasattr(network, "num_prefix_tokens"):
-        raise UserError(f"{type(network).__name__} has no patches that are known: it is no ViT, and none of timm's")
+        raise UserError(f"{type(network).__name__} has no patches that are known (a ViT of ours or of timm has)")
     return Grid(int(network.num_prefix_tokens), *map(int, size))
 
 

@@ -1,7 +1,8 @@
-"""YAML that may be anybody's, read strictly, to plain data of bearable size."""
+"""YAML that may be anybody's, read strictly; and plain data of bearable size."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -49,16 +50,31 @@ _StrictLoader.add_implicit_resolver(
 )
 
 
+def check_size(found: Any) -> None:
+    """Checks plain data that may be anybody's; raises ValueError if they are nested too deeply, or too many."""
+    level, count = [found], 0
+    for _ in range(DEPTH):
+        items = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
+        level = list(itertools.islice(itertools.chain.from_iterable(items), VALUES))
+        count += len(level)
+        if count >= VALUES:
+            raise ValueError(f"more than {VALUES:,} values")
+        if not level:
+            return
+    raise ValueError("nested too deeply")
+
+
 def parse_yaml(text: str, source: str) -> Any:
     """Returns YAML as plain data; errors name ``source``."""
     try:
         loader = _StrictLoader(text)
         loader.duplicates = []
-        node = loader.get_single_node()
-        _count(node, {}, 0)
-        value = None if node is None else loader.construct_document(node)
+        value = loader.get_single_data()
+        check_size(value)
     except RecursionError:
         raise UserError(f"{source} is not valid YAML: nested too deeply") from None
+    except ValueError as fault:
+        raise UserError(f"{source} is not valid YAML: {fault}") from fault
     except yaml.YAMLError as fault:
         mark = getattr(fault, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -68,23 +84,3 @@ def parse_yaml(text: str, source: str) -> Any:
     if loader.duplicates:
         raise UserError([f"{source}: {duplicate}" for duplicate in loader.duplicates])
     return value
-
-
-def _count(node: yaml.Node | None, known: dict[int, int], depth: int) -> int:
-    """Returns the number of values under a node, those of aliases each time.
-
-    Raises:
-        RecursionError: they are nested too deeply, or within themselves.
-        YAMLError: they are too many.
-    """
-    if not isinstance(node, yaml.CollectionNode):
-        return 1
-    if depth > DEPTH:
-        raise RecursionError
-    if id(node) not in known:
-        pairs = isinstance(node, yaml.MappingNode)
-        inner = [part for item in node.value for part in (item if pairs else (item,))]
-        known[id(node)] = 1 + sum(_count(part, known, depth + 1) for part in inner)
-        if known[id(node)] > VALUES:
-            raise yaml.MarkedYAMLError(problem=f"more than {VALUES:,} values", problem_mark=node.start_mark)
-    return known[id(node)]

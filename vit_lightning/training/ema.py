@@ -67,6 +67,10 @@ class WeightAverage(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._global_step = trainer.global_step
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:  # callbacks may have put other modules in before the epoch
+            self._holders = _holders(pl_module.get_submodule("network"))
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
         if trainer.global_step > self._global_step:  # else gradients are still accumulated
             self._global_step = trainer.global_step
