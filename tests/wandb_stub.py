@@ -150,6 +150,7 @@ def read_wandb_file(file: Path) -> dict[str, Any]:
             run = record.run
             found["run"] = {"id": run.run_id, "name": run.display_name, "group": run.run_group}
             found["run"] |= {"job_type": run.job_type, "tags": list(run.tags), "notes": run.notes}
+            found["place"] = f"{run.entity}/{run.project}/{run.run_id}", run.sweep_id
             found["config"] |= _items(run.config.update)
             found["host"] = run.host
             found["git"] = MessageToDict(run.git, preserving_proto_field_name=True)

@@ -240,8 +240,8 @@ def _uncollected() -> Iterator[None]:
 
 
 def _plain(arguments: list[str]) -> list[str]:
-    """Translates the arguments that W&B's agent gives a run of an ablation to options of a config."""
-    if not any(argument.startswith("--arm=") for argument in arguments):
+    """Translates what W&B's agent gives a run to options of a config."""
+    if "WANDB_SWEEP_ID" not in os.environ and not any(argument.startswith("--arm=") for argument in arguments):
         return arguments
     from vit_lightning.ablation.wandb_sweep import plain_flags
     from vit_lightning.config.files import read_flags

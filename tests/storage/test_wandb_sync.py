@@ -13,6 +13,8 @@ from wandb_command import KEY, assert_delivered, finished, start, steps
 from wandb_stub import StubServer, read_wandb_file
 
 from vit_lightning.config.files import read_flags
+from vit_lightning.report.run_views import read_sets
+from vit_lightning.storage.environment import write_environment
 from vit_lightning.storage.parsing import parse_yaml
 
 
@@ -81,6 +83,23 @@ def test_a_run_that_is_killed_twice_is_one_run_there_with_each_step_once(tmp_pat
     finished(start(tmp_path, "fit", "--resume=run", **online))
     assert len(server.runs) == 1
     assert_delivered([*server.rows.values()], tmp_path / "run")
+
+
+def test_a_run_of_an_agent_has_the_agent_s_id_and_project_everywhere(tmp_path, server):
+    """As ``wandb agent`` starts it: wandb takes id, project and entity from there, whatever it is given."""
+    place = {"WANDB_SWEEP_ID": "sweep1", "WANDB_RUN_ID": "agent1", "WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team"}
+    finished(start(tmp_path, "fit", *SMALL, "--out=run", "--wandb.project=ours", **place))
+    (file,) = (tmp_path / "run/wandb").glob("offline-run-*/*.wandb")
+    assert read_wandb_file(file)["place"] == ("team/theirs/agent1", "sweep1")
+    assert json.loads((tmp_path / "run/environment.json").read_text())["run_id"] == "agent1"
+    (runs,) = read_sets(tmp_path / "run")
+    assert (runs.entity, runs.project, runs.filter) == ("team", "theirs", "Metric('ID') in ['agent1']")
+    said = finished(start(tmp_path, "sync", "run", WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url))
+    assert "is in W&B as theirs/agent1" in said
+    ((name, sent),) = server.runs.items()
+    assert (name, sent["project"]) == ("agent1", "theirs")
+    write_environment(tmp_path / "run", run_id="agent2", precision="32-true", fast_paths={})  # resumed by another agent
+    assert read_sets(tmp_path / "run")[0].filter == "Metric('ID') in ['agent2']"
 
 
 def test_the_runs_of_an_ablation_carry_group_arm_and_seed_and_are_sent_together(tmp_path, server, monkeypatch):

@@ -18,6 +18,7 @@ from vit_lightning.ablation.plan import Plan, flags_of, options_of_run
 from vit_lightning.config.files import read_flags
 from vit_lightning.errors import UserError
 from vit_lightning.storage.folder import write_whole
+from vit_lightning.storage.wandb_mirror import run_of_agent
 
 
 def write_sweep(plan: Plan, path: Path, chosen: Mapping[str, Mapping[str, Any]]) -> str:
@@ -65,6 +66,9 @@ def plain_flags(flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         UserError: the arm is none of a sweep file.
     """
     given = dict(flags)
+    place = [(f"wandb.{name}", value) for name, value in run_of_agent().items() if name != "run_id"]
+    if "arm" not in given:
+        return [*flags, *place]
     try:
         arm, seed = ast.literal_eval(given["arm"]), int(given["seed_everything"])  # a mapping, as Python writes it
         per_run = options_of_run(arm["ablation"], arm["arm"], seed, split_varies=arm["split_varies"])
@@ -73,4 +77,4 @@ def plain_flags(flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         raise UserError(
             f"arm={given['arm']} must be a value of arm in a sweep file, beside --seed_everything"
         ) from fault
-    return [flag for flag in flags if flag[0] not in ("arm", "seed_everything")] + options
+    return [flag for flag in flags if flag[0] not in ("arm", "seed_everything")] + options + place

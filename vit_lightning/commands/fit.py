@@ -42,7 +42,7 @@ from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpo
 from vit_lightning.storage.environment import write_environment
 from vit_lightning.storage.folder import full_disk_named, is_first, log_warnings, new_folder, write_whole
 from vit_lightning.storage.metrics import MetricsFile, write_results
-from vit_lightning.storage.wandb_mirror import WandbMirror, run_id
+from vit_lightning.storage.wandb_mirror import WandbMirror, run_id, run_of_agent
 from vit_lightning.training.callbacks import EpochMetrics, LearningRate, StepSeeds, Stopwatch, TestPredictions
 from vit_lightning.training.checkpoints import Checkpoints, refuse_full_disk
 from vit_lightning.training.classifier import ViTClassifier
@@ -116,7 +116,7 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
     shape = (data.in_channels, *data.image_size)
     facts = {**count_parameters(module), "flops": forward_flops(network_of(module), shape)}
     metrics = MetricsFile(folder)
-    mirror = WandbMirror(folder, run_id(folder), settings.wandb, {**config, **facts})
+    mirror = WandbMirror(folder, run_of_agent().get("run_id") or run_id(folder), settings.wandb, {**config, **facts})
 
     predictions, stopwatch, guard = TestPredictions(), Stopwatch(), FiniteGuard(folder)
     checkpoints = Checkpoints(folder, settings.checkpoint, config, guard)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from vit_lightning.storage.folder import write_whole
+from vit_lightning.storage.folder import read_json, write_whole
 from vit_lightning.storage.redaction import without_credentials
 
 PACKAGES = ("vit-lightning", "torch", "torchvision", "lightning", "torchmetrics", "einops", "numpy", "wandb")
@@ -40,11 +40,11 @@ def describe_environment() -> dict[str, Any]:
 
 
 def write_environment(folder: Path, *, run_id: str, precision: str, fast_paths: dict[str, Any]) -> None:
-    """Writes ``environment.json`` of a run; a resumed one keeps that of its beginning."""
+    """Writes ``environment.json`` of a run; a resumed one keeps that of its beginning, but for another W&B id."""
     path = folder / "environment.json"
-    if not path.is_file():
-        found = {"run_id": run_id, **describe_environment(), "precision": precision, "fast_paths": fast_paths}
-        write_whole(path, json.dumps(found, indent=2) + "\n")
+    found = read_json(path) or {**describe_environment(), "precision": precision, "fast_paths": fast_paths}
+    if found.get("run_id") != run_id:
+        write_whole(path, json.dumps({"run_id": run_id} | found | {"run_id": run_id}, indent=2) + "\n")
 
 
 def _version(package: str) -> str | None:

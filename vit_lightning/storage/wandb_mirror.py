@@ -344,8 +344,19 @@ class WandbMirror(Logger):
 
 def run_id(folder: Path) -> str:
     """Returns the run's W&B id from ``environment.json``, or a new random one."""
-    known = read_json(folder / "environment.json")
-    return str(known["run_id"]) if known.get("run_id") else secrets.token_hex(4)
+    return str(read_json(folder / "environment.json").get("run_id") or secrets.token_hex(4))
+
+
+def run_of_agent() -> dict[str, str]:
+    """Returns id, project and entity that W&B's agent gives a run it starts: wandb takes no others there.
+
+    It is empty without an agent.
+    """
+    if "WANDB_SWEEP_ID" not in os.environ:
+        return {}
+    return {
+        name: given for name in ("run_id", "project", "entity") if (given := os.environ.get(f"WANDB_{name.upper()}"))
+    }
 
 
 def _code(environment: Mapping[str, Any]) -> dict[str, Any]:
