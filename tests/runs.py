@@ -26,8 +26,9 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def example(name: str) -> str:
-    """An example of CONTRIBUTING.md."""
-    page = (REPOSITORY / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    """Returns an example of the guide's page on a user's own parts, or of CONTRIBUTING.md."""
+    pages = (REPOSITORY / "notebooks" / "parts.md", REPOSITORY / ".github" / "CONTRIBUTING.md")
+    page = "".join(path.read_text(encoding="utf-8") for path in pages)
     found = re.search(rf"<!-- {name} -->\n```\w+\n(.*?)```", page, re.DOTALL)
     assert found is not None
     return found[1]

@@ -1,4 +1,4 @@
-"""Parts of a user's own, all in the one file of CONTRIBUTING.md, untyped as one first writes them."""
+"""Parts of a user's own, all in the one file of the guide, untyped as one first writes them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from runs import example
 
-from vit_lightning import UserError
+from vit_lightning import UserError, ViTClassifier
 from vit_lightning.cli import main
 from vit_lightning.config.resolve import resolve
+from vit_lightning.storage.checkpoint_files import read_checkpoint
 
 QUICK = (
     "--trainer.max_epochs=1",
@@ -27,10 +29,11 @@ def parts(in_folder) -> Path:
     (in_folder / "parts.py").write_text(example("all parts"))
     (in_folder / "exp.yaml").write_text(example("all parts in a config"))
     (in_folder / "module.yaml").write_text(example("all parts in a module"))
+    (in_folder / "network.yaml").write_text(example("a network in a config"))
     return in_folder
 
 
-def test_ten_parts_of_one_file_train_together(parts):
+def test_eleven_parts_of_one_file_train_together(parts):
     assert main(["fit", "--config=exp.yaml", *QUICK, "--out=run"]) == 0
     results = json.loads(Path("run/results.json").read_text())
     assert {"val/worst", "test/worst", "val/acc"} <= set(results)
@@ -43,6 +46,46 @@ def test_ten_parts_of_one_file_train_together(parts):
 def test_a_data_module_and_a_module_of_the_same_file_train_too(parts, flags):
     assert main(["fit", "--config", *flags, *QUICK, "--out=run"]) == 0
     assert {"val/acc", "test/acc"} <= set(json.loads(Path("run/results.json").read_text()))
+
+
+def test_a_network_a_classifier_and_data_beside_the_config_are_used_from_another_folder(parts, monkeypatch):
+    (parts / "away").mkdir()
+    monkeypatch.chdir(parts / "away")
+    callback = "--trainer.callbacks=[{class_path: parts.Norms, every: 1}]"
+    words = ["fit", "--config=../network.yaml", "--trainer.log_every_n_steps=1", callback]
+    assert main([*words, *QUICK, "--data.batch_size=30", "--out=run"]) == 0
+    results = json.loads(Path("run/results.json").read_text())
+    assert 0.0 < results["train/brier"] < 1.0
+    assert results["parameters"] == 64 * 32 + 32 + 32 * 2 + 2
+    assert any("norm" in json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines())
+    assert Path("run/parts.py").is_file()
+
+
+def test_a_loss_optimizer_schedule_and_metric_train_and_resume_exactly(parts, monkeypatch):
+    flags = ("--config=exp.yaml", "--data.count=300", "--data.batch_size=8", "--trainer.callbacks=[]")
+    flags += ("--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--wandb.mode=disabled", "--optimizer.beta=0.5")
+    flags += ("--optimizer.schedule.cycles=2", "--metrics=[F1Score, {class_path: parts.Worst, power: 2, name: sure}]")
+    flags += ("--checkpoint.monitor=val/sure", "--checkpoint.mode=min")
+    assert main(["fit", *flags, "--out=whole"]) == 0
+    whole = json.loads(Path("whole/results.json").read_text())
+    assert {"val/f1_score", "test/f1_score", "val/sure", "test/sure"} <= set(whole)
+
+    def stop(self, *_):
+        if self.global_step == 30:
+            raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ViTClassifier, "on_train_batch_end", stop)
+        with pytest.raises(RuntimeError, match="killed"):
+            main(["fit", *flags, "--checkpoint.every_n_steps=25", "--out=cut"])
+    assert not Path("cut/results.json").exists()
+    assert main(["fit", "--resume", "cut"]) == 0
+    ends = [read_checkpoint(Path(name, "checkpoints/last.ckpt")) for name in ("whole", "cut")]
+    weights = [end["state_dict"] for end in ends]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0] if name.startswith("network."))
+    assert ends[0]["optimizer_states"][0]["param_groups"] == ends[1]["optimizer_states"][0]["param_groups"]
+    cut = json.loads(Path("cut/results.json").read_text())
+    assert all(cut[name] == value for name, value in whole.items() if name.startswith(("val/", "test/")))
 
 
 OPTIONS = {

@@ -1,4 +1,4 @@
-"""The parts of CONTRIBUTING.md's one file, each beside a config, started from another folder and killed once."""
+"""The parts of the guide's one file, each beside a config, started from another folder and killed once."""
 
 from __future__ import annotations
 

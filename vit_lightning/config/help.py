@@ -86,34 +86,37 @@ def help_text(command: str, summary: str, function: str, arguments: Sequence[str
         function: its function, as ``commands.fit:fit``.
         arguments: the command line.
     """
-    module, _, name = f"vit_lightning.{function}".partition(":")
-    own = options_of(*_options_class(module, name))
+    usage, own = f"usage: {usage_of(command, function)}", command_options(function)
     if not own or own[0].name != "experiment":
-        lines = [f"usage: {_usage(command, module, name)}", "", summary, "", *map(explained, own)]
+        lines = [usage, "", summary, "", *map(explained, own)]
         return "\n".join(lines).rstrip()
     flags, _ = split_words([word for word in arguments if word not in ("-h", "--help")])
     asked = [(key.removeprefix("help."), value) for key, value in flags if key.startswith("help.")]
     if asked:
         return "\n\n".join(_in_full(group, value, flags) for group, value in asked)
-    usage = _usage(command, module, name)
-    groups = [group for group in _groups() if group in USED.get(command, _groups())]
+    groups = [group for group in option_groups() if group in USED.get(command, option_groups())]
     more = MORE.format(command, "|".join(groups))
-    lines = [f"usage: {usage}", "", *_wrapped(INTRODUCTION, ""), *_wrapped(more, ""), "", "general:"]
-    general = {option.name: option for option in _general(command)}
+    lines = [usage, "", *_wrapped(INTRODUCTION, ""), *_wrapped(more, ""), "", "general:"]
+    general = {option.name: option for option in general_options(command)}
     instead = "None" in ast.unparse(own[0].annotation) if own[0].annotation else False  # of a config
     for option in () if instead else own[1:]:
         general.setdefault(option.name, option)
     lines += [_line("", option) for option in general.values()]
     for group in groups:
-        lines += ["", f"{group}:", *(_line(f"{group}.", option) for option in options_of(*_groups()[group]))]
+        lines += ["", f"{group}:", *(_line(f"{group}.", option) for option in options_of(*option_groups()[group]))]
     if instead:
         lines += ["", "in place of all these:", *map(explained, own[1:])]
     return "\n".join(lines)
 
 
-def _usage(command: str, module: str, name: str) -> str:
+def command_options(function: str) -> list[Option]:
+    """Returns a command's own options; ``experiment``, the first, stands for those of a config."""
+    return options_of(*_options_class(function))
+
+
+def usage_of(command: str, function: str) -> str:
     """Returns the usage line of a command, by the arguments of its function."""
-    _, node = _defined(*_options_class(module, name))
+    _, node = _defined(*_options_class(function))
     parts = node.args if isinstance(node, ast.FunctionDef) else PLAN
     words = [argument.arg.upper() for argument in parts.args if argument.arg != "experiment"]
     first = len(words) - len(parts.defaults)
@@ -126,8 +129,9 @@ def _usage(command: str, module: str, name: str) -> str:
     return " ".join(["lightning", command, *words, "[--OPTION=VALUE ...]"])
 
 
-def _options_class(module: str, name: str) -> tuple[str, str]:
-    """Returns the place of a function, or that of the dataclass which is its only argument."""
+def _options_class(function: str) -> tuple[str, str]:
+    """Returns the place of a function, such as ``commands.fit:fit``, or of the dataclass that is its only argument."""
+    module, _, name = f"vit_lightning.{function}".partition(":")
     home, node = _defined(module, name)
     arguments = node.args.args if isinstance(node, ast.FunctionDef) else []
     if len(arguments) == 1 and not node.args.kwonlyargs and isinstance(arguments[0].annotation, ast.Name):
@@ -137,7 +141,7 @@ def _options_class(module: str, name: str) -> tuple[str, str]:
     return module, name
 
 
-def _groups() -> dict[str, tuple[str, str]]:
+def option_groups() -> dict[str, tuple[str, str]]:
     """Returns the groups of options, each with module and name of its class."""
     classes = {key: _own(name.rpartition(".")[2]) for key, name in _constant("DEFAULT_CLASSES").items()}
     _, settings = _defined(OPTIONS, "Settings")
@@ -156,7 +160,7 @@ def _own(name: str) -> tuple[str, str]:
     return vars(vit_lightning)["_MODULES"][name], name
 
 
-def _general(command: str) -> list[Option]:
+def general_options(command: str) -> list[Option]:
     """Returns the options that belong to no group."""
     found = [Option("config", "path", "", "config file; several are merged in order, and flags come last")]
     if command == "fit":
@@ -177,10 +181,10 @@ def _in_full(group: str, value: str, flags: Sequence[tuple[str, str]]) -> str:
     named = value if value != "true" else _class_in_use(group, flags)
     if named:
         place = _place_of(named, [find_config(path) for key, path in flags if key == "config"])
-    elif group in _groups():
-        place = _groups()[group]
+    elif group in option_groups():
+        place = option_groups()[group]
     else:
-        groups = ", ".join(_groups())
+        groups = ", ".join(option_groups())
         raise UserError(f"help.{group}: there is no such group (choose {groups}, or give a class behind =)")
     lines = [f"{group}: {place[1]}", ""]
     lines += [explained(option, f"{group}.") for option in options_of(*place)]

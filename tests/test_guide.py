@@ -1,0 +1,238 @@
+"""The README and the guide: every link leads somewhere, every command, config and example runs, and the site builds."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from runs import REPOSITORY
+from tensors import write_images
+
+from vit_lightning.ablation.plan import read_plan
+from vit_lightning.cli import COMMANDS, main
+from vit_lightning.config.resolve import resolve
+
+PAGES = [
+    *(REPOSITORY / name for name in ("README.md", "experiments/README.md", ".github/CONTRIBUTING.md")),
+    *sorted((REPOSITORY / "notebooks").rglob("*.md")),
+]
+GUIDE = [REPOSITORY / "README.md", *sorted((REPOSITORY / "notebooks").glob("*.md"))]
+SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu"]
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Returns all blocks of code in a language, with the names of their pages."""
+    pattern = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return [(page.stem, block) for page in GUIDE for block in pattern.findall(page.read_text(encoding="utf-8"))]
+
+
+COMMAND_LINES = list(
+    dict.fromkeys(
+        tuple(shlex.split(line, comments=True)[1:])
+        for _, block in blocks("bash")
+        for line in block.replace("&& ", "\n").splitlines()
+        if line.startswith("lightning ")
+    )
+)
+CONFIGS = [(page, text) for page, text in blocks("yaml") if not re.search(r"^(arms|grid):", text, re.MULTILINE)]
+PLANS = [text for _, text in blocks("yaml") if re.search(r"^(arms|grid):", text, re.MULTILINE)]
+FREE = ("configs", "models")
+"""Commands that take no time."""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def slug(head: str) -> str:
+    """Returns the anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", head).lower()).replace(" ", "-")
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    heads = {slug(head) for head in re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)}
+    if page.stem == "options":  # whose sections are generated
+        from vit_lightning.config.help import option_groups
+
+        heads |= {"general", "plans-of-ablations", *option_groups()}
+    return heads
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+def test_every_link_leads_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if not link.startswith("https:"):
+            path, _, anchor = link.partition("#")
+            file = page.parent / path if path else page
+            assert file.exists(), link
+            assert not anchor or anchor in anchors(file), link
+
+
+def test_no_page_has_a_cell_that_must_be_read_twice():
+    for page in GUIDE:
+        for row in re.findall(r"^\|.*\|$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            words = [len(re.sub(r"\]\([^)]*\)", "", cell).split()) for cell in row.split("|")]
+            assert max(words) <= 40, f"{page.name}: {row[:100]}"
+
+
+def test_the_chinese_front_page_has_the_same_commands_and_examples():
+    """It names no command that the README and the guide do not, and shows the README's plan and its lines of Python."""
+    chinese = (REPOSITORY / "notebooks/zh/README.md").read_text(encoding="utf-8")
+    front = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^lightning .*?(?=\s+#|$)", chinese, re.MULTILINE)
+    known = {" ".join(words) for words in COMMAND_LINES}
+    assert lines
+    assert [line for line in lines if line.removeprefix("lightning ") not in known] == []
+    (plan,), (english,) = (
+        [yaml.safe_load(block) for block in re.findall(r"```yaml\n(question.*?)```", text, re.DOTALL)]
+        for text in (chinese, front)
+    )
+    assert plan == english
+    code, same = (re.search(r"```python\n(.*?)```", text, re.DOTALL)[1] for text in (chinese, front))
+    assert [re.sub(r"\s*#.*", "", line) for line in code.splitlines()] == [
+        re.sub(r"\s*#.*", "", line) for line in same.splitlines()
+    ]
+    numbers = r"\d+\.\d+ %"
+    assert set(re.findall(numbers, chinese)) <= set(re.findall(numbers, front))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, trained):
+    """A folder in which all commands, configs and examples of the guide have what they name."""
+    import torch
+
+    from vit_lightning import ViT, to_reference
+
+    folder = tmp_path_factory.mktemp("guide")
+    for run in ("digits/RUN", "digits/OTHER", "imagefolder/RUN"):
+        shutil.copytree(trained[0], folder / "runs" / run)
+    for place in (
+        "DIR/train/cat",
+        "DIR/train/dog",
+        "DIR/train/fox",
+        "photos/train/bird",
+        "photos/train/ship",
+        "FOLDER",
+    ):
+        write_images(folder / place, 12)
+    shutil.copy(folder / "FOLDER/000.jpg", folder / "a.jpg")
+    shutil.copytree(folder / "FOLDER", folder / "new")
+    (folder / "PHOTOS.yaml").write_text("data: {class_path: ImageFolder, init_args: {root: DIR}}")
+    (folder / "CONFIG.yaml").write_text((REPOSITORY / "experiments/digits_short.yaml").read_text())
+    vit = ViT(image_size=32, patch_size=8, emb_size=32, depth=1, num_heads=4, num_classes=7)
+    state, _ = to_reference(vit, family="timm")
+    for name in ("model_best.pth.tar", "weights.pth"):
+        torch.save(state, folder / name)
+    (folder / "parts.py").write_text(dict(blocks("python"))["parts"])
+    return folder
+
+
+def flags_of(text: str) -> list[str]:
+    """Returns the flags of a config of the guide: one without model and data changes that of the digits."""
+    whole = {"model", "module", "data", "init_from"} & set(yaml.safe_load(text))
+    return [*([] if whole else ["--config=digits"]), f"--config={write(Path('mine.yaml'), text)}"]
+
+
+def test_configs_of_the_guide_are_accepted(prepared, monkeypatch):
+    monkeypatch.chdir(prepared)
+    for page, text in CONFIGS:
+        assert resolve([*flags_of(text), "--trainer.accelerator=cpu"]).config, page
+
+
+def test_plans_of_the_guide_are_accepted(in_folder):
+    plans = [read_plan(write(in_folder / "plan.yaml", text)) for text in PLANS]
+    assert [len(plan.arms) for plan in plans] == [3, 3, 4]
+
+
+@pytest.mark.parametrize("words", [words for words in COMMAND_LINES if words[0] in FREE], ids=" ".join)
+def test_every_list_is_printed(words):
+    assert main(words) == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", range(len(CONFIGS)), ids=lambda number: f"{CONFIGS[number][0]}-{number}")
+def test_every_config_trains(number, prepared, monkeypatch):
+    monkeypatch.chdir(prepared)
+    flags = [*flags_of(CONFIGS[number][1]), "--trainer.limit_val_batches=1", "--test=false"]
+    assert main(["fit", *flags, *SHORT]) == 0
+
+
+# a whole ablation takes minutes: experiments/README.md has its result, and tests/ablation smaller ones
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "words",
+    [
+        words
+        for words in COMMAND_LINES
+        if words[0] not in FREE and words != ("ablate", "pooling") and words[0] != "report"
+    ],
+    ids=" ".join,
+)
+def test_every_command_runs(words, prepared, monkeypatch):
+    monkeypatch.chdir(prepared)
+    short = SHORT if words[0] == "fit" and "--config" in words else []
+    more = {"lr-find": ["--steps=20"], "bench": ["--rounds=3", "--seconds=0", "--peers=false"]}.get(words[0], [])
+    assert main([*words, *short, *more]) == (2 if words[0] == "sync" else 0)  # which needs an account
+
+
+@pytest.mark.full
+def test_every_example_in_python_runs(prepared, monkeypatch):
+    monkeypatch.chdir(prepared)
+    import torch
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": 192, "num_attention_heads": 3, "num_labels": 10}
+    names = {"state_dict": ViTForImageClassification(ViTConfig(**sizes)).state_dict(), "torch": torch}
+    for page, code in blocks("python"):
+        if page != "parts":  # which tests/config/test_all_parts.py runs
+            exec(code.replace("max_epochs=5", 'max_epochs=1, accelerator="cpu"'), names)
+    assert names["relevance"] is not None
+
+
+def test_commands_in_the_text_have_the_options_that_they_show():
+    """Those that are no lines of their own, such as ``lightning convert SOURCE DST --to FAMILY``."""
+    from vit_lightning.config.help import command_options, general_options, option_groups
+
+    general = {option.name for option in general_options("fit")}
+    for page in GUIDE:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for line in re.findall(r"`lightning ([^`]+)`", text):
+            command, *words = line.split()
+            assert command in COMMANDS or command.startswith(("--", "COMMAND")), f"{page.name}: {line}"
+            own = (
+                {option.name for option in command_options(COMMANDS[command].function)}
+                if command in COMMANDS
+                else set()
+            )
+            for word in words:
+                if word.startswith("--"):
+                    name = word.lstrip("-").partition("=")[0].replace("-", "_")
+                    known = own | general | {"help", "ckpt"} | {name.replace("-", "_") for name in general}
+                    assert name in known or name.partition(".")[0] in {"help", *option_groups()}, f"{page.name}: {line}"
+
+
+@pytest.mark.full
+def test_the_site_builds_strictly_and_asks_nothing_of_other_servers(tmp_path):
+    if any(importlib.util.find_spec(name) is None for name in ("mkdocs", "material", "mkdocstrings", "mkdocs_jupyter")):
+        pytest.skip("needs the extra docs")
+    words = ["-m", "mkdocs", "build", "--strict", "--config-file", ".mkdocs.yml", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run([sys.executable, *words], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    pages = sorted((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 25
+    for page in pages:
+        loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(https?:[^\"> ]+)", page.read_text())
+        assert not loaded, f"{page}: {loaded[:3]}"
+    index = (tmp_path / "site/search/search_index.js").read_text()
+    assert "optimizer.layer_decay" in index
+    assert "smallest_effect" in index
