@@ -111,7 +111,7 @@ def predict_test_images(experiment: Experiment) -> None:
 
 
 def predict_files(experiment: Experiment, top_k: int, format: str) -> None:
-    """Writes the most likely classes of each image file, and a sheet of the first ones, to a new folder.
+    """Writes the most likely classes of each image file, and a sheet of the least certain ones, to a new folder.
 
     Images are preprocessed like the test images of the run, whose data need not be there. Damaged ones are listed in
     ``bad_images.txt``, and all others are predicted.
@@ -131,7 +131,7 @@ def predict_files(experiment: Experiment, top_k: int, format: str) -> None:
         path = folder / f"predictions.{format}"
         if predictions:
             _write(path, predictions)
-            _draw(folder / "predictions.png", data, good[:SHOWN_IMAGES], predictions[:SHOWN_IMAGES])
+            _draw(folder / "predictions.png", data, good, predictions)
     for file, classes, values in predictions if len(predictions) <= SHOWN_LINES else []:
         top = ", ".join(f"{name} {100 * value:.1f} %" for name, value in list(zip(classes, values, strict=True))[:3])
         say(f"{file}: {top}")
@@ -178,7 +178,11 @@ def _write(path: Path, predictions: Sequence[Prediction]) -> None:
 
 
 def _draw(path: Path, data: ImageFiles, rows: Sequence[int], predictions: Sequence[Prediction]) -> None:
-    """Draws images as the model gets them, each with its file name and most likely class."""
-    images = data.dataset("test").__getitems__(Request(list(rows), None)).images  # type: ignore[attr-defined]
-    titles = [f"{Path(one.file).name}\n{one.classes[0]} ({100 * one.probabilities[0]:.0f} %)" for one in predictions]
-    write_png(path, sheet(np.asarray(images), titles, cell=LARGE))
+    """Draws the images of least confidence as the model gets them, with file name and most likely class."""
+    order = sorted(range(len(rows)), key=lambda place: predictions[place].probabilities[0])[:SHOWN_IMAGES]
+    request = Request([rows[place] for place in order], None)
+    images = data.dataset("test").__getitems__(request).images  # type: ignore[attr-defined]
+    shown = [predictions[place] for place in order]
+    captions = [f"{Path(one.file).name}\n{one.classes[0]} ({100 * one.probabilities[0]:.0f} %)" for one in shown]
+    title = f"{len(shown)} of {counted(len(rows), 'image')}, the least confident first"
+    write_png(path, sheet(np.asarray(images), captions, title=title, cell=LARGE))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_lightning.figures.style import SPLITS
 from vit_lightning.metric_facts import facts_of
 
 Chart = dict[str, Any]
@@ -25,7 +26,7 @@ COMPARED = {
 REGULARIZED = {
     "accuracy": COMPARED["accuracy"],
     "cross entropy": ("train/ce", "val/loss"),
-    "training loss": ("train/loss_step", "train/loss"),
+    "training loss": ("train/loss", "train/loss_step"),
 }
 """Metrics of one run that share a chart, where the training loss is plain cross entropy and where it is more."""
 DASHES = {"solid": "", "dash": "7 3", "dot": "2 2", "longdash": "10 3", "dashdot": "9 3 2 3", "longdashdot": "12 3 2 3"}
@@ -127,7 +128,8 @@ def _split(name: str, names: Sequence[str]) -> tuple[str, str]:
     """Returns colour and dash of a metric of one run: those of its split, dotted beside another of the same split."""
     split = name.partition("/")[0]
     second = any(other.startswith(f"{split}/") for other in names[: names.index(name)])
-    return ("--c1", "dot" if second else "dash") if split == "val" else ("--c0", "dot" if second else "solid")
+    place, dash = SPLITS.get(split, SPLITS["train"])
+    return f"--c{place}", "dot" if second else dash
 
 
 def rounded(values: Iterable[float]) -> list[float]:

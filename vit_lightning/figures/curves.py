@@ -13,8 +13,19 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.figures.style import COLOURS, SPLITS
 from vit_lightning.storage.folder import write_whole
 from vit_lightning.storage.metrics import read_metrics
+
+Look = dict[str, Any]
+TRAIN: Look
+VAL: Look
+TRAIN, VAL = (
+    {"color": COLOURS[place], "linestyle": {"solid": "-", "dash": "--"}[dash]} for place, dash in SPLITS.values()
+)
+BATCH: Look = {"color": "0.8", "linewidth": 0.8}
+LR: Look = {"color": COLOURS[2]}
+"""How the lines of a figure look."""
 
 Rows = Sequence[dict[str, Any]]
 
@@ -66,32 +77,31 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
         mixed: whether training images are mixed, so that their accuracy is that of the larger part.
         best_step: optimizer steps before the best checkpoint.
     """
-    batches = [("train/loss_step", "0.8")] if _series(rows, "train/loss_step")[0] else []  # none in a short run
-    training = [*batches, ("train/loss", "C0")]
-    panels = {"loss": [*training, ("val/loss", "C1")]}
+    batches = [("train/loss_step", BATCH)] if _series(rows, "train/loss_step")[0] else []  # none in a short run
+    training = [*batches, ("train/loss", TRAIN)]
+    panels = {"loss": [*training, ("val/loss", VAL)]}
     if objective:
-        compared = [("train/ce", "C0"), ("val/loss", "C1")]
+        compared = [("train/ce", TRAIN), ("val/loss", VAL)]
         panels = {"training loss": training, "cross entropy": compared}
-    panels["accuracy"] = [("train/acc", "C0"), ("val/acc", "C1")]
+    panels["accuracy"] = [("train/acc", TRAIN), ("val/acc", VAL)]
     if _series(rows, "lr")[0]:  # not in a run of fewer steps than trainer.log_every_n_steps
-        panels["learning rate"] = [("lr", "C2")]
+        panels["learning rate"] = [("lr", LR)]
     figure = Figure(figsize=(3.9 * len(panels), 3.8))  # fixed margins: a layout engine takes longer than the drawing
     width = figure.get_figwidth()
     margins = {"left": 0.75 / width, "right": 1 - 0.15 / width, "bottom": 0.21, "top": 0.84, "wspace": 0.28}
     axes = figure.subplots(1, len(panels), sharex=True, gridspec_kw=margins)
     for axis, (label, drawn) in zip(axes, panels.items(), strict=True):
-        for name, colour in drawn:
+        for name, look in drawn:
             steps, values = _series(rows, name)
-            marker = "o" if len(steps) < 3 else None
-            axis.plot(steps, values, color=colour, marker=marker, linewidth=0.8 if name == "train/loss_step" else None)
+            axis.plot(steps, values, marker="o" if len(steps) < 3 else None, **look)
             if name.startswith("val/") and best_step in steps:
                 best = values[steps.index(best_step)]
-                axis.plot([best_step], [best], "o", color=colour, markersize=5)
+                axis.plot([best_step], [best], "o", color=look["color"], markersize=5)
                 shown = f"{100 * best:.2f} %" if label == "accuracy" else f"{best:.4f}"
                 axis.set_title(f"validation at the best checkpoint: {shown}", fontsize=8)
         if best_step is not None:
             axis.axvline(best_step, color="0.4", linestyle=":", linewidth=1)
-        if ("train/loss_step", "0.8") in drawn:
+        if ("train/loss_step", BATCH) in drawn:
             axis.set(ylim=_without_outliers([value for name, _ in drawn for value in _series(rows, name)[1]]))
         if label == "accuracy":
             axis.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -102,13 +112,18 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
         axis.grid(alpha=0.3)
     if objective:
         axes[0].set_title(objective, fontsize=8, wrap=True, parse_math=False)
-    key = {"training" + ", mixed images" * mixed: "C0", "validation": "C1"}
-    key = {"training, of a batch": "0.8"} | key if batches else key
-    lines = [Line2D([], [], color=colour) for colour in key.values()]
+    key = {"training" + ", mixed images" * mixed: TRAIN, "validation": VAL}
+    key = {"training, of a batch": BATCH} | key if batches else key
     if best_step is not None:
-        key[f"best checkpoint (step {best_step:,})"] = "0.4"
-        lines.append(Line2D([], [], color="0.4", linestyle=":"))
-    figure.legend(lines, key, frameon=False, loc="lower center", ncols=len(key), fontsize=9)
+        key[f"best checkpoint (step {best_step:,})"] = {"color": "0.4", "linestyle": ":"}
+    figure.legend(
+        [Line2D([], [], **look) for look in key.values()],
+        key,
+        frameon=False,
+        loc="lower center",
+        ncols=len(key),
+        fontsize=9,
+    )
     steps, tested = _series(rows, "test/acc")
     title = f"{title}: test accuracy {100 * tested[-1]:.2f} %" if len(tested) else title
     figure.suptitle(title, parse_math=False)  # a folder's name may hold dollars

@@ -16,6 +16,7 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.figures.curves import save
 from vit_lightning.figures.pictures import LARGE, balanced, confusion_picture, numbers, predictions_sheet, write_png
+from vit_lightning.notation import counted
 from vit_lightning.storage.folder import to_csv, write_whole
 
 Array = np.ndarray[Any, Any]
@@ -120,9 +121,12 @@ def report_test(folder: Path, table: Table, data: ImageData) -> str:
     title = f"{correct.sum():,} of {len(correct):,} test images are right"
     drawn = {"confusion": confusion_picture(confusion, names, title)}
     if data.own_loaders:
-        drawn["test_images"] = _sheet(data, table, balanced(table["label"], SAMPLE), *SHOWN)
+        sample = sorted(balanced(table["label"], SAMPLE), key=lambda row: bool(correct[row]))  # errors first
+        title = f"{len(sample)} of {len(correct):,} test images, as many of each class, errors first"
+        drawn["test_images"] = _sheet(data, table, sample, title, *SHOWN)
     if data.own_loaders and len(worst):
-        drawn["worst_errors"] = _sheet(data, table, worst, *SHOWN, "loss")
+        title = f"{len(worst)} of {counted(int((~correct).sum()), 'error')}, the highest loss first"
+        drawn["worst_errors"] = _sheet(data, table, worst, title, *SHOWN, "loss")
     for name, picture in drawn.items():
         write_png(folder / f"{name}.png", picture)
     save(reliability(table["confidence"], correct), folder / "calibration.png")
@@ -158,9 +162,9 @@ def _write_errors(path: Path, data: ImageData, table: Table, worst: Array) -> No
     write_rows(path, ("index", "image", "label", "prediction", "confidence", "loss"), rows)
 
 
-def _sheet(data: ImageData, table: Table, rows: Sequence[int] | Array, *columns: str) -> Image:
+def _sheet(data: ImageData, table: Table, rows: Sequence[int] | Array, title: str, *columns: str) -> Image:
     """Draws test images with columns of the table: label, prediction, confidence and perhaps loss."""
     dataset: Any = data.dataset("test")
     images = dataset.__getitems__(Request(table["index"][rows].tolist(), None)).images.cpu().numpy()
     shown = list(zip(*(table[name][rows].tolist() for name in columns), strict=True))
-    return predictions_sheet(images, data.class_names, shown, cell=LARGE)
+    return predictions_sheet(images, data.class_names, shown, title, cell=LARGE)

@@ -149,7 +149,7 @@ class ValidationPictures(Callback):
         folder.mkdir(exist_ok=True)
         if images is not None and len(images):
             rows = list(zip(*(facts["sample"][name] for name in ("label", "prediction", "confidence")), strict=True))
-            drawn = predictions_sheet(images, self.data.class_names, rows, title)
+            drawn = predictions_sheet(images, self.data.class_names, rows, f"{title}, {len(images)} of them here")
             write_png(folder / f"epoch-{epoch:04d}.png", drawn)
         matrix = confusion_picture(found["confusion"], self.data.class_names, title)
         write_png(folder / f"confusion-{epoch:04d}.png", matrix)

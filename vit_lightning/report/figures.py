@@ -204,7 +204,7 @@ def read_curves(study: Study) -> Curves:
 
 
 def _series(rows: Sequence[dict[str, Any]], name: str) -> Series:
-    pairs = {row["step"]: float(row[name]) for row in rows if name in row and row.get("step") is not None}
+    pairs = {row["step"] + 1: float(row[name]) for row in rows if name in row and row.get("step") is not None}
     kept = {step: value for step, value in pairs.items() if math.isfinite(value)}
     return np.array(list(kept), dtype=int), np.array(list(kept.values()), dtype=np.float64)
 
@@ -217,16 +217,18 @@ def curve_figures(analysis: Analysis, curves: Curves, width: float = WIDE) -> li
 
 def _curves(analysis: Analysis, curves: Curves, name: str, width: float) -> Figure:
     unit, legend = unit_of(name), Legend(analysis)
-    figure, axes = _canvas(width, 2.9, panels=2)
     found = {run: series[name] for run, series in curves.items() if name in series}
     bands = {arm.name: _band([found.get((arm.name, seed)) for seed in arm.values]) for arm in legend.arms}
+    most = max((len(steps) for steps, _, _ in bands.values()), default=0)
+    figure, axes = _canvas(width, 2.9, panels=2 if most > 1 else 1)
     last = max((steps[-1] for steps, _, _ in bands.values() if len(steps)), default=0)
     ends: list[Curve] = []
     for arm in legend.arms:
         steps, mean, sd = bands[arm.name]
         own, known = legend.colour(arm), arm.name in legend.colours
         for axis in axes if len(steps) else ():
-            [handle] = axis.plot(steps, unit.scale * mean, color=own, linewidth=1.8 if known else 0.6)
+            marker = "o" if len(steps) == 1 else None
+            [handle] = axis.plot(steps, unit.scale * mean, color=own, marker=marker, linewidth=1.8 if known else 0.6)
             legend.add(arm, handle)
             if known:
                 edges = unit.scale * (mean - sd), unit.scale * (mean + sd)
@@ -240,8 +242,9 @@ def _curves(analysis: Analysis, curves: Curves, name: str, width: float) -> Figu
     for axis in axes:
         axis.set(xlabel="step", ylabel=unit.label(name))
         axis.grid(alpha=0.3)
-    axes[1].set(xlabel="step, the last third", xlim=(2 / 3 * last, last + 0.01 * max(last, 1)))
-    if ends:
+    if len(axes) > 1:
+        axes[1].set(xlabel="step, the last third", xlim=(2 / 3 * last, last + 0.01 * max(last, 1)))
+    if len(axes) > 1 and ends:
         mean, sd = np.concatenate(ends, axis=1)
         room = 0.1 * np.ptp(mean) + min(sd.max(), 3 * np.median(sd)) + 1e-3 * unit.scale  # of a collapsed run, not all
         axes[1].set_ylim(mean.min() - room, mean.max() + room)
