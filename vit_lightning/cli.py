@@ -108,7 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
     0 finished; 2 something the user has to change; 3 nothing to resume; 4 training diverged; 5 runs of an ablation
-    failed; 130, 138 and 143 stopped by Ctrl-C, SIGUSR1 and SIGTERM; 141 the reader of the output is gone.
+    failed; 75 training hung; 130, 138 and 143 stopped by Ctrl-C, SIGUSR1 and SIGTERM; 141 the reader of the output is
+    gone.
     """
     is_program = arguments is None
     arguments = sys.argv[1:] if arguments is None else list(arguments)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
+import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -19,9 +23,12 @@ UNRESPONSIVE = 5.0
 """Seconds in which the main thread has to notice a signal: it may wait for another rank in a call of C++."""
 LIMIT = 8.0
 """Seconds that the end of a process may take, such as an upload to W&B, once nothing more is to be saved."""
+APART = 1.0
+"""Seconds from which on a further signal asks a second time; ``timeout``, torchrun and Slurm send one twice at once."""
 
 _ending = threading.Event()
 _ended_by = 0  # the signal
+_noting = False  # while a training ends by itself after a signal, however long its step takes
 _parent = os.getppid()  # as this process begins: later the parent may have ended
 
 
@@ -78,20 +85,93 @@ def ended_by_signals(is_program: bool = False) -> Iterator[None]:
                 os.close(writing)
 
 
+@contextlib.contextmanager
+def noted(note: Callable[[int], object]) -> Iterator[None]:
+    """Lets signals be noted alone, by a training that ends after its step; a second Ctrl-C ends it at once.
+
+    Any second signal ends the process of a command within ``UNRESPONSIVE`` seconds, whatever it waits for.
+    """
+    global _noting
+    first = math.inf
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        again = before[signal.SIGINT] or signal.default_int_handler
+        if number == signal.SIGINT and time.monotonic() - first >= APART and callable(again):
+            again(number, frame)
+        first = min(first, time.monotonic())
+        note(number)
+
+    with handled(receive) as before:
+        _noting = bool(before)
+        try:
+            yield
+        finally:
+            _noting = False
+
+
+@dataclass
+class Requests:
+    """Signals that have asked a process to end, and the time by which it has to; in seconds of any clock."""
+
+    number: int = 0
+    """The first signal."""
+    since: float = math.inf
+    until: float = math.inf
+    is_urgent: bool = False
+    """Whether it has been asked twice."""
+    is_ending: bool = False
+
+    def add(self, number: int, now: float) -> None:
+        if not self.number:
+            self.number, self.since, self.until = number, now, now + UNRESPONSIVE
+        elif now - self.since >= APART and not (self.is_urgent or self.is_ending):
+            self.is_urgent, self.until = True, now + UNRESPONSIVE
+
+    def are_due(self, now: float, *, noting: bool, ending: bool) -> bool:
+        """Whether the time is up: none is set to the step of a training that notes signals, unless it was asked twice.
+
+        Args:
+            now: the time.
+            noting: whether a training notes signals.
+            ending: whether the process has begun to end.
+        """
+        if self.number and ending and not self.is_ending:
+            self.is_ending, self.until = True, now + LIMIT
+        elif self.number and noting and not (self.is_urgent or self.is_ending):
+            self.until = now + UNRESPONSIVE
+        return now >= self.until
+
+
 def _watch(reading: int) -> None:
-    """Ends this process if a signal does not, after its time is up."""
-    while number := int.from_bytes(os.read(reading, 1)):
-        if number not in STOP:
-            continue
-        # where training notes the signal, it ends by itself after a step, however long that takes
-        _ending.wait(UNRESPONSIVE if signal.getsignal(number) in (exit_by_signal, exit_at_once) else None)
-        if _ending.is_set():
-            time.sleep(LIMIT)
-        else:
-            print_from_first(stopped_by(number))
-        end_further_rank(128 + number)
-        os._exit(128 + number)
-    os.close(reading)
+    """Ends this process if it does not end by itself in time: after signals, or after the end of the first rank."""
+    requests, launched = Requests(), _is_launched()
+    while True:
+        pause = 0.1 if requests.number else 1.0 if launched else None
+        if select.select([reading], [], [], pause)[0]:
+            numbers = os.read(reading, 64)
+            if not numbers:
+                os.close(reading)
+                return
+            for number in set(numbers).intersection(STOP):
+                requests.add(number, time.monotonic())
+        now = time.monotonic()
+        if launched and not requests.is_urgent and os.getppid() != _parent:
+            requests = Requests(signal.SIGKILL, now, now + UNRESPONSIVE + LIMIT, is_urgent=True)
+        if requests.are_due(now, noting=_noting, ending=_ending.is_set()):
+            if not requests.is_ending:
+                print_from_first(stopped_by(requests.number))
+            end_at_once(128 + requests.number)
+
+
+def end_at_once(code: int) -> NoReturn:
+    """Ends this process whatever its main thread waits for, with further ranks and workers that it has started."""
+    for path in Path("/proc").glob("[0-9]*/stat"):  # on Linux only
+        with contextlib.suppress(OSError):  # it has ended
+            if path.read_text().rpartition(")")[2].split()[1] == str(os.getpid()):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+    end_further_rank(code)
+    os._exit(code)
 
 
 def stopped_by(number: int) -> str:
@@ -113,10 +193,12 @@ def end_further_rank(code: int) -> None:
     """Ends this process, if Lightning started it, as soon as the first rank has ended.
 
     Not earlier, since Lightning kills the first a few seconds after it sees another rank end; and not later, since
-    Python would take seconds for it.
+    Python would take seconds for it. A signal that ends this rank ends the first one too.
     """
     if not _is_launched():
         return
+    if code - 128 in STOP and os.getppid() == _parent:
+        os.kill(_parent, code - 128)
     until = time.monotonic() + UNRESPONSIVE + LIMIT
     while os.getppid() == _parent and time.monotonic() < until:
         time.sleep(0.02)

@@ -4,7 +4,8 @@
 Points: setup, sanity, batch_start, forward, after_backward, after_opt_step, val, ckpt_write (before the file takes its
 place), ckpt_done (after it has), best_write and best_done (of best.ckpt alone), epoch_end, train_end, test. Kinds: a
 signal (KILL, TERM, INT, STOP), one to the whole process group (GROUP_TERM and so on), one in the middle of a write
-(LATE_TERM and so on: training has gone on, and the file is complete only when it is waited for), EXC, NAN, HUGE, SLEEP;
+(LATE_TERM and so on: training has gone on, and the file is complete only when it is waited for), one in a step of ten
+seconds (SLOW_INT and so on), EXC, NAN, HUGE, SLEEP, HANG;
 FILL (fills the disk), FULL (no file can grow beyond 20 kB), BRIM (beyond 64 bytes) and FREE stand for the disk.
 """
 
@@ -82,8 +83,8 @@ class Fault(Callback):
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         if kind == "EXC":
             raise RuntimeError("injected")
-        if kind == "SLEEP":
-            time.sleep(0.01)
+        if kind in ("SLEEP", "HANG"):
+            time.sleep(0.01 if kind == "SLEEP" else 1e6)
         elif kind in GRADIENTS:
             for weight in self.module.parameters():
                 if weight.grad is not None:
@@ -98,6 +99,9 @@ class Fault(Callback):
             assert self.went_on.wait(60)
             os.kill(os.getpid(), getattr(signal, kind.replace("LATE_", "SIG")))
             assert self.is_awaited.wait(60)
+        elif kind.startswith("SLOW_"):
+            os.kill(os.getpid(), getattr(signal, kind.replace("SLOW_", "SIG")))
+            time.sleep(10.0)
         elif kind.startswith("GROUP_"):
             os.killpg(0, getattr(signal, kind.replace("GROUP_", "SIG")))
         else:

@@ -31,6 +31,7 @@ from vit_lightning.errors import CannotResume, Diverged, UserError
 from vit_lightning.signals import STOP, die_with, obey_parent
 from vit_lightning.storage.folder import InUse, read_json, write_whole
 from vit_lightning.storage.metrics import read_results
+from vit_lightning.training.watchdog import EXIT_CODE as HANGS
 
 FORK = multiprocessing.get_context("fork")
 GRACE = 30.0
@@ -151,6 +152,8 @@ class Attempts:
             return "no result", f"{metric} is {results.get(metric, 'not measured')}"
         if left := read_json(fault):
             return left["kind"], left["cause"]
+        if code == HANGS:
+            return "hang", "its watchdog has ended it (hang-rank0 in its folder has the stacks)"
         number = -code if code < 0 else code - 128
         if number in {known.value for known in signal.Signals}:  # others are no signal's, such as 255
             memory = " (out of memory?)" if code == -signal.SIGKILL else ""

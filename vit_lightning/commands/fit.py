@@ -47,10 +47,11 @@ from vit_lightning.training.callbacks import EpochMetrics, LearningRate, StepSee
 from vit_lightning.training.checkpoints import Checkpoints, refuse_full_disk
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
-from vit_lightning.training.lightning_detours import count_as_trained
+from vit_lightning.training.lightning_detours import count_as_trained, wait_at_most
 from vit_lightning.training.monitor import Monitor
 from vit_lightning.training.resources import forward_flops, keep_freed_memory, peak_memory_mb
 from vit_lightning.training.stop_on_signal import StopOnSignal
+from vit_lightning.training.watchdog import Watchdog
 
 
 @dataclass
@@ -127,12 +128,14 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
         LearningRate(),
         EpochMetrics(),
         stopwatch,
+        Watchdog(folder, config["watchdog_minutes"]),
         Monitor(stopwatch, facts["flops"], shape),
         checkpoints,
         StopOnSignal(checkpoints),
         ValidationPictures(data, mirror, config["pictures_every_n_epochs"]),
     ]
     trainer = make_trainer(trainer_arguments, folder, callbacks, [metrics, mirror])
+    wait_at_most(trainer, 4 * config["watchdog_minutes"])
     if trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()
     return Run(experiment, folder, module, trainer, predictions, stopwatch, metrics, mirror, facts)

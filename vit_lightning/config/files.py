@@ -126,7 +126,7 @@ def word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-ALWAYS = ("data.num_workers", "pictures_every_n_epochs")
+ALWAYS = ("data.num_workers", "pictures_every_n_epochs", "watchdog_minutes")
 """Options that may change within a run: its weights and metrics do not depend on them."""
 
 

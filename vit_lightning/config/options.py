@@ -6,11 +6,12 @@ options are the arguments of the classes that they name.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vit_lightning.limits import at_least, refuse
+from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.models.resize import Interpolation
 from vit_lightning.storage.wandb_mirror import WandbConfig
 from vit_lightning.training.checkpoints import CheckpointConfig
@@ -81,6 +82,9 @@ class ConfigOptions:
             of torch.
         pictures_every_n_epochs: epochs between two pictures of the validation in the run folder and W&B; by default so
             that a run has about 10, and 0 for none.
+        watchdog_minutes: minutes without a finished batch after which fit ends a run that hangs, with exit code 75, and
+            with what hangs and all stacks on the screen and in the run folder; ranks wait four times as long for one
+            another where nothing tells that they hang; 0 for no watchdog.
         metrics: classes of torchmetrics with their arguments, also by short names such as F1Score, that validation and
             test log under name.
         fast_paths: a fast path is another way to compute a layer's matrix products, equal but for rounding. auto takes
@@ -98,6 +102,7 @@ class ConfigOptions:
     compile: bool = False
     matmul_precision: Literal["highest", "high", "medium"] | None = None
     pictures_every_n_epochs: int | None = None
+    watchdog_minutes: float = 30.0
     metrics: list[Any] | None = None
     fast_paths: Literal["auto", "plain"] = "auto"
 
@@ -107,7 +112,11 @@ class ConfigOptions:
             problems.append(f"seed_everything={self.seed_everything} must be at least 0 and below 2**32")
         if self.experiment is not None and Path(self.experiment).name != self.experiment:
             problems.append(f"experiment={self.experiment} must be a plain name, without slashes")
-        refuse(problems, at_least(0, pictures_every_n_epochs=self.pictures_every_n_epochs))
+        minutes = self.watchdog_minutes
+        limits = at_least(0, pictures_every_n_epochs=self.pictures_every_n_epochs)
+        refuse(
+            problems, limits, problems_of(("watchdog_minutes", minutes, 0 <= minutes < math.inf, "at least 0 minutes"))
+        )
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,13 @@ from tqdm import tqdm
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import METRICS
 from vit_lightning.random_keys import one_key
-from vit_lightning.training.lightning_detours import accumulates, log_again, logged_steps, numbers_of_epoch
+from vit_lightning.training.lightning_detours import (
+    accumulates,
+    log_again,
+    logged_steps,
+    longest_wait,
+    numbers_of_epoch,
+)
 
 
 class StepSeeds(Callback):
@@ -250,7 +256,7 @@ class Agreement:
         if trainer.world_size == 1:
             return number
         if self._group is None:
-            self._group = torch.distributed.new_group(backend="gloo")
+            self._group = torch.distributed.new_group(timeout=longest_wait(trainer), backend="gloo")
         before, largest = self._wait(), torch.tensor(number, device="cpu")
         work = torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, self._group, async_op=True)
         self._begun = largest, work

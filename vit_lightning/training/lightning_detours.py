@@ -8,9 +8,12 @@ tells that its function can go.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import signal
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -68,6 +71,31 @@ def start_ranks_without_signals(trainer: Trainer) -> None:
     launcher = trainer.strategy.launcher
     if isinstance(launcher, _SubprocessScriptLauncher) and is_ended_by_signals():
         launcher._call_children_scripts = withheld()(launcher._call_children_scripts)  # type: ignore[method-assign]
+
+
+def wait_at_most(trainer: Trainer, minutes: float) -> None:
+    """Limits the time in which ranks wait for one another, where the user's strategy does not; 0 changes nothing."""
+    if minutes and longest_wait(trainer) == datetime.timedelta(minutes=30):  # torch's default
+        vars(trainer.strategy)["_timeout"] = datetime.timedelta(minutes=minutes)
+
+
+def longest_wait(trainer: Trainer) -> datetime.timedelta | None:
+    """Returns the time in which ranks wait for one another; None for that of torch."""
+    return getattr(trainer.strategy, "_timeout", None)
+
+
+def awaited_worker(loader: Any) -> tuple[int | None, dict[int, int | None]]:
+    """Returns the number of the data-loading worker whose batch an iterator waits for, and the processes of all.
+
+    The number is None at the start of an epoch, when it waits for all.
+    """
+    task = loader._task_info.get(loader._rcvd_idx)
+    return task and task[0], {number: worker.pid for number, worker in enumerate(loader._workers)}
+
+
+def frames_of_threads() -> dict[int, FrameType]:
+    """Returns the innermost frames of all threads, by the threads' idents."""
+    return sys._current_frames()
 
 
 def send_no_tables(module: LightningModule) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from types import FrameType
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
-from vit_lightning.signals import end_process, handled
+from vit_lightning.signals import end_process, noted
 from vit_lightning.storage.folder import is_first
 from vit_lightning.training.callbacks import Agreement
 from vit_lightning.training.checkpoints import Checkpoints
@@ -24,8 +23,8 @@ class StopOnSignal(Checkpoint):
 
     The handler only notes the signal, and all ranks agree after a batch, or where there are several after the next one,
     so that none waits for another. Lightning's handler communicates with other ranks, which hangs, and ends with exit
-    code 0; here it is 128 + the signal's number. A subclass of Checkpoint, since these run last, when the state of a
-    batch is complete.
+    code 0; here it is 128 + the signal's number. A second signal waits for no step. A subclass of Checkpoint, since
+    these run last, when the state of a batch is complete.
 
     Args:
         checkpoints: the callback listed before this one, which writes ``last.ckpt``.
@@ -35,17 +34,14 @@ class StopOnSignal(Checkpoint):
         self.checkpoints = checkpoints
         self._received, self._ranks = 0, Agreement()
         self._installed = contextlib.ExitStack()
-        self._earlier: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._earlier = self._installed.enter_context(handled(self._note))
+        self._installed.enter_context(noted(self._note))
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, number: int) -> None:
+        if number == signal.SIGINT and not self._received and is_first():
+            print("\nstopping after this step (Ctrl-C again: at once)", file=sys.stderr, flush=True)
         self._received = self._received or number
-        if number == signal.SIGINT:
-            if is_first():
-                print("\nstopping after this step (Ctrl-C again: at once)", file=sys.stderr, flush=True)
-            signal.signal(signal.SIGINT, self._earlier[signal.SIGINT] or signal.default_int_handler)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         if self._agreed(trainer) and self.checkpoints.save_if_possible(trainer):

@@ -1,0 +1,187 @@
+"""Rows 8 to 12 of the fault plan: how a run ends that waits for a step, a rank, a worker or a callback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import harness
+import pytest
+from test_group_signals import CODES, LAST, begin, ended, go_on, is_whole, setting, wholes  # noqa: F401
+
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.training.watchdog import EXIT_CODE
+
+SLOW = "0:*:batch_start:SLEEP,0:*:val:SLEEP"
+SECONDS = 6.0
+"""Of the watchdog."""
+WATCHED = f"--watchdog_minutes={SECONDS / 60}"
+CASES = 20
+"""Times of each case that has ever failed; the other signals have three."""
+
+
+def wait_for(what: str, happened: Callable[[], bool], seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
+
+
+def trains(folder: Path, rank: int = 0, batches: int = 9) -> Callable[[], bool]:
+    witness = folder / f"witness{rank}.jsonl"
+    return lambda: witness.exists() and witness.read_text().count("\n") >= batches
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def process_of(folder: Path, rank: int, first: int) -> int:
+    """The process of a rank; the second one has been started with a command line of its own."""
+    if rank == 0:
+        return first
+    others = [pid for pid in harness.orphans(folder) if pid != first and "fit" in command_line(pid)]
+    return next(pid for pid in others if "lightning" in command_line(pid))
+
+
+def workers_of(folder: Path, first: int) -> list[int]:
+    def parent(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+    return [pid for pid in harness.orphans(folder) if pid != first and parent(pid) == first]
+
+
+def nothing_is_left(folder: Path, seconds: float = 30.0) -> None:
+    wait_for("a process is left", lambda: not harness.orphans(folder), seconds)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("again", range(CASES))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_row_08_a_slow_step_has_its_checkpoint(tmp_path, wholes, number, again):  # noqa: F811
+    flags = setting(workers=0, ranks=1)
+    process = begin(tmp_path, *flags, fault=f"0:11:forward:SLOW_{number.name[3:]}")
+    assert ended(process, 60) == CODES[number]
+    is_whole(tmp_path, CODES[number])
+    assert read_checkpoint(tmp_path / LAST)["global_step"] == 12
+    go_on(tmp_path, wholes(flags)[0], flags)
+
+
+POINTS = ("0:setup", "0:sanity", "11:batch_start", "16:val", "16:ckpt_write", "32:test")
+WHO = ("group", "rank 0", "rank 1")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("point", "number", "who", "again"),
+    [
+        pytest.param(point, list(CODES)[(n + k + again) % 3], who, again, id=f"{point}-{who}-{again}")
+        for n, point in enumerate(POINTS)
+        for k, who in enumerate(WHO)
+        for again in range(CASES if (point, who) == ("0:setup", "rank 1") else 3)
+        if (point, who) != ("16:ckpt_write", "rank 1")  # which writes none
+    ],
+)
+def test_row_09_a_signal_at_each_point_of_two_ranks(tmp_path, wholes, point, number, who, again):  # noqa: F811
+    flags, rank = setting(workers=0, ranks=2), 1 if who == "rank 1" else 0
+    kind = ("GROUP_" if who == "group" else "") + number.name[3:]
+    process = begin(tmp_path, *flags, fault=f"{rank}:{point}:{kind}")
+    assert ended(process, 60) == CODES[number], harness.log(tmp_path)
+    nothing_is_left(tmp_path)
+    is_whole(tmp_path, CODES[number])
+    go_on(tmp_path, wholes(flags)[0], flags)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 4.0, 6.0])
+@pytest.mark.parametrize("number", CODES)
+def test_row_09_a_signal_to_the_group_in_start_up(tmp_path, number, seconds):
+    process = begin(tmp_path, *setting(workers=0, ranks=2), fault=SLOW)
+    process.join(seconds)
+    os.killpg(process.pid, number)
+    assert ended(process, 30) == CODES[number]
+    is_whole(tmp_path, CODES[number])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("point", ["0:setup", "11:batch_start", "16:val", "8:ckpt_write"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_row_10_a_dead_rank_ends_the_others(tmp_path, wholes, point, rank):  # noqa: F811
+    if rank == 1 and "ckpt" in point:
+        pytest.skip("the second rank writes none")
+    flags = setting(workers=0, ranks=2)
+    process = begin(tmp_path, *flags, fault=f"{rank}:{point}:KILL")
+    assert ended(process, 60) == (137 if rank == 0 else 1)
+    nothing_is_left(tmp_path)
+    go_on(tmp_path, wholes(flags)[0], flags)
+
+
+def freeze(folder: Path, process: BaseProcess, what: str) -> int:
+    """Freezes a rank or a worker once the run trains; returns its process."""
+    rank = 1 if what == "rank 1" else 0
+    wait_for("it does not train", trains(folder, rank))
+    pid = workers_of(folder, process.pid)[0] if what == "worker" else process_of(folder, rank, process.pid)
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+HANGS = ("rank 0", "rank 1", "worker", "callback of rank 0", "callback of rank 1", "callback in one process")
+
+
+def hangs(folder: Path, what: str, *more: str) -> tuple[BaseProcess, tuple[str, ...], float, int]:
+    """Begins a run in which something stops; returns its process, flags, the time, and the process that stopped."""
+    flags = (*setting(2 if what == "worker" else 0, 1 if what in ("worker", HANGS[-1]) else 2), *more)
+    hang = f"{1 if what == HANGS[4] else 0}:12:after_opt_step:HANG"
+    process = begin(folder, *flags, fault=hang if "callback" in what else SLOW)
+    if "callback" not in what:
+        pid = freeze(folder, process, what)
+        return process, flags, time.monotonic(), pid
+    rank = int(what == HANGS[4])
+    wait_for("it does not train", trains(folder, rank, 13))
+    return process, flags, time.monotonic(), process_of(folder, rank, process.pid)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("again", range(CASES))
+@pytest.mark.parametrize("what", HANGS)
+def test_row_12_the_watchdog_ends_what_hangs(tmp_path, wholes, what, again):  # noqa: F811
+    process, flags, since, pid = hangs(tmp_path, what, WATCHED)
+    code = ended(process, 60)
+    seconds = time.monotonic() - since
+    assert code == (137 if what == "rank 0" else EXIT_CODE), harness.log(tmp_path)
+    nothing_is_left(tmp_path)
+    reports = [path.read_text() for path in (tmp_path / "run").glob("hang-rank*.txt")]
+    first, named, *_ = reports[0].splitlines()
+    over = float(first.partition(", over ")[2].split(" s;")[0])  # more than asked for on a machine that is busy
+    assert seconds < over + 10.0
+    print(f"{what}: ended after {seconds:.1f} s, {over:.1f} s of them asked for")
+    assert f"(process {pid}" in named
+    assert "Fault.on_train_batch_end" in named or "callback" not in what
+    stacks = "".join(reports)
+    assert ("in do" in stacks) == ("callback" in what), stacks
+    assert "no batch has ended for" in harness.log(tmp_path) or what == "rank 0"
+    flags = tuple(flag for flag in flags if flag != WATCHED)
+    go_on(tmp_path, wholes(flags)[0], flags)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("again", range(CASES))
+@pytest.mark.parametrize("what", HANGS)
+def test_row_12_a_second_signal_ends_what_hangs(tmp_path, wholes, what, again):  # noqa: F811
+    number = list(CODES)[again % 3]
+    process, flags, _, _ = hangs(tmp_path, what)
+    os.killpg(process.pid, number)
+    time.sleep(1.5)
+    assert process.exitcode is None
+    os.killpg(process.pid, number)
+    signalled = time.monotonic()
+    if what == "rank 0":  # nothing but SIGKILL ends that one, and the other rank has ended
+        process.kill()
+    assert ended(process, 20) == (137 if what == "rank 0" else CODES[number])
+    assert time.monotonic() - signalled < 15.0
+    nothing_is_left(tmp_path)
+    go_on(tmp_path, wholes(flags)[0], flags)

@@ -1,0 +1,272 @@
+"""Watchdog of a run: ends one that hangs, and says what stands still."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import multiprocessing
+import os
+import platform
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from vit_lightning.notation import show_time
+from vit_lightning.signals import end_at_once
+from vit_lightning.training.lightning_detours import awaited_worker, frames_of_threads
+
+EXIT_CODE = 75
+"""Exit code of a run that the watchdog has ended; the system's own for a failure that may pass, ``EX_TEMPFAIL``."""
+ASLEEP = 10.0
+"""Seconds by which this thread is late only if the process was stopped, or the machine asleep."""
+ANSWER = 2.0
+"""Seconds that other ranks and data-loading workers have to show their stacks."""
+
+SAVES = ("storage/checkpoint_files.py", "training/checkpoints.py", "connectors/checkpoint_connector.py")
+COMPILES = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py")
+"""Files whose functions, if their name has ``compile`` in it, make code; others run it."""
+CALLBACK = "trainer/call.py", "_call_callback_hooks"
+WORKER = "torch/utils/data/dataloader.py", "_try_get_data"
+AGREEMENT = "training/callbacks.py", "_wait"
+BACKWARD = "torch/autograd/graph.py"
+OTHERS = "waits for the other ranks"
+
+
+class Watchdog(Callback):
+    """Callback that ends a run in which no batch ends for long, with the exit code 75.
+
+    ``hang-rank0-PID.txt`` in the run folder, one for each rank, and stderr have the stacks of what waits. Time does not
+    count before the first batch of training, of validation and of the test, while a rank compiles or saves, and while
+    the process or the machine is stopped; a run of slow steps has twice its longest pause. Ranks tell each other by
+    files in the run folder, which works however they wait.
+
+    Args:
+        folder: the run folder.
+        minutes: without progress after which the run is ended; 0 for no watchdog.
+        clock: seconds.
+    """
+
+    def __init__(self, folder: Path, minutes: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self.limit, self._clock = folder, 60.0 * minutes, clock
+        self.pause = min(self.limit / 20, 2.0)
+        self.rank, self.ranks = 0, 1
+        self._main = threading.get_ident()
+        self._stopped: threading.Event | None = None
+        self._stacks: Any = None
+        self._asks_workers = False
+        self._begun: set[str] = set()  # loops of which a batch has ended
+        self._batches, self._counts = 0, False  # batches that have ended; whether time counts
+        self._state: dict[str, Any] = {"goes_on": 0, "looks": 0, "batches": 0}  # of this rank, for the others
+        self._all: list[dict[str, Any]] = []  # the states of all ranks that this one has seen
+        self._looked = self._since = clock()
+        self._longest = 0.0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.limit == 0.0:
+            return
+        self.folder = trainer.strategy.broadcast(self.folder)
+        self.rank, self.ranks, self._main = trainer.global_rank, trainer.world_size, threading.get_ident()
+        self._state |= {"pid": os.getpid(), "started": _started(os.getpid()), "host": platform.node()}
+        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115
+        if signal.getsignal(signal.SIGUSR2) in (signal.SIG_DFL, signal.SIG_IGN):  # else it is the user's
+            faulthandler.register(signal.SIGUSR2, self._stacks)  # data-loading workers inherit it and the file
+            self._asks_workers = True
+        self._stopped = threading.Event()
+        threading.Thread(target=self._watch, args=(self._stopped,), daemon=True, name="watchdog").start()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._counts = False
+        if self._stopped is not None and not self._stopped.is_set():
+            self._stopped.set()
+            if self._asks_workers:
+                faulthandler.unregister(signal.SIGUSR2)
+            self._state_file(self.rank).unlink(missing_ok=True)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.teardown(trainer, pl_module, "")
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.ended("training")
+
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.ended("validation")
+
+    def on_test_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.ended("test")
+
+    def on_validation_start(self, *args: Any, **kwargs: Any) -> None:
+        self.begins("validation")
+
+    def on_validation_end(self, *args: Any, **kwargs: Any) -> None:
+        self.begins("training")
+
+    def on_test_start(self, *args: Any, **kwargs: Any) -> None:
+        self.begins("test")
+
+    def begins(self, loop: str) -> None:
+        """Notes that a loop begins; its first batch in this process may take any time."""
+        self._counts = loop in self._begun
+
+    def ended(self, loop: str) -> None:
+        """Notes that a batch of a loop has ended."""
+        self._begun.add(loop)
+        self._batches += 1
+        self._counts = True
+
+    def _watch(self, stopped: threading.Event) -> None:
+        while not stopped.wait(self.pause):
+            if self.hangs() and not stopped.is_set():
+                try:
+                    self._report()
+                finally:
+                    end_at_once(EXIT_CODE)
+
+    def hangs(self) -> bool:
+        """Looks once, as the thread does after each pause, and returns whether the run hangs."""
+        now, before, state = self._clock(), self._all, self._state
+        has_slept, self._looked = now - self._looked > self.pause + ASLEEP, now
+        has_ended = state["batches"] != self._batches
+        frames = frames_of_threads()
+        state |= {"looks": state["looks"] + 1, "batches": self._batches, "place": place(frames.get(self._main))}
+        if has_ended or not self._counts or makes_or_saves(frames, self._main):
+            state["goes_on"] += 1
+        self._all = self._exchange(now)
+        if has_slept or [other["goes_on"] for other in before] != [other["goes_on"] for other in self._all]:
+            if has_ended and self._counts and not has_slept:
+                self._longest = max(self._longest, now - self._since)
+            self._since = now
+        return now - self._since > self.patience
+
+    @property
+    def patience(self) -> float:
+        """Seconds without progress after which the run hangs."""
+        return max(self.limit, 2.0 * self._longest)
+
+    def _exchange(self, now: float) -> list[dict[str, Any]]:
+        """Writes the state of this rank and returns those of all, with the time when each was last seen to change."""
+        if self.ranks == 1:
+            return [{**self._state, "rank": 0, "seen": now}]
+        with contextlib.suppress(OSError):  # a full disk
+            self._state_file(self.rank).write_text(json.dumps(self._state), encoding="utf-8")
+        known, states = {state["rank"]: state for state in self._all}, []
+        for rank in range(self.ranks):
+            with contextlib.suppress(OSError, ValueError):  # not there, or just being written
+                state = json.loads(self._state_file(rank).read_text(encoding="utf-8"))
+                if state["looks"] != known.get(rank, {}).get("looks"):
+                    known[rank] = {**state, "rank": rank, "seen": now}
+            if rank in known:
+                states.append(known[rank])
+        return states
+
+    def _state_file(self, rank: int) -> Path:
+        return self.folder / f".rank{rank}.json"
+
+    def _report_file(self, state: dict[str, Any]) -> Path:
+        return self.folder / f"hang-rank{state['rank']}-{state['pid']}.txt"
+
+    def _report(self) -> None:
+        """Shows what stands still, waits for the other ranks to do so, and kills those that cannot."""
+        silent = [state for state in self._all if self._looked - state["seen"] > self.limit / 2]
+        for state in silent:
+            state["place"] = "the whole process stands still"
+        waiting = [state for state in self._all if state["place"] == OTHERS or BACKWARD in state["place"]]
+        order = sorted(self._all, key=lambda state: (state not in silent, state in waiting, state["batches"]))
+        lines = [f"  rank {state['rank']} (process {state['pid']}): {state['place']}" for state in order]
+        passed = f"{show_time(self._looked - self._since)}, over {show_time(self.patience)}"
+        text = "\n".join([f"no batch has ended for {passed}; what most likely hangs comes first:", *lines, ""])
+        stacks = self._all_stacks()
+        own = next(state for state in self._all if state["rank"] == self.rank)
+        with contextlib.suppress(OSError):
+            self._report_file(own).write_text(f"{text}\n{stacks}", encoding="utf-8")
+        until = time.monotonic() + ANSWER + 2.0 * self.pause
+        while time.monotonic() < until and not all(
+            self._report_file(s).is_file() for s in self._all if s not in silent
+        ):
+            time.sleep(0.1)
+        hint = f"lightning: hangs: {text}to resume: lightning fit --resume {self.folder}\n" if self.rank == 0 else ""
+        print(f"stacks of rank {self.rank}:\n{stacks}{hint}", end="", file=sys.stderr, flush=True)
+        for state in silent:
+            if state["host"] == platform.node() and _started(state["pid"]) == state["started"] != "":
+                os.kill(state["pid"], signal.SIGKILL)
+        self._state_file(self.rank).unlink(missing_ok=True)
+
+    def _all_stacks(self) -> str:
+        """Returns the stacks of this process, and of those data-loading workers that are not frozen."""
+        workers = multiprocessing.active_children() if self._asks_workers else []
+        faulthandler.dump_traceback(self._stacks)
+        for worker in workers:
+            os.write(
+                self._stacks.fileno(), f"\nprocess {worker.pid}, {worker.name}, {_activity(worker.pid)}\n".encode()
+            )
+            with contextlib.suppress(OSError):
+                os.kill(worker.pid or 0, signal.SIGUSR2)
+            time.sleep(min(0.2, ANSWER / len(workers)))
+        self._stacks.seek(0)
+        return str(self._stacks.read().decode(errors="replace"))
+
+
+def place(frame: FrameType | None) -> str:
+    """Returns what a thread does, by its innermost frame: a callback, a worker or a rank that it waits for, a line."""
+    for outer in _outwards(frame):
+        file, name = outer.f_code.co_filename, outer.f_code.co_name
+        if "/torch/distributed/" in file or (file.endswith(AGREEMENT[0]) and name == AGREEMENT[1]):
+            return OTHERS
+        if file.endswith(WORKER[0]) and name == WORKER[1]:
+            return f"waits for {_awaited(outer.f_locals['self'])}"
+        if file.endswith(CALLBACK[0]) and name == CALLBACK[1]:
+            return f"callback {type(outer.f_locals['callback']).__name__}.{outer.f_locals['hook_name']}"
+    if frame is None:
+        return "nothing"
+    return f"main loop, {frame.f_code.co_name} ({frame.f_code.co_filename}, line {frame.f_lineno})"
+
+
+def makes_or_saves(frames: dict[int, FrameType], main: int) -> bool:
+    """Whether some thread compiles, such as that of a backward pass, or the main thread saves and waits for no rank."""
+    for ident, frame in frames.items():
+        for outer in _outwards(frame):
+            file = outer.f_code.co_filename
+            if file.endswith(COMPILES) and "compile" in outer.f_code.co_name:
+                return True
+            if ident == main and file.endswith(SAVES):
+                return place(frame) != OTHERS
+    return False
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _awaited(loader: Any) -> str:
+    """Returns the data-loading worker whose batch is next; at the start of an epoch those that are frozen, or all."""
+    number, processes = awaited_worker(loader)
+    frozen = [number for number, pid in processes.items() if _activity(pid) != "running"]
+    numbers = (frozen or list(processes)) if number is None else [number]
+    return ", ".join(f"DataLoader worker {n} (process {processes[n]}, {_activity(processes[n])})" for n in numbers)
+
+
+def _activity(pid: int | None) -> str:
+    state = _stat(pid)[:1]
+    return "frozen" if state in (["T"], ["t"]) else "running" if state else "ended"
+
+
+def _started(pid: int) -> str:
+    """Returns when a process of this machine was started; empty if there is none, or not on Linux."""
+    return "".join(_stat(pid)[19:20])
+
+
+def _stat(pid: int | None) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
