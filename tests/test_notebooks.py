@@ -32,6 +32,11 @@ def test_the_chinese_notebook_has_the_same_code(path):
 
 
 @pytest.mark.parametrize("path", ENGLISH, ids=lambda path: path.stem)
+def test_a_notebook_begins_with_the_line_that_installs(path):
+    assert read_code(path)[0].source.startswith("# %pip install -q vit-lightning")
+
+
+@pytest.mark.parametrize("path", ENGLISH, ids=lambda path: path.stem)
 def test_a_notebook_defines_nothing(path):
     nodes = [node for cell in read_code(path) for node in ast.walk(ast.parse(cell.source))]
     assert not [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda)]
