@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 
 import yaml
 from runs import REPOSITORY
@@ -28,6 +30,19 @@ def test_the_workflow_runs_the_test_command():
     workflow = yaml.safe_load((REPOSITORY / ".github/workflows/tests.yml").read_text())
     commands = [step.get("run") for step in workflow["jobs"]["tests"]["steps"]]
     assert code_after("test command").strip() in commands
+
+
+def test_the_package_has_a_readme_whose_links_work_elsewhere(tmp_path):
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/tests.yml").read_text())
+    (turn,) = [step["run"] for step in workflow["jobs"]["package"]["steps"] if "Links" in step.get("name", "")]
+    (tmp_path / "README.md").write_text(README)
+    place = {"GITHUB_SERVER_URL": "https://host", "GITHUB_REPOSITORY": "owner/name", "GITHUB_SHA": "abc"}
+    subprocess.run(["bash", "-euo", "pipefail", "-c", turn], cwd=tmp_path, env=os.environ | place, check=True)
+    pattern = r"(!?)\[[^]]*\]\(([^)]+)\)"
+    links, turned = (re.findall(pattern, text) for text in (README, (tmp_path / "README.md").read_text()))
+    assert len(links) > 30
+    for (picture, link), (_, whole) in zip(links, turned, strict=True):
+        assert whole == f"https://host/owner/name/{'raw' if picture else 'blob'}/abc/{link}"
 
 
 def test_the_commands_of_the_front_page_run(in_folder, capsys):
