@@ -164,7 +164,7 @@ def _run(name: str, arguments: list[str], is_program: bool) -> int:
             raise
         return 128 + signal.SIGPIPE
     except OSError as fault:
-        if fault.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if fault.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM):
             raise
         where = f"{fault.filename}: " if fault.filename else ""
         _print_problems(name, [f"{where}{fault.strerror}: not everything could be written"])

@@ -57,6 +57,21 @@ def of_others(place: str = "") -> Iterator[None]:
         raise UserError(f"{place}{with_place(fault)}") from fault
 
 
+@contextmanager
+def foreign(place: str | Path) -> Iterator[None]:
+    """Turns what contents that nobody expected raise where they are used into a UserError; not the disk's own errors.
+
+    Args:
+        place: the file or folder that may be anybody's.
+    """
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except Exception as fault:
+        raise UserError(f"{place} is damaged: its contents do not fit together ({one_line(fault)})") from fault
+
+
 def first_line(fault: BaseException) -> str:
     """Returns the first line of an error of another package, at most 200 characters, or its type if it has no text."""
     return (str(fault).splitlines() or [type(fault).__name__])[0][:200]

@@ -14,16 +14,16 @@ from safetensors.torch import load_file
 from vit_lightning.cli import main
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.weights import from_reference
-from vit_lightning.weights.files import WRITERS
+from vit_lightning.weights.files import FORMATS, write_tensors
 from vit_lightning.weights.sources import open_source
 
-SUFFIXES = list(WRITERS)
+SUFFIXES = list(FORMATS)
 
 
 def written(family, path, **more):
     """Writes a model of a family to a file, and returns it with its tensors."""
     vit, state, config = fresh(family, **more)
-    WRITERS[path.suffix](state, path)
+    write_tensors(state, path)
     path.with_suffix(".json").write_text(json.dumps({"family": family, "config": config}))
     return vit, state
 

@@ -6,7 +6,8 @@ place), ckpt_done (after it has), best_write and best_done (of best.ckpt alone),
 signal (KILL, TERM, INT, STOP), one to the whole process group (GROUP_TERM and so on), one in the middle of a write
 (LATE_TERM and so on: training has gone on, and the file is complete only when it is waited for), one in a step of ten
 seconds (SLOW_INT and so on), EXC, NAN, HUGE, SLEEP, HANG;
-FILL (fills the disk), FULL (no file can grow beyond 20 kB), BRIM (beyond 64 bytes) and FREE stand for the disk.
+FILL (fills the disk), FULL (no file can grow beyond 20 kB), BRIM (beyond 64 bytes) and FREE stand for the disk;
+LOSE deletes best.ckpt, MOVE moves the run folder.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Fault(Callback):
         self.went_on, self.is_awaited = threading.Event(), threading.Event()
 
     def setup(self, trainer, pl_module, stage):
-        self.trainer, self.module = trainer, pl_module
+        self.trainer, self.module, self.folder = trainer, pl_module, Path(trainer.default_root_dir)
         replace, flush = checkpoint_io.os.replace, checkpoint_io._flush_folder
         if stage == "fit" and any(point.endswith(("_write", "_done")) for _, _, point in self.faults):
 
@@ -93,6 +94,10 @@ class Fault(Callback):
             with contextlib.suppress(OSError), Path("fill").open("wb", buffering=0) as file:
                 while file.write(bytes(512)):
                     pass
+        elif kind == "LOSE":
+            (self.folder / "checkpoints/best.ckpt").unlink()
+        elif kind == "MOVE":
+            self.folder.rename(self.folder.with_name("moved"))
         elif kind in DISKS:
             resource.setrlimit(resource.RLIMIT_FSIZE, (DISKS[kind] or hard, hard))
         elif kind.startswith("LATE_"):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -18,7 +20,9 @@ import pytest
 import torch
 
 from vit_lightning import UserError
+from vit_lightning.cli import main
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, newest_checkpoint, read_checkpoint
+from vit_lightning.weights.files import FORMATS
 
 FILES = ("last", "previous", "best")
 
@@ -243,6 +247,53 @@ def test_row_13_a_disk_that_is_full_at_the_end_or_from_the_start_is_one_line(tmp
     assert not (tmp_path / "run/results.json").exists()
     assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
     assert not harness.differences(whole, harness.outcome(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [
+        pytest.param("0:12:batch_start:LOSE", "is missing: the best", id="before others", marks=pytest.mark.full),
+        pytest.param("0:32:train_end:LOSE", "is missing: the best", id="at the end"),
+        pytest.param("0:31:batch_start:FULL,0:32:train_end:FREE", "the disk did not take it", id="full disk"),
+    ],
+)
+def test_a_best_checkpoint_that_is_gone_is_not_replaced_in_silence(tmp_path, faults, words):
+    assert harness.fit(tmp_path, *EVERY_EIGHT, fault=faults) == 0, harness.log(tmp_path)
+    assert words in harness.log(tmp_path)
+
+
+def test_a_run_folder_that_is_moved_while_it_trains_ends_the_run(tmp_path, whole):
+    assert harness.fit(tmp_path, fault="0:12:batch_start:MOVE") == 2, harness.log(tmp_path)
+    assert "run was moved or deleted while it trained" in harness.log(tmp_path)
+    assert "Traceback" not in harness.log(tmp_path)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "moved").rename(tmp_path / "run")
+    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
+    assert not harness.differences(whole, harness.outcome(tmp_path))
+
+
+def convert_on_a_full_disk(run: str) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+    sys.exit(main(["convert", run, f"x{os.environ['SUFFIX']}", "--to=timm"]))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_row_13_weights_that_a_full_disk_does_not_take_leave_one_line(tmp_path, finished, suffix, monkeypatch):
+    monkeypatch.setenv("SUFFIX", suffix)
+    result = processes.Running(convert_on_a_full_disk, str(finished / "run"), folder=tmp_path).finish()
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.splitlines() == ["lightning convert: File too large: not everything could be written"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_row_13_a_disk_that_is_read_only_is_one_line(tmp_path, finished, monkeypatch, capsys):
+    def refuse(path, content):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr("vit_lightning.report.dashboard.write_whole", refuse)
+    shutil.copytree(finished / "run", tmp_path / "run")
+    assert main(["dashboard", str(tmp_path / "run")]) == 2
+    assert "json: Read-only file system: not everything could be written" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -538,3 +538,17 @@ def test_a_hook_is_called_before_a_batch_is_fetched(tmp_path):
     calls = [name for name in hooks.calls if name != "on_save_checkpoint"]  # of train's own callback
     last = [before for before, name in itertools.pairwise(calls) if name == "fetched"]
     assert last[3] != "on_train_batch_end"
+
+
+@wanted("it looks for keys that are not there", raises=KeyError)
+def test_a_checkpoint_with_other_contents_is_named(tmp_path):
+    trainer = Trainer(max_epochs=1, logger=False, default_root_dir=tmp_path, enable_progress_bar=False)
+    trainer.fit(Module(), DataLoader(samples(), 2))
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    contents = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    del contents["loops"]["fit_loop"]["epoch_progress"]["current"]
+    torch.save(contents, tmp_path / "x.ckpt")
+    with pytest.raises(RuntimeError, match=r"x\.ckpt"):
+        Trainer(max_epochs=2, logger=False, default_root_dir=tmp_path).fit(
+            Module(), DataLoader(samples(), 2), ckpt_path=tmp_path / "x.ckpt", weights_only=True
+        )

@@ -6,7 +6,12 @@ from vit_lightning.storage.redaction import Redaction
 
 
 def test_names_are_replaced_in_paths_and_addresses_alone(monkeypatch):
-    for name, value in {"LOGNAME": "jane", "HOME": "/home/jane", "MY_TOKEN": "a secret text"}.items():
+    for name, value in {
+        "LOGNAME": "jane",
+        "HOME": "/home/jane",
+        "MY_TOKEN": "a secret text",
+        "DB": "p://u:hunter@h/d",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(platform, "node", lambda: "gpu7.lab.org")
     redacted = Redaction()
@@ -16,6 +21,7 @@ def test_names_are_replaced_in_paths_and_addresses_alone(monkeypatch):
         "jane@gpu7.lab.org:/gpu7_disk": "USER@HOST:/HOST_disk",
         "the class jane of gpu7": "the class jane of gpu7",
         "it is a secret text.": "it is ***.",
+        "as hunter": "as ***",
         "https://jane:pw@host/x": "https://host/x",
     }.items():
         assert redacted(text) == expected

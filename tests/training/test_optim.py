@@ -147,11 +147,6 @@ def test_warmup_epochs_may_be_a_fraction_and_end_with_training(epochs, warmup):
     assert used == pytest.approx(expected)
 
 
-def test_constant_schedule_ignores_min_lr():
-    used = rates(OptimizerConfig(lr=0.1, min_lr=0.01, schedule="constant"), total_steps=5)
-    assert used == [[0.1, 0.1]] * 5
-
-
 @pytest.mark.parametrize("min_lr", [0.0, 0.01])
 def test_last_rate_of_a_cosine_is_min_lr(min_lr):
     used = rates(OptimizerConfig(lr=0.1, min_lr=min_lr), total_steps=7)

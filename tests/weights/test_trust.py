@@ -174,3 +174,21 @@ def test_a_trusted_run_brings_the_files_of_its_classes(in_folder, capsys):
     assert Path("second/own_mix.py").read_text() == OWN
     assert main(["convert", "../run", "out.pth", "--to=timm", "--trust"]) == 2
     assert "attention: Mix is no block of ours" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"class_path": "torchvision.models.segmentation.fcn_resnet50"}, "another architecture"),
+        ({"class_path": "torchvision.models.vit_b_16", "init_args": {"weights": "DEFAULT"}}, "another architecture"),
+        ({"class_path": "timm.create_model", "init_args": {"model_name": "hf-hub:a/b"}}, "no other place to read"),
+        ({"class_path": "timm.models.create_model", "init_args": {"model_name": "local-dir:d"}}, "no other place"),
+    ],
+    ids=["backbone", "weights", "hub", "folder"],
+)
+def test_a_model_in_a_file_fetches_and_reads_nothing_else(model, words, trained, in_folder, monkeypatch):
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *given: pytest.fail(f"fetches {given}"))
+    (in_folder / "d").mkdir()
+    (in_folder / "d/config.json").write_text("{}")
+    with pytest.raises(UserError, match=words):
+        load(checkpoint_naming(model, trained))

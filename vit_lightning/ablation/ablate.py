@@ -19,13 +19,13 @@ from vit_lightning.ablation.wandb_sweep import write_sweep
 from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, workers_of
 from vit_lightning.commands.console import quiet
 from vit_lightning.config.files import word
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, foreign
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.schedule import analyses_of
 from vit_lightning.report.study import Run, written
 from vit_lightning.report.wording import unit_of, why_ended
-from vit_lightning.storage.folder import release, try_hold
+from vit_lightning.storage.folder import refuse_links, release, try_hold
 
 
 @dataclass
@@ -96,7 +96,10 @@ def ablate(config: AblateConfig) -> None:
         begun = find_ledger(folder)
         print(write_sweep(plan, config.wandb_sweep, begun.chosen() if begun else {}))
         return
-    ledger, changed = open_ledger(folder, plan, threads=config.threads, create=not config.dry_run)
+    refuse_links(folder)
+    with foreign(folder):
+        ledger, changed = open_ledger(folder, plan, threads=config.threads, create=not config.dry_run)
+        ledger.planned()
     devices = devices_of(plan)
     workers = workers_of(config.workers, devices, ledger.facts["threads"])
     print(describe(plan, config, ledger, workers), flush=True)

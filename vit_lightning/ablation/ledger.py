@@ -38,7 +38,7 @@ from vit_lightning.ablation.plan import Plan, Tune, grid_name, slug
 from vit_lightning.config.adapters import recorded_goal
 from vit_lightning.config.files import PER_RUN, changes
 from vit_lightning.config.own_files import digests
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, foreign
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.notation import counted
 from vit_lightning.report.comparisons import variance_arms
@@ -46,7 +46,7 @@ from vit_lightning.report.schedule import Schedule, make_schedule
 from vit_lightning.report.sequential import Spending
 from vit_lightning.report.study import Compare, Run, State, Study, Tuning, combinations
 from vit_lightning.storage.environment import PACKAGES
-from vit_lightning.storage.folder import read_json
+from vit_lightning.storage.folder import read_json, refuse_links
 from vit_lightning.storage.metrics import read_metrics, read_results
 
 SILENT_DEATHS = 10
@@ -493,10 +493,12 @@ def read_study(folder: Path) -> Study:
     Raises:
         UserError: the folder holds no ablation.
     """
-    ledger = find_ledger(folder)
-    if ledger is None:
-        raise UserError(f"{folder} is no ablation: it holds no ledger.json")
-    return dataclasses.replace(ledger.study(), plan_changed=ledger.changes())
+    refuse_links(folder)
+    with foreign(folder):
+        ledger = find_ledger(folder)
+        if ledger is None:
+            raise UserError(f"{folder} is no ablation: it holds no ledger.json")
+        return dataclasses.replace(ledger.study(), plan_changed=ledger.changes())
 
 
 def _facts(plan: Plan, threads: int) -> dict[str, Any]:

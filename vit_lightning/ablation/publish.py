@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vit_lightning.ablation.ledger import read_study
 from vit_lightning.commands.resume import read_run_config
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, foreign
 from vit_lightning.report import dashboard as wandb_dashboard
 from vit_lightning.report.report import Report, make_report
 from vit_lightning.report.study import Study
@@ -26,8 +26,9 @@ def report(folder: Path) -> None:
 
 def publish(folder: Path, *, mirrored: bool) -> Report:
     """Writes the report of an ablation, also to W&B where it is ``mirrored``, and prints the verdicts."""
-    made = make_report(read_study(folder))
-    lines = [*made.lines, str(write_report(made)[0]), log_report(made) if mirrored else ""]
+    made = _read_report(folder)
+    with foreign(folder):
+        lines = [*made.lines, str(write_report(made)[0]), log_report(made) if mirrored else ""]
     print("\n".join(filter(None, lines)), flush=True)
     return made
 
@@ -35,7 +36,7 @@ def publish(folder: Path, *, mirrored: bool) -> Report:
 def dashboard(folder: Path) -> None:
     """Makes workspaces and a report of a run, a folder of runs or an ablation in W&B."""
     if _is_ablation(folder):
-        wandb_dashboard.dashboard(make_report(read_study(folder)))
+        wandb_dashboard.dashboard(_read_report(folder))
     else:
         wandb_dashboard.runs_dashboard(folder)
 
@@ -57,7 +58,7 @@ def sync(folder: Path) -> None:
     if problems:
         raise UserError(problems)
     if _is_ablation(folder):
-        print(log_report(make_report(read_study(folder)), send=True))
+        print(log_report(_read_report(folder), send=True))
 
 
 def sync_run(folder: Path) -> None:
@@ -80,6 +81,11 @@ def sync_run(folder: Path) -> None:
     if mirror.mode != "online" or mirror.reason:
         raise UserError(f"{folder} was not sent: {mirror.reason} (for an API key: wandb login)")
     print(f"{folder} is in W&B as {settings.project}/{mirror.run_id}")
+
+
+def _read_report(folder: Path) -> Report:
+    with foreign(folder):
+        return make_report(read_study(folder))
 
 
 def _is_ablation(folder: Path) -> bool:

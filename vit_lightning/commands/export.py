@@ -27,7 +27,7 @@ from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import whole_folder, write_whole
 from vit_lightning.weights.convert import FAMILIES, to_reference
 from vit_lightning.weights.describe import model_config
-from vit_lightning.weights.files import WRITERS
+from vit_lightning.weights.files import FORMATS, write_tensors
 from vit_lightning.weights.identify import OURS
 from vit_lightning.weights.logits import TOLERANCE, TRACED, largest_difference, random_images
 from vit_lightning.weights.sources import Source, open_source
@@ -150,7 +150,7 @@ def without_home(text: str) -> str:
 def _safetensors(source: Source, folder: Path, images: Tensor) -> nn.Module:
     if _model(source) is None:
         raise UserError(f"{type(source.network).__name__} is no model of a config (choose onnx or torch-export)")
-    WRITERS[".safetensors"](source.network.state_dict(), folder / "model.safetensors")
+    write_tensors(source.network.state_dict(), folder / "model.safetensors")
     files = None if source.path is None else run_folder_of(source.path)
     again = lambda config, _: network_in_file(config, files)  # noqa: E731
     return open_source(folder, make_network=again, trust=True, key="out").network  # its classes were made already
@@ -174,7 +174,7 @@ def write_hf(source: Source, folder: Path) -> None:
     config |= {"architectures": ["ViTForImageClassification"], "model_type": "vit", "dtype": "float32"}
     config |= {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
     config.pop("num_labels", None)
-    WRITERS[".safetensors"](tensors, folder / "model.safetensors")
+    write_tensors(tensors, folder / "model.safetensors")
     write_whole(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
     if {"mean", "std"} <= source.view.keys():
         preprocessing = json.dumps(_image_processor(source.view), indent=2) + "\n"
@@ -281,9 +281,9 @@ def convert(
         problems.append(f"to={OURS}: lightning export --ckpt={source} --to=safetensors writes our own names")
     elif to not in FAMILIES:
         problems.append(f"to={to} must be one of {', '.join(FAMILIES)}")
-    if dst.suffix not in WRITERS and (to != "hf" or dst.suffix):
+    if dst.suffix not in FORMATS and (to != "hf" or dst.suffix):
         folder = ", or be a folder" if to == "hf" else ""
-        problems.append(f"DST {dst} must end with {', '.join(WRITERS)}{folder}")
+        problems.append(f"DST {dst} must end with {', '.join(FORMATS)}{folder}")
     refuse(problems)
     quiet()
     model = open_model(source, image_size=image_size, config=config, trust=trust, key="source")
@@ -314,7 +314,7 @@ def _write_converted(source: Source, to: str, files: Sequence[Path]) -> float:
         raise UserError(f"DST {dst} cannot be made: {fault.strerror}") from fault
     with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=dst.parent) as folder:
         parts = [Path(folder) / path.name for path in files]
-        WRITERS[dst.suffix](tensors, parts[0])
+        write_tensors(tensors, parts[0])
         known = {"preprocessing": source.view, "class_names": source.class_names}
         description = {"family": to, "config": config, **known}
         write_whole(parts[1], without_home(json.dumps(description, indent=2, ensure_ascii=False) + "\n"))

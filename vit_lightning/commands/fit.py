@@ -38,7 +38,7 @@ from vit_lightning.figures.curves import draw_curves
 from vit_lightning.figures.test_report import interval, report_test
 from vit_lightning.figures.validation_pictures import ValidationPictures
 from vit_lightning.notation import counted
-from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint
+from vit_lightning.storage.checkpoint_files import BEST, find_checkpoint, read_checkpoint
 from vit_lightning.storage.environment import write_environment
 from vit_lightning.storage.folder import full_disk_named, is_first, log_warnings, new_folder, write_whole
 from vit_lightning.storage.metrics import MetricsFile, write_results
@@ -166,6 +166,8 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         if checkpoint.get("finished"):
             say(row("training", f"finished after {counted(checkpoint['global_step'], 'step')}: only the test remains"))
             run.stopwatch.load_state_dict(checkpoint["callbacks"]["Stopwatch"])
+            if checkpoint["callbacks"]["Checkpoints"]["best_score"] is not None and not (folder / BEST).is_file():
+                say(row("", f"{folder / BEST} is missing: the last checkpoint is tested in its place"))
         else:
             trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=True)
         run.folder = folder = trainer.strategy.broadcast(folder)

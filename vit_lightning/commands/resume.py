@@ -20,7 +20,7 @@ from vit_lightning.config.files import changes, read_flags
 from vit_lightning.config.options import Resume
 from vit_lightning.config.own_files import changed_files
 from vit_lightning.config.resolve import resolve
-from vit_lightning.errors import CannotResume, UserError
+from vit_lightning.errors import CannotResume, UserError, foreign
 from vit_lightning.limits import refuse
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import (
@@ -125,9 +125,10 @@ class Resumed:
         if self.changes:
             config = self.folder / "config.yaml"
             write_whole(config, note_changes(experiment.to_yaml(), config, self.changes, done))
-        # before a validation, the rows of the step that it follows are logged again
-        measured = checkpoint.get("callbacks", {}).get("Monitor", {}).get("row")
-        metrics.resume(done - checkpoint.get("before_validation", False), measured, checkpoint.get("row"))
+        with foreign(path or self.folder):
+            # before a validation, the rows of the step that it follows are logged again
+            measured = checkpoint.get("callbacks", {}).get("Monitor", {}).get("row")
+            metrics.resume(done - checkpoint.get("before_validation", False), measured, checkpoint.get("row"))
         return path, checkpoint
 
 
@@ -141,6 +142,11 @@ def find_run(experiment: Experiment, locks: contextlib.ExitStack) -> Resumed | N
     if experiment.resume == "never" or (folder := _find_folder(experiment, locks)) is None:
         return None
     refuse_links(folder)
+    with foreign(folder):
+        return _read_resumed(folder, experiment)
+
+
+def _read_resumed(folder: Path, experiment: Experiment) -> Resumed:
     written, given, files = read_run_config(folder), experiment.config, changed_files(folder)
     new, results, restored = changes(written, given) | files, read_results(folder), None
     trained = results is not None

@@ -38,6 +38,7 @@ from vit_lightning.training.lightning_detours import (
     end_each_epoch_once,
     leave_signals_to_us,
     profile_nothing,
+    restore_in_words,
     start_ranks_without_signals,
 )
 from vit_lightning.training.resources import AUTO, auto_precision
@@ -148,6 +149,7 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         given = ", ".join(f"{name}={arguments[name]}" for name in named if arguments[name] is not None)
         raise UserError(f"trainer: {' '.join(str(fault).split())[:400]} (given: {given})") from fault
     end_each_epoch_once(trainer)
+    restore_in_words(trainer)
     leave_signals_to_us(trainer)
     start_ranks_without_signals(trainer)
     change_loaders(trainer, with_our_workers)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vit_lightning.config.files import word
 from vit_lightning.config.names import near
+from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import Part
 from vit_lightning.errors import UserError, one_line
 
@@ -51,10 +52,13 @@ def weights_problems(part: Part, init_from: str | None) -> list[str]:
 
 def without_weights(part: Part) -> Part:
     """Returns a network that reads no weights, with the architecture of those that it names."""
-    if not _is_of_others(part) or not _named_weights(part.arguments):
+    if not _is_of_others(part):
         return part
-    none = {name: value for name, value in (("pretrained", False), ("weights", None)) if name in part.arguments}
-    if part.name.endswith((".googlenet", ".inception_v3")):  # which weights change
+    sources = {"pretrained": False, "weights": None, "checkpoint_path": ""}
+    none = {name: value for name, value in sources.items() if name in part.arguments}
+    if "weights_backbone" in signature_of(part.target).options:  # which torchvision fetches unless told not to
+        none["weights_backbone"] = None
+    if _named_weights(part.arguments) and part.name.endswith((".googlenet", ".inception_v3")):  # which weights change
         none["transform_input"] = True
     return replace(part, arguments={**part.arguments, **none})
 

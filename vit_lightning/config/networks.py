@@ -133,7 +133,7 @@ def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Modul
             raise UserError(f"{key}.{text}" for text in error.problems) from error
         except Exception as fault:
             place = where(fault)
-            if place is None and not isinstance(fault, ValueError | TypeError | AssertionError | NotImplementedError):
+            if place is None and not isinstance(fault, FAULTS):
                 raise
             raise UserError(f"{key}: {place or one_line(fault)}") from fault
         finally:
@@ -185,7 +185,8 @@ def network_in_file(
         return network_from(part, lora.make(), tell, reset_head=config.get("reset_head", False))
 
 
-FAULTS = (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException)
+FAULTS = (ValueError, TypeError, OSError, RuntimeError, AttributeError, LookupError, ArithmeticError)
+FAULTS += (AssertionError, MisconfigurationException)
 """Errors of classes of others about their arguments."""
 
 FILLED_IN = ("network", *FACTS)

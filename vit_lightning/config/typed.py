@@ -294,6 +294,8 @@ class Reader:
                 return self._refused(kind, given, path)
             kinds = parts if fixed else (*parts, Any)[:1] * len(given)
             items = [self.value(kinds[n], item, f"{path}.{n}") for n, item in enumerate(given)]
+            if fixed and any(item is WRONG for item in items):
+                return WRONG
             return {tuple: tuple, set: set, frozenset: frozenset}.get(origin, list)(x for x in items if x is not WRONG)
         if (place := place_of(kind)) is not None:
             return self.part(place, given, path, default)

@@ -14,7 +14,7 @@ import yaml
 
 from vit_lightning.config.files import PER_RUN, changes
 from vit_lightning.errors import first_line
-from vit_lightning.storage.folder import in_use, read_json
+from vit_lightning.storage.folder import in_use, is_plain, read_json
 from vit_lightning.storage.metrics import read_metrics, read_results
 from vit_lightning.storage.parsing import check_size
 
@@ -35,8 +35,8 @@ class RunFiles:
         """Returns what a reader finds in a file; the default if the file is missing or damaged."""
         path = self.folder / name
         try:
-            if not path.resolve().is_relative_to(self.folder.resolve()):
-                raise OSError("a link to another place")
+            if path.exists() and not is_plain(path, self.folder):
+                raise OSError("a link to another place, or no file")
             return reader(path)
         except FileNotFoundError:
             return default

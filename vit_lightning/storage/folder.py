@@ -181,12 +181,17 @@ def _holder(folder: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the mapping in a JSON file; an empty one if it cannot be read."""
+    """Returns the mapping in a JSON file; an empty one if it cannot be read or is a link."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8")) if is_plain(path, path.parent) else None
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def is_plain(path: Path, folder: Path) -> bool:
+    """Whether a path is a file in a folder: no pipe, which is waited for, and no link to another place."""
+    return path.is_file() and path.resolve().is_relative_to(folder.resolve())
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -209,16 +214,21 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Checks that all files of a run lie in its folder, before they are read or written; W&B's links are its own.
+    """Checks that all of a folder is its own files, before they are read or written; W&B's links are its own.
 
     Raises:
-        UserError: some are links to another place.
+        UserError: some are links to another place, pipes or devices.
     """
     home = folder.resolve()
-    links = [path for path in folder.rglob("*") if path.is_symlink() and "wandb" not in path.relative_to(folder).parts]
-    away = [str(path) for path in sorted(links) if not path.resolve().is_relative_to(home)]
-    if away:
-        raise UserError(f"{', '.join(away)}: a link to another place (put the file itself into the run folder)")
+    paths = (path for path in sorted(folder.rglob("*")) if "wandb" not in path.relative_to(folder).parts)
+    if away := [str(path) for path in paths if _leads_away(path, home)]:
+        raise UserError(f"{', '.join(away)}: a link to another place, or no file (put the file itself into the folder)")
+
+
+def _leads_away(path: Path, home: Path) -> bool:
+    if path.is_symlink():
+        return not path.exists() or not path.resolve().is_relative_to(home)
+    return not path.is_file() and not path.is_dir() and path.exists()  # which another process may just have removed
 
 
 @contextlib.contextmanager

@@ -15,17 +15,21 @@ _SECRET_NAME = re.compile(
 )
 _NAMED = re.compile(r"(?i)((?:api[-_]?key|secret|passw(?:or)?d|(?:auth|access)[-_]token)['\"]?[=:] ?)\S+")
 """Values of options that are named like a key."""
+_IN_ADDRESS = re.compile(r"\w://[^/\s:@]*:([^/\s@]{6,})@")
+"""Password in an address, such as that of DATABASE_URL."""
 _PLACE = re.compile(r"[^\s'\"=,;()\[\]{}]*[/@][^\s'\"=,;()\[\]{}]*")
 """Paths and addresses, in which a name is that of a user or a machine; elsewhere it may be any word."""
 
 
 def secrets_of_environment() -> dict[str, str]:
-    """Returns the environment variables that hold a key or a password, without those that hold a path of one."""
-    return {
+    """Returns the keys and passwords in environment variables, also those in an address, but no paths of them."""
+    named = {
         name: text
         for name, text in os.environ.items()
         if _SECRET_NAME.search(name) and len(text) >= 8 and not text.startswith(("/", "~", "."))
     }
+    in_addresses = {name: found[1] for name, text in os.environ.items() if (found := _IN_ADDRESS.search(text))}
+    return {**in_addresses, **named}
 
 
 def without_credentials(url: str) -> str:

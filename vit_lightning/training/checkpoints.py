@@ -77,6 +77,7 @@ class Checkpoints(Checkpoint):
         self._due, self._late = False, Agreement()
         self._writing: Path | None = None  # not yet known to be written
         self._best_before: tuple[float | None, int] = None, 0  # if best.ckpt is not written
+        self._lost_step = 0  # of a better one that a disk has not taken
         self._finished = False
         self._resumed = False
         self._before_validation = False
@@ -156,6 +157,10 @@ class Checkpoints(Checkpoint):
         self._finished = True
         self._save_last(trainer)
         self.finish(trainer)
+        self._check_best(trainer)
+        if self._lost_step:
+            lost = f"that of step {self._lost_step} was better, and the disk did not take it"
+            warnings.warn(f"{self.best}: {lost}: what is tested is of step {self.best_step}", stacklevel=2)
 
     def _save_last(self, trainer: Trainer) -> None:
         self.finish(trainer)
@@ -174,6 +179,7 @@ class Checkpoints(Checkpoint):
             if self.best_score is None and detours.epoch_ends(trainer):
                 self._refuse_unknown(trainer)
             return
+        self._check_best(trainer)
         score = float(trainer.callback_metrics[self.settings.monitor])
         sign = 1.0 if self.settings.mode == "max" else -1.0
         if math.isnan(score) or (self.best_score is not None and sign * score <= sign * self.best_score):
@@ -192,6 +198,9 @@ class Checkpoints(Checkpoint):
     def _begin(self, trainer: Trainer, path: Path) -> None:
         """Begins to write a file, after the one before."""
         self.guard.check_all(trainer)
+        folder = self.last.parent.parent
+        if is_first() and self._saved_step >= 0 and not folder.is_dir():
+            raise UserError(f"{folder} was moved or deleted while it trained (lightning fit --resume=ITS_NEW_PLACE)")
         plugin = trainer.strategy.checkpoint_io
         if isinstance(plugin, AtomicCheckpointIO):
             plugin.in_background = True
@@ -217,7 +226,10 @@ class Checkpoints(Checkpoint):
         if path == self.last and written:
             self._written_step = self._saved_step
         if path == self.best and not written:
+            self._lost_step = self.best_step
             self.best_score, self.best_step = self._best_before
+        elif path == self.best:
+            self._lost_step = 0
         return written
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -256,12 +268,18 @@ class Checkpoints(Checkpoint):
         return {"best_score": self.best_score, "best_step": self.best_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict["best_score"] is not None and not self.best.is_file():
-            warnings.warn(
-                f"{self.best} is missing: the best checkpoint is chosen among later validations only", stacklevel=2
-            )
-            return
         self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
+        self._check_best(None)
+
+    def _check_best(self, trainer: Trainer | None) -> None:
+        """Warns if the best checkpoint is gone, and forgets it; all ranks of a trainer follow the first."""
+        is_there = self.best_score is None or self.best.is_file()
+        if trainer is not None:
+            is_there = bool(trainer.strategy.broadcast(is_there))
+        if not is_there:
+            text = "is missing: the best checkpoint is chosen among later validations, or else the last is tested"
+            warnings.warn(f"{self.best} {text}", stacklevel=2)
+            self.best_score, self.best_step = None, 0
 
 
 def _fingerprint(trainer: Trainer) -> str:

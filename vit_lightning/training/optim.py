@@ -101,11 +101,22 @@ class OptimizerConfig:
         refuse(problems)
 
     def _unused_problems(self) -> list[str]:
+        def changed(name: str) -> bool:
+            return bool(getattr(self, name) != defaults[name])
+
         defaults = {field.name: field.default for field in fields(self)}
-        return [
-            f"{name}={getattr(self, name)} does nothing for name={self.name} (it is for {', '.join(optimizers)})"
+        warms_up = self.warmup_epochs or self.warmup_steps or self.warmup_fraction
+        reasons = {
+            name: f"name={self.name} (it is for {', '.join(optimizers)})"
             for name, optimizers in _OPTIMIZERS.items()
-            if self.name not in optimizers and getattr(self, name) != defaults[name]
+            if self.name not in optimizers
+        }
+        reasons |= {} if warms_up else {"warmup_lr": "warmup_epochs=0 (give a warm-up)"}
+        reasons |= {} if self.schedule == "wsd" else {"decay_fraction": f"schedule={self.schedule} (it is for wsd)"}
+        if self.schedule not in ("cosine", "linear", "wsd"):
+            reasons["min_lr"] = f"schedule={self.schedule} (it is for cosine, linear, wsd)"
+        return [
+            f"{name}={getattr(self, name)} does nothing for {why}" for name, why in reasons.items() if changed(name)
         ]
 
     @property
@@ -133,11 +144,6 @@ class OwnOptimizerConfig(OptimizerConfig):
     make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None
     own_arguments: tuple[str, ...] = ()
     factors: OwnSchedule | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.factors is not None and self.min_lr:
-            raise UserError(f"min_lr={self.min_lr} does nothing for a schedule of your own: it gives all factors of lr")
 
     @property
     def arguments(self) -> Collection[str] | None:

@@ -9,6 +9,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError, first_line
+from vit_lightning.errors import UserError, first_line, foreign
 from vit_lightning.storage.checkpoint_files import (
     BEST,
     LAST,
@@ -45,24 +46,36 @@ _LARGEST_GROWTH = 8
 """Times its size to which a compressed .npz may grow, above the first GiB."""
 
 
-def _write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    from safetensors.torch import save_file
+def _as_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
+    from safetensors.torch import save
 
     # copies: it refuses tensors that share memory; transformers wants to know whose they are
-    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, path, {"format": "pt"})
+    return save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, {"format": "pt"})
 
 
-def _write_npz(tensors: Mapping[str, Tensor], path: Path) -> None:
-    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
-    np.savez(path, **arrays)
+def _as_pth(tensors: Mapping[str, Tensor]) -> memoryview:
+    file = BytesIO()
+    torch.save(dict(tensors), file)
+    return file.getbuffer()
 
 
-WRITERS: dict[str, Callable[[Mapping[str, Tensor], Path], None]] = {
-    ".safetensors": _write_safetensors,
-    ".pth": lambda tensors, path: torch.save(dict(tensors), path),
-    ".npz": _write_npz,
+def _as_npz(tensors: Mapping[str, Tensor]) -> memoryview:
+    file, arrays = BytesIO(), {name: tensor.numpy() for name, tensor in tensors.items()}
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    return file.getbuffer()
+
+
+FORMATS: dict[str, Callable[[Mapping[str, Tensor]], bytes | memoryview]] = {
+    ".safetensors": _as_safetensors,
+    ".pth": _as_pth,
+    ".npz": _as_npz,
 }
-"""Functions that write tensors to a file, by its suffix."""
+"""Functions that return the contents of a file of tensors, by its suffix."""
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes tensors to a file in the format of its suffix; of a full disk only OSError tells."""
+    path.write_bytes(FORMATS[path.suffix](tensors))
 
 
 @dataclass(frozen=True)
@@ -107,11 +120,12 @@ def read_weights(place: str | Path, key: str = "source") -> WeightsFile:
 
 @contextlib.contextmanager
 def naming(key: str, place: str | Path | WeightsFile) -> Iterator[None]:
-    """Begins each problem of a UserError inside with the option and the place of weights."""
+    """Begins each problem inside with the option and the place of weights."""
     name = place.place if isinstance(place, WeightsFile) else str(place)
     named = f"{key}={name}"
     try:
-        yield
+        with foreign(name):
+            yield
     except UserError as error:
         problems = [text.removeprefix(f"{key}=") if text.startswith(named) else text for text in error.problems]
         raise UserError(

@@ -81,17 +81,16 @@ class InitialWeights:
         file = self.file
         if file.checkpoint is None and not for_vit:
             return {}
-        try:
-            model = self._described(heads or {}) if file.checkpoint is None else file.checkpoint["config"]["model"]
-        except UserError as error:
-            if _has_our_names(file):  # a part of a ViT, or one without its config
-                return {}
-            with naming(KEY, file):
-                raise error
-        if not self.trust:
-            with naming(KEY, file):
+        with naming(KEY, file):
+            try:
+                model = self._described(heads or {}) if file.checkpoint is None else file.checkpoint["config"]["model"]
+            except UserError:
+                if _has_our_names(file):  # a part of a ViT, or one without its config
+                    return {}
+                raise
+            if not self.trust:
                 refuse_untrusted({"model": model})
-        return _architecture(model or {})
+            return _architecture(model or {})
 
     def _described(self, heads: Mapping[str, Any]) -> dict[str, Any]:
         found = identify(self.file, model=heads)

@@ -34,6 +34,8 @@ TEXTS = ("experiment", "wandb", "init_from")
 """Parts of a config in which no text is a class."""
 FILES = (".csv", ".json", ".parquet", ".txt", ".yaml", ".zip", ".bin", ".ckpt", ".npz", ".pt", ".pth", ".safetensors")
 """Suffixes of files whose names look like paths of classes."""
+READ_FROM = ("hf-hub:", "hf_hub:", "local-dir:", "http://", "https://", "file:")
+"""Beginnings of names of models that are fetched, or read from another place, when they are made."""
 HINT = "if you wrote or read that code: --trust on the command line, trust=True in Python"
 
 
@@ -55,6 +57,11 @@ def refuse_untrusted(config: Mapping[str, Any]) -> None:
         for option, name, _ in named
         if _is_known(name) and not _is_harmless(name)
     )
+    refuse(
+        f"{option}={name}: a file of weights may name no other place to read a model from; {HINT}"
+        for option, name, _ in named
+        if option.startswith("model") and name.startswith(READ_FROM)
+    )
 
 
 def _names(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str, bool]]:
@@ -69,7 +76,7 @@ def _names(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str, bo
                 yield from _names(inner, path)
         name = f"vit_lightning.{node}" if node in vit_lightning.__all__ else node
         words = [key for key in path if not key.isdecimal()]
-        if "." in name:
+        if "." in name or ":" in name:
             yield ".".join(path), name, bool(words) and words[-1].rstrip("+") in CLASS_KEYS
 
 

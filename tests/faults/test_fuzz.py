@@ -1,0 +1,670 @@
+"""A stranger's files: whatever is in them, a command ends in words, runs no code, and keeps to its folder.
+
+Cases are drawn from a seed, VITL_FUZZ_SEED, so that each can be repeated: VITL_FUZZ is their number in all (20,000 is
+the whole plan), VITL_FUZZ_CASE=KIND:NUMBER runs one of them and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_runs
+import numpy as np
+import processes
+import pytest
+import torch
+import yaml
+from PIL import Image
+from runs import REPOSITORY, SMALL
+
+CASES, SEED = int(os.environ.get("VITL_FUZZ", 1000)), int(os.environ.get("VITL_FUZZ_SEED", 0))
+SECONDS = 10
+SECRET = "the-secret-of-the-user"
+MARK = "import pathlib; pathlib.Path({!r}).write_text('ran')\nclass Thing:\n    def __init__(self, *a, **k): pass\n"
+DEEP = "x"
+for _ in range(300):
+    DEEP = [DEEP]
+WORDS = (
+    "",
+    "x",
+    "auto",
+    "null",
+    "a" * 5000,
+    "$a^$_{\\x}$",
+    "line\nline",
+    "\x00",
+    "\x1b[31m",
+    "\ud83d",
+    "ﷺ" * 9,
+    "1e999",
+)
+PLACES = ("../secret", "/etc/passwd", "/proc/self/environ", "file:///etc/passwd", "..", ".", "/", "~", "s3://a/b", "-")
+NUMBERS = (
+    0,
+    -1,
+    1,
+    3,
+    7,
+    2**31,
+    2**63,
+    10**400,
+    -0.5,
+    0.5,
+    1.5,
+    1e-30,
+    1e30,
+    math.inf,
+    -math.inf,
+    math.nan,
+    True,
+    False,
+)
+SHAPES = (None, [], {}, [[]], [None], [1, 2, 3, 4, 5], ["a", "b"], {"a": 1}, {"class_path": "x"}, {1: 2}, [{}], DEEP)
+CLASSES = (
+    "ViT",
+    "Digits",
+    "vit_lightning.CRATE",
+    "torch.nn.LayerNorm",
+    "torch.nn.Linear",
+    "torch.optim.AdamW",
+    "timm.create_model",
+)
+CLASSES += (
+    "torchvision.models.vit_b_16",
+    "lightning.pytorch.callbacks.Timer",
+    "RandomCrop",
+    "vit_lightning.ViTClassifier",
+)
+HOSTILE = ("os.system", "evil.Thing", "builtins.eval", "torch.load", "torch.hub.load", "subprocess.Popen")
+HOSTILE += ("torchvision.datasets.LSUN", "lightning.pytorch.LightningModule.load_from_checkpoint", "numpy.load")
+
+
+# ---- what is changed
+
+
+def nodes(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the path of each node but the root."""
+    if isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield (*path, key)
+            yield from nodes(value, (*path, key))
+
+
+def bend(tree: Any, draw: random.Random, hostile: bool = False) -> Any:
+    """Replaces, removes, renames, doubles or swaps one to three nodes of plain data; each level is as likely."""
+    tree = copy.deepcopy(tree)
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        found = list(nodes(tree))
+        if not found:
+            return draw.choice(SHAPES)
+        depth = draw.choice(sorted({len(path) for path in found}))
+        *parents, last = draw.choice([path for path in found if len(path) == depth])
+        node = tree
+        for key in parents:
+            node = node[key]
+        action = draw.random()
+        if action < 0.7:
+            node[last] = nasty(node[last], draw, hostile)
+        elif action < 0.8:
+            del node[last]
+        elif isinstance(node, list):
+            node.append(copy.deepcopy(node[last]))
+        elif action < 0.9:
+            node[draw.choice((*WORDS, *node, 3))] = node.pop(last)
+        else:
+            other = draw.choice(list(node))
+            node[last], node[other] = node[other], node[last]
+    return tree
+
+
+def nasty(value: Any, draw: random.Random, hostile: bool = False) -> Any:
+    """Returns another value: of the same kind as often as of another."""
+    kinds: dict[str, Callable[[], Any]] = {
+        "word": lambda: draw.choice(WORDS),
+        "number": lambda: draw.choice(NUMBERS),
+        "shape": lambda: copy.deepcopy(draw.choice(SHAPES)),
+        "class": lambda: draw.choice(CLASSES),
+        "made": lambda: {"class_path": draw.choice(CLASSES), "init_args": draw.choice(({}, {"x": 1}, [], None))},
+        "list": lambda: [copy.deepcopy(value)] * draw.choice((1, 2, 50)),
+    }
+    if hostile:
+        kinds["place"] = lambda: draw.choice(PLACES)
+        kinds["code"] = lambda: draw.choice(
+            (name := draw.choice(HOSTILE), {"class_path": name}, [{"class_path": name}])
+        )
+    if isinstance(value, torch.Tensor):
+        flat, one = value.flatten(), torch.zeros(())
+        others = (flat, flat[:0], flat[None], one, one.expand(1 << 20, 1 << 20), value * math.nan, value.to("meta"))
+        others += (value.double(), value.to(torch.int8), value.to(torch.complex64))
+        kinds["tensor"] = lambda: draw.choice(others)
+    if isinstance(value, int | float) and not isinstance(value, bool) and draw.random() < 0.5:
+        return draw.choice((-value, value + 1, value * 3, float(value), str(value), [value]))
+    return kinds[draw.choice(list(kinds))]()
+
+
+def harm(content: bytes, draw: random.Random) -> bytes:
+    """Returns bytes of which some are flipped, cut out, doubled, moved, or replaced by others."""
+    data = bytearray(content)
+    for _ in range(draw.choice((1, 1, 2, 5, 20))):
+        place = draw.choice((draw.randrange(len(data) + 1), draw.randrange(min(len(data), 400) + 1)))
+        size = draw.choice((1, 1, 2, 4, 8, 100, 5000))
+        action = draw.randrange(7)
+        if action == 0:
+            data[place : place + 1] = bytes(byte ^ (1 << draw.randrange(8)) for byte in data[place : place + 1])
+        elif action == 1:
+            data = data[:place] if draw.random() < 0.3 else data
+        elif action == 2:
+            del data[place : place + size]
+        elif action == 3:
+            data[place:place] = data[place : place + size]
+        elif action == 4:
+            data[place : place + size] = bytes([draw.choice((0, 255, 0x80, 10, 34, 91, 123))]) * size
+        elif action == 5:
+            data[place : place + size] = draw.randbytes(min(size, len(data) - place))
+        elif place + 8 <= len(data):
+            data[place : place + 4] = struct.pack(draw.choice("<>") + "I", draw.choice((0, 1, 2**31, 2**32 - 1, 65535)))
+    return bytes(data)
+
+
+def rewrite(path: Path, draw: random.Random, hostile: bool = True, *, links: bool = True) -> None:
+    """Changes a file by what it holds: plain data, lines, bytes; or puts a folder, a link or a pipe in its place.
+
+    No links in folders of weights, which may be of a cache that is made of them.
+    """
+    action, content = draw.random(), path.read_bytes()
+    if action < 0.12:
+        path.unlink()
+        kind = draw.choice(
+            ("gone", "folder", "pipe", "empty", "random", *(("link", "loop", "environ") if links else ()))
+        )
+        if kind == "folder":
+            path.mkdir()
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind in ("link", "loop", "environ"):
+            target = {"link": Path.cwd().parent / "secret", "loop": path.absolute()}
+            path.symlink_to(target.get(kind, Path("/proc/self/environ")))
+        elif kind != "gone":
+            path.write_bytes(b"" if kind == "empty" else draw.randbytes(300))
+        return
+    try:
+        if action < 0.3:
+            raise ValueError
+        if path.suffix in (".json", ".end", ".claim"):
+            new = json.dumps(bend(json.loads(content), draw, hostile))
+        elif path.suffix == ".yaml":
+            new = yaml.safe_dump(bend(yaml.safe_load(content), draw, hostile), sort_keys=False)
+        elif path.suffix == ".jsonl":
+            lines = content.decode().splitlines()
+            for _ in range(draw.choice((1, 3))):
+                place = draw.randrange(len(lines))
+                lines[place] = json.dumps(bend(json.loads(lines[place]), draw, hostile))
+            new = "\n".join(lines)
+        else:
+            raise ValueError
+        path.write_bytes(new.encode("utf-8", errors="surrogatepass"))
+    except (ValueError, TypeError, RecursionError, OverflowError, IndexError, yaml.YAMLError):
+        path.write_bytes(harm(content, draw))
+
+
+# ---- the kinds of cases: what is made once, what one case is
+
+
+class Payload:
+    """Makes a file when it is unpickled."""
+
+    def __reduce__(self):
+        return open, ("../marker", "w")
+
+
+def configs() -> list[Any]:
+    files = [*REPOSITORY.glob("experiments/*.yaml"), *REPOSITORY.glob("experiments/families/*.yaml")]
+    texts = [path.read_text() for path in sorted(files)]
+    return [text for text in texts if "vit_lightning.Digits" in text]
+
+
+def config_case(made: Any, draw: random.Random) -> list[str]:
+    text = draw.choice(made["texts"])
+    if draw.random() < 0.25:
+        Path("c.yaml").write_bytes(harm(text.encode(), draw))
+    else:
+        tree = bend(yaml.safe_load(text), draw)
+        with contextlib.suppress(RecursionError, UnicodeEncodeError):
+            Path("c.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    shutil.copy(made["folder"] / "digits.yaml", "c.yaml") if not Path("c.yaml").exists() else None
+    return ["fit", "--config=c.yaml", "--print_config"]
+
+
+def state_of(run: Path) -> dict[str, Any]:
+    from vit_lightning.storage.checkpoint_files import read_checkpoint
+
+    return read_checkpoint(run / "checkpoints/best.ckpt", mmap=False)
+
+
+def sealed_case(made: Any, draw: random.Random) -> list[str]:
+    from vit_lightning.storage.checkpoint_files import seal
+
+    contents = dict(made["checkpoint"])
+    place = draw.choice(
+        ("config", "config", "config", "state_dict", "test_view", "loops", "callbacks", "", "", "pickle")
+    )
+    if place == "pickle":
+        contents[draw.choice(("extra", "config", "test_view"))] = Payload()
+    elif place and isinstance(contents[place], dict):
+        contents[place] = bend(contents[place], draw, hostile=True)
+    else:
+        contents = bend(contents, draw, hostile=True)
+    with Path("x.ckpt").open("w+b") as file:
+        torch.save(contents, file)
+        seal(file)
+    if draw.random() < 0.1:
+        shutil.copytree(made["run"], "run")
+        for name in ("last", "previous", "best"):
+            shutil.copy("x.ckpt", f"run/checkpoints/{name}.ckpt")
+        if draw.random() < 0.5:
+            Path("run/results.json").unlink()
+            return ["fit", "--resume=run"]
+        return ["load", "run"]
+    return [*draw.choice((["load"], ["load"], ["summary", "--ckpt"], ["init_from"], ["convert"])), "x.ckpt"]
+
+
+def weights_case(made: Any, draw: random.Random) -> list[str]:
+    name = draw.choice(sorted(path.name for path in made["weights"].iterdir() if path.suffix != ".json"))
+    source = made["weights"] / name
+    if not source.is_dir():  # the description beside it
+        shutil.copy(source.with_suffix(".json"), ".")
+        if draw.random() < 0.3:
+            shutil.copy(source, name)
+            rewrite(Path(name).with_suffix(".json"), draw, links=False)
+            return ["load", name]
+    if source.is_dir():
+        shutil.copytree(source, name)
+        rewrite(
+            draw.choice(
+                [path for path in Path(name).iterdir() if path.suffix == ".json"] * 2 + [*Path(name).iterdir()]
+            ),
+            draw,
+            links=False,
+        )
+    elif name.endswith(".pth") and draw.random() < 0.6:
+        state = torch.load(source)
+        state = {"pickle": {**state, "extra": Payload()}}.get(draw.choice(("", "", "", "", "pickle"))) or bend(
+            state, draw, True
+        )
+        wrapped = draw.choice(
+            (
+                state,
+                {"state_dict": state},
+                {"model": state, "args": {"a": 1}},
+                [state],
+                {"state_dict": {"model": state}},
+            )
+        )
+        torch.save(wrapped, name, _use_new_zipfile_serialization=draw.random() < 0.8)
+    elif name.endswith(".safetensors") and draw.random() < 0.6:
+        content = source.read_bytes()
+        size = struct.unpack("<Q", content[:8])[0]
+        head = bend(json.loads(content[8 : 8 + size]), draw, hostile=True)
+        text = json.dumps(head).encode("utf-8", errors="surrogatepass")
+        Path(name).write_bytes(
+            struct.pack("<Q", len(text) if draw.random() < 0.9 else 2**40) + text + content[8 + size :]
+        )
+    elif name.endswith(".npz") and draw.random() < 0.6:
+        arrays = dict(np.load(source))
+        key = draw.choice(list(arrays))
+        arrays[key] = draw.choice(
+            (arrays[key][:0], arrays[key].astype("U5"), np.array([Payload()], object), arrays[key] > 0, np.float64(3))
+        )
+        np.savez(name, **arrays)
+    else:
+        Path(name).write_bytes(harm(source.read_bytes(), draw))
+    return [*draw.choice((["load"], ["load"], ["summary", "--ckpt"], ["init_from"], ["convert"])), name]
+
+
+def image_case(made: Any, draw: random.Random) -> list[str]:
+    source = draw.choice(made["images"])
+    name = f"x{draw.choice((source.suffix, source.suffix, '.png', '.jpg'))}"
+    Path(name).write_bytes(harm(source.read_bytes(), draw))
+    return ["image", name]
+
+
+def run_case(made: Any, draw: random.Random) -> list[str]:
+    shutil.copytree(made["run"], "run")
+    small = [path for path in Path("run").rglob("*") if path.is_file() and path.suffix != ".ckpt"]
+    command = draw.choice(
+        (
+            ["board", "run"],
+            ["board", "run", "--out=b.html"],
+            ["fit", "--resume=run"],
+            ["fit", "--resume=run"],
+            ["load", "run"],
+            ["again", "run"],
+        )
+    )
+    if command[0] == "again":
+        Path("run/results.json").unlink()
+        small = [path for path in small if path.name != "results.json"]
+        command = ["fit", "--resume=run"]
+    hostile = command[0] != "fit"  # the config of a run that is resumed is the user's own word
+    for path in draw.sample(small, draw.choice((1, 1, 2))):
+        rewrite(path, draw, hostile)
+    if draw.random() < 0.1:
+        rewrite(draw.choice([*Path("run/checkpoints").iterdir()]), draw, hostile)
+    return command
+
+
+def ledger_case(made: Any, draw: random.Random) -> list[str]:
+    shutil.copytree(made["ledger"], "study")
+    files = [path for path in Path("study").rglob("*") if path.is_file()]
+    chosen = [Path("study/ledger.json")] if draw.random() < 0.4 else draw.sample(files, draw.choice((1, 1, 3)))
+    for path in chosen:
+        rewrite(path, draw)
+    return draw.choice(
+        (
+            ["report", "study"],
+            ["report", "study"],
+            ["board", "study"],
+            ["ablate", str(made["plan"]), "--out=study", "--dry_run"],
+        )
+    )
+
+
+SHARES: dict[str, tuple[float, Callable[[Any, random.Random], list[str]]]] = {
+    "config": (0.13, config_case),
+    "sealed": (0.2, sealed_case),
+    "weights": (0.25, weights_case),
+    "image": (0.28, image_case),
+    "run": (0.1, run_case),
+    "ledger": (0.04, ledger_case),
+}
+"""Share of all cases, and what makes one in the working folder: the words of a command."""
+
+
+PLAN = """
+name: small
+question: which?
+config: c.yaml
+baseline: a
+arms: {a: {}, b: {model.depth: 2}}
+seeds: {first: 0}
+compare: {metric: test/acc, smallest_effect: 0.05, max_seeds: 8}
+"""
+
+
+def make(folder: Path) -> None:
+    """Makes what all cases change: a run, weights of several kinds, images, an ablation."""
+    from vit_lightning.cli import main
+
+    os.chdir(folder)
+    (folder / "digits.yaml").write_text((REPOSITORY / "experiments/digits.yaml").read_text())
+    assert main(["fit", *SMALL, "--out=run", "--wandb.mode=disabled", "--pictures_every_n_epochs=1"]) == 0
+    (folder / "weights").mkdir()
+    for name in ("a.safetensors", "b.pth", "c.npz"):
+        assert main(["convert", "run", f"weights/{name}", "--to=timm"]) == 0
+    assert main(["export", "--ckpt=run", "--to=hf", "--out=weights/hf"]) == 0
+    (folder / "images").mkdir()
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(0, 255, (24, 20, 3), dtype=np.uint8)
+    for mode, ending in (
+        ("RGB", "png"),
+        ("RGB", "jpg"),
+        ("RGB", "webp"),
+        ("RGB", "bmp"),
+        ("RGB", "tiff"),
+        ("RGB", "ppm"),
+        ("P", "png"),
+        ("L", "png"),
+        ("1", "png"),
+        ("CMYK", "jpg"),
+        ("L", "pgm"),
+        ("RGBA", "png"),
+        ("I;16", "png"),
+    ):
+        image = (
+            Image.fromarray(pixels).convert("L").convert("I").convert("I;16")
+            if mode == "I;16"
+            else Image.fromarray(pixels).convert(mode)
+        )
+        with contextlib.suppress(OSError):
+            image.save(folder / f"images/{mode.replace(';', '')}.{ending}")
+    (folder / "c.yaml").write_text(
+        "model: {class_path: ViT, patch_size: 4, emb_size: 16, depth: 1, num_heads: 2}\ndata: Digits\n"
+    )
+    (folder / "plan.yaml").write_text(PLAN)
+    fake_runs.pretend("plan.yaml", "study")
+    for results in folder.glob("study/runs/*/results.json"):
+        for name in ("config.yaml", "environment.json", "metrics.jsonl", "test_predictions.npz"):
+            shutil.copy(folder / "run" / name, results.parent / name)
+
+
+# ---- one case, watched
+
+
+class Watch:
+    """What a case may not do, through Python's audit hook: read a secret, write outside, start a program."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.home: Path | None = None
+        sys.addaudithook(self)
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.home is None:
+            return
+        if event in ("os.system", "os.exec", "os.posix_spawn", "pty.spawn"):
+            self.found.append(f"{event} {arguments}")
+        elif event == "subprocess.Popen" and str(arguments[0]) not in ("git", "uname"):
+            self.found.append(f"a program is started: {arguments[:2]}")
+        elif event == "open" and isinstance(arguments[0], str | bytes):
+            path, mode, flags = os.fsdecode(arguments[0]), arguments[1] or "", arguments[2] or 0
+            writes = any(letter in str(mode) for letter in "wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            self.note(path, "written" if writes else "read")
+        elif event in (
+            "os.rename",
+            "os.remove",
+            "os.rmdir",
+            "os.mkdir",
+            "os.link",
+            "os.symlink",
+            "os.truncate",
+            "shutil.rmtree",
+        ):
+            for path in arguments[: 2 if event == "os.rename" else 1]:
+                if isinstance(path, str | bytes):
+                    self.note(os.fsdecode(path), "written")
+
+    def note(self, path: str, what: str) -> None:
+        home, self.home = self.home, None  # realpath is no deed of the case
+        real = os.path.realpath(path)
+        self.home = home
+        if what == "read" and (real.endswith("/secret") or real in ("/etc/passwd",) or real.endswith("/environ")):
+            self.found.append(f"{path} is read")
+        if (
+            what == "written"
+            and not real.startswith((str(home), "/dev/null", "/dev/tty", "/proc/self", tempfile.gettempdir() + "/tmp"))
+            and "__pycache__" not in real
+        ):
+            self.found.append(f"{path} is written")
+
+
+class Hang(BaseException):
+    """A case that takes too long."""
+
+
+def too_long(number: int, frame: Any) -> None:
+    raise Hang
+
+
+def call(words: list[str]) -> None:
+    """Runs a command, or what Python offers of it."""
+    from vit_lightning import UserError, load
+    from vit_lightning.cli import main
+
+    if words[0] in ("load", "image"):
+        with contextlib.suppress(UserError):
+            if words[0] == "image":
+                IMAGES.predict(words[1])
+            else:
+                model = load(words[1])
+                shape = (2, model.in_channels, *(model.image_size or (8, 8)))
+                if math.prod(shape) < 1e6:
+                    model.predict(torch.zeros(shape))
+        return
+    if words[0] == "convert":
+        words = ["convert", words[1], "out.pth", "--to=vit_pytorch"]
+    if words[0] == "init_from":
+        words = [
+            "fit",
+            *SMALL,
+            f"--init_from={words[1]}",
+            "--trainer.max_steps=1",
+            "--trainer.max_epochs=-1",
+            "--out=new",
+            "--test=false",
+            "--wandb.mode=disabled",
+        ]
+    with contextlib.suppress(SystemExit):
+        main(words)
+
+
+IMAGES: Any = None
+
+
+def one(kind: str, number: int, made: Any, home: Path, watch: Watch, *, shows: bool = False) -> str:
+    """Runs a case in a folder of its own; returns what it may not do, an empty text if it kept to its bounds."""
+    folder = home / "outside" / "case"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    os.chdir(folder)
+    Path("../secret").write_text(f"a,b\n{SECRET},1\n")
+    Path("evil.py").write_text(MARK.format(str(folder.parent / "marker")))
+    draw = random.Random(f"{SEED} {kind} {number}")
+    words = SHARES[kind][1](made, draw)
+    before = sorted(path.name for path in folder.parent.iterdir())
+    output, fault = io.StringIO(), ""
+    signal.signal(signal.SIGPROF, too_long)
+    signal.signal(signal.SIGALRM, too_long)
+    watch.found, watch.home = [], folder
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, 6 * SECONDS)  # a wait without end takes no time of the processor
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            call(words)
+    except Hang:
+        fault = f"hangs {where(sys.exc_info()[1])}"
+    except BaseException as error:
+        fault = f"{type(error).__name__}: {str(error)[:150]!r} {where(error)}"
+        if shows:
+            traceback.print_exc()
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        watch.home = None
+    if shows:
+        print(words, output.getvalue())
+    if "Traceback (most recent call last)" in output.getvalue() and not fault:
+        fault = f"prints a traceback: {output.getvalue().strip().splitlines()[-1]}"
+    fault = "; ".join(filter(None, [fault, *watch.found[:2]]))
+    if Path("../marker").exists():
+        Path("../marker").unlink()
+        fault += "; code ran"
+    if SECRET in output.getvalue():
+        fault += "; it prints a secret"
+    if sorted(path.name for path in folder.parent.iterdir()) != before:
+        fault += "; something is made outside"
+    return f"{kind}:{number} {words[0]} {fault}" if fault else ""
+
+
+def where(error: BaseException | None) -> str:
+    frames = (
+        [frame for frame in traceback.extract_tb(error.__traceback__) if "vit_lightning" in frame.filename]
+        if error
+        else []
+    )
+    return " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[::-1][:3])
+
+
+def run_cases(kind: str, first: int, last: int, made: str, home: str) -> None:
+    """Runs cases in this process; writes a line to ``done`` before each, and one to ``faults`` for each that fails."""
+    global IMAGES
+    import warnings
+
+    import plotly.offline
+
+    from vit_lightning import load
+    from vit_lightning.figures import board_page
+
+    os.environ["WANDB_MODE"] = "disabled"
+    resource.setrlimit(resource.RLIMIT_DATA, (6 << 30, 6 << 30))
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    board_page.get_plotlyjs = lambda: ""  # 4 MB, packed for each page
+    assert plotly
+    folder = Path(made)
+    things = {
+        "folder": folder,
+        "texts": configs(),
+        "run": folder / "run",
+        "checkpoint": state_of(folder / "run"),
+        "weights": folder / "weights",
+        "images": sorted((folder / "images").iterdir()),
+        "ledger": folder / "study",
+        "plan": folder / "plan.yaml",
+    }
+    IMAGES = load(folder / "run")
+    watch, place = Watch(), Path(home)
+    with (place / "done").open("a") as done, (place / "faults").open("a") as faults:
+        for number in range(first, last):
+            print(number, file=done, flush=True)
+            if text := one(kind, number, things, place, watch, shows=last == first + 1):
+                print(text.replace("\n", " "), file=faults, flush=True)
+            sys.stdout.flush()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    process = processes.Running(make, folder, folder=folder)
+    result = process.finish()
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", SHARES)
+def test_a_strangers_file_ends_in_words(kind, made, tmp_path):
+    only = os.environ.get("VITL_FUZZ_CASE", "")
+    if only and not only.startswith(f"{kind}:"):
+        pytest.skip(f"only {only}")
+    number, last = (int(only.partition(":")[2]),) * 2 if only else (0, round(CASES * SHARES[kind][0]))
+    last += bool(only)
+    faults: list[str] = []
+    while number < last:  # a process that a case ends is followed by another one
+        process = processes.Running(
+            run_cases, kind, number, min(last, number + 500), str(made), str(tmp_path), folder=tmp_path
+        )
+        result = process.finish(timeout=3000)
+        reached = int((tmp_path / "done").read_text().split()[-1]) + 1
+        if result.returncode:
+            faults.append(f"{kind}:{reached - 1} ended its process with {result.returncode}: {result.stderr[-800:]}")
+        if only:
+            print(result.stdout, result.stderr)
+        number = reached if result.returncode else min(last, number + 500)
+    faults += (tmp_path / "faults").read_text().splitlines()
+    assert not faults, f"{len(faults)} of {last}:\n" + "\n".join(faults)
