@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from vit_lightning.errors import UserError
-from vit_lightning.inspect.watch import Attention, Grid, readout, watch
+from vit_lightning.inspect.watch import Attention, Grid, readout, watch, without_attention
 
 
 @torch.no_grad()
@@ -45,7 +45,7 @@ def encoder_layers(network: nn.Module, found: Sequence[Attention]) -> list[Atten
     """Returns the self-attention among all attention that a network has shown; what is left is that of a pool."""
     layers = [each for each in found if each.queries.shape[2] == each.keys.shape[2]]
     if not layers:
-        raise UserError(f"{type(network).__name__} has no attention: no layer calls torch's or ours")
+        raise without_attention(network)
     return layers
 
 

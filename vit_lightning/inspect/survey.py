@@ -16,7 +16,16 @@ from vit_lightning.inspect.tokens import (
     patch_filters,
     position_similarity,
 )
-from vit_lightning.inspect.watch import Attention, Grid, grid_of, readout, watch
+from vit_lightning.inspect.watch import (
+    Attention,
+    Grid,
+    grid_of,
+    names_before,
+    reader,
+    readout,
+    watch,
+    without_attention,
+)
 
 SAMPLES = 1024
 """Most tokens of all images whose layers are compared."""
@@ -27,6 +36,10 @@ class Survey:
     """Maps and measures of a network for b images, on the CPU; all but ``logits`` in float32."""
 
     grid: Grid
+    reader: str
+    """What the head reads, in words."""
+    before: list[str]
+    """Names of the tokens before the patches, p of them."""
     logits: Tensor
     """Output of the network."""
     attention: Tensor
@@ -67,13 +80,15 @@ def survey(network: nn.Module, images: Tensor) -> Survey:
     with torch.no_grad(), watch(network, seen.see_attention, seen.see_block):
         logits = network(images)
     if not seen.maps:
-        raise UserError(f"{type(network).__name__} has no attention: no layer calls torch's or ours")
+        raise without_attention(network)
     has_classes = isinstance(logits, Tensor) and logits.ndim == 2 and getattr(network, "num_classes", None) != 0
     patches = slice(seen.grid.prefix, None)
     positions, filters, crate = position_similarity(network), patch_filters(network), crate_measures(network, images)
     of_class = relevance(network, images, logits.argmax(dim=1))[:, patches].float().cpu() if has_classes else None
     return Survey(
         grid=seen.grid,
+        reader=reader(network),
+        before=names_before(network),
         logits=logits.detach().cpu(),
         attention=torch.stack(seen.maps, dim=1)[..., patches],
         pool=seen.pool,
@@ -105,7 +120,7 @@ def glance(network: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     with watch(network, see_attention, lambda number, tokens: ranks.append(effective_rank(tokens).mean())):
         network(images)
     if not maps:
-        raise UserError(f"{type(network).__name__} has no attention: no layer calls torch's or ours")
+        raise without_attention(network)
     return torch.stack(maps, dim=1)[..., grid_of(network).prefix :].cpu(), torch.stack(ranks).float().cpu()
 
 

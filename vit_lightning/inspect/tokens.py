@@ -36,9 +36,14 @@ def colours(tokens: Tensor) -> Tensor:
     return shares.reshape(*tokens.shape[:-1], 3)
 
 
-def outliers(norms: Tensor) -> Tensor:
-    """Returns which patches have a norm of more than ``OUTLIER`` medians, from norms (..., n) (Darcet et al. 2024)."""
-    return norms > OUTLIER * norms.median(dim=-1, keepdim=True).values
+def outliers(norms: Tensor, prefix: int = 0) -> Tensor:
+    """Returns which tokens have a norm of more than ``OUTLIER`` medians of the patches (Darcet et al. 2024).
+
+    Args:
+        norms: norms (..., p + n).
+        prefix: number p of tokens before the patches.
+    """
+    return norms > OUTLIER * norms[..., prefix:].median(dim=-1, keepdim=True).values
 
 
 def effective_rank(tokens: Tensor) -> Tensor:

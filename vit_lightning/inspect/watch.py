@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from vit_lightning.errors import UserError
 from vit_lightning.models.attention import DotProductAttention, attention_weights
 from vit_lightning.models.heads import ClassTokenAndMeanPool, ClassTokenPool, DistilledHead, TokenPool
+from vit_lightning.models.patches import ClassToken, DistillationToken, LearnedTokens, RegisterTokens
 from vit_lightning.models.vit import ViT
 
 
@@ -176,8 +177,45 @@ def grid_of(network: Any) -> Grid:
         return Grid(network.prefix_tokens, *sides)
     size = getattr(getattr(network, "patch_embed", None), "grid_size", None)
     if size is None or not hasattr(network, "num_prefix_tokens"):
-        raise UserError(f"{type(network).__name__} has no patches that are known (a ViT of ours or of timm has)")
+        raise UserError(
+            f"{type(network).__name__} has no patches that are known, and so no maps: a ViT of ours or of timm has, "
+            "and a network with patch_embed.grid_size and num_prefix_tokens, as timm's have"
+        )
     return Grid(int(network.num_prefix_tokens), *map(int, size))
+
+
+def names_before(network: Any) -> list[str]:
+    """Returns the names of the tokens before the patches; numbers where they are not known."""
+    prefix = grid_of(network).prefix
+    if not isinstance(network, ViT):
+        kinds = {"cls_token": "class token", "dist_token": "distillation token", "reg_token": "register"}
+        found = [(name, getattr(network, key, None)) for key, name in kinds.items()]
+        counts = {name: tokens.shape[1] for name, tokens in found if tokens is not None}
+    else:
+        # each is put before the others
+        of_ours = [part for part in network.patch_embedding if isinstance(part, LearnedTokens)][
+            ::-1
+        ]  # the last is first
+        kinds_of_ours = {ClassToken: "class token", DistillationToken: "distillation token", RegisterTokens: "register"}
+        counts = {kinds_of_ours.get(type(part), "token"): part.token.shape[1] for part in of_ours}
+    names = [name if count == 1 else f"{name} {n + 1}" for name, count in counts.items() for n in range(count)]
+    return names if len(names) == prefix else [f"token {n + 1}" for n in range(prefix)]
+
+
+def reader(network: Any) -> str:
+    """Returns in words what the head reads, as ``readout`` weighs it."""
+    share, prefix = readout(network) > 0.0, grid_of(network).prefix
+    if not share[prefix:].any():
+        return "the class token" if share.sum() == 1 else "the class and the distillation token"
+    return "the pooled patches" if not share[:prefix].any() else "the pooled patches and tokens before them"
+
+
+def without_attention(network: nn.Module) -> UserError:
+    """Returns the error for a network none of whose layers has shown attention."""
+    return UserError(
+        f"{type(network).__name__} has no attention: no layer is one of ours, nor calls torch's "
+        "scaled_dot_product_attention"
+    )
 
 
 def readout(network: Any) -> Tensor:
