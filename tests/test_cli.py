@@ -160,8 +160,11 @@ def test_switches_are_shown_and_given_without_a_value(capsys):
     from vit_lightning.config.files import SWITCHES, split_words
 
     assert main(["ablate", "--help"]) == main(["fit", "--help"]) == main(["embed", "--help"]) == 0
-    shown = re.findall(r"^  --(\S+)(?: {2}.*)?$", capsys.readouterr().out, flags=re.MULTILINE)
+    said = capsys.readouterr().out
+    shown = re.findall(r"^  --(\S+)(?: {2}.*)?$", said, flags=re.MULTILINE)
     assert {*SWITCHES} <= {*shown}
+    assert "\n  IMAGES ... path\n" in said
+    assert "--images" not in said
     given = read_call("ablate", ablate, ["--dry_run", "--retry", "plan.yaml"]).words[0]
     assert (given.plan.name, given.dry_run, given.retry) == ("plan.yaml", True, True)
     assert split_words(["--reset-head", "a.yaml"])[0] == [("reset_head", "true"), ("config", "a.yaml")]

@@ -6,6 +6,9 @@ import base64
 import io
 import json
 import re
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,7 @@ from PIL import Image
 from runs import SMALL
 from tensors import write_images
 
-from vit_lightning import Digits, UserError, load
+from vit_lightning import Digits, UserError, ViT, load, to_reference
 from vit_lightning.cli import main
 from vit_lightning.inspect.maps import attention, relevance
 from vit_lightning.inspect.survey import survey
@@ -47,11 +50,19 @@ def test_the_page_has_the_maps_of_the_model(trained, in_folder, capsys):
         assert maps.size == (6, 2)
         of_head = found.attention[number, 0, 1]
         np.testing.assert_allclose(np.asarray(maps)[:, 2:4].ravel(), 255 * of_head / of_head.max(), atol=0.6)
-        assert set(image["views"]) == {"attention", "rollout", "relevance", "token norm", "token components"}
+        names = {"attention", "rollout", "relevance", "token norm", "outliers", "token components"}
+        assert set(image["views"]) == names
+        marked = np.asarray(opened(image["views"]["outliers"])).any()
+        assert image["outliers"][0].startswith("none") != marked
         assert re.fullmatch(r"test image \d+, \d: \d \d+ %, \d \d+ %, \d \d+ %", image["title"])
     names = {path.name for path in Path("out").iterdir()}
     assert {"attention_01.png", "attention_03.png", "attention_distance.png", "tokens.png"} <= names
     assert "<script>" in text
+    accuracy = json.loads((trained[0] / "results.json").read_text())["test/acc"]
+    assert model["known"].startswith(f"ViT, test accuracy {100 * accuracy:.2f} %, validation accuracy")
+    assert model["known"].endswith("pool cls")
+    assert model["reader"] == "the class token"
+    assert model["known"] in text.split("</title>")[0]
 
 
 def test_two_models_stand_side_by_side(trained, in_folder):
@@ -60,6 +71,9 @@ def test_two_models_stand_side_by_side(trained, in_folder):
     assert main(["inspect", f"--ckpt={trained[0]}", "--against=mean", "--count=2", "--out=out"]) == 0
     models, _ = page_of(Path("out"))
     assert [model["layers"] for model in models] == [["1"], ["1", "2"]]
+    differing = [model["known"].split("%, ")[-1] for model in models]
+    shown = "pool {}, model.class_token={}, model.depth={}"
+    assert differing == [shown.format("cls", True, 1), shown.format("mean", False, 2)]
     assert {"attention_01_1.png", "attention_01_2.png"} <= {path.name for path in Path("out").iterdir()}
     write_images(Path("photos"), 3)
     assert main(["inspect", "photos", f"--ckpt={trained[0]}", "--against=mean", "--image-size=16", "--out=large"]) == 0
@@ -80,6 +94,22 @@ def test_what_cannot_be_inspected_is_named(trained, in_folder, capsys):
         assert main(["inspect", *arguments]) == 2
         assert problem in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+@pytest.mark.full
+def test_b16_at_224_takes_less_than_a_minute_and_4_gb(in_folder):
+    torch.manual_seed(0)
+    state, _ = to_reference(ViT("B/16", image_size=224, num_classes=10), family="timm")
+    torch.save(state, "b16.pth")
+    write_images(Path("photos"), 8)
+    facts = "--config={num_heads: 12, mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5]}"
+    command = [sys.executable, "-m", "vit_lightning", "inspect", "photos", "--ckpt=b16.pth", facts, "--out=out"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60.0  # so on one core too
+    assert after.ru_maxrss < 4e6  # of the largest process that has ended
+    assert len(list(Path("out").glob("attention_0*.png"))) == 8
 
 
 def test_maps_in_python_are_those_of_the_network(trained):

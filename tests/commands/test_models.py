@@ -146,5 +146,6 @@ def test_the_figure_has_every_module_once_with_its_shape(in_folder, capsys):
             last = "0 to 5, each of 6" if parts[1:] == ["1"] else parts[-1]
             assert any(text.startswith(f"{last}  {type(module).__name__}") for text in texts), name
     assert texts.count("+") == 2
+    assert texts.count("drop_path  DropPath (p=0 to 0.1)") == 2
     assert main(config) == 2
     assert "figure=a.svg is there already" in capsys.readouterr().err

@@ -72,6 +72,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (bool, 1, "a.b=1 must be true or false"),
     (str, 3, "a.b=3 must be a string"),
     (Literal["x", "y"], "z", "a.b=z must be one of x, y"),
+    (Literal["timm", "deit"] | None, "tim", "a.b=tim must be one of timm, deit or null (did you mean timm?)"),
     (Literal["x"] | Literal["y"] | None, "z", "a.b=z must be one of x, y or null"),
     (tuple[int, int], [1], "a.b=[1] must be a list of 2 values"),
     (list[int], [1, "x"], "a.b.1=x must be an int"),

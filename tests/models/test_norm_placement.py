@@ -159,6 +159,8 @@ def test_torch_s_attention_is_ours():
     torch.testing.assert_close(theirs(randn(2, 5, 12)), found(randn(2, 5, 12)), **EXACT)
     with pytest.raises(UserError, match=r"num_heads=5 does not divide emb_size=12"):
         TorchAttention(12, 5)
+    with pytest.raises(UserError, match=r"attention=MultiheadAttention takes three inputs \(choose TorchAttention"):
+        ViT(**SMALL, attention=nn.MultiheadAttention)
 
 
 @pytest.mark.parametrize("block", BLOCKS)

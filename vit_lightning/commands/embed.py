@@ -47,7 +47,7 @@ def embed(
     """Writes the pooled features of images before the classifier, (n, e), with their names; returns the file.
 
     Args:
-        images: image files and folders; by default the test images of the run that trained the model.
+        *images: image files and folders; by default the test images of the run that trained the model.
         out: new file; by default embeddings.npz in a new folder, RUN/embed/TIME or runs/embed/TIME.
         format: npz, parquet or csv; by default what the name of out says.
         blocks: numbers of encoder blocks, 0 the first and -1 the last, of which the mean over the patch tokens is

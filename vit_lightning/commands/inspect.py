@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,16 +17,20 @@ from torch import Tensor
 from vit_lightning.commands.console import quiet, row, say
 from vit_lightning.commands.embed import device_named, test_images
 from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, open_model, top_classes
+from vit_lightning.config.files import options_of
 from vit_lightning.data.image_files import find_images
 from vit_lightning.errors import UserError
 from vit_lightning.figures.curves import png_of
 from vit_lightning.figures.inside import maps_figure, model_figures
 from vit_lightning.figures.inside_page import inside_page
+from vit_lightning.figures.run_files import differing_options
 from vit_lightning.inspect.survey import Survey, survey
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import new_folder, write_whole
+from vit_lightning.storage.metrics import read_results
+from vit_lightning.weights.describe import model_config
 from vit_lightning.weights.sources import Source
 
 
@@ -42,7 +48,7 @@ def inspect(
     """Writes attention maps, relevance, and measures of tokens and weights as PNG files and one page; returns its path.
 
     Args:
-        images: image files and folders; by default test images of the run that trained the model.
+        *images: image files and folders; by default test images of the run that trained the model.
         against: a second model, shown beside the first; as ckpt.
         out: new folder; by default RUN/inspect/TIME or runs/inspect/TIME.
         count: number of images at most.
@@ -60,7 +66,8 @@ def inspect(
         say(row("images", f"the first {count} of {len(files):,} (--count)"))
     second = [] if against is None else [open_model(against, image_size=image_size, trust=trust, key="against")]
     found: dict[str, Survey] = {}
-    pictures, titles = {}, {}
+    pictures, titles, known = {}, {}, {}
+    configs = [_config(each) for each in (source, *second)]
     for number, each in enumerate([source, *second]):
         name = _name(each, [*found])
         model = Model(each)
@@ -73,6 +80,7 @@ def inspect(
             raise UserError([f"{option}={each.place}: {problem}" for problem in error.problems]) from error
         pictures[name] = _as_seen(model, prepared)
         titles[name] = _titles(model, labelled or names, found[name])
+        known[name] = _known(each, configs[number], differing_options(configs))
     run = None if source.path is None else run_folder_of(source.path)
     with new_folder(out, (run or Path("runs")) / "inspect", "") as folder:
         figures = {name: (png_of(figure), text) for name, (figure, text) in model_figures(found).items()}
@@ -85,7 +93,7 @@ def inspect(
                 write_whole(folder / f"attention_{image + 1:02}{suffix}.png", png_of(drawn))
         path = folder / "inspect.html"
         command = shlex.join(["lightning", *(sys.argv[1:] or ["inspect"])])
-        write_whole(path, inside_page(found, pictures, titles, figures, command))
+        write_whole(path, inside_page(found, pictures, titles, known, figures, command))
     say(f"{counted(len(prepared), 'image')}, {counted(len(figures), 'figure')}: {path}")
     return path
 
@@ -134,6 +142,30 @@ def _titles(model: Model, names: list[str], found: Survey) -> list[str]:
     shares = [zip(top.classes, top.probabilities, strict=True) for top in tops]
     texts = [", ".join(f"{label} {100 * value:.0f} %" for label, value in share) for share in shares]
     return [f"{top.file}: {text}" for top, text in zip(tops, texts, strict=True)]
+
+
+def _config(source: Source) -> dict[str, Any]:
+    """Returns the config of a source, or what is known of its model in the same words."""
+    if source.config is not None:
+        return dict(source.config)
+    try:
+        return {"model": model_config(source.network)}
+    except UserError:  # a network of others
+        return {}
+
+
+def _known(source: Source, config: Mapping[str, Any], options: Sequence[str], most: int = 12) -> str:
+    """Returns what is known of a model, and its values of the options in which two differ."""
+    run = None if source.path is None else run_folder_of(source.path)
+    results = (None if run is None else read_results(run)) or {}
+    measured = {"test": results.get("test/acc"), "validation": results.get("val/acc")}
+    facts = [f"{split} accuracy {100 * value:.2f} %" for split, value in measured.items() if isinstance(value, float)]
+    values = options_of(config)
+    key = next((key for key in ("model.pool.class_path", "model.pool") if values.get(key) is not None), "")
+    facts += [f"pool {str(values[key]).rpartition('.')[2]}"] if key else []
+    facts += [f"{option}={values.get(option)}" for option in options[:most] if option != key]
+    more = len(options) - most
+    return ", ".join([type(source.network).__name__, *facts, *[f"and {more} more options"] * (more > 0)])
 
 
 def _name(source: Source, others: list[str]) -> str:

@@ -204,10 +204,12 @@ def _in_full(group: str, value: str, flags: Sequence[tuple[str, str]]) -> str:
 
 def explained(option: Option, prefix: str = "") -> str:
     """Returns an option with its whole explanation; those of no group are spelled with hyphens."""
-    name = f"{prefix}{option.name}" if prefix else option.name.replace("_", "-")
+    name = f"--{prefix}{option.name}" if prefix else f"--{option.name.replace('_', '-')}"
+    if option.name.startswith("*"):
+        name = f"{option.name[1:].upper()} ..."
     choices = list(_own_choices(option.module, option.annotation))
     text = f"{option.text.rstrip('.')}: {', '.join(choices)}." if choices else option.text
-    return "\n".join([*_wrapped(f"--{name}{option.value}", "  "), *_wrapped(text, " " * 8)])
+    return "\n".join([*_wrapped(f"{name}{option.value}", "  "), *_wrapped(text, " " * 8)])
 
 
 def _class_in_use(group: str, flags: Sequence[tuple[str, str]]) -> str:
@@ -283,7 +285,8 @@ def options_of(module: str, name: str) -> list[Option]:
         defaults = [*[None] * (len(plain) - len(parts.defaults)), *parts.defaults][-len(plain) or len(parts.defaults) :]
         pairs = [*zip(plain, defaults, strict=True), *zip(parts.kwonlyargs, parts.kw_defaults, strict=True)]
         named = [(item.arg, item.annotation, value) for item, value in pairs]
-        named += [(parts.vararg.arg, parts.vararg.annotation, None)] if parts.vararg and made is node else []
+        if parts.vararg and made is node:
+            named.insert(0, (f"*{parts.vararg.arg}", parts.vararg.annotation, None))
     texts = {
         item.arg_name: _plain(item.description or "")
         for part in (node, made)

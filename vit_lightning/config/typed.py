@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, is_typeddict
 
-from vit_lightning.config.names import HOMES, find_class, full_name, hint, hint_of_class, public_name
+from vit_lightning.config.names import HOMES, find_class, full_name, hint, hint_of_class, near, public_name
 from vit_lightning.config.signatures import REQUIRED, Option, Signature, signature_of
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
@@ -308,7 +308,8 @@ class Reader:
         return scalar(given)
 
     def _refused(self, kind: Any, given: Any, path: str) -> Any:
-        self.problems.append(f"{path}={given} must be {words(kind)}")
+        meant = [f" (did you mean {name}?)" for name in near(str(given), map(str, choices_of(kind)))]
+        self.problems.append("".join([f"{path}={given} must be {words(kind)}", *meant[:1]]))
         return WRONG
 
     def _one_of(self, kind: Any, given: Any, path: str, default: Any) -> Any:
@@ -476,11 +477,16 @@ def _time(given: Any) -> timedelta:
     return timedelta(int(days or 0), hours=int(hours), minutes=int(minutes), seconds=float(seconds))
 
 
+def choices_of(kind: Any) -> tuple[Any, ...]:
+    """Returns the values that a type, or a union of types, lists."""
+    return tuple(choice for part in members(kind) if get_origin(part) is Literal for choice in get_args(part))
+
+
 def words(kind: Any) -> str:
     """Returns the values of a type in words."""
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, types.UnionType):
-        choices = tuple(choice for part in parts if get_origin(part) is Literal for choice in get_args(part))
+        choices = choices_of(kind)
         kinds = [Literal[choices]] * bool(choices) + [part for part in parts if get_origin(part) is not Literal]
         return " or ".join(dict.fromkeys(map(words, kinds)))
     if origin is Literal or (inspect.isclass(kind) and issubclass(kind, Enum)):

@@ -11,6 +11,7 @@ from einops import rearrange
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
+from torch import Tensor
 
 from vit_lightning.figures.pictures import CELL
 from vit_lightning.inspect.survey import Survey
@@ -29,15 +30,19 @@ def views(found: Survey, number: int) -> dict[str, Image.Image]:
     """Returns the maps of an image by name, a pixel for each patch: a row of maps for each layer, a column for a head.
 
     The last column of attention is the mean over the heads; the other views have one column. Each map is divided by its
-    largest value.
+    largest value, relevance after its smallest is subtracted, of which a mean over patches gives all a share.
     """
     attention = layers_of(found)[number]
     maps = {
         "attention": np.concatenate([attention, attention.mean(axis=1, keepdims=True)], axis=1),
         "rollout": found.rollout[number][:, None].numpy(),
-        "relevance": np.empty(0) if found.relevance is None else found.relevance[number][None, None].numpy(),
+        "relevance": np.empty(0),
         "token norm": found.norms[number][:, None, found.grid.prefix :].numpy(),
+        "outliers": outliers_of(found)[number][:, None, found.grid.prefix :].float().numpy(),
     }
+    if found.relevance is not None:
+        relevance = found.relevance[number][None, None]
+        maps["relevance"] = (relevance - relevance.min()).numpy()
     drawn = {name: _coloured(of, found.grid.columns) for name, of in maps.items() if of.size}
     if found.colours.numel():
         pixels = rearrange(found.colours[number].numpy(), "l (y x) c -> (l y) x c", x=found.grid.columns)
@@ -85,6 +90,22 @@ def layers_of(found: Survey) -> np.ndarray[Any, Any]:
     return np.concatenate([attention, found.pool[:, None].numpy()], axis=1)
 
 
+def outliers_of(found: Survey) -> Tensor:
+    """Returns which tokens are outliers after each block, (b, l, p + n)."""
+    return outliers(found.norms, found.grid.prefix)
+
+
+def outlier_words(found: Survey, number: int) -> list[str]:
+    """Returns which tokens of an image are outliers after each block, in words."""
+    prefix = found.grid.prefix
+    words = []
+    for layer in outliers_of(found)[number]:
+        before = [name for name, is_outlier in zip(found.before, layer[:prefix], strict=True) if is_outlier]
+        count = int(layer[prefix:].sum())
+        words.append(", ".join([f"{count} of {len(layer) - prefix} patches"] * bool(count) + before) or "none")
+    return words
+
+
 def _coloured(maps: np.ndarray[Any, Any], columns: int) -> Image.Image:
     """Returns maps (l, h, n) side by side."""
     shares = maps / np.maximum(maps.max(axis=-1, keepdims=True), 1e-30)
@@ -98,8 +119,9 @@ def maps_figure(found: Survey, number: int, title: str) -> Figure:
     """Draws the attention maps of an image: layers down, heads across, last their mean."""
     maps = views(found, number)["attention"]
     layers, heads = layers_of(found).shape[1:3]
-    figure = Figure(figsize=(1.2 + 0.62 * (heads + 1), 0.9 + 0.62 * layers * found.grid.rows / found.grid.columns))
-    axis = figure.subplots(gridspec_kw={"left": 0.1, "right": 0.99, "bottom": 0.02, "top": 0.9})
+    height = 0.8 + 0.62 * layers * found.grid.rows / found.grid.columns
+    figure = Figure(figsize=(max(4.0, 1.2 + 0.62 * (heads + 1)), height))
+    axis = figure.subplots(gridspec_kw={"left": 0.1, "right": 0.99, "bottom": 0.05 / height, "top": 1 - 0.7 / height})
     axis.imshow(maps.convert("RGB"), extent=(0.5, heads + 1.5, layers + 0.5, 0.5), aspect="auto", interpolation="none")
     axis.set_xticks(range(1, heads + 2), [*map(str, range(1, heads + 1)), "mean"], fontsize=7)
     axis.set_yticks(range(1, layers + 1), layer_names(found), fontsize=7)
@@ -107,7 +129,7 @@ def maps_figure(found: Survey, number: int, title: str) -> Figure:
     axis.set(ylabel="layer")
     axis.hlines(np.arange(1.5, layers), 0.5, heads + 1.5, color="white", linewidth=1)
     axis.vlines(np.arange(1.5, heads + 1), 0.5, layers + 0.5, color="white", linewidth=1)
-    figure.suptitle(title, fontsize=9)
+    figure.suptitle(f"{title}\nattention of {found.reader}, head by head", fontsize=8, y=1 - 0.04 / height)
     return figure
 
 
@@ -120,14 +142,14 @@ def layer_names(found: Survey) -> list[str]:
 def model_figures(found: Surveys) -> dict[str, tuple[Figure, str]]:
     """Returns the figures of models by name, each with a sentence that says what it shows."""
     first = next(iter(found.values()))
-    drawn = {"attention distance": (_distances(found), "Of each head, from a patch to the patches it attends to.")}
+    drawn = {"attention distance": (_distances(found), "Of each head (a point), from a patch to those it attends to.")}
     if any(each.positions is not None for each in found.values()):
         text = "Cosine of the position of a patch with all others, of every few rows and columns."
         drawn["similarity of positions"] = (_positions(found), text)
     if any(each.filters is not None for each in found.values()):
         drawn["patch filters"] = (_filters(found), "Principal components of the filters of the patch embedding.")
     if len(first.rank):
-        outlier = f"An outlier is a patch whose norm is above {OUTLIER:g} medians of its image."
+        outlier = f"An outlier is a token whose norm is above {OUTLIER:g} medians of the patches of its image."
         drawn["tokens"] = (_tokens(found), f"After each block. {outlier} Effective rank: of all tokens of an image.")
         drawn["similarity of layers"] = (_layers(found), "Linear CKA of the patches after each block.")
     if any(each.crate is not None for each in found.values()):
@@ -198,22 +220,25 @@ def _tokens(found: Surveys) -> Figure:
     figure, (norm, outlier, rank) = _panels(3)
     for number, (name, each) in enumerate(found.items()):
         patches, colour = each.norms[:, :, each.grid.prefix :], f"C{number}"
+        shares = outliers_of(each).float().mean(dim=0).numpy()
         layers = _numbers(each.rank)
         norm.plot(
             layers, patches.median(dim=-1).values.mean(dim=0).numpy(), color=colour, label=f"patches (median), {name}"
         )
         norm.plot(layers, patches.amax(dim=(0, 2)).numpy(), ":", color=colour, label="largest of all patches")
-        for token in range(each.grid.prefix):
-            label = "tokens before the patches" if not token else None
-            norm.plot(layers, each.norms[:, :, token].mean(dim=0).numpy(), "--", color=colour, alpha=0.7, label=label)
-        outlier.plot(layers, 100 * outliers(patches).float().mean(dim=(0, 2)).numpy(), color=colour, label=name)
+        for token, label in enumerate(each.before):
+            style = {"color": f"C{2 + token}", "linestyle": "-." if number else "--", "alpha": 0.7}
+            norm.plot(layers, each.norms[:, :, token].mean(dim=0).numpy(), label=f"{label}, {name}", **style)
+            outlier.plot(layers, 100 * shares[:, token], label=f"{label} (% of the images)", **style)
+        outlier.plot(layers, 100 * shares[:, each.grid.prefix :].mean(axis=1), color=colour, label=f"patches, {name}")
         rank.plot(layers, each.rank.numpy(), color=colour, label=name)
-    labels = ("norm", "outliers (% of the patches)", "effective rank")
+    labels = ("norm", "outliers (%)", "effective rank")
     for axis, label in zip((norm, outlier, rank), labels, strict=True):
         _by_layer(axis, label)
     norm.set_ylim(bottom=0)
-    outlier.set_ylim(bottom=0)
+    outlier.set_ylim(0, max(1.0, outlier.get_ylim()[1]))
     norm.legend(frameon=False, fontsize=7)
+    outlier.legend(frameon=False, fontsize=7)
     return figure
 
 

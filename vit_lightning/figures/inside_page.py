@@ -10,9 +10,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from vit_lightning.figures.inside import Surveys, layer_names, layers_of, views
+from vit_lightning.figures.inside import Surveys, layer_names, layers_of, outlier_words, views
 from vit_lightning.figures.pictures import data_url
 from vit_lightning.figures.style import STYLE
+from vit_lightning.inspect.tokens import OUTLIER
 
 HERE = Path(__file__).parent
 
@@ -21,6 +22,7 @@ def inside_page(
     found: Surveys,
     pictures: Mapping[str, Sequence[Image.Image]],
     titles: Mapping[str, Sequence[str]],
+    known: Mapping[str, str],
     figures: Mapping[str, tuple[bytes, str]],
     command: str,
 ) -> str:
@@ -30,17 +32,25 @@ def inside_page(
         found: what was found in one or two models, by their names.
         pictures: the images as each model gets them.
         titles: a title of each image for each model, such as its classes.
+        known: what is known of each model, in words.
         figures: PNG files by name, and a sentence on each.
         command: command line that wrote the page.
     """
     models = [
         {
             "name": name,
+            "known": known[name],
+            "reader": each.reader,
             "layers": layer_names(each),
             "heads": [*map(str, range(1, layers_of(each).shape[2] + 1)), "mean"],
             "grid": each.grid[1:],
             "images": [
-                {"title": title, "picture": png_url(picture), "views": _urls(views(each, number))}
+                {
+                    "title": title,
+                    "picture": png_url(picture),
+                    "views": _urls(views(each, number)),
+                    "outliers": outlier_words(each, number),
+                }
                 for number, (title, picture) in enumerate(zip(titles[name], pictures[name], strict=True))
             ],
         }
@@ -53,7 +63,9 @@ def inside_page(
     longest: Any = {part: max((model[part] for model in models), key=len) for part in ("images", "layers", "heads")}
     counts = {part: len(items) for part, items in longest.items()}
     page = environment.get_template("inspect.html")
-    return page.render(models=models, counts=counts, figures=shown, style=STYLE, command=command)
+    return page.render(
+        models=models, counts=counts, figures=shown, outlier=f"{OUTLIER:g}", style=STYLE, command=command
+    )
 
 
 def _urls(maps: Mapping[str, Image.Image]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
 from typing import Any
@@ -39,27 +39,30 @@ def architecture(network: nn.Module, shapes: Shapes) -> str:
     """
     name = type(network).__name__
     drawn: list[str] = []
-    height = _draw(drawn, shapes, network, name, name, GAP, GAP, WIDTH - 2 * GAP) + 2 * GAP
+    height = _draw(drawn, shapes, [network], name, name, GAP, GAP, WIDTH - 2 * GAP) + 2 * GAP
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
     style = 'font-family="system-ui, sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>'
     return "\n".join([head + style, *drawn, "</svg>\n"])
 
 
 def _draw(
-    drawn: list[str], shapes: Shapes, module: nn.Module, name: str, path: str, left: int, top: int, width: int
+    drawn: list[str], shapes: Shapes, alike: Sequence[Any], name: str, path: str, left: int, top: int, width: int
 ) -> int:
-    """Draws a module and what is in it; returns its height."""
+    """Draws the last of modules that are alike, and what is in it; returns its height."""
+    module = alike[-1]
     around = SKIP if isinstance(module, ResidualAdd) else 0
     y, first = top + ROW, len(drawn)
-    for alike in _groups(module, shapes, path):
-        child, part = alike[-1]
-        title = child if len(alike) == 1 else f"{alike[0][0]} to {child}, each of {len(alike)}"
-        y += _draw(drawn, shapes, part, title, f"{path}.{child}", left + GAP, y, width - 2 * GAP - around) + GAP
+    for names in _groups(module, shapes, path):
+        child = names[-1]
+        title = child if len(names) == 1 else f"{names[0]} to {child}, each of {len(names)}"
+        parts = [getattr(each, name, None) for each in alike for name in names]
+        y += _draw(drawn, shapes, parts, title, f"{path}.{child}", left + GAP, y, width - 2 * GAP - around) + GAP
     height = y - top
     colour = next((colour for kind, colour in COLOURS.items() if isinstance(module, kind)), "#888")
     box = f'<rect x="{left}" y="{top}" width="{width}" height="{height}" rx="4" fill="{colour}" fill-opacity="0.07" '
     shown = " x ".join(map(str, shapes.get(path, ())))
-    sizes = module.extra_repr()
+    rates = [getattr(each, "p", 0.0) for each in alike] if isinstance(module, DropPath) else [0.0]
+    sizes = f"p={min(rates):.3g} to {max(rates):.3g}" if len({*rates}) > 1 else module.extra_repr()
     about = type(module).__name__ + f" ({sizes if len(sizes) < 60 else sizes[:57] + '...'})" * bool(sizes)
     line = f'y="{top + 16}"'
     drawn.insert(first, f'{box}stroke="{colour}"/>')  # below what is in it
@@ -78,11 +81,10 @@ def _draw(
     return height
 
 
-def _groups(module: nn.Module, shapes: Shapes, path: str) -> list[list[tuple[str, nn.Module]]]:
-    """Returns the children, those that follow each other and are alike together."""
-    children = [(name, part) for name, part in module.named_children()]
-    groups = groupby(children, lambda child: _form(child[1], shapes, f"{path}.{child[0]}"))
-    return [list(alike) for _, alike in groups]
+def _groups(module: nn.Module, shapes: Shapes, path: str) -> list[list[str]]:
+    """Returns the names of the children, those that follow each other and are alike together."""
+    groups = groupby(module.named_children(), lambda child: _form(child[1], shapes, f"{path}.{child[0]}"))
+    return [[name for name, _ in alike] for _, alike in groups]
 
 
 def _form(module: nn.Module, shapes: Shapes, path: str) -> Any:

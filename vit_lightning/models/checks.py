@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.nn import Identity
+from torch import nn
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, choice, probabilities, refuse
@@ -42,7 +42,7 @@ def all_at_once(given: Mapping[str, Any]) -> Iterator[None]:
             _refused("attention", given["attention"], width, heads),
             _refused("feed_forward", given["feed_forward"], width),
             _refused("positions", given["make_positions"], (1, 1), width, 1),
-            _refused("block", given["block"], width, Identity(), Identity(), norm, layer_scale, 0.0),
+            _refused("block", given["block"], width, nn.Identity(), nn.Identity(), norm, layer_scale, 0.0),
         )
         refuse(
             _refused("pool", given["make_pool"], width, heads, given["prefix_tokens"])
@@ -65,8 +65,12 @@ def _problems(given: Mapping[str, Any]) -> list[str]:
     def named(*names: str) -> dict[str, Any]:
         return {name: given[name] for name in names}
 
-    pool, final_norm = given["pool"], given["final_norm"]
-    needs = {"pool=cls needs class_token=true (or choose pool=mean)": pool != "cls" or given["class_token"]}
+    pool, final_norm, attention = given["pool"], given["final_norm"], given["attention"]
+    is_of_torch = getattr(attention, "func", attention) is nn.MultiheadAttention
+    needs = {
+        "pool=cls needs class_token=true (or choose pool=mean)": pool != "cls" or given["class_token"],
+        "attention=MultiheadAttention takes three inputs (choose TorchAttention, the same of tokens)": not is_of_torch,
+    }
     if given["distillation_token"]:
         needs |= {
             "distillation_token=true needs pool=cls": pool == "cls",
