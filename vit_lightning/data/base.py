@@ -344,6 +344,8 @@ class ImageData(LightningDataModule):
         if self.num_workers == 0 or (in_memory and not dataset.needs_workers(self._device)):
             return None
         image_bytes = self.in_channels * math.prod(pair(self.image_size))
+        if isinstance(dataset, DecodedImages):
+            image_bytes = dataset.item_bytes
         return Workers.plan(self.num_workers, batch_size=self.batch_size, image_bytes=image_bytes)
 
     def _on_skipped(self, split: Split, problems: Sequence[str]) -> None:
