@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vit_lightning.constants import constant
+
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -21,22 +23,34 @@ def shift_right(bits: Any, by: int) -> Any:
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
-def mix(bits: Tensor, stream: int = 0) -> Tensor:
-    """SplitMix64 of int64 numbers (Steele et al. 2014): well-mixed 64 bits, different for each stream."""
-    return _calculate(lambda numbers: _mix(numbers, stream), bits)
+def mix(bits: Tensor, stream: int | range = 0) -> Tensor:
+    """SplitMix64 of int64 numbers (Steele et al. 2014): well-mixed 64 bits, different for each stream.
+
+    A range of streams gives (streams, ...) in one calculation.
+    """
+    return _calculate(_mix, _begun(bits, stream))
 
 
-def _mix(bits: Any, stream: int) -> Any:
-    bits = bits + _signed(_GOLDEN * (stream + 1))
-    bits = (bits ^ shift_right(bits, 30)) * _signed(_MIX1)
-    bits = (bits ^ shift_right(bits, 27)) * _signed(_MIX2)
+def _begun(bits: Tensor, stream: int | range) -> Tensor:
+    if isinstance(stream, int):
+        return bits + _signed(_GOLDEN * (stream + 1))
+    return bits + constant(bits.device, _steps, stream).view(-1, *[1] * bits.ndim)
+
+
+def _steps(streams: range) -> Tensor:
+    """Returns what begins each stream; compiled code cannot multiply a range by so large a number."""
+    return torch.tensor([_signed(_GOLDEN * (stream + 1)) for stream in streams])
+
+
+def _mix(bits: Any) -> Any:
+    bits = _upper(bits)
     return bits ^ shift_right(bits, 31)
 
 
-def streams(bits: Tensor, numbers: range) -> Tensor:
-    """Returns (len(numbers), ...) int64 from which ``mix`` and ``uniform`` of stream 0 give those of these streams."""
-    steps = torch.arange(numbers.start, numbers.stop, device=bits.device) * _signed(_GOLDEN)
-    return bits + steps.view(-1, *[1] * bits.ndim)
+def _upper(bits: Any) -> Any:
+    """Returns what has the upper 31 bits of ``_mix``."""
+    bits = (bits ^ shift_right(bits, 30)) * _signed(_MIX1)
+    return (bits ^ shift_right(bits, 27)) * _signed(_MIX2)
 
 
 def _calculate(function: Callable[[Any], Any], bits: Tensor) -> Tensor:
@@ -71,6 +85,15 @@ def one_key(seed: int, epoch: int, index: int) -> int:
     return mix_one(mix_one(mix_one(seed) + epoch) + index)
 
 
-def uniform(keys: Tensor, stream: int) -> Tensor:
-    """One float32 in [0, 1) for each key; another stream gives an independent number."""
-    return _calculate(lambda numbers: shift_right(_mix(numbers, stream), 40), keys).to(torch.float32) / (1 << 24)
+def uniform(keys: Tensor, stream: int | range) -> Tensor:
+    """One float32 in [0, 1) for each key; another stream gives an independent number, a range (streams, ...)."""
+    return _high_bits(keys, stream, 24) / (1 << 24)
+
+
+def random_bytes(keys: Tensor) -> Tensor:
+    """One whole number from 0 to 255 for each key, int64."""
+    return _high_bits(keys, 0, 8)
+
+
+def _high_bits(keys: Tensor, stream: int | range, count: int) -> Tensor:
+    return _calculate(lambda numbers: shift_right(_upper(numbers), 64 - count), _begun(keys, stream))

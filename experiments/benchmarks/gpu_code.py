@@ -27,7 +27,7 @@ from torch._inductor.fx_passes import fuse_attention, misc_patterns, pad_mm
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from triton.backends.compiler import GPUTarget
 
-from vit_lightning.data import operations
+from vit_lightning import constants
 
 H100 = SimpleNamespace(
     name="NVIDIA H100 80GB HBM3",
@@ -73,8 +73,8 @@ def code_of(run: Callable[..., Any], *tensors: Tensor, **options: Any) -> list[s
             values = make(*given)
         return torch.empty_strided(values.shape, values.stride(), dtype=values.dtype, device=device)
 
-    constants = mock.patch.multiple(operations, _MADE={}, _made=made)
-    with settings, mock.patch("torch.cuda._lazy_init"), constants:
+    made_there = mock.patch.multiple(constants, _MADE={}, _made=made)
+    with settings, mock.patch("torch.cuda._lazy_init"), made_there:
         with FakeTensorMode():
             there = [
                 torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device="cuda") for part in tensors

@@ -15,7 +15,7 @@ from vit_lightning.data.augment import (
     affine,
 )
 from vit_lightning.errors import UserError
-from vit_lightning.random_keys import _mix, mix, sample_keys, uniform
+from vit_lightning.random_keys import _begun, _mix, mix, sample_keys, uniform
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -73,8 +73,11 @@ def test_mix_equals_splitmix64_for_all_kinds_of_numbers(stream):
     assert unsigned(mix(torch.tensor(bits), stream)) == [splitmix64(value & MASK, stream) for value in bits]
 
 
-def test_mix_is_the_same_by_numpy_and_by_torch():
-    assert torch.equal(mix(keys(1000), 5), _mix(keys(1000), 5))
+def test_mix_is_the_same_by_numpy_and_by_torch_and_for_streams_at_once():
+    by_torch = [_mix(_begun(keys(1000), stream)) for stream in range(3, 6)]
+    assert torch.equal(mix(keys(1000), 5), by_torch[-1])
+    assert torch.equal(mix(keys(1000), range(3, 6)), torch.stack(by_torch))
+    assert torch.equal(uniform(keys(1000), range(3, 6))[2], uniform(keys(1000), 5))
 
 
 def test_mix_does_not_write_into_its_input():

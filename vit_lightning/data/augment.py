@@ -18,7 +18,7 @@ from torch import Tensor
 from vit_lightning.data import operations
 from vit_lightning.data.operations import affine, enlarge, resample, resize_weights, taps
 from vit_lightning.limits import at_least, problems_of, refuse
-from vit_lightning.random_keys import mix, shift_right, streams, uniform
+from vit_lightning.random_keys import mix, random_bytes, uniform
 
 
 class Augmentation(ABC):
@@ -107,8 +107,8 @@ class RandomResizedCrop(Augmentation):
     def boxes(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns top, left, height and width in pixels, (b,), of the first of ten draws that fits, else of all."""
         low, high = (math.log(bound) for bound in self.ratio)
-        attempts = mix(streams(keys, range(10)))
-        draws = uniform(streams(attempts, range(1, 5)), 0).double()  # (4, attempts, b)
+        attempts = mix(keys, range(10))
+        draws = uniform(attempts, range(1, 5)).double()  # (4, attempts, b)
         area = height * width * (self.scale[0] + draws[0] * (self.scale[1] - self.scale[0]))
         ratio = torch.exp(low + draws[1] * (high - low))
         w, h = torch.stack([area * ratio, area / ratio]).sqrt().round().long()
@@ -172,18 +172,12 @@ class RandomErasing(Augmentation):
             top, left, rows, columns = boxes[number].tolist()
             box = (slice(None), slice(top, top + rows), slice(left, left + columns))
             covered = places[box] + seeds[number].numpy()
-            changed[number][box] = _random_bytes(torch.from_numpy(covered)) if self.fill == "noise" else 0
+            changed[number][box] = random_bytes(torch.from_numpy(covered)) if self.fill == "noise" else 0
         return torch.from_numpy(changed)
 
     def _noise(self, images: Tensor, keys: Tensor) -> Tensor:
         pixels = mix(keys, 10)[:, None] + torch.arange(images[0].numel(), device=images.device)
-        return _random_bytes(pixels).to(images.dtype).view_as(images)
-
-
-def _random_bytes(pixels: Tensor) -> Tensor:
-    """Returns a random byte, as int64, for the number of each pixel."""
-    numbers: Tensor = shift_right(mix(pixels), 56)
-    return numbers
+        return random_bytes(pixels).to(images.dtype).view_as(images)
 
 
 class RandomAffine(Augmentation):
@@ -226,7 +220,7 @@ class ColorJitter(Augmentation):
         self.strengths = (brightness, contrast, saturation, hue)
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        draws = uniform(streams(keys, range(10, 24)), 0)  # four for the order, and from the eleventh on the strengths
+        draws = uniform(keys, range(10, 24))  # four for the order, and from the eleventh on the strengths
         grays = images.shape[1] == 1  # whose saturation and hue are none
         numbers = [n for n, strength in enumerate(self.strengths) if strength > 0.0 and not (grays and n > 1)]
         if not numbers:

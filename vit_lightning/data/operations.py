@@ -8,32 +8,15 @@ pixel. Colours are torchvision's, which take one strength for a whole batch, for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vit_lightning.constants import constant
+
 _BITS = 15
-
-
-_MADE: dict[tuple[Hashable, ...], Tensor] = {}
-
-
-def constant(device: torch.device, make: Callable[..., Tensor], *given: Hashable) -> Tensor:
-    """Returns on a device what is made once for these arguments: a copy of host data to a device waits for it.
-
-    Compiled code takes it from here too, if a call before made it.
-    """
-    key = (device, make, *given)
-    if key not in _MADE:
-        _MADE[key] = _made(device, make, *given)
-    return _MADE[key]
-
-
-@torch.inference_mode(False)  # made while validating, it could not be used in training
-def _made(device: torch.device, make: Callable[..., Tensor], *given: Hashable) -> Tensor:
-    return make(*given).to(device)
 
 
 def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -153,23 +136,15 @@ def warp(images: Tensor, matrix: Sequence[Tensor | float]) -> Tensor:
             from (a x + b y + c, d x + e y + f).
     """
     parts = [torch.as_tensor(value, device=images.device).float().expand(len(images)) for value in matrix]
-    return sample(images.float(), in_halves(torch.stack(parts, dim=1), *images.shape[-2:])).to(images.dtype)
-
-
-def in_halves(matrix: Tensor, height: int, width: int) -> Tensor:
-    """Returns matrices (..., 6) of ``warp`` in units of half an image, (..., 2, 3)."""
-    across, down = matrix.view(*matrix.shape[:-1], 2, 3).unbind(-2)
-    return torch.stack([across / (width / 2), down / (height / 2)], dim=-2)
-
-
-def sample(pixels: Tensor, matrix: Tensor) -> Tensor:
-    """Does what ``warp`` does with float32 images and matrices (b, 2, 3) in units of half an image."""
-    x, y = (constant(pixels.device, _centred, size) for size in (pixels.shape[-1], pixels.shape[-2]))
-    a, b, c = matrix[..., None, None].unbind(2)
+    height, width = images.shape[-2:]
+    x, y = (constant(images.device, _centred, size) for size in (width, height))
+    across, down = torch.stack(parts, dim=1).view(-1, 2, 3).unbind(1)
+    a, b, c = torch.stack([across / (width / 2), down / (height / 2)], dim=1)[..., None, None].unbind(2)
     # by element and not as a product of matrices, whose rounding may change with the batch; in the order that rounds as
     # torchvision's product does (on Intel), which decides where a source coordinate is midway between two pixels
     source = torch.addcmul(a * x, b, y[:, None]) + c
-    return F.grid_sample(pixels, source.permute(0, 2, 3, 1), mode="nearest", align_corners=False)
+    moved = F.grid_sample(images.float(), source.permute(0, 2, 3, 1), mode="nearest", align_corners=False)
+    return moved.to(images.dtype)
 
 
 def _centred(size: int) -> Tensor:
@@ -325,18 +300,18 @@ def equalize(images: Tensor, chosen: Tensor | None = None) -> Tensor:
     return table.gather(2, flat).view_as(images)
 
 
-def apply_at_once(images: Tensor, parameters: Tensor) -> Tensor:
+def apply_at_once(images: Tensor, sources: Tensor, parameters: Tensor) -> Tensor:
     """Applies to each image the operation that its parameters describe, by one calculation for all kinds.
 
     Args:
         images: (b, c, H, W), uint8.
-        parameters: (b, 14), float32: the six of ``sample``; the three of ``blended``; weight of what sharpening adds;
-            1 / 255 to stretch the contrast, else 0; the bits that are kept, as a number; the smallest value that is
-            inverted; 1 to equalize.
+        sources: (b, H * W), int64: the pixel that comes to each place, counted from 1; 0 is black.
+        parameters: (b, 8), float32: the three of ``blended``; weight of what sharpening adds; 1 / 255 to stretch the
+            contrast, else 0; the bits that are kept, as a number; the smallest value that is inverted; 1 to equalize.
     """
-    pixels = sample(images.float(), parameters[:, :6].reshape(-1, 2, 3))
-    rest = parameters[:, 6:, None, None, None].unbind(1)
-    ratio, by_gray, by_mean, by_edges, by_range, kept, inverted, even = rest
+    moved = F.pad(images.flatten(2), [1, 0]).gather(2, sources[:, None].expand(-1, images.shape[1], -1))
+    pixels = moved.view_as(images).float()
+    ratio, by_gray, by_mean, by_edges, by_range, kept, inverted, even = parameters[..., None, None, None].unbind(1)
     changed = blended(pixels, ratio, by_gray, by_mean)
     if min(images.shape[-2:]) > 2:
         inner = pixels[..., 1:-1, 1:-1]
