@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from vit_lightning import (
     ColorJitter,
@@ -39,5 +40,24 @@ def test_one_graph_gives_the_images_that_a_cpu_gives(monkeypatch, changes):
     monkeypatch.setattr(augment, "_is_for_numpy", lambda images: False)
     torch._dynamo.reset()
     transform.compile(backend="aot_eager")
-    assert torch.equal(transform._on_device(images, keys, 0), expected)
+    counters.clear()
+    for count in (60, 59, 1, 60):  # without damaged images, or the last of an epoch
+        assert torch.equal(transform._on_device(images[:count], keys[:count], 0), expected[:count])
+    assert counters["stats"]["unique_graphs"] == 1
     assert not torch.equal(expected, transform.normalise(images))
+
+
+@pytest.mark.full
+def test_inductor_draws_and_moves_the_same(monkeypatch):
+    """Also where a place is midway between two; without blends, whose sums a CPU's eager operators round once."""
+    images = torch.randint(0, 256, (400, 3, 32, 32), generator=torch.Generator().manual_seed(0)).byte()
+    keys = drawing.sample_keys(0, 0, torch.arange(400))
+    policy, unchanged = TrivialAugment(), torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 255.0, 256.0, 0.0])
+    monkeypatch.setattr(policies, "host_chooses", lambda images: False)
+    monkeypatch.setattr(policies, "_parameters", lambda scale, channels: unchanged.expand(scale.table().numel(), -1))
+    monkeypatch.setattr(drawing, "_calculate", lambda function, bits: function(bits))
+    moved, draws = policy(images, keys), drawing.uniform(keys, range(10, 24))
+    assert not torch.equal(moved, images)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(policy, fullgraph=True)(images, keys), moved)
+    assert torch.equal(torch.compile(drawing.uniform, fullgraph=True)(keys, range(10, 24)), draws)

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from vit_lightning.constants import constant
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.batches import Batch
-from vit_lightning.data.operations import constant
 from vit_lightning.data.per_image import PerImage
 from vit_lightning.limits import problems_of, refuse
 from vit_lightning.random_keys import mix, mix_one
@@ -118,11 +119,12 @@ class BatchTransform:
         self._on_device: Callable[[Tensor, Tensor | None, int], Tensor] = self._augmented
 
     def compile(self, *, backend: str = "inductor") -> None:
-        """Compiles what a device that is no CPU does with training images: one graph for each shape.
+        """Compiles what a device that is no CPU does with training images: one graph for each size of an image.
 
-        Images are the same but for pixels that shears and rotations take from midway between two others: Inductor
-        rounds their places in another order, which moves up to 3 % of the pixels of such an image by one place. Mixing
-        is not in it: what the host draws for a batch would be another graph for each.
+        Images are the same, bilinear rotations aside: places of pixels come from tables, and on a GPU Inductor rounds
+        sums of products as single operators do (on a CPU it does not, by one of 255 levels in one pixel of 10,000).
+        A smaller batch, the last of an epoch or one without damaged images, is filled up to the largest before it.
+        Mixing is not in it: what the host draws for a batch would be another graph for each.
         """
         if any(isinstance(augment, PerImage) for augment in self.augment):
             return  # which are changed on the CPU
@@ -134,15 +136,18 @@ class BatchTransform:
         if backend == "inductor":
             options = {name: True for name in exact if name in inductor.get_config_copy()}
         run = torch.compile(self._augmented, backend=backend, fullgraph=True, dynamic=False, options=options)
-        sizes: set[torch.Size] = set()
+        largest: dict[torch.Size, int] = {}
 
         def run_compiled(images: Tensor, keys: Tensor | None, augmented: int) -> Tensor:
             if keys is None:
                 return self.normalise(images)
-            if images.shape[1:] not in sizes:
-                sizes.add(images.shape[1:])
+            count, shape = len(images), images.shape[1:]
+            if shape not in largest:
                 self._augmented(images[:1], keys[:1], augmented)  # makes constants, which the code then takes
-            return run(images, keys, augmented)
+            largest[shape] = max(count, largest.get(shape, 0))
+            if missing := largest[shape] - count:
+                images, keys = F.pad(images, [*[0] * 7, missing]), F.pad(keys, [0, missing])
+            return run(images, keys, augmented)[:count]
 
         self._on_device = run_compiled
 
