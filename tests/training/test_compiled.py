@@ -14,7 +14,9 @@ import torch
 from lightning.pytorch import LightningModule
 from runs import SMALL
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
+from torch._functorch.aot_autograd import make_boxed_func
 
 from vit_lightning import (
     ISTA,
@@ -118,6 +120,30 @@ def test_for_a_gpu_network_and_loss_are_one_graph_for_each_shape(options):
         inputs = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
         assert all(value.ndim > 0 for value in inputs)
         assert ".item(" not in graph.code
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_of_several_ranks_gradients_of_a_block_are_there_before_the_backward_pass_ends(ranks):
+    """So that DDP sends them meanwhile, to whose hooks those of weights here are equal."""
+    torch.manual_seed(0)
+    module = ViTClassifier(ViT(**SIZES | {"depth": 3}, drop_path=0.2))
+    happened = []
+
+    def backward_pass(graph, inputs):
+        return make_boxed_func(lambda *given: (happened.append("graph"), graph(*given))[1])
+
+    def forward_pass(graph, inputs):
+        return make_boxed_func(graph.forward)
+
+    compile_module(
+        module, 4, GPU, ranks=ranks, backend=aot_autograd(fw_compiler=forward_pass, bw_compiler=backward_pass)
+    )
+    for name, weight in module.network.named_parameters():
+        weight.register_post_accumulate_grad_hook(lambda weight, name=name: happened.append(name))
+    step_of(module, (torch.randn(4, 3, 8, 8), torch.arange(4) % 3))
+    last = len(happened) - happened[::-1].index("graph")
+    assert happened.count("graph") == (1 if ranks == 1 else 3)
+    assert len([name for name in happened[:last] if name.startswith("encoder.2.")]) == (0 if ranks == 1 else 12)
 
 
 def test_a_schedule_of_image_sizes_has_one_graph_for_each():

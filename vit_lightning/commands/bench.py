@@ -92,7 +92,7 @@ def bench(experiment: Experiment, *, rounds: int = 100, seconds: float = 30.0, p
         turns = BesideTrainer(TRAINER, measured.make, is_done)
         others = [callback for callback in run.trainer.callbacks if not isinstance(callback, Start)]  # type: ignore
         run.trainer.callbacks = [turns, *others]  # type: ignore[attr-defined]
-        compile_chosen(run.module, experiment, run.trainer.strategy.root_device)
+        compile_chosen(run.module, experiment, run.trainer)
         try:
             run.mirror.start()
             run.trainer.fit(run.module, datamodule=experiment.data)

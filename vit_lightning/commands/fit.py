@@ -162,7 +162,7 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         say(start_lines(experiment, trainer, run.facts))
         if experiment.trainer["enable_model_summary"]:
             say(table_or_note(network_of(module), (data.in_channels, *data.image_size), data.batch_size))
-        compile_chosen(module, experiment, trainer.strategy.root_device)
+        compile_chosen(module, experiment, trainer)
         if checkpoint.get("finished"):
             say(row("training", f"finished after {counted(checkpoint['global_step'], 'step')}: only the test remains"))
             run.stopwatch.load_state_dict(checkpoint["callbacks"]["Stopwatch"])

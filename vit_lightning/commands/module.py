@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
 from vit_lightning.commands.console import row, say
@@ -89,10 +88,11 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: Path
         module.load_state_dict(own, strict=False)
 
 
-def compile_chosen(module: LightningModule, experiment: Experiment, device: torch.device) -> None:
-    """Compiles a module in place for a device, where the config says so."""
+def compile_chosen(module: LightningModule, experiment: Experiment, trainer: Trainer) -> None:
+    """Compiles a module in place for the device of a Trainer, where the config says so."""
     if experiment.compile:
-        parts = compile_module(module, getattr(experiment.data, "batch_size", None), device)
+        device, batch_size = trainer.strategy.root_device, getattr(experiment.data, "batch_size", None)
+        parts = compile_module(module, batch_size, device, ranks=trainer.world_size)
         if isinstance(experiment.data, ImageData) and device.type != "cpu":
             experiment.data.transform.compile()
         several = f"one code for all {len(parts)} blocks, " if len(parts) > 1 else ""

@@ -67,7 +67,7 @@ def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Resu
         module, path = load_trained(experiment)
         predictions = TestPredictions()
         trainer = make_trainer(experiment.make_trainer_arguments({"logger": False}), folder, [predictions], [])
-        compile_chosen(module, experiment, trainer.strategy.root_device)
+        compile_chosen(module, experiment, trainer)
         measure = trainer.validate if stage == "validate" else trainer.test
         measure(module, datamodule=data, verbose=False)
         results = logged(trainer, "val" if stage == "validate" else "test") | interval(predictions.table)

@@ -204,7 +204,7 @@ def try_out(experiment: Experiment) -> Results:
     data, module = experiment.data, make_module(experiment)
     start_weights(module, experiment)
     trainer = make_trainer(experiment.make_trainer_arguments(), Path("runs"), [StepSeeds(experiment.seed)], [])
-    compile_chosen(module, experiment, trainer.strategy.root_device)
+    compile_chosen(module, experiment, trainer)
     with own_faults(None), chosen_matmul(experiment):
         trainer.fit(module, datamodule=data)
         trainer.test(module, datamodule=data, verbose=False)

@@ -17,20 +17,27 @@ from vit_lightning.training.classifier import ViTClassifier
 
 
 def compile_module(
-    module: LightningModule, batch_size: int | None, device: torch.device, *, backend: Any = "inductor"
+    module: LightningModule,
+    batch_size: int | None,
+    device: torch.device,
+    *,
+    ranks: int = 1,
+    backend: Any = "inductor",
 ) -> list[nn.Module]:
     """Compiles a module in place; names of weights stay, and copies of the network are not compiled.
 
     On a GPU ``step`` of a ViTClassifier is compiled, network and loss as one graph for each shape of a batch; what
-    calls the network beside it, such as a probe, runs it as it is. On a CPU each encoder block of a ViT is, which the
-    others follow with the same code: there are two graphs, for training and for evaluation, whatever the depth and the
-    number of images. A module of the user's own is compiled where it holds a ViT, or else each of its children that has
-    parameters.
+    calls the network beside it, such as a probe, runs it as it is. On a CPU, and on several GPUs, each encoder block of
+    a ViT is, which the others follow with the same code: there are two graphs, for training and for evaluation,
+    whatever the depth and the number of images. DDP sends the gradients of a block while those of the blocks before it
+    are calculated; from one graph it gets all at the end. A module of the user's own is compiled where it holds a ViT,
+    or else each of its children that has parameters.
 
     Args:
         module: the module.
         batch_size: images of a whole batch, for which the code of a block is made; None if it is not known.
         device: device on which it will run.
+        ranks: processes that train together.
         backend: backend of ``torch.compile``.
 
     Returns:
@@ -38,23 +45,23 @@ def compile_module(
     """
     torch._dynamo.reset()  # what earlier runs of this process compiled counts towards a limit
     torch._dynamo.config.skip_nnmodule_hook_guards = False  # probes and pictures add hooks
-    torch._dynamo.config.optimize_ddp = False  # with it checkpointing does not compile; a whole step sends at its end
+    torch._dynamo.config.optimize_ddp = False  # with it checkpointing does not compile; blocks need no other split
     torch._dynamo.config.recompile_limit = 64  # a graph for each size of a schedule; beyond it code is not compiled
     from torch._inductor import config as inductor  # imported only by runs that compile
 
     # with trainer.deterministic kernels and padding are chosen by rule, not by timings in this process
     inductor.deterministic = torch.are_deterministic_algorithms_enabled()
     rearrange(torch.empty(0), "n -> n")  # einops keeps what it has met, on which the code depends
-    is_gpu = device.type != "cpu"
+    as_one = device.type != "cpu" and ranks == 1
     if isinstance(module, ViTClassifier):
-        if is_gpu and type(module).training_step is ViTClassifier.training_step:
+        if as_one and type(module).training_step is ViTClassifier.training_step:
             module.step = torch.compile(module.step, backend=backend, dynamic=False)  # type: ignore[method-assign]
             return [module]
         networks = [module.network]
     else:
         networks = [part for part in module.modules() if isinstance(part, ViT)]
         networks = networks or [part for part in module.children() if next(part.parameters(), None) is not None]
-    if is_gpu:
+    if as_one:
         for network in networks:
             network.compile(backend=backend, dynamic=False)
         return networks
