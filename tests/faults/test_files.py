@@ -408,6 +408,8 @@ def test_row_14_a_rate_that_is_far_too_high(tmp_path, precision):
     assert harness.fit(tmp_path, *flags) == 4
     assert "diverged" in harness.log(tmp_path)
     finite(tmp_path)
+    assert harness.fit(tmp_path, *flags, "--resume=auto") == 4
+    assert "resumed as it is it would do so again (change what it needs" in harness.log(tmp_path)
     assert not (tmp_path / "run/results.json").exists()
 
 

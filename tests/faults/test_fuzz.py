@@ -497,6 +497,7 @@ class Watch:
             self.found.append(f"{path} is read")
         if (
             what == "written"
+            and real != tempfile.gettempdir()  # of a file without a name
             and not real.startswith((str(home), "/dev/null", "/dev/tty", "/proc/self", tempfile.gettempdir() + "/tmp"))
             and "__pycache__" not in real
         ):

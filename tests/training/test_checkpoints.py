@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,10 +10,11 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
 from vit_lightning import Digits, UserError, ViT, ViTClassifier
+from vit_lightning.errors import Diverged
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, find_checkpoint, load_network, read_checkpoint
 from vit_lightning.training.callbacks import StepSeeds
 from vit_lightning.training.checkpoints import CheckpointConfig, Checkpoints
-from vit_lightning.training.divergence import FiniteGuard
+from vit_lightning.training.divergence import FiniteGuard, _Step
 
 
 def network(**arguments) -> ViT:
@@ -230,3 +233,16 @@ def test_a_checkpoint_is_written_beside_its_place(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="disk full"):
         AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("scale", [2.0**-21, 1.0])
+def test_gradients_in_half_precision_that_are_never_finite_stop_the_run(tmp_path, scale):
+    guard, step = FiniteGuard(tmp_path), _Step(40, [torch.tensor(1.0)], [torch.arange(3)], 0.1, torch.tensor(1.0))
+    guard._before = step
+    scaler = SimpleNamespace(get_scale=lambda: scale)
+    trainer: Any = SimpleNamespace(
+        precision_plugin=SimpleNamespace(scaler=scaler), lightning_module=torch.nn.Linear(1, 1)
+    )
+    trainer.optimizers, trainer.is_global_zero = [], True
+    with pytest.raises(Diverged, match="gradients in float16") if scale < 1 else contextlib.nullcontext():
+        guard.check_all(trainer)

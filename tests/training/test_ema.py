@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -225,3 +227,9 @@ def test_decay_is_a_share(decay):
 def test_decay_warms_up():
     assert [EMAConfig(decay=0.99).decay_at(step) for step in (1, 9, 10**4)] == [2 / 11, 10 / 19, 0.99]
     assert EMAConfig(decay=0.99, warmup=False).decay_at(1) == 0.99
+
+
+def test_a_strategy_that_shards_the_weights_is_refused():
+    trainer = SimpleNamespace(strategy=SimpleNamespace())
+    with pytest.raises(UserError, match=r"ema.decay=0.9 beside SimpleNamespace, which shards the weights"):
+        WeightAverage(EMAConfig(decay=0.9)).setup(trainer, None, "fit")

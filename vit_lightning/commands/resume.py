@@ -20,7 +20,7 @@ from vit_lightning.config.files import changes, read_flags
 from vit_lightning.config.options import Resume
 from vit_lightning.config.own_files import changed_files
 from vit_lightning.config.resolve import resolve
-from vit_lightning.errors import CannotResume, UserError, foreign
+from vit_lightning.errors import CannotResume, Diverged, UserError, foreign
 from vit_lightning.limits import refuse
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import (
@@ -40,6 +40,7 @@ from vit_lightning.training.classifier import ViTClassifier
 RESUMED = "VIT_LIGHTNING_RESUMED"
 """Environment variable in which the first process tells the other ranks which run is resumed."""
 
+DIVERGED = "diverged.json"
 NEVER = (
     "seed_everything",
     "data.class_path",
@@ -161,6 +162,11 @@ def _read_resumed(folder: Path, experiment: Experiment) -> Resumed:
         raise UserError(f"{folder} is finished: {', '.join(new)} cannot change ({new_run_hint(folder)})")
     if results is not None:
         return Resumed(folder, results=results)
+    if (folder / DIVERGED).is_file() and not new:
+        raise Diverged(
+            f"{folder} diverged, and resumed as it is it would do so again (change what it needs, such as "
+            f"--optimizer.lr=... --allow-config-change optimizer.lr, or delete {folder / DIVERGED} to try it as it is)"
+        )
     if restored is None:
         _check_start(folder, experiment)
         return Resumed(folder, changes=new)

@@ -185,8 +185,8 @@ def network_in_file(
         return network_from(part, lora.make(), tell, reset_head=config.get("reset_head", False))
 
 
-FAULTS = (ValueError, TypeError, OSError, RuntimeError, AttributeError, LookupError, ArithmeticError)
-FAULTS += (AssertionError, MisconfigurationException)
+_OF_VALUES = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError)
+FAULTS = (*_OF_VALUES, OSError, RuntimeError, MisconfigurationException)
 """Errors of classes of others about their arguments."""
 
 FILLED_IN = ("network", *FACTS)

@@ -17,6 +17,9 @@ from torch.optim import Optimizer
 
 from vit_lightning.errors import Diverged
 
+SMALLEST_SCALE = 2.0**-20
+"""Scale of a loss in float16 that 36 steps in a row with gradients that are not finite leave of the first, 65536."""
+
 
 @dataclass
 class _Step:
@@ -78,6 +81,9 @@ class FiniteGuard(Callback):
     def check_all(self, trainer: Trainer) -> None:
         """Checks the steps not checked yet, and all numbers that a checkpoint would hold."""
         self._check_waiting(trainer, waiting=None)
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None and scaler.get_scale() < SMALLEST_SCALE:
+            self._stop([self._before], f"gradients in float16 are not finite at a scale of {SMALLEST_SCALE}", trainer)
         module = trainer.lightning_module
         if not _all_finite([*module.parameters(), *module.buffers()]):
             self._stop([self._before], "weights are no longer finite", trainer)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
@@ -60,6 +61,11 @@ class WeightAverage(Callback):
         self._trained: dict[str, Tensor] | None = None  # while the network holds the average
         self._loaded: dict[str, Any] | None = None
         self._global_step = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+            kind = type(trainer.strategy).__name__
+            raise UserError(f"ema.decay={self.config.decay} beside {kind}, which shards the weights: leave out one")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.start(pl_module.get_submodule("network"))
