@@ -129,7 +129,8 @@ def _options(prefix: str, found: list[Option]) -> list[str]:
     lines = []
     for option in found:
         default = f", by default `{option.default}`" if option.default else ""
-        lines += [f"#### {prefix}{option.name}", "", f"`{option.kind}`{default}. {_sentence(option.text)}", ""]
+        name = option.name.removeprefix("*")  # several words, such as images
+        lines += [f"#### {prefix}{name}", "", f"`{option.kind}`{default}. {_sentence(option.text)}", ""]
     return lines
 
 
