@@ -12,8 +12,10 @@ import pytest
 from processes import Running, command
 from runs import SMALL
 
+from vit_lightning.errors import Diverged
 from vit_lightning.storage.metrics import read_metrics
-from vit_lightning.storage.wandb_mirror import import_wandb, merged_by_step
+from vit_lightning.storage.wandb_internals import import_wandb
+from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror, merged_by_step
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 SECRET = "a-secret-that-is-nobody-s-business"
@@ -61,6 +63,22 @@ def assert_delivered(rows: list[dict], folder: Path) -> None:
     for row in rows:
         for name, value in wanted[row["_step"]].items():
             assert row[name] == pytest.approx(value), name
+
+
+def end_runs() -> None:
+    """Ends runs in four ways."""
+    for name, fault in (("bad", Diverged("loss is nan")), ("lost", OSError("gone")), ("cut", SystemExit(143))):
+        end_run(name, fault)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_SWEEP_ID", "sweep1")
+        patch.setenv("WANDB_RUN_ID", "stopped")
+        end_run("stopped", SystemExit(143))  # by the agent
+
+
+def end_run(name: str, fault: BaseException) -> None:
+    mirror = WandbMirror(Path(name), name, WandbConfig(mode="offline"), {})
+    mirror.start()
+    mirror.finish(1, fault)
 
 
 def log_report_twice() -> None:

@@ -29,6 +29,8 @@ class StubServer(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.views: dict[str, dict[str, Any]] = {}
         self.operations: list[str] = []
+        self.artifacts: list[dict[str, Any]] = []
+        self.alerts: list[dict[str, Any]] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -75,8 +77,15 @@ class Handler(BaseHTTPRequestHandler):
             self.keep(json.loads(body))
             self.reply({"limits": {}})
         else:
+            name = self.path.removeprefix("/upload/")
+            if self.command == "GET" and name in server.files:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(server.files[name])))
+                self.end_headers()
+                self.wfile.write(server.files[name])
+                return
             if self.path.startswith("/upload/"):
-                server.files[self.path.removeprefix("/upload/")] = body
+                server.files[name] = body
             self.reply({})
 
     do_GET = do_POST = do_PUT = do_HEAD = answer
@@ -108,10 +117,98 @@ class Handler(BaseHTTPRequestHandler):
             return {"models": {"edges": [], "pageInfo": {"endCursor": None, "hasNextPage": False}}}
         if name == "ProjectInternalId":
             return {"project": {"id": "p", "internalId": "1"}}
+        if (found := self.of_artifact(name, given)) is not None:
+            return found
         if "Viewer" in name or name == "GetDefaultEntity":
             viewer = {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
             return {"viewer": viewer}
         return {"serverInfo": {"features": [], "cliVersionInfo": {}, "latestLocalVersionInfo": None}}
+
+    def of_artifact(self, name: str, given: dict[str, Any]) -> dict[str, Any] | None:
+        server, asked = self.server, given.get("input") or given
+        if name == "ArtifactType":
+            return {"project": {"artifact": None}}
+        if name == "FetchArtifactDigestAlgorithm":
+            return {"project": {"artifactType": None}}
+        if name == "XXHashDigestsEnabled":
+            return {"entity": {"xxhashDigestsEnabled": False}}
+        if name == "CreateArtifact":
+            number = str(len(server.artifacts))
+            server.artifacts.append({**asked, "id": number, "files": {}, "used": False})
+            made = {"id": number, "state": "PENDING", "artifactSequence": {"latestArtifact": None}}
+            return {"createArtifact": {"artifact": made}}
+        if name in ("CreateArtifactManifest", "UpdateArtifactManifest"):
+            url = f"{server.url}/upload/{asked.get('artifactID', '')}/{asked.get('name', 'wandb_manifest.json')}"
+            made = {"id": asked.get("artifactID", asked.get("artifactManifestID"))}
+            file = {"id": "f", "name": "m", "displayName": "m", "uploadUrl": url, "uploadHeaders": []}
+            return {name[0].lower() + name[1:]: {"artifactManifest": {**made, "file": file}}}
+        if name == "CreateArtifactFiles":
+            edges = []
+            for file in asked["artifactFiles"]:
+                place = f"{file['artifactID']}/{file['name']}"
+                node = {"id": place, "name": file["name"], "displayName": file["name"], "uploadHeaders": []}
+                node |= {"storagePath": place, "uploadUrl": f"{server.url}/upload/{place}", "uploadMultipartUrls": None}
+                edges.append({"node": {**node, "artifact": {"id": file["artifactID"]}}})
+            return {"createArtifactFiles": {"files": {"edges": edges}}}
+        if name == "CommitArtifact":
+            found = server.artifacts[int(asked["artifactID"])]
+            return {"commitArtifact": {"artifact": {"id": found["id"], "digest": found["digest"]}}}
+        if name == "UseArtifact":
+            server.artifacts[int(asked["artifactID"])]["used"] = True
+            return {"useArtifact": {"artifact": {"id": asked["artifactID"]}}}
+        if name == "ArtifactByID":
+            return {"artifact": self.artifact(int(asked["id"]))}
+        if name == "ArtifactMembershipByName":
+            return {"project": {"artifactCollectionMembership": self.membership(asked["name"])}}
+        if name == "FetchArtifactManifest":
+            url = f"{server.url}/upload/{asked['id']}/wandb_manifest.json"
+            return {"artifact": {"currentManifest": {"file": {"directUrl": url}}}}
+        if name == "GetArtifactMembershipFileUrls":
+            number = self.membership(f"{asked['collection']}:{asked['alias']}")["artifact"]["id"]
+            names = [file.partition("/")[2] for file in server.files if file.startswith(f"{number}/")]
+            files = [{"name": file, "directUrl": f"{server.url}/upload/{number}/{file}"} for file in names]
+            edges = [{"node": {"__typename": "File", **file}} for file in files if "manifest" not in file["name"]]
+            page = {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}
+            found = {"files": {"pageInfo": page, "edges": edges}}
+            return {"project": {"artifactCollection": {"__typename": "ArtifactSequence", "artifactMembership": found}}}
+        if name == "NotifyScriptableRunAlert":
+            server.alerts.append(given)
+            return {"notifyScriptableRunAlert": {"success": True}}
+        return None
+
+    def membership(self, name: str) -> dict[str, Any] | None:
+        collection, _, alias = name.partition(":")
+        for number, sent in reversed([*enumerate(self.server.artifacts)]):
+            aliases = [each["alias"] for each in sent.get("aliases") or []]
+            if sent["artifactCollectionName"] == collection and alias in ("latest", f"v{number}", *aliases):
+                found = self.artifact(number)
+                place = {key: found["artifactSequence"][key] for key in ("__typename", "name", "project")}
+                shared = {"versionIndex": number, "createdAt": found["createdAt"], "aliases": []}
+                kind = {"__typename": "ArtifactCollectionMembership", "id": "m"}
+                return {**kind, **shared, "artifactCollection": place, "artifact": found}
+        return None
+
+    def artifact(self, number: int) -> dict[str, Any]:
+        sent = self.server.artifacts[number]
+        project = {"name": sent["projectName"], "entity": {"name": "me", "__typename": "Entity"}}
+        sequence = {"__typename": "ArtifactSequence", "name": sent["artifactCollectionName"]}
+        sequence["project"] = {"__typename": "Project", "id": "p", "internalId": "1", **project}
+        facts = {
+            "description": None,
+            "metadata": sent.get("metadata"),
+            "ttlDurationSeconds": -2,
+            "ttlIsInherited": True,
+        }
+        facts |= {"tags": [], "historyStep": None, "state": "COMMITTED", "size": 5, "digest": sent["digest"]}
+        facts |= {
+            "commitHash": "c",
+            "fileCount": 1,
+            "createdAt": "2026-01-01T00:00:00",
+            "updatedAt": None,
+            "aliases": [],
+        }
+        kind = {"__typename": "Artifact", "id": str(number), "artifactType": {"name": sent["artifactTypeName"]}}
+        return {**kind, "artifactSequence": sequence, "versionIndex": number, **facts}
 
     def known_run(self, name: str) -> dict[str, Any] | None:
         server = self.server
@@ -138,7 +235,7 @@ def read_wandb_file(file: Path) -> dict[str, Any]:
     from wandb.proto import wandb_internal_pb2
 
     found: dict[str, Any] = {"rows": [], "config": {}, "summary": {}, "files": [], "run": {}}
-    found |= {"stats": [], "console": ""}
+    found |= {"stats": [], "console": "", "metrics": {}, "alerts": [], "artifacts": {}, "preempting": False}
     for chunk in _chunks(file.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(chunk)
         kind = record.WhichOneof("record_type")
@@ -155,14 +252,38 @@ def read_wandb_file(file: Path) -> dict[str, Any]:
             found["host"] = run.host
             found["git"] = MessageToDict(run.git, preserving_proto_field_name=True)
         elif kind == "config":
-            found["config"] |= _items(record.config.update)
+            _merge(found["config"], _items(record.config.update))
         elif kind == "stats":
             found["stats"].append({item.key: json.loads(item.value_json) for item in record.stats.item})
         elif kind == "output_logger":
             found["console"] += record.output_logger.line
+        elif kind == "metric":
+            said = MessageToDict(record.metric.summary)
+            found["metrics"][record.metric.name] = [way for way in ("max", "min") if said.get(way)]
+        elif kind == "alert":
+            found["alerts"].append((record.alert.level, record.alert.title, record.alert.text))
+        elif kind == "preempting":
+            found["preempting"] = True
+        elif kind == "artifact":
+            found["artifacts"].setdefault(record.artifact.name, []).append(
+                {
+                    "type": record.artifact.type,
+                    "aliases": list(record.artifact.aliases),
+                    "metadata": json.loads(record.artifact.metadata or "{}"),
+                    "files": {entry.path: entry.local_path for entry in record.artifact.manifest.contents},
+                }
+            )
         elif kind == "files":
             found["files"] += [entry.path for entry in record.files.files]
     return found
+
+
+def _merge(before: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(before.get(key), dict):
+            _merge(before[key], value)
+        else:
+            before[key] = value
 
 
 def _items(entries: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from runs import REPOSITORY
 from vit_lightning.ablation.ablate import AblateConfig, ablate
 from vit_lightning.ablation.plan import PlanReader, Tune, plan_help, read_plan, slug
 from vit_lightning.ablation.wandb_sweep import plain_flags, write_sweep
+from vit_lightning.cli import main
 from vit_lightning.commands.arguments import read_call
 from vit_lightning.config.files import read_flags
 from vit_lightning.config.resolve import resolve
@@ -348,6 +350,32 @@ def test_a_run_of_w_and_b_s_agent_is_the_same_run(in_folder, wandb_sweeps):
         write_sweep(plan, Path("other.yaml"), {"cls": chosen["cls"], "no token": {"optimizer.lr": 0.5}})
     with pytest.raises(UserError, match=r"sweep2\.yaml is there already"):
         write_sweep(plan, path, chosen)
+
+
+def test_a_sweep_of_a_single_fit(in_folder, wandb_sweeps, monkeypatch, capsys):
+    """Its runs are the command with other rates; W&B's own reader takes the file, and its schema if that is there."""
+    words = ["fit", "--config=digits", "--optimizer.lr=0.004", "--trainer.max_epochs=27", "--wandb-sweep", "s.yaml"]
+    monkeypatch.setattr(sys, "argv", ["lightning", *words])
+    assert main(words) == 0
+    assert "wandb sweep s.yaml" in capsys.readouterr().out
+    sweep = wandb_sweeps.load_sweep_config("s.yaml")
+    assert (sweep["method"], sweep["metric"]) == ("bayes", {"name": "val/loss", "goal": "minimize"})
+    assert sweep["early_terminate"] == {"type": "hyperband", "min_iter": 3, "eta": 3}
+    assert sweep["parameters"]["optimizer.lr"] == {"distribution": "log_uniform_values", "min": 0.0004, "max": 0.04}
+    args = wandb_sweeps.create_sweep_command_args({"args": {"optimizer.lr": {"value": 0.002}}})["args"]
+    experiment = resolve([*sweep["command"][2:-1], *args])
+    assert (experiment.settings.optimizer.lr, experiment.resume, experiment.trainer["max_epochs"]) == (
+        0.002,
+        "auto",
+        27,
+    )
+    monkeypatch.setattr(sys, "argv", ["lightning", *words, "--out=x"])
+    assert main([*words, "--out=x"]) == 2
+    said = capsys.readouterr().err
+    assert "wandb-sweep=s.yaml must be a new file" in said
+    assert "out=x must be left out: each run of a sweep has a folder of its own" in said
+    sweeps = pytest.importorskip("sweeps", reason="W&B's schema: pip install --no-deps sweeps jsonref")
+    assert sweeps.schema_violations_from_proposed_config(sweep) == []
 
 
 @pytest.mark.parametrize("seed", ["", "3"])

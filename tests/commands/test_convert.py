@@ -65,6 +65,10 @@ def test_the_arguments_beside_the_weights_make_the_other_library_s_model(in_fold
 def test_a_run_becomes_a_folder_of_transformers(results, in_folder):
     transformers = pytest.importorskip("transformers")
     assert main(["convert", "out", "theirs", "--to=hf"]) == 0
+    assert main(["export", "--ckpt=out", "--out=ours", "--to=hf"]) == 0
+    files = {folder: {path.name: path.read_bytes() for path in Path(folder).iterdir()} for folder in ("theirs", "ours")}
+    files["theirs"]["README.md"] = files["theirs"]["README.md"].replace(b"theirs", b"ours")  # its name
+    assert files["theirs"] == files["ours"]
     network = transformers.AutoModelForImageClassification.from_pretrained("theirs")
     images = torch.randn(3, 1, 8, 8)
     torch.testing.assert_close(

@@ -63,7 +63,7 @@ def train(folder, every, epochs=3, module=None, **arguments):
 
 
 def names(folder):
-    return sorted(path.name for path in (folder / "validation").glob("*"))
+    return sorted(path.name for path in (folder / "validation").glob("*.*"))
 
 
 def test_every_nth_and_the_last_epoch_have_pictures_and_training_is_the_same(tmp_path):
@@ -72,6 +72,8 @@ def test_every_nth_and_the_last_epoch_have_pictures_and_training_is_the_same(tmp
         *(f"confusion-000{epoch}.png" for epoch in (2, 3)),
         *(f"epoch-000{epoch}.{kind}" for epoch in (2, 3) for kind in ("json", "png")),
     ]
+    shown = json.loads((tmp_path / "a/validation/epoch-0002.json").read_text())["sample"]["index"]
+    assert {path.stem for path in (tmp_path / "a/validation/images").iterdir()} == {*map(str, shown)}
     told = [json.loads((tmp_path / f"a/validation/epoch-000{epoch}.json").read_text()) for epoch in (2, 3)]
     for facts, metrics, raw in zip(told, seen.metrics[1:], seen.raw[1:], strict=True):
         assert facts["accuracy"] == pytest.approx(metrics["val/acc"], abs=1e-6)

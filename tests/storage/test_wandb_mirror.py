@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import subprocess
@@ -10,20 +11,34 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from processes import Running
 from runs import SMALL
-from wandb_command import KEY, SECRET, assert_delivered, finished, fit, start
+from wandb_command import KEY, SECRET, assert_delivered, end_runs, finished, fit, start
 from wandb_stub import StubServer, read_wandb_file
+
+from vit_lightning.storage.checkpoint_files import read_checkpoint
 
 NOBODY = ["-c", "user.name=n", "-c", "user.email=e@x.y"]
 
 
 def test_without_a_key_the_run_is_offline_and_complete(tmp_path):
     remote = "https://jane-q-user:hunter2hunter@github.com/jane-q-user/mine.git"
-    for words in (["init", "-q"], ["remote", "add", "origin", remote], [*NOBODY, "commit", "-qm.", "--allow-empty"]):
+    text = "from lightning.pytorch import Callback\n\n\nclass Mine(Callback):\n    pass\n"
+    (tmp_path / "parts.py").write_text(text)
+    for words in (
+        ["init", "-q"],
+        ["remote", "add", "origin", remote],
+        ["add", "parts.py"],
+        [*NOBODY, "commit", "-qm."],
+    ):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    with (tmp_path / "parts.py").open("a") as file:
+        file.write(f"KEY = '{KEY}'\n")
     folder = tmp_path / "home/run"
     flags = ["--wandb.group=study", "--wandb.job_type=arm", "--wandb.tags=[one, two]", f"--wandb.notes=why {KEY}"]
     flags += [f"--out={folder}", "--trainer.log_every_n_steps=10", "--ema.decay=0.9", "--loss.label_smoothing=0.1"]
+    flags += ["--wandb.histograms_every_n_steps=20", "--wandb.code=true"]
+    flags += ["--trainer.callbacks=[parts.Mine]"]
     said = fit(tmp_path, *flags, LOGNAME="jane-q-user", WANDB_HOST="secret-host", WANDB_USERNAME="jane-q-user")
     assert "offline (no API key)" in said
     assert f"wandb leet {folder}/wandb" in said
@@ -85,8 +100,68 @@ def test_without_a_key_the_run_is_offline_and_complete(tmp_path):
         sent = file.parent / "files" / validated[f"images/{name}"]["path"]
         assert sent.read_bytes() == (folder / "validation" / f"{file_name}-0001.png").read_bytes()
     assert told["summary"]["test/acc"] == pytest.approx(results["test/acc"])
+    best = {"max": results["val/acc"], "best": results["val/acc"]}
+    assert told["summary"]["val/acc"] == pytest.approx(best)
+    assert told["metrics"] | {"val/acc": ["max"], "val/loss": ["min"], "val/raw_acc": ["max"]} == told["metrics"]
+    assert_values(told, file.parent / "files", facts, tmp_path)
+    assert_histograms(told["rows"], folder)
+    assert "+KEY = '***'" in (file.parent / "files" / "diff.patch").read_text()
+    assert [[*each["files"]] for found in told["artifacts"].values() for each in found if each["type"] == "code"] == [
+        ["parts.py"]
+    ]
     assert not [path for path in (tmp_path / "home").rglob("*wandb*") if not path.is_relative_to(folder)]
-    assert not (folder / "wandb" / "cache").exists()
+    assert [path.name for path in (folder / "wandb" / "cache").rglob("*") if path.is_dir()] == ["artifacts", "staging"]
+
+
+def assert_values(told: dict, files: Path, facts: dict, folder: Path) -> None:
+    """Tables and interactive plots of a validation, their images in files that ``wandb sync`` finds."""
+    staged = {
+        name: path for found in told["artifacts"].values() for each in found for name, path in each["files"].items()
+    }
+    (row,) = [row for row in told["rows"] if "validation/predictions" in row]
+    table = json.loads(Path(folder, staged["validation/predictions.table.json"]).read_text())
+    assert table["columns"] == ["epoch", "index", "image", "label", "prediction", "right", "confidence"]
+    sample, names = facts["sample"], facts["classes"]
+    assert [line[1] for line in table["data"]] == sample["index"]
+    assert [line[3:5] for line in table["data"]] == [
+        [names[label], names[predicted]] for label, predicted in zip(sample["label"], sample["prediction"], strict=True)
+    ]
+    assert [line[6] for line in table["data"]] == sample["confidence"]
+    for line in table["data"]:
+        with Image.open(folder / staged[line[2]["path"]]) as picture:
+            assert picture.size == (112, 112)
+    for name, column, wanted in (("confusion", 2, sum(cell[2] for cell in facts["confusion"])), ("calibration", 2, 0)):
+        (row,) = [row for row in told["rows"] if f"validation/{name}_table" in row]
+        shown = json.loads((files / row[f"validation/{name}_table"]["path"]).read_text())
+        assert sum(line[column] for line in shown["data"]) == (wanted or facts["images"])
+        assert told["config"]["_wandb"]["visualize"][f"validation/{name}"]
+
+
+def assert_histograms(rows: list[dict], folder: Path) -> None:
+    """Those of each layer, at the steps asked for, with the numbers of the file."""
+    lines = [json.loads(line) for line in (folder / "histograms.jsonl").read_text().splitlines()]
+    sent = {row["_step"]: row for row in rows if "weights/head.linear.weight" in row}
+    assert [line["step"] for line in lines] == [*sent] == [step for step in sent if step % 20 == 19] != []
+    for line in lines:
+        for name in ("weights/head.linear.weight", "gradients/head.linear.weight"):
+            found = sent[line["step"]][name]
+            assert found["values"] == line[name]["counts"]
+            assert sum(line[name]["counts"]) == 160
+            assert [found["bins"][0], found["bins"][-1]] == pytest.approx(line[name]["edges"])
+
+
+def test_divergence_failure_and_preemption_are_told(tmp_path):
+    """A run that W&B's agent ends by SIGTERM is not marked, since W&B itself has stopped it."""
+    home = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")} | {"HOME": str(tmp_path)}
+    done = Running(end_runs, folder=tmp_path, environment=home).finish()
+    assert done.returncode == 0, done.stderr
+    told = {path.parent.parent.parent.name: read_wandb_file(path) for path in tmp_path.rglob("*.wandb")}
+    assert {name: (run["alerts"], run["preempting"]) for name, run in told.items()} == {
+        "bad": ([("ERROR", "bad diverged", "Diverged: loss is nan")], False),
+        "lost": ([("ERROR", "lost failed", "OSError: gone")], False),
+        "cut": ([], True),
+        "stopped": ([], False),
+    }
 
 
 def test_disabled_leaves_nothing_and_sending_later_needs_a_key(tmp_path):
@@ -100,16 +175,40 @@ def test_disabled_leaves_nothing_and_sending_later_needs_a_key(tmp_path):
 
 
 def test_a_server_that_answers_gets_everything_and_no_secret_is_left(tmp_path, server):
-    flags = ["--wandb.log_model=true"]
-    fit(tmp_path, *flags, WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url)
+    fit(tmp_path, "--wandb.log_model=true", WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url)
     assert_delivered([*server.rows.values()], tmp_path / "run")
-    assert "ArtifactType" in server.operations  # the stub answers no further of what an upload asks
+    places = [name for name, content in server.files.items() if str(tmp_path).encode() in content]
+    assert places == ["wandb-metadata.json"], "the working folder, without the home folder"
+    (run_id,) = server.runs
+    sent = {sent["artifactCollectionName"]: sent for sent in server.artifacts}
+    kinds = {name.replace(run_id, "ID").rpartition("-")[0]: one["artifactTypeName"] for name, one in sent.items()}
+    assert {"run-ID-validationpredictions", "run-ID-validationconfusion_table"} <= {*kinds}
+    assert sent["Digits"]["used"]
+    models = [sent for sent in server.artifacts if sent["artifactCollectionName"] == f"model-{run_id}"]
+    aliases = [{alias["alias"] for alias in model["aliases"]} for model in models]
+    assert aliases == [{"last", "latest"}, {"best", "latest"}]
+    checkpoint = read_checkpoint(tmp_path / "run/checkpoints/best.ckpt")
+    for model in models:
+        facts = json.loads(model["metadata"])
+        assert facts["data"] == {"class_path": "vit_lightning.Digits", **facts["data"]}
+        assert facts["data"]["fingerprint"] == checkpoint["images"]
+        assert (facts["step"], facts["seed"]) == (checkpoint["global_step"], 0)
+    assert facts["metrics"]["val/acc"] == pytest.approx(float(checkpoint["metrics"]["val/acc"]))
     assert server.config["model"]["init_args"]["emb_size"] == 16
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert server.summary["test/acc"] == pytest.approx(results["test/acc"])
     assert any(name.startswith("media/images/test_images") for name in server.files)
     given = json.loads(server.files["wandb-metadata.json"])
     assert (given["program"], given["args"][0]) == ("lightning", "fit")
+
+    source, online = f"wandb:me/vit_lightning/model-{run_id}:best", {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
+    finished(start(tmp_path, "test", f"--ckpt={source}", "--out=test", **online))
+    assert json.loads((tmp_path / "test/results.json").read_text())["test/acc"] == results["test/acc"]
+    used = models[-1]
+    assert not used["used"]
+    fit_on = ("fit", *SMALL, f"--init_from={source}", "--wandb.log_model=true", "--out=next", "--test=false")
+    finished(start(tmp_path, *fit_on, **online))
+    assert used["used"]
     assert [run for run in server.runs.values() if run.get("host")] == []
     for path in (tmp_path / "run").rglob("*"):
         if path.is_file():
@@ -140,5 +239,6 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, st
 def test_a_server_that_cannot_be_used_leaves_an_offline_run(faulty, fault):
     folder, said = faulty[fault]
     assert "W&B         offline (" in said
+    assert ("W&B         waiting for its server, 6 s at most" in said) or fault != "hang"
     (file,) = (folder / "run" / "wandb").glob("offline-run-*/*.wandb")
     assert_delivered(read_wandb_file(file)["rows"], folder / "run")

@@ -77,6 +77,8 @@ def sync_run(folder: Path) -> None:
         mirror.catch_up(folder)
         if results := read_results(folder):
             mirror.log_results(results)
+        else:
+            mirror.log_tables()
     mirror.finish()
     if mirror.mode != "online" or mirror.reason:
         raise UserError(f"{folder} was not sent: {mirror.reason} (for an API key: wandb login)")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 import platform
 import shutil
@@ -23,7 +21,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.forecast import forecast_sentences, measured_spread
 from vit_lightning.signals import STOP, handled
-from vit_lightning.storage.wandb_mirror import import_wandb
+from vit_lightning.storage.wandb_internals import import_late_parts, import_wandb
 
 RENEWAL = 5.0
 """Seconds between two renewals of the claims of this process."""
@@ -119,8 +117,7 @@ def warm_up(plan: Plan, folder: Path) -> Path | None:
             shutil.rmtree(left, ignore_errors=True)
     scratch = folder / f".wandb-{platform.node()}-{os.getpid()}"
     import_wandb(scratch)
-    with contextlib.suppress(ImportError):
-        importlib.import_module("wandb.sdk.launch")  # two seconds, which wandb.init would take in every run
+    import_late_parts()
     return scratch
 
 

@@ -164,10 +164,14 @@ def gpu_notes(config: Mapping[str, Any], precision: str, cores: int) -> list[str
 def start_mirror(mirror: WandbMirror, stopwatch: Stopwatch) -> None:
     """Starts W&B, whose import takes as long as some epochs, when training has begun; its time does not count."""
     with stopwatch.paused():
-        mirror.start()
-        with tqdm.external_write_mode():  # beside the progress bar
-            say(mirror.place())
+        mirror.start(say=_say_beside_bar)
+        _say_beside_bar(mirror.place())
         mirror.catch_up(mirror.folder)
+
+
+def _say_beside_bar(text: str) -> None:
+    with tqdm.external_write_mode():
+        say(text)
 
 
 class Start(Callback):

@@ -21,7 +21,7 @@ from vit_lightning.commands.console import quiet, row, say
 from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_model
 from vit_lightning.commands.model_card import model_card, name_of
 from vit_lightning.config.networks import network_in_file
-from vit_lightning.errors import UserError, first_line
+from vit_lightning.errors import UserError, first_line, named
 from vit_lightning.limits import refuse
 from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import whole_folder, write_whole
@@ -59,11 +59,17 @@ def export(
     quiet()
     _need(to)
     source = open_model(ckpt, image_size=image_size, config=config, trust=trust)
-    with whole_folder(out) as folder:
-        try:
+    _write_folder(source, out, to, f"ckpt={ckpt}, to={to}", license=license, resized=image_size is not None)
+    return out
+
+
+def _write_folder(
+    source: Source, out: Path, to: Form, place: str, *, resized: bool, license: str | None = None, key: str = "out"
+) -> None:
+    """Writes a model with its card to a new folder, and says what it holds; errors name the place of the model."""
+    with whole_folder(out, key) as folder:
+        with named(f"{place}: "):
             difference = write_model(source, folder, to)
-        except UserError as error:
-            raise UserError([f"ckpt={ckpt}, to={to}: {problem}" for problem in error.problems]) from error
         card = model_card(
             source,
             name=out.resolve().name,
@@ -71,13 +77,12 @@ def export(
             shape=image_shape(source),
             difference=difference,
             license=license,
-            resized=image_size is not None,
+            resized=resized,
         )
         write_whole(folder / "README.md", without_home(card))
         names = ", ".join(sorted(path.name for path in folder.iterdir()))
     say_same_logits(difference)
     say(row("written", f"{out}: {names}"))
-    return out
 
 
 def say_same_logits(difference: float) -> None:
@@ -265,8 +270,8 @@ def convert(
 
     Args:
         source: the model: run folder, checkpoint, file or folder of weights, or hf-hub:OWNER/NAME, timm:NAME,
-            torchvision:NAME.
-        dst: new file that ends with .safetensors, .pth or .npz; or a new folder with --to=hf.
+            torchvision:NAME, wandb:ENTITY/PROJECT/ARTIFACT:ALIAS.
+        dst: new file that ends with .safetensors, .pth or .npz; or with --to=hf a new folder, that of lightning export.
         to: implementation: timm, torchvision, hf, vit_pytorch, simple_vit, crate, big_vision, google, torch_encoder,
             einops_tutorial, timm_legacy, dinov2 or dinov3.
 
@@ -289,10 +294,11 @@ def convert(
     model = open_model(source, image_size=image_size, config=config, trust=trust, key="source")
     if model.vit is None:
         raise UserError(f"source={source}: {type(model.network).__name__} is no ViT of ours")
-    try:
+    if not dst.suffix:
+        _write_folder(model, dst, "hf", f"source={source}", resized=image_size is not None, key="DST")
+        return
+    with named(f"source={source}: "):
         difference = _write_converted(model, to, files)
-    except UserError as error:
-        raise UserError([f"source={source}: {problem}" for problem in error.problems]) from error
     say_same_logits(difference)
     say(row("written", ", ".join(map(str, files))))
 
@@ -303,10 +309,6 @@ def _write_converted(source: Source, to: str, files: Sequence[Path]) -> float:
     assert vit is not None
     vit.float()
     dst = files[0]
-    if not dst.suffix:
-        with whole_folder(dst, "DST") as folder:
-            write_hf(source, folder)
-            return largest_difference(vit, open_source(folder, make_network=network_in_file, key="DST").network, shape)
     tensors, config = to_reference(vit, family=to, dropouts=False)
     try:
         dst.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -29,20 +30,21 @@ from vit_lightning.commands.module import (
 from vit_lightning.commands.resume import Resumed, find_run, parent_of
 from vit_lightning.commands.session import Results, chosen_matmul, logged, make_trainer, own_faults, training_results
 from vit_lightning.commands.summary import table_or_note
-from vit_lightning.commands.tune import try_out
+from vit_lightning.commands.tune import try_out, write_sweep
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files
 from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
 from vit_lightning.errors import UserError
 from vit_lightning.figures.curves import draw_curves
+from vit_lightning.figures.histograms import Histograms
 from vit_lightning.figures.test_report import interval, report_test
 from vit_lightning.figures.validation_pictures import ValidationPictures
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import BEST, find_checkpoint, read_checkpoint
-from vit_lightning.storage.environment import write_environment
+from vit_lightning.storage.environment import write_diff, write_environment
 from vit_lightning.storage.folder import full_disk_named, is_first, log_warnings, new_folder, write_whole
 from vit_lightning.storage.metrics import MetricsFile, write_results
-from vit_lightning.storage.wandb_mirror import WandbMirror, run_id, run_of_agent
+from vit_lightning.storage.wandb_mirror import DIFF, WandbMirror, run_id, run_of_agent
 from vit_lightning.training.callbacks import EpochMetrics, LearningRate, StepSeeds, Stopwatch, TestPredictions
 from vit_lightning.training.checkpoints import Checkpoints, refuse_full_disk
 from vit_lightning.training.classifier import ViTClassifier
@@ -70,12 +72,18 @@ class Run:
     """Parameters and floating-point operations, as in ``results.json``."""
 
 
-def fit(experiment: Experiment) -> Results:
+def fit(experiment: Experiment, *, wandb_sweep: Path | None = None) -> Results:
     """Trains, tests the best checkpoint, and writes both to a run folder; returns the contents of ``results.json``.
 
     ``experiment.resume`` decides whether an unfinished run of this config is resumed.
+
+    Args:
+        wandb_sweep: write this file, a sweep of W&B with runs of this command line, and exit.
     """
     quiet()
+    if wandb_sweep is not None:
+        write_sweep(experiment, wandb_sweep, sys.argv[1:])
+        return {}
     experiment.files.use()
     if experiment.allowed_changes and experiment.resume == "never":
         named = ",".join(experiment.allowed_changes)
@@ -133,6 +141,7 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
         checkpoints,
         StopOnSignal(checkpoints),
         ValidationPictures(data, mirror, config["pictures_every_n_epochs"]),
+        Histograms(folder, mirror, settings.wandb.histograms_every_n_steps),
     ]
     trainer = make_trainer(trainer_arguments, folder, callbacks, [metrics, mirror])
     wait_at_most(trainer, 4 * config["watchdog_minutes"])
@@ -158,6 +167,8 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         device, precision = trainer.strategy.root_device.type, trainer.precision
         fast_paths = experiment.describe_fast_paths(device, precision)
         write_environment(folder, run_id=run.mirror.run_id, precision=precision, fast_paths=fast_paths)
+        if experiment.settings.wandb.code and resumed is None:
+            write_diff(folder / DIFF)
         say(row("run", f"{folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
         say(start_lines(experiment, trainer, run.facts))
         if experiment.trainer["enable_model_summary"]:

@@ -36,7 +36,8 @@ Images = AnImage | Sequence[AnImage] | Tensor
 
 Checkpoint = Annotated[
     str,
-    "the model: run folder, checkpoint, file or folder of weights, or hf-hub:OWNER/NAME, timm:NAME, torchvision:NAME.",
+    "the model: run folder, checkpoint, file or folder of weights, or hf-hub:OWNER/NAME, timm:NAME, torchvision:NAME, "
+    "wandb:ENTITY/PROJECT/ARTIFACT:ALIAS.",
 ]
 Size = Annotated[
     int | tuple[int, int] | None,
@@ -78,7 +79,8 @@ def load(
     Args:
         source: run folder (its best checkpoint, with the averaged weights if there are any), checkpoint, .safetensors,
             .pth, .pt, .bin, .pth.tar, .npz, folder of ``save_pretrained`` or of ``lightning export``,
-            hf-hub:owner/name, timm:NAME, torchvision:NAME, or https://...#sha256=CHECKSUM.
+            hf-hub:owner/name, timm:NAME, torchvision:NAME, wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, or
+            https://...#sha256=CHECKSUM.
         image_size: height and width in pixels of its images, if not those of its training: positions are resized.
         num_classes: classes of a new, untrained head; 0 for features.
         config: what is not known or is to be replaced: mean, std, centre_share and class_names, and for weights of

@@ -1,4 +1,4 @@
-"""Short trainings: ``lightning lr-find`` and ``scale-batch``, which keep a small report, and ``fast_dev_run``.
+"""Short trainings, ``lightning lr-find``, ``scale-batch`` and ``fast_dev_run``, and the sweep file of a training.
 
 Lightning's Tuner gives one learning rate to all parameter groups, records no losses of accumulated batches and writes
 checkpoints between its trials.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.utilities.memory import garbage_collection_cuda, is_oom_error
 from scipy.ndimage import gaussian_filter1d
@@ -30,9 +31,10 @@ from vit_lightning.commands.session import (
     session,
 )
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.files import options_of, read_flags
 from vit_lightning.errors import UserError
 from vit_lightning.figures.curves import rate_search, save
-from vit_lightning.limits import at_least, refuse
+from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.callbacks import StepSeeds
 from vit_lightning.training.classifier import ViTClassifier
@@ -210,6 +212,59 @@ def try_out(experiment: Experiment) -> Results:
         trainer.test(module, datamodule=data, verbose=False)
     say("fast_dev_run: training, validation and test work; nothing was written")
     return logged(trainer, "")
+
+
+SWEEP = """\
+# A sweep of W&B: wandb sweep {path}, then wandb agent on any number of machines.
+# method: bayes, random or grid. parameters: any options of lightning fit, in W&B's words.
+# early_terminate ends runs that are behind; their checkpoints stay: lightning fit --resume RUN goes on with one.
+"""
+"""Comments of a sweep file."""
+
+
+def write_sweep(experiment: Experiment, path: Path, words: Sequence[str]) -> None:
+    """Writes a sweep file of W&B whose runs are a command with other learning rates and weight decays.
+
+    It is a beginning, to be changed: Bayesian search by the metric of the best checkpoint, and Hyperband, which ends
+    runs after a ninth and a third of the validations.
+
+    Args:
+        experiment: the experiment.
+        path: the file, which must not be there.
+        words: the command line, without the program.
+
+    Raises:
+        UserError: the file is there or cannot be written, or the runs would have one folder.
+    """
+    chosen, flags = experiment.settings.checkpoint, [*read_flags(words[1:])]
+    given, options = dict(flags), options_of(experiment.config)
+    rates = {key: options.get(key) for key in ("optimizer.lr", "optimizer.weight_decay")}
+    refuse(
+        problems_of(
+            ("wandb-sweep", path, not path.exists(), "a new file"),
+            ("out", given.get("out"), "out" not in given, "left out: each run of a sweep has a folder of its own"),
+            ("resume", given.get("resume"), given.get("resume") in (None, "auto", "never"), "auto or never"),
+        )
+    )
+    kept = [f"--{key}={value}" for key, value in flags if key not in ("wandb-sweep", "wandb_sweep", *rates)]
+    validations = (experiment.trainer["max_epochs"] or 0) // (experiment.trainer["check_val_every_n_epoch"] or 1)
+    sweep = {
+        "program": "vit_lightning",
+        "command": ["lightning", "fit", *kept, *["--resume=auto"] * ("resume" not in given), "${args}"],
+        "method": "bayes",
+        "metric": {"name": chosen.monitor, "goal": f"{chosen.mode}imize"},
+        "parameters": {
+            key: {"distribution": "log_uniform_values", "min": value / 10, "max": value * 10}
+            for key, value in rates.items()
+            if isinstance(value, float | int) and value > 0
+        },
+        "early_terminate": {"type": "hyperband", "min_iter": max(1, validations // 9), "eta": 3},
+    }
+    try:
+        write_whole(path, SWEEP.format(path=path) + yaml.safe_dump(sweep, sort_keys=False, width=120))
+    except OSError as fault:
+        raise UserError(f"wandb-sweep={path} cannot be written: {fault.strerror}") from fault
+    say(f"{path}: change its parameters, then wandb sweep {path}, and wandb agent on any number of machines")
 
 
 def _fits(experiment: Experiment, module: LightningModule, folder: Path, steps: int) -> bool:

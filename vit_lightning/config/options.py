@@ -69,8 +69,9 @@ class ConfigOptions:
         experiment: name of the experiment; by default that of the last config file.
         seed_everything: seed of the initial weights, the order of images, augmentation and dropout.
         init_from: trained model with the initial weights: run folder (its best checkpoint), checkpoint, .safetensors,
-            .pth, .npz, folder of save_pretrained, hf-hub:owner/name, timm:NAME, torchvision:NAME, or
-            https://...#sha256=CHECKSUM. Options of a ViT that the config does not give are those of the source.
+            .pth, .npz, folder of save_pretrained, hf-hub:owner/name, timm:NAME, torchvision:NAME,
+            wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, or https://...#sha256=CHECKSUM. Options of a ViT that the config does
+            not give are those of the source.
         resize_positions: interpolation of learned positions for images of another size than those of the source.
         reset_head: whether the head is re-initialised after init_from.
         freeze: backbone trains the head alone; all else stays as it is, without dropout or new statistics.

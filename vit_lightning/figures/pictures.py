@@ -73,7 +73,7 @@ def sheet(
     images: Array, captions: Sequence[str], wrong: Sequence[bool] = (), title: str = "", cell: int = CELL
 ) -> Image.Image:
     """Draws images (n, c, H, W), uint8, above captions of one or two lines, those of ``wrong`` ones in a red frame."""
-    first = _enlarged(images[0], cell)
+    first = enlarged(images[0], cell)
     wide, high, above = max(cell, first.width) + 10, first.height + 40, 26 if title else 0
     columns = min(8, len(images))
     rows = -(-len(images) // columns)
@@ -82,7 +82,7 @@ def sheet(
     draw.text((6, 5), title, "black", _font(14))
     for number, (image, caption, bad) in enumerate(zip(images, captions, wrong or [False] * len(images), strict=True)):
         row, column = divmod(number, columns)
-        shown = _enlarged(image, cell)
+        shown = enlarged(image, cell)
         left, top = column * wide + (wide - shown.width) // 2, row * high + above + 4
         picture.paste(shown, (left, top))
         if bad:
@@ -160,7 +160,7 @@ def confusion_picture(confusion: Sequence[Sequence[int]], names: Sequence[str], 
     return picture
 
 
-def _enlarged(image: Array, cell: int) -> Image.Image:
+def enlarged(image: Array, cell: int = CELL) -> Image.Image:
     """Returns an image (c, H, W) at the size in which it is shown; of other numbers of channels, the first one."""
     pixels = image.transpose(1, 2, 0) if len(image) == 3 else image[0]
     drawn = Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB")

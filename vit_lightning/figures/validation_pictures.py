@@ -21,7 +21,14 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.errors import UserError
 from vit_lightning.figures.inside import attention_sheet, positions_sheet
-from vit_lightning.figures.pictures import balanced, confusion_picture, numbers, predictions_sheet, write_png
+from vit_lightning.figures.pictures import (
+    balanced,
+    confusion_picture,
+    enlarged,
+    numbers,
+    predictions_sheet,
+    write_png,
+)
 from vit_lightning.inspect.survey import glance
 from vit_lightning.inspect.tokens import position_similarity
 from vit_lightning.inspect.watch import find_blocks, grid_of
@@ -29,6 +36,7 @@ from vit_lightning.metric_facts import RAW_ACCURACY
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.metrics import json_number
 from vit_lightning.storage.wandb_mirror import WandbMirror
+from vit_lightning.storage.wandb_values import IMAGES
 from vit_lightning.training.callbacks import fits, gather, is_due, training_steps
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.ema import accuracy_without_average
@@ -55,6 +63,7 @@ class ValidationPictures(Callback):
 
     - ``validation/epoch-0012.png``: the same images each time, as many of each class, with predictions and their
       confidence; a wrong one has a frame and a second line with the true class. Only for data with our own loaders.
+    - ``validation/images/INDEX.png``: these images alone, for W&B's table of predictions.
     - ``validation/confusion-0012.png``: the confusion matrix.
     - ``validation/attention-0012.png``: of a ViT, where the head looks in the first of these images, layer by layer
       (``inspect.survey.glance``); ``validation/positions-0012.png``: the similarity of its positions.
@@ -140,13 +149,18 @@ class ValidationPictures(Callback):
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, table: Array) -> None:
         epoch, step = trainer.current_epoch + 1, logged_steps(trainer)
+        folder = Path(trainer.default_root_dir) / "validation"
+        folder.mkdir(exist_ok=True)
+        is_new = self._sample is None
         sample, images = self._choose(table)
+        if is_new and images is not None:
+            (folder / IMAGES).mkdir(exist_ok=True)
+            for index, image in zip(sample[:, 0].astype(int), images, strict=True):
+                write_png(folder / IMAGES / f"{index}.png", enlarged(image))
         confidence = np.nan_to_num(table[:, 3])
         found = numbers(table[:, 1].astype(int), table[:, 2].astype(int), confidence, self.data.class_names)
         facts = {"epoch": epoch, "step": step, **_facts(table, sample, found)}
         title = f"epoch {epoch}: {100 * facts['accuracy']:.2f} % of {facts['images']:,} validation images are right"
-        folder = Path(trainer.default_root_dir) / "validation"
-        folder.mkdir(exist_ok=True)
         if images is not None and len(images):
             rows = list(zip(*(facts["sample"][name] for name in ("label", "prediction", "confidence")), strict=True))
             drawn = predictions_sheet(images, self.data.class_names, rows, f"{title}, {len(images)} of them here")

@@ -21,7 +21,8 @@ from vit_lightning.report.wandb_report import REPORT, report_tables, wandb_setti
 from vit_lightning.report.wording import rule
 from vit_lightning.storage.folder import write_whole
 from vit_lightning.storage.redaction import Redaction
-from vit_lightning.storage.wandb_mirror import WandbConfig, has_key, import_wandb
+from vit_lightning.storage.wandb_internals import has_key, import_wandb
+from vit_lightning.storage.wandb_mirror import WandbConfig
 
 PATIENCE = 60.0
 """Seconds within which W&B must save both."""

@@ -63,6 +63,8 @@ def log_report(report: Report, *, send: bool = False) -> str:
             mirror.log_table(f"{REPORT}/{name}", table.header, table.rows)
         mirror.log_images(_save_images(report))
         mirror.log_summary(values)
+        if not study.missing and known.get("logged") != digest:
+            mirror.alert(f"{study.name} is finished", report.headline)
     finally:
         taken, place = mirror.is_live, mirror.hint()
         mirror.finish()

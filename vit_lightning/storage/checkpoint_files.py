@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils.serialization import config as serialization
 
 from vit_lightning.errors import CannotResume, UserError, first_line, named
+from vit_lightning.storage.wandb_sources import WANDB, artifact_path
 
 LAST, PREVIOUS, BEST = (Path(f"checkpoints/{name}.ckpt") for name in ("last", "previous", "best"))
 DOWNLOADS = Path("data/checkpoints")
@@ -315,15 +316,16 @@ def newest_checkpoint(folder: Path) -> Restored | None:
 
 
 def find_checkpoint(source: str | Path, key: str = "ckpt") -> Path:
-    """Returns the checkpoint file of a run folder (the best, or else the last), of a file or of a URL.
+    """Returns the checkpoint file of a run folder (the best, or else the last), of a file, a URL or a W&B artifact.
 
     Args:
-        source: run folder, file, or URL followed by ``#sha256=`` and the checksum, kept in ``data/checkpoints``.
+        source: run folder, file, wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, or URL followed by ``#sha256=`` and the checksum;
+            the last two are kept in ``data/checkpoints``.
         key: option that errors name.
     """
     if "://" in str(source):
         return _download(str(source), key)
-    path = Path(source)
+    path = artifact_path(str(source), key, DOWNLOADS) if str(source).startswith(WANDB) else Path(source)
     if path.is_dir():
         found = [path / name for name in (BEST, LAST) if (path / name).is_file()]
         if not found:

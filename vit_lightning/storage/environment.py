@@ -47,6 +47,12 @@ def write_environment(folder: Path, *, run_id: str, precision: str, fast_paths: 
         write_whole(path, json.dumps({"run_id": run_id} | found | {"run_id": run_id}, indent=2) + "\n")
 
 
+def write_diff(path: Path) -> None:
+    """Writes what git diff says of the working folder against its commit; nothing outside a repository."""
+    if (text := _run_git(Path.cwd(), "diff", "HEAD")) is not None:
+        write_whole(path, text)
+
+
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

@@ -8,34 +8,40 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import secrets
 import shlex
-import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from vit_lightning.errors import first_line, one_line
-from vit_lightning.storage.checkpoint_files import find_checkpoint
+from vit_lightning.errors import Diverged, first_line, one_line
+from vit_lightning.limits import at_least, refuse
+from vit_lightning.metric_facts import RAW_ACCURACY, goal_of, metric_names
+from vit_lightning.storage import wandb_internals as internals
 from vit_lightning.storage.console_log import ConsoleLog
 from vit_lightning.storage.folder import read_json
 from vit_lightning.storage.metrics import read_metrics
 from vit_lightning.storage.redaction import Redaction
+from vit_lightning.storage.wandb_artifacts import log_models
+from vit_lightning.storage.wandb_values import histogram_values, read_histograms, tables, validation_values
 
-START_SECONDS = 6.0
-"""Seconds that an online start may take before the run is offline."""
-FINISH_SECONDS = 10.0
-"""Seconds that the upload may take after the last row."""
-CLASS_CURVES = 20
-"""Largest number of classes whose accuracy has a curve each; of more there is a table."""
+UPLOAD_SECONDS = 900.0
+"""Seconds that the upload of checkpoints may take."""
+WAIT_SECONDS = 1.5
+"""Seconds after which a start that waits for W&B's server says so."""
+PREEMPTED = (128 + signal.SIGTERM, 128 + signal.SIGUSR1)
+"""Exit codes of a run that a cluster has stopped."""
+DIFF = "diff.patch"
+"""File of a run folder with what git diff said of the working folder, where W&B is to have it."""
 
 
 @dataclass
@@ -50,7 +56,14 @@ class WandbConfig:
         job_type: W&B job type of the run, such as an arm of an ablation.
         tags: tags of the run.
         notes: notes on the run.
-        log_model: whether to upload the best checkpoint and the config as an artifact, with all paths in them.
+        histograms_every_n_steps: steps between two histograms of the weights and the gradients of each layer, 0 for
+            none; their lines in histograms.jsonl are complete without W&B too.
+        code: whether to upload the Python files of the config and what git diff says of the working folder.
+        log_model: whether to upload the last and the best checkpoint as versions of the artifact model-ID with these
+            aliases, with the config, all paths in them; online the run also uses an artifact with what identifies the
+            data, so that W&B draws where a model comes from.
+        registry: collection of W&B's registry to which the best checkpoint is linked with log_model, such as
+            model/digits.
     """
 
     mode: Literal["online", "offline", "disabled"] | None = None
@@ -60,7 +73,13 @@ class WandbConfig:
     job_type: str | None = None
     tags: list[str] | None = None
     notes: str | None = None
+    histograms_every_n_steps: int = 0
+    code: bool = False
     log_model: bool = False
+    registry: str | None = None
+
+    def __post_init__(self) -> None:
+        refuse(at_least(0, histograms_every_n_steps=self.histograms_every_n_steps))
 
 
 class WandbMirror(Logger):
@@ -115,23 +134,32 @@ class WandbMirror(Logger):
             start()
 
     @rank_zero_only
-    def start(self, otherwise: Sequence[str] = ("offline",)) -> None:
+    def start(self, otherwise: Sequence[str] = ("offline",), say: Callable[[str], object] = print) -> None:
         """Starts online if there is a key and the server answers, else offline; takes about 8 s at most.
 
         Args:
             otherwise: modes to try if it cannot be online; none to send a finished run.
+            say: prints that it waits for the server, from a thread.
         """
         if (self.config.mode or os.environ.get("WANDB_MODE")) == "disabled":
             self._console.stop()
             return
         try:
-            self._wandb = import_wandb(self.folder)
-            self._setup()
+            self._wandb = internals.import_wandb(self.folder)
+            internals.set_up(self._wandb)
             mode = self._wandb.setup().settings.mode
-            mode = self.config.mode or _MODES.get(mode, mode)
-            if mode == "online" and not has_key(self._wandb):
+            mode = self.config.mode or internals.MODES.get(mode, mode)
+            if mode == "online" and not internals.has_key(self._wandb):
                 mode, self.reason = "offline", "no API key"
-            self._start_in(["online", *otherwise] if mode == "online" else otherwise, later=not otherwise)
+            modes = ["online", *otherwise] if mode == "online" else otherwise
+            text = f"W&B         waiting for its server, {internals.START_SECONDS:g} s at most"
+            waiting = threading.Timer(WAIT_SECONDS, say, [text])
+            if mode == "online":
+                waiting.start()
+            try:
+                self._start_in(modes, later=not otherwise)
+            finally:
+                waiting.cancel()
         except Exception as fault:  # training must start without W&B as well
             self.reason = first_line(fault)
         if self._run is None:
@@ -144,8 +172,9 @@ class WandbMirror(Logger):
         config = self._redacted.of({**self.run_config, "versions": environment.get("packages", {})})
         given = self._redacted.of(vars(self.config))
         shown = {name: given[name] for name in ("project", "entity", "group", "job_type", "tags", "notes")}
+        code = self._redacted.of(_code(environment))
         for mode in modes:
-            settings = self._settings(environment, later=later)
+            settings = internals.run_settings(self._wandb, code, later=later)
             place = {"id": self.run_id, "name": self.folder.name, "dir": str(self.folder)}
             try:
                 self._run = self._wandb.init(
@@ -153,40 +182,41 @@ class WandbMirror(Logger):
                 )
             except Exception as fault:
                 self.reason = first_line(fault)
-                self._with_time_limit(lambda: self._wandb.teardown(1), 1.5)  # else: "run ID is in use"
-                self._setup()
+                internals.call_in_time(self._wandb, lambda: self._wandb.teardown(1), 1.5)  # else: "run ID is in use"
+                internals.set_up(self._wandb)
             else:
                 self.mode, self.url = mode, str(self._run.url or "")
                 with contextlib.suppress(Exception):  # training must start without it as well
                     self._send_environment(environment)
+                    self._define_best()
+                    self._send_code()
                 return
 
-    def _setup(self) -> None:
-        # silent before the login; the settings of init come too late for that
-        self._wandb.setup(self._wandb.Settings(silent=True, x_service_wait=5))
+    def _define_best(self) -> None:
+        """Keeps the best value of each validation metric in the summary, as ``val/acc.max``."""
+        checkpoint = self.run_config.get("checkpoint") or {}
+        best = {name: goal_of(name)[:3] for name in (*metric_names("val"), RAW_ACCURACY)}
+        for name, kind in (best | {checkpoint.get("monitor", "val/acc"): checkpoint.get("mode", "max")}).items():
+            self._run.define_metric(name, summary=kind)
 
-    def _settings(self, environment: Mapping[str, Any], *, later: bool) -> Any:
-        code = self._redacted.of(_code(environment))
-        return self._wandb.Settings(
-            silent=True,
-            console="off",  # leaves stdout and stderr alone
-            init_timeout=START_SECONDS,
-            finish_timeout=FINISH_SECONDS,
-            **{f"x_{kind}_retry_wait_max_seconds": 5 for kind in ("graphql", "file_stream", "file_transfer")},
-            x_transaction_log_flush_interval=1.0,  # by default a SIGKILL loses 15 s
-            x_disable_meta=True,  # it has user and host; ``_send_environment`` sends the rest
-            **dict.fromkeys(("host", "username", "email", "program_relpath", "program_abspath"), ""),
-            program="lightning",
-            x_disable_stats=later,  # of the machine that sends a finished run
-            x_stats_sampling_interval=10.0,
-            x_save_requirements=False,
-            disable_code=True,
-            disable_git=True,  # it takes time, and the URL may hold credentials
-            git_commit=code.get("commit"),
-            git_remote_url=code.get("remote"),
-            save_code=False,
-            disable_job_creation=True,
-        )
+    def _send_code(self) -> None:
+        """Sends the Python files of the run folder, and the diff of the working folder, where that was asked for."""
+        if not self.config.code:
+            return
+        with tempfile.TemporaryDirectory() as copies:
+            for file in self.folder.rglob("*.py"):
+                copy = Path(copies, file.relative_to(self.folder))
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_text(self._redacted(file.read_text(encoding="utf-8")), encoding="utf-8")
+            self._run.log_code(copies, f"source-{self.run_id}", include_fn=lambda path: path.endswith(".py"))
+        if (self.folder / DIFF).is_file():
+            self._save(DIFF, self._redacted((self.folder / DIFF).read_text(encoding="utf-8")))
+
+    def _save(self, name: str, text: str) -> None:
+        """Sends a text as a file of the run."""
+        file = Path(self._run.dir) / name
+        file.write_text(text, encoding="utf-8")
+        self._run.save(str(file), base_path=str(file.parent), policy="now")
 
     def _send_environment(self, environment: Mapping[str, Any]) -> None:
         """Sends versions, command, commit and hardware in the file of which W&B shows those of a run."""
@@ -206,9 +236,7 @@ class WandbMirror(Logger):
             "gpu_nvidia": [{"name": name} for name in gpus],
             "cudaVersion": environment.get("cuda"),
         }
-        file = Path(self._run.dir) / "wandb-metadata.json"
-        file.write_text(json.dumps(self._redacted.of(facts)), encoding="utf-8")
-        self._run.save(str(file), base_path=str(file.parent), policy="now")
+        self._save("wandb-metadata.json", json.dumps(self._redacted.of(facts)))
 
     def _log(self, make: Callable[[], Mapping[str, Any]], step: int | None = None) -> None:
         """Logs a row; W&B merges rows of the same step and ignores rows of earlier steps."""
@@ -222,10 +250,13 @@ class WandbMirror(Logger):
         if self.mode != "online" or not (folder / "metrics.jsonl").is_file():
             return
         validations = {read_json(path).get("step"): path for path in (folder / "validation").glob("*.json")}
+        histograms = read_histograms(folder)
         for step, row in merged_by_step(read_metrics(folder)):
             self.log_metrics(row, step)
             if step in validations:
                 self.log_validation(validations[step])
+            if step in histograms:
+                self.log_histograms(histograms[step])
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Does nothing: ``start`` has sent the config."""
@@ -235,65 +266,82 @@ class WandbMirror(Logger):
         self._log(lambda: {name: self._wandb.Image(str(path)) for name, path in images.items()}, step)
 
     def log_table(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Logs a table."""
-        self._log(lambda: {name: self._wandb.Table(columns=list(header), data=[list(row) for row in rows])})
+        """Logs a table, for which wandb waits for the server."""
+        given = {"columns": list(header), "data": [list(row) for row in rows]}
+        self._in_time(lambda: self._run.log({name: self._wandb.Table(**given)}), internals.FINISH_SECONDS)
+
+    def log_tables(self, step: int | None = None) -> None:
+        """Logs tables and interactive plots of all validations, at the end: wandb waits for the server with each."""
+        self._in_time(lambda: self._run.log(tables(self._wandb, self.folder), step=step), internals.FINISH_SECONDS)
 
     def log_validation(self, path: Path) -> None:
         """Logs a validation at its step: the JSON file that ``ValidationPictures`` has written, and its pictures."""
-        facts = read_json(path)
-        self._log(lambda: self._validation(facts, path), facts.get("step"))
+        self._log(lambda: validation_values(self._wandb, path), read_json(path).get("step"))
 
-    def _validation(self, facts: Mapping[str, Any], path: Path) -> dict[str, Any]:
-        epoch = path.stem.removeprefix("epoch-")
-        others = ("confusion", "attention", "positions")
-        pictures = {f"images/{name}": path.with_name(f"{name}-{epoch}.png") for name in others}
-        pictures["images/validation"] = path.with_suffix(".png")
-        values = {name: self._wandb.Image(str(file)) for name, file in pictures.items() if file.is_file()}
-        confidence = facts["confidence"]
-        counts = [sum(pair) for pair in zip(confidence["right"], confidence["wrong"], strict=True)]
-        values["images/confidence"] = self._wandb.Histogram(np_histogram=(counts, confidence["edges"]))
-        ranks = map(float, facts.get("effective_rank", ()))
-        values |= {f"effective_rank/{number}": rank for number, rank in enumerate(ranks)}
-        classes = list(zip(facts["classes"], facts["class_images"], facts["class_accuracy"], strict=True))
-        if len(classes) <= CLASS_CURVES:
-            return values | {f"val_class/{name}": accuracy for name, _, accuracy in classes if accuracy is not None}
-        return values | {"val_class": self._wandb.Table(columns=["class", "images", "accuracy"], data=classes)}
+    def log_histograms(self, row: Mapping[str, Any]) -> None:
+        """Logs a line of ``histograms.jsonl`` at its step."""
+        self._log(lambda: histogram_values(self._wandb, row), row["step"])
+
+    def alert(self, title: str, text: str, level: Literal["INFO", "WARN", "ERROR"] = "INFO") -> None:
+        """Sends an alert, which W&B hands on by e-mail or Slack to those who want it."""
+        self._guarded(lambda: self._run.alert(self._redacted(title)[:63], self._redacted(text), level))
 
     def log_summary(self, values: Mapping[str, Any]) -> None:
         """Sets final values of the run."""
         self._guarded(lambda: self._run.summary.update(self._redacted.of(values)))
 
     def log_results(self, results: Mapping[str, Any]) -> None:
-        """Sends figures and results of a finished run, and with ``log_model`` its best checkpoint."""
+        """Sends figures, tables and results of a finished run, and with ``log_model`` its checkpoints."""
         self.log_images({path.stem: path for path in sorted(self.folder.glob("*.png"))}, step=results["steps"])
-        self.log_summary(results)
-        if self.config.log_model and self.mode == "online":  # offline, W&B would store a second copy
-            self._guarded(self._send_model)
+        self.log_tables(results["steps"])
+        self._guarded(lambda: self._summarise(results))
+        if self.config.log_model:
+            models = partial(log_models, self._wandb, self._run, self.folder, self._redacted, self.config.registry)
+            self._in_time(models, UPLOAD_SECONDS)
 
-    def _send_model(self) -> None:
-        artifact = self._wandb.Artifact(f"{self.folder.name}-best", type="model")
-        for file in (find_checkpoint(self.folder), self.folder / "config.yaml"):
-            artifact.add_file(str(file))
-        self._run.log_artifact(artifact)
+    def _summarise(self, results: Mapping[str, Any]) -> None:
+        """Sets results; those of the best checkpoint beside the best of all: ``val/acc.best``, ``val/acc.max``."""
+        for name, value in self._redacted.of(results).items():
+            kept = self._run.summary.get(name)
+            self._run.summary[name] = {**kept, "best": value} if isinstance(kept, dict) else value
+
+    def _in_time(self, call: Callable[[], object], seconds: float) -> None:
+        """Calls what waits for W&B's server, for a limited time."""
+        self.begin()
+        if self._run is not None and not internals.call_in_time(self._wandb, lambda: self._guarded(call), seconds):
+            self.reason, self._run = "W&B did not answer in time", None
 
     @rank_zero_only
     def finish(self, exit_code: int = 0, fault: BaseException | None = None) -> None:
         """Ends the run and waits a limited time for the upload."""
         if fault is not None:
-            self._guarded(lambda: self._run.write_logs(self._redacted(one_line(fault))))
+            self._tell_of(fault)
         self._console.stop()
         if self._wandb is None:
             return
         if self._run is not None:
             run, self._run = self._run, None
-            finished = self._with_time_limit(lambda: run.finish(exit_code), FINISH_SECONDS + 5.0)
-            if not finished or getattr(run, "_finish_timed_out", False):
+            finished = internals.call_in_time(
+                self._wandb, lambda: run.finish(exit_code), internals.FINISH_SECONDS + 5.0
+            )
+            if not finished or not internals.finished_in_time(run):
                 self.reason = "W&B did not answer in time"
-        self._with_time_limit(self._wandb.teardown, 5.0)  # else the end of the process could hang
-        shutil.rmtree(self.folder / "wandb" / "cache", ignore_errors=True)
+        internals.call_in_time(self._wandb, self._wandb.teardown, 5.0)  # else the end of the process could hang
+        internals.clear_cache(self.folder, offline=self.mode == "offline")
         for path in (self.folder / "wandb").glob("*/logs/*.log"):  # W&B's own, which name folders
             with contextlib.suppress(OSError, UnicodeDecodeError):  # one is a link to the cache
                 path.write_text(self._redacted(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+    def _tell_of(self, fault: BaseException) -> None:
+        """Sends why a run ends; W&B starts a run again that was stopped by a cluster, as agents of a sweep do."""
+        text = one_line(fault)
+        self._guarded(lambda: self._run.write_logs(self._redacted(text)))
+        if isinstance(fault, Exception):
+            how = "diverged" if isinstance(fault, Diverged) else "failed"
+            self.alert(f"{self.folder.name} {how}", text, "ERROR")
+        # an agent itself ends a run by SIGTERM, which W&B has stopped and is not to start again
+        elif getattr(fault, "code", None) in PREEMPTED[bool(run_of_agent()) :]:
+            self._guarded(lambda: self._run.mark_preempting())
 
     def place(self) -> str:
         """Returns a line that says at the start where the run is."""
@@ -322,25 +370,6 @@ class WandbMirror(Logger):
         except Exception as fault:  # W&B's own process has died: nothing more can be sent
             self.reason, self._run = first_line(fault), None
 
-    def _with_time_limit(self, call: Callable[[], object], seconds: float) -> bool:
-        """Returns whether ``call``, run in a thread, returned in time; else kills W&B's own process, which ends it."""
-        singleton = getattr(self._wandb.sdk.wandb_setup, "_singleton", None)
-
-        def work() -> None:
-            with contextlib.suppress(BaseException):  # teardown raises SystemExit
-                call()
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        thread.join(seconds)
-        if thread.is_alive():
-            process = getattr(getattr(singleton, "_connection", None), "_proc", None)
-            if process is not None:
-                process._process.kill()
-            thread.join(2.0)
-            return False
-        return True
-
 
 def run_id(folder: Path) -> str:
     """Returns the run's W&B id from ``environment.json``, or a new random one."""
@@ -365,10 +394,6 @@ def _code(environment: Mapping[str, Any]) -> dict[str, Any]:
     return git.get("working folder") or git.get("package") or {}
 
 
-_MODES = {"run": "online", "shared": "online", "dryrun": "offline"}
-"""Other names of W&B's modes."""
-
-
 def merged_by_step(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, dict[str, float]]]:
     """Yields one row for each step, in order: W&B drops a row of an earlier step."""
     merged: dict[int, dict[str, float]] = {}
@@ -376,35 +401,3 @@ def merged_by_step(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, dic
         numbers = {name: float(value) for name, value in row.items() if name not in ("step", "time")}
         merged.setdefault(int(row["step"]), {}).update(numbers)
     yield from sorted(merged.items())
-
-
-def import_wandb(folder: Path) -> Any:
-    """Imports wandb so that all its files are in the run folder, and without error reports to W&B."""
-    cache = folder / "wandb" / "cache"
-    cache.mkdir(parents=True, exist_ok=True)
-    os.environ["WANDB_ERROR_REPORTING"] = "false"  # a report takes 12 s at exit if the server hangs
-    os.environ["WANDB_CACHE_DIR"] = os.environ["WANDB_DATA_DIR"] = str(cache)
-    before = tempfile.tempdir
-    tempfile.tempdir = str(cache)  # the import makes two folders, which a SIGKILL would leave
-    try:
-        import wandb
-    finally:
-        tempfile.tempdir = before
-    # wandb adds this one only where its logger has none, such as that of ``log_warnings``, taken away before the end
-    logging.getLogger("wandb").addHandler(logging.NullHandler())  # else Python prints what it logs then to stderr
-    with contextlib.suppress(AttributeError):  # the folder of unsent images, which wandb makes for the first run only
-        media = wandb.sdk.data_types._private.MEDIA_TMP
-        media.name = str(cache / "media")
-        Path(media.name).mkdir(exist_ok=True)
-    return wandb
-
-
-def has_key(wandb: Any) -> bool:
-    """Whether an API key is configured (environment, netrc or settings); uses neither network nor prompt."""
-    from wandb.sdk.lib import wbauth
-
-    try:
-        host = wandb.setup().settings.base_url
-        return bool(wbauth.authenticate_session(host=host, source="", prompt=False, update_session=False))
-    except Exception:  # an invalid key
-        return False

@@ -27,8 +27,9 @@ class DistillationConfig:
     """Distillation from a trained network; the head of a distillation token learns from the teacher alone.
 
     Args:
-        teacher: run folder (its best checkpoint), checkpoint, file or folder of weights, hf-hub:OWNER/NAME, timm:NAME
-            or torchvision:NAME, such as torchvision:regnet_y_16gf; no distillation when not given.
+        teacher: run folder (its best checkpoint), checkpoint, file or folder of weights, hf-hub:OWNER/NAME, timm:NAME,
+            torchvision:NAME, such as torchvision:regnet_y_16gf, or wandb:ENTITY/PROJECT/ARTIFACT:ALIAS; no
+            distillation when not given.
         kind: hard uses the teacher's prediction as the label, soft its probabilities.
         alpha: weight of the teacher in the loss; that of the labels is 1 - alpha.
         temperature: temperature of soft distillation, by which logits are divided.

@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from vit_lightning.errors import UserError, first_line, foreign
 from vit_lightning.storage.checkpoint_files import (
     BEST,
+    DOWNLOADS,
     LAST,
     check_checkpoint,
     find_checkpoint,
     read_archive,
 )
+from vit_lightning.storage.wandb_sources import artifact_path
 from vit_lightning.weights.hubs import LIBRARIES, facts_of_preprocessing, hub_folder
 
 IN_FOLDER = (
@@ -108,7 +110,8 @@ def read_weights(place: str | Path, key: str = "source") -> WeightsFile:
 
     Args:
         place: run folder, checkpoint, .safetensors, .pth, .pt, .bin, .pth.tar, .npz, folder of ``save_pretrained`` or
-            of an export, hf-hub:owner/name, timm:NAME, torchvision:NAME, or https://...#sha256=CHECKSUM.
+            of an export, hf-hub:owner/name, timm:NAME, torchvision:NAME, wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, or
+            https://...#sha256=CHECKSUM.
         key: option that errors name.
 
     Raises:
@@ -140,6 +143,7 @@ def _read(place: str, key: str) -> WeightsFile:
         tensors, notes = _tidy(network.state_dict())
         return WeightsFile(place, None, tensors, about, view=_view(about), notes=notes, network=network)
     path = hub_folder(name) if library == "hf-hub" else Path(place)
+    path = artifact_path(place, key, DOWNLOADS) if library == "wandb" else path
     if not path.is_dir() or any((path / name).is_file() for name in (BEST, LAST)):
         path = find_checkpoint(place, key)
     file = _file_in(path) if path.is_dir() else path

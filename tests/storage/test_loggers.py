@@ -1,0 +1,49 @@
+"""Lightning's own loggers in a config, beside the run's own files and its mirror in W&B."""
+
+from __future__ import annotations
+
+import csv
+import json
+from importlib.util import find_spec
+
+import pytest
+from runs import SMALL
+from wandb_command import start, steps
+from wandb_stub import read_wandb_file
+
+LOGGERS = {
+    "CSVLogger": {"save_dir": "theirs"},
+    "WandbLogger": {"save_dir": "theirs", "project": "theirs", "offline": True},
+    "TensorBoardLogger": {"save_dir": "theirs"},
+    "MLFlowLogger": {"save_dir": "theirs/ml", "experiment_name": "theirs"},
+}
+NEEDED = {"TensorBoardLogger": ("tensorboard", "tensorboardX"), "MLFlowLogger": ("mlflow", "mlflow_skinny")}
+
+
+def test_lightning_s_loggers_stand_beside_the_mirror(tmp_path):
+    """Each logger has all metrics; W&B's logger has a run of its own, and does not take that of the mirror."""
+    (tmp_path / "theirs").mkdir()
+    there = [name for name in LOGGERS if name not in NEEDED or any(map(find_spec, NEEDED[name]))]
+    loggers = [{"class_path": f"lightning.pytorch.loggers.{name}", "init_args": LOGGERS[name]} for name in there]
+    flags = [f"--trainer.logger={json.dumps(loggers)}", "--trainer.log_every_n_steps=10"]
+    result = start(tmp_path, "fit", *SMALL, "--out=run", *flags).finish()
+    assert result.returncode == 0, result.stdout + result.stderr
+    metrics = steps(tmp_path / "run")
+    names = {name for row in metrics.values() for name in row} - {"epoch"}
+    accuracy = next(row["val/acc"] for row in metrics.values() if "val/acc" in row)
+    runs = {}
+    for path in tmp_path.rglob("*.wandb"):
+        told = read_wandb_file(path)
+        runs[path.relative_to(tmp_path).parts[0]] = told
+        assert names <= {name for row in told["rows"] for name in row}
+        assert [row["val/acc"] for row in told["rows"] if "val/acc" in row] == pytest.approx([accuracy])
+    assert {*runs} == {"run", "theirs"}
+    assert runs["run"]["place"] != runs["theirs"]["place"]
+    assert runs["theirs"]["place"][0].split("/")[1] == "theirs"
+    assert "validation/predictions" in {name for row in runs["run"]["rows"] for name in row}
+    (file,) = (tmp_path / "theirs").rglob("metrics.csv")
+    with file.open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert [float(row["val/acc"]) for row in rows if row.get("val/acc")] == pytest.approx([accuracy])
+    for name, pattern in {"TensorBoardLogger": "events.out.tfevents.*", "MLFlowLogger": "val/acc"}.items():
+        assert (name in there) == bool([*(tmp_path / "theirs").rglob(pattern)])

@@ -1,0 +1,124 @@
+"""Files of a run as values that W&B shows: tables, interactive plots, pictures, histograms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_lightning.storage.folder import read_json
+
+CLASS_CURVES = 20
+"""Largest number of classes whose accuracy has a curve each; of more there is a table."""
+HISTOGRAMS = "histograms.jsonl"
+"""File of a run folder: a line for each step with histograms, each ``{edges: [low, high], counts: [...]}`` by name."""
+IMAGES = "images"
+"""Folder in ``validation`` with the images of the table of predictions, as INDEX.png."""
+
+
+def validation_values(wandb: Any, path: Path) -> dict[str, Any]:
+    """Returns pictures and curves of a validation by names, from the JSON file of ``ValidationPictures``."""
+    facts, epoch = read_json(path), path.stem.removeprefix("epoch-")
+    pictures = {
+        f"images/{name}": path.with_name(f"{name}-{epoch}.png") for name in ("confusion", "attention", "positions")
+    }
+    pictures["images/validation"] = path.with_suffix(".png")
+    values = {name: wandb.Image(str(file)) for name, file in pictures.items() if file.is_file()}
+    confidence = facts["confidence"]
+    counts = [sum(pair) for pair in zip(confidence["right"], confidence["wrong"], strict=True)]
+    values["images/confidence"] = wandb.Histogram(np_histogram=(counts, confidence["edges"]))
+    ranks = map(float, facts.get("effective_rank", ()))
+    values |= {f"effective_rank/{number}": rank for number, rank in enumerate(ranks)}
+    classes = zip(facts["classes"], facts["class_accuracy"], strict=True)
+    if len(facts["classes"]) <= CLASS_CURVES:
+        values |= {f"val_class/{name}": accuracy for name, accuracy in classes if accuracy is not None}
+    return values
+
+
+def tables(wandb: Any, folder: Path) -> dict[str, Any]:
+    """Returns tables of all validations in a run folder, and interactive plots of the last one.
+
+    Each is an artifact, for which wandb asks the server and waits: they go at the end of a run.
+    """
+    files = map(read_json, sorted((folder / "validation").glob("epoch-*.json")))
+    validations = [facts for facts in files if "sample" in facts]  # else it is damaged
+    if not validations:
+        return {}
+    last = validations[-1]
+    found = {
+        "validation/predictions": _predictions(wandb, validations, folder / "validation" / IMAGES),
+        "validation/confusion": _confusion(wandb, last),
+        "validation/calibration": _calibration(wandb, last["confidence"]),
+    }
+    if len(last["classes"]) > CLASS_CURVES:
+        found["val_class"] = _classes(wandb, validations)
+    return found
+
+
+def _predictions(wandb: Any, validations: Sequence[Mapping[str, Any]], folder: Path) -> Any:
+    """Returns the table of the images on the pictures, a row for each in each validation."""
+    images = {path.stem: wandb.Image(str(path)) for path in folder.glob("*.png")}
+    rows = [
+        [facts["epoch"], index, images.get(str(index)), names[label], names[predicted], label == predicted, confidence]
+        for facts in validations
+        for names, sample in [(facts["classes"], facts["sample"])]
+        for index, label, predicted, confidence in zip(
+            *(sample[name] for name in ("index", "label", "prediction", "confidence")), strict=True
+        )
+    ]
+    columns = ["epoch", "index", "image", "label", "prediction", "right", "confidence"]
+    return wandb.Table(columns=columns, data=rows)
+
+
+def _classes(wandb: Any, validations: Sequence[Mapping[str, Any]]) -> Any:
+    """Returns the table of the accuracy of each class in each validation."""
+    rows = [
+        [facts["epoch"], *row]
+        for facts in validations
+        for row in zip(facts["classes"], facts["class_images"], facts["class_accuracy"], strict=True)
+    ]
+    return wandb.Table(columns=["epoch", "class", "images", "accuracy"], data=rows)
+
+
+def _confusion(wandb: Any, facts: Mapping[str, Any]) -> Any:
+    """Returns W&B's interactive confusion matrix."""
+    names, columns = facts["classes"], ["Actual", "Predicted", "nPredictions"]
+    rows = [[names[label], names[predicted], images] for label, predicted, images in facts["confusion"]]
+    fields, title = {name: name for name in columns}, {"title": "confusion of the validation images"}
+    return wandb.plot_table("wandb/confusion_matrix/v1", wandb.Table(columns=columns, data=rows), fields, title)
+
+
+def _calibration(wandb: Any, confidence: Mapping[str, Any]) -> Any:
+    """Returns an interactive reliability diagram: accuracy by the middle of each bin of confidence with images."""
+    middles = [round((low + high) / 2, 6) for low, high in pairwise(confidence["edges"])]
+    bins = zip(middles, confidence["right"], confidence["wrong"], strict=True)
+    rows = [[middle, right / (right + wrong), right + wrong] for middle, right, wrong in bins if right + wrong]
+    table = wandb.Table(columns=["confidence", "accuracy", "images"], data=rows)
+    return wandb.plot.line(table, x="confidence", y="accuracy", title="calibration of the validation images")
+
+
+def histogram_values(wandb: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the histograms of a line of ``HISTOGRAMS``."""
+    shown = {}
+    for name, found in row.items():
+        if name != "step":
+            low, high = found["edges"]
+            edges = np.linspace(low, high, len(found["counts"]) + 1).tolist()
+            shown[name] = wandb.Histogram(np_histogram=(found["counts"], edges))
+    return shown
+
+
+def read_histograms(folder: Path) -> dict[int, dict[str, Any]]:
+    """Returns the lines of ``HISTOGRAMS`` by step; of a step trained twice the later one."""
+    file = folder / HISTOGRAMS
+    rows = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:  # cut off by a kill
+            continue
+    return {int(row["step"]): row for row in rows}
