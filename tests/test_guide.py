@@ -127,9 +127,10 @@ def prepared(tmp_path_factory, trained):
         write_images(folder / place, 12)
     shutil.copy(folder / "FOLDER/000.jpg", folder / "a.jpg")
     shutil.copytree(folder / "FOLDER", folder / "new")
+    (folder / "plan.yaml").write_text(PLANS[-1])
     (folder / "PHOTOS.yaml").write_text("data: {class_path: ImageFolder, init_args: {root: DIR}}")
     (folder / "CONFIG.yaml").write_text((REPOSITORY / "experiments/digits_short.yaml").read_text())
-    vit = ViT(image_size=32, patch_size=8, emb_size=32, depth=1, num_heads=4, num_classes=7)
+    vit = ViT(image_size=32, patch_size=8, emb_size=64, depth=1, num_heads=1, num_classes=7)
     state, _ = to_reference(vit, family="timm")
     for name in ("model_best.pth.tar", "weights.pth"):
         torch.save(state, folder / name)
@@ -152,6 +153,7 @@ def test_configs_of_the_guide_are_accepted(prepared, monkeypatch):
 def test_plans_of_the_guide_are_accepted(in_folder):
     plans = [read_plan(write(in_folder / "plan.yaml", text)) for text in PLANS]
     assert [len(plan.arms) for plan in plans] == [3, 3, 4]
+    assert yaml.safe_load(PLANS[0]) == yaml.safe_load(PLANS[1]), "the plan of the README and that of its page"
 
 
 @pytest.mark.parametrize("words", [words for words in COMMAND_LINES if words[0] in FREE], ids=" ".join)
