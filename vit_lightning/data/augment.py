@@ -45,8 +45,7 @@ class RandomCrop(Augmentation):
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         choices = 2 * self.padding + 1
-        top = (uniform(keys, 1) * choices).long()
-        left = (uniform(keys, 2) * choices).long()
+        top, left = (uniform(keys, range(1, 3)) * choices).long()
         windows = F.pad(images, [self.padding] * 4).unfold(2, height, 1).unfold(3, width, 1)
         windows = windows.permute(0, 2, 3, 1, 4, 5)  # (b, top, left, c, H, W): whole rows are copied, not pixels
         if _is_for_numpy(images):
@@ -195,11 +194,12 @@ class RandomAffine(Augmentation):
         self.degrees, self.scale, self.translate = degrees, scale, translate
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        angle = (2.0 * uniform(keys, 4) - 1.0) * math.radians(self.degrees)
-        factor = self.scale[0] + uniform(keys, 5) * (self.scale[1] - self.scale[0])
+        turn, size, *places = uniform(keys, range(4, 8))
+        angle = (2.0 * turn - 1.0) * math.radians(self.degrees)
+        factor = self.scale[0] + size * (self.scale[1] - self.scale[0])
         # in the coordinates of grid_sample an image goes from -1 to 1
-        shifts = [2.0 * self.translate * (2.0 * uniform(keys, stream) - 1.0) for stream in (6, 7)]
-        return affine(images, angle, factor, shifts[0], shifts[1])
+        right, down = (2.0 * self.translate * (2.0 * place - 1.0) for place in places)
+        return affine(images, angle, factor, right, down)
 
 
 class ColorJitter(Augmentation):

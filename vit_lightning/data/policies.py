@@ -95,7 +95,7 @@ def apply_each(images: Tensor, operation: Tensor, magnitude: Tensor) -> Tensor:
 def _sources(scale: Scale, height: int, width: int) -> Tensor:
     """Returns what ``operations.apply_at_once`` takes for each row of a scale up to Rotate, and last for all others.
 
-    Both forms thus take the same pixels, also where a place is midway between two. (rows + 1, H * W), int32: 2 MB for
+    Both forms thus take the same pixels, also where a place is midway between two. (rows + 1, H * W), int32: 3 MB for
     RandAugment at 224 pixels, 75 MB for TrivialAugment.
     """
     numbers = torch.arange(1, height * width + 1, dtype=torch.float32).view(1, 1, height, width)
@@ -187,8 +187,9 @@ class ThreeAugment(Augmentation):
         self.jitter = ColorJitter(jitter, jitter, jitter)
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        which = (uniform(keys, 1) * 3).long()
-        sigma = 0.1 + uniform(keys, 2) * (self.max_sigma - 0.1)
+        kind, strength = uniform(keys, range(1, 3))
+        which = (kind * 3).long()
+        sigma = 0.1 + strength * (self.max_sigma - 0.1)
         if host_chooses(images):
             changed = images.clone()
             for number in range(3):
