@@ -5,9 +5,9 @@ Points: setup, sanity, batch_start, forward, after_backward, after_opt_step, val
 place), ckpt_done (after it has), best_write and best_done (of best.ckpt alone), epoch_end, train_end, test. Kinds: a
 signal (KILL, TERM, INT, STOP), one to the whole process group (GROUP_TERM and so on), one in the middle of a write
 (LATE_TERM and so on: training has gone on, and the file is complete only when it is waited for), one in a step of ten
-seconds (SLOW_INT and so on), EXC, NAN, HUGE, SLEEP, HANG;
-FILL (fills the disk), FULL (no file can grow beyond 20 kB), BRIM (beyond 64 bytes) and FREE stand for the disk;
-LOSE deletes best.ckpt, MOVE moves the run folder.
+seconds (SLOW_INT and so on), EXC, NAN, HUGE, SLEEP, HANG; FILL (fills the disk), FULL (no file can grow beyond 20 kB),
+BRIM (beyond 64 bytes) and FREE stand for the disk; LOSE deletes best.ckpt, MOVE moves the run folder. A run that
+torchrun or SLURM has started again has no faults.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Fault(Callback):
     def __init__(self) -> None:
         faults = [fault.split(":") for fault in os.environ.get("VITL_FAULT", "").split(",") if fault]
         self.faults = {(int(rank), step, point): kind for rank, step, point, kind in faults}
+        if any(os.environ.get(f"{launcher}_RESTART_COUNT", "0") != "0" for launcher in ("TORCHELASTIC", "SLURM")):
+            self.faults = {}
         self.trainer = None
         self.lines = ""
         self.went_on, self.is_awaited = threading.Event(), threading.Event()

@@ -188,6 +188,12 @@ def _find_folder(experiment: Experiment, locks: contextlib.ExitStack) -> Path | 
     """Returns the folder of the run to resume, if there is one, locked for this process."""
     out, parent = experiment.out, parent_of(experiment)
     given = out if out is not None and (out / "config.yaml").is_file() else None
+    started = [os.environ.get(name, "1") for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")]  # by torchrun, by srun
+    if out is None and started != ["1", "1"] and RESUMED not in os.environ:
+        raise UserError(
+            f"resume={experiment.resume}: give --out=FOLDER too, since a launcher starts each rank by itself, and the "
+            "first cannot tell the others which run it has found"
+        )
     if not is_first():
         found = os.environ.get(RESUMED, given or "")  # a cluster may start all ranks without this variable
         return Path(found) if found else None

@@ -1,0 +1,58 @@
+"""Two ranks, and accumulated gradients, train as one process does on the same batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import harness
+import pytest
+from runs import logged_rows
+from tensors import write_images
+from test_group_signals import begin, ended
+
+RANKS = ("--trainer.devices=2", "--trainer.strategy=ddp")
+PLAIN = [
+    flag
+    for flag in harness.FLAGS
+    if not any(name in flag for name in ("dropout", "drop_path", "augment", "batch_size", "callbacks"))
+]
+"""Without what is random: dropout, drop path, augmentation; and without the last batch, which is not full."""
+WAYS = {
+    "one": ("--data.batch_size=162", "--trainer.limit_train_batches=7"),
+    "two ranks": ("--data.batch_size=81", "--trainer.limit_train_batches=7", *RANKS),
+    "accumulated": (
+        "--data.batch_size=81",
+        "--trainer.limit_train_batches=14",
+        "--trainer.accumulate_grad_batches=2",
+    ),
+}
+
+
+def curve(folder: Path) -> dict[str, list[float]]:
+    rows = logged_rows(folder / "run")
+    names = ("train/loss", "train/acc", "val/loss", "val/acc", "test/loss", "test/acc")
+    return {name: [row[name] for row in rows if name in row] for name in names}
+
+
+@pytest.mark.full
+def test_two_ranks_and_accumulated_gradients_give_the_curves_of_one_process(tmp_path):
+    for name, flags in WAYS.items():
+        assert ended(begin(tmp_path / name, "fit", *PLAIN, *flags), 120) == 0, harness.log(tmp_path / name)
+    one = curve(tmp_path / "one")
+    assert [len(values) for values in one.values()] == [4, 4, 4, 4, 1, 1]
+    for name in ("two ranks", "accumulated"):
+        found = curve(tmp_path / name)
+        for metric, values in one.items():
+            assert found[metric] == pytest.approx(values, rel=2e-6), (name, metric)
+
+
+@pytest.mark.full
+def test_a_split_may_be_smaller_than_the_number_of_ranks(tmp_path):
+    for split, count in {"train": 6, "val": 1, "test": 1}.items():
+        for name in ("cat", "dog"):
+            write_images(tmp_path / "images" / split / name, count)
+    flags = [flag for flag in PLAIN if "checkpoint" not in flag]
+    images = ("--data=ImageFolder", "--data.root=images", "--data.image_size=8", "--data.batch_size=2")
+    ranks = ("--trainer.devices=3", "--trainer.strategy=ddp")
+    assert ended(begin(tmp_path, "fit", *flags, *images, *ranks), 120) == 0, harness.log(tmp_path)
+    assert harness.results(tmp_path)["test_images"] == 2
