@@ -47,6 +47,9 @@ def test_two_ranks_and_accumulated_gradients_give_the_curves_of_one_process(tmp_
 
 
 @pytest.mark.full
+@pytest.mark.xfail(
+    strict=True, reason="Lightning refuses a rank without a batch, with a traceback; ours may not refuse it"
+)
 def test_a_split_may_be_smaller_than_the_number_of_ranks(tmp_path):
     for split, count in {"train": 6, "val": 1, "test": 1}.items():
         for name in ("cat", "dog"):
