@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from runs import REPOSITORY
+from tensors import write_images
 
 from vit_lightning.ablation.ablate import AblateConfig, ablate
 from vit_lightning.ablation.plan import PlanReader, Tune, plan_help, read_plan, slug
@@ -51,6 +52,15 @@ def wandb_sweeps() -> Any:
     from wandb.sdk.launch.sweeps import utils
 
     return utils
+
+
+@pytest.fixture(scope="module")
+def images_of_cifar10(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the images that the plans of CIFAR-10 look for, few and of noise."""
+    folder = tmp_path_factory.mktemp("plans")
+    for split, label in itertools.product(("train", "test"), range(10)):
+        write_images(folder / "data" / "CIFAR-10-images" / split / str(label), 2)
+    return folder
 
 
 def write(plan: Any, name: str = "plan.yaml") -> Path:
@@ -385,9 +395,9 @@ def test_an_arm_that_is_of_no_sweep(seed):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_shipped_plans_and_their_sweeps(path, monkeypatch, tmp_path, wandb_sweeps):
+def test_shipped_plans_and_their_sweeps(path, monkeypatch, tmp_path, images_of_cifar10, wandb_sweeps):
     """W&B's schema, where the package ``sweeps`` is there, has nothing against what is written for its agents."""
-    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.chdir(images_of_cifar10)
     plan = read_plan(path)
     write_sweep(plan, tmp_path / "sweep.yaml", {arm: {"optimizer.lr": 0.004} for arm in plan.arms})
     sweep = wandb_sweeps.load_sweep_config(str(tmp_path / "sweep.yaml"))
