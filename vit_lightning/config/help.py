@@ -50,18 +50,8 @@ AVX512-BF16 or AMX), else 32-true; a resumed run keeps the precision it began wi
 DETERMINISTIC = """On a GPU a resumed run ends in the same bits only with true, which costs speed: the fastest kernels
 add in any order."""
 
-NOT_USED = {
-    *(
-        "resume",
-        "init_from",
-        "reset_head",
-        "freeze",
-        "test",
-        "pictures_every_n_epochs",
-        "watchdog_minutes",
-        "experiment",
-    )
-}
+NOT_USED = {"resume", "init_from", "reset_head", "freeze", "test", "experiment"}
+NOT_USED |= {"pictures_every_n_epochs", "watchdog_minutes"}
 """General options that only commands that train use."""
 
 
