@@ -76,7 +76,11 @@ def test_two_models_stand_side_by_side(trained, in_folder):
     assert differing == [shown.format("cls", True, 1), shown.format("mean", False, 2)]
     assert {"attention_01_1.png", "attention_01_2.png"} <= {path.name for path in Path("out").iterdir()}
     write_images(Path("photos"), 3)
-    assert main(["inspect", "photos", f"--ckpt={trained[0]}", "--against=mean", "--image-size=16", "--out=large"]) == 0
+    flags = ["--against=mean", "--image-size=16", "--out=large", "--format=svg"]
+    assert main(["inspect", "photos", f"--ckpt={trained[0]}", *flags]) == 0
+    figures = {path.name: path.read_text() for path in Path("large").glob("*.*") if path.suffix != ".html"}
+    assert {"attention_03_2.svg", "tokens.svg"} <= figures.keys()
+    assert all("<svg" in text for text in figures.values())
     for model in page_of(Path("large"))[0]:
         assert [opened(image["picture"]).size for image in model["images"]] == [(16, 16)] * 3
         assert [image["title"].split(":")[0] for image in model["images"]] == ["000.jpg", "001.jpg", "002.jpg"]

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, o
 from vit_lightning.config.files import options_of
 from vit_lightning.data.image_files import find_images
 from vit_lightning.errors import UserError
-from vit_lightning.figures.curves import png_of
+from vit_lightning.figures.curves import file_of
 from vit_lightning.figures.inside import maps_figure, model_figures
 from vit_lightning.figures.inside_page import inside_page
 from vit_lightning.figures.run_files import differing_options
@@ -40,18 +40,20 @@ def inspect(
     against: str | None = None,
     out: Path | None = None,
     count: int = 8,
+    format: Literal["png", "svg"] = "png",
     image_size: Size = None,
     config: Facts = None,
     trust: Trust = False,
     device: str = "auto",
 ) -> Path:
-    """Writes attention maps, relevance, and measures of tokens and weights as PNG files and one page; returns its path.
+    """Writes attention maps, relevance, and measures of tokens and weights as figures and one page; returns its path.
 
     Args:
         *images: image files and folders; by default test images of the run that trained the model.
         against: a second model, shown beside the first; as ckpt.
         out: new folder; by default RUN/inspect/TIME or runs/inspect/TIME.
         count: number of images at most.
+        format: of the figures beside the page; svg keeps lines and text as such, for a paper.
         device: auto takes a GPU where there is one; or cpu, cuda, cuda:1, mps.
 
     Raises:
@@ -83,14 +85,15 @@ def inspect(
         known[name] = _known(each, configs[number], differing_options(configs))
     run = None if source.path is None else run_folder_of(source.path)
     with new_folder(out, (run or Path("runs")) / "inspect", "") as folder:
-        figures = {name: (png_of(figure), text) for name, (figure, text) in model_figures(found).items()}
-        for name, (png, _) in figures.items():
-            write_whole(folder / f"{name.replace(' ', '_')}.png", png)
+        drawn = model_figures(found)
+        for name, (figure, _) in drawn.items():
+            write_whole(folder / f"{name.replace(' ', '_')}.{format}", file_of(figure, format))
+        figures = {name: (file_of(figure), text) for name, (figure, text) in drawn.items()}
         for name, of_model in found.items():
             suffix = "" if len(found) == 1 else f"_{[*found].index(name) + 1}"
             for image, title in enumerate(titles[name]):
-                drawn: Figure = maps_figure(of_model, image, f"{name}: {title}")
-                write_whole(folder / f"attention_{image + 1:02}{suffix}.png", png_of(drawn))
+                maps: Figure = maps_figure(of_model, image, f"{name}: {title}")
+                write_whole(folder / f"attention_{image + 1:02}{suffix}.{format}", file_of(maps, format))
         path = folder / "inspect.html"
         command = shlex.join(["lightning", *(sys.argv[1:] or ["inspect"])])
         write_whole(path, inside_page(found, pictures, titles, known, figures, command))

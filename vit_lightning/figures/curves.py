@@ -32,15 +32,13 @@ Rows = Sequence[dict[str, Any]]
 
 def save(figure: Figure, path: Path) -> None:
     """Writes a figure as PNG, sharp on a screen of high resolution too."""
-    file = io.BytesIO()
-    figure.savefig(file, dpi=150)
-    write_whole(path, file.getvalue())
+    write_whole(path, file_of(figure))
 
 
-def png_of(figure: Figure) -> bytes:
-    """Returns a figure as a PNG file."""
+def file_of(figure: Figure, kind: str = "png") -> bytes:
+    """Returns a figure as a file, of a kind that matplotlib writes, such as svg."""
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=150)
+    figure.savefig(file, format=kind, dpi=150)
     return file.getvalue()
 
 
