@@ -52,6 +52,7 @@ def test_an_end_that_has_begun_has_its_time():
 
 def test_a_second_ctrl_c_interrupts_the_step(monkeypatch):
     received: list[int] = []
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # other tests leave it as a command does
     monkeypatch.setattr(signals.time, "monotonic", lambda: 0.0)
     with noted(received.append):
         signal.raise_signal(signal.SIGTERM)

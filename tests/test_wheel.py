@@ -60,7 +60,8 @@ def test_the_wheel_holds_every_file_and_config(installed, tmp_path):
         return {path.relative_to(folder).as_posix() for path in found}
 
     names = {name for name in files(REPOSITORY / "experiments", "*.yaml") if "/runs/" not in name}
-    expected = files(REPOSITORY / "vit_lightning", "*") | {f"configs/{name}" for name in names}
+    parts = {path.name for path in (REPOSITORY / "experiments").glob("*.py")}  # beside the plans that name them
+    expected = files(REPOSITORY / "vit_lightning", "*") | {f"configs/{name}" for name in names | parts}
     assert files(installed / "vit_lightning", "*") == expected
     listed = lightning(installed, tmp_path, "configs")
     assert [name for name in names if f"\n{name.removesuffix('.yaml')} " not in listed] == []

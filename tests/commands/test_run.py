@@ -287,7 +287,7 @@ def test_a_stopped_run_continues_and_ends_as_if_it_had_not_been_stopped(in_folde
     assert ("training    resumes after " in capsys.readouterr().out) == (before_step > 0)
     assert all(torch.equal(weight, weights("run")[name]) for name, weight in weights("reference").items())
     assert logged_rows(Path("reference")) == logged_rows(Path("run"))
-    files = [{path.name: path.read_bytes() for path in Path(f, "validation").iterdir()} for f in ("reference", "run")]
+    files = [{path.name: path.read_bytes() for path in Path(f, "validation").glob("*.*")} for f in ("reference", "run")]
     assert files[0] == files[1]
     assert len(files[0]) == 5 * 2
 

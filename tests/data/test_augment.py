@@ -194,7 +194,7 @@ def test_what_comes_in_at_the_border_is_black():
 
 @pytest.mark.parametrize("padding", [0, 1, 2, 3, 4, 8, 16, 100])
 def test_the_largest_random_number_stays_inside_the_padded_image(monkeypatch, padding):
-    monkeypatch.setattr(augment, "uniform", lambda keys, stream: torch.full((len(keys),), 1 - 2**-24))
+    monkeypatch.setattr(augment, "uniform", lambda keys, streams: torch.full((len(streams), len(keys)), 1 - 2**-24))
     batch = ramps(1, 5, 5)
     expected = torch.nn.functional.pad(batch, [padding] * 4)[..., 2 * padding :, 2 * padding :]
     assert torch.equal(RandomCrop(padding)(batch, keys(1)), expected)

@@ -16,6 +16,7 @@ import pytest
 from runs import REPOSITORY
 from test_group_signals import begin, ended, setting
 
+from vit_lightning.commands.resume import RESUMED
 from vit_lightning.storage.metrics import read_results
 
 FLAGS = [flag for flag in (*harness.FLAGS, *setting(workers=0, ranks=2)) if flag != "--data.batch_size=162"]
@@ -78,7 +79,8 @@ def test_row_10_slurm_queues_a_run_again(tmp_path, whole, fault):
 
 
 @pytest.mark.parametrize("launcher", ["WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
-def test_ranks_that_a_launcher_starts_need_the_folder(tmp_path, launcher):
+def test_ranks_that_a_launcher_starts_need_the_folder(tmp_path, launcher, monkeypatch):
+    monkeypatch.delenv(RESUMED, raising=False)  # of a command that another test has run in this process
     flags = [flag for flag in harness.FLAGS if not flag.startswith("--out")]
     assert harness.command(tmp_path, "fit", *flags, "--resume=auto", **{launcher: "2"}) == 2
     assert "resume=auto: give --out=FOLDER too" in harness.log(tmp_path)

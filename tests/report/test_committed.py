@@ -37,4 +37,4 @@ def test_the_verdicts_of_pooling_follow_from_its_files(in_folder, capsys):
 
 def test_configs_of_its_runs_are_none_of_the_package():
     found = [name for name in shipped_configs() if "pooling" in name]
-    assert found == ["ablations/pooling", "ablations/pooling_cifar10"]
+    assert found == ["ablations/pooling", "ablations/pooling_cifar10", "ablations/pooling_larger"]
