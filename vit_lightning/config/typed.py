@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections.abc
 import inspect
 import math
+import numbers
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -174,7 +175,7 @@ def place_of(kind: Any) -> Place | None:
     """Returns the place of a class that a type asks for; None for any other type."""
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if origin is type:
-        return Place(parts[0] if parts and inspect.isclass(parts[0]) else None, "class")
+        return Place(parts[0] if parts and inspect.isclass(parts[0]) and parts[0] is not Any else None, "class")
     if origin is collections.abc.Callable:
         taken, returned = parts or (..., Any)
         bases = [each for each in members(returned) if inspect.isclass(each) and each not in (*PLAIN, object)]
@@ -273,6 +274,7 @@ class Reader:
             path: dotted key that it has in a config.
             default: default of the option, whose class need not be named.
         """
+        kind = int | float if kind is numbers.Number else kind  # as torchvision's transforms have it
         origin, parts = get_origin(kind) or kind, get_args(kind)
         if origin is Annotated:
             return self.value(parts[0], given, path, default)
