@@ -14,7 +14,7 @@ import pytest
 from test_group_signals import CODES, LAST, begin, ended, go_on, is_whole, setting, wholes  # noqa: F401
 
 from vit_lightning.storage.checkpoint_files import read_checkpoint
-from vit_lightning.training.watchdog import EXIT_CODE
+from vit_lightning.training.endings import EXIT_CODE
 
 SLOW = "0:*:batch_start:SLEEP,0:*:val:SLEEP"
 SECONDS = 6.0

@@ -22,9 +22,9 @@ from vit_lightning.config.options import ConfigOptions
 from vit_lightning.data.batches import WorkerLoader
 from vit_lightning.errors import UserError
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO
-from vit_lightning.training import watchdog
+from vit_lightning.training import endings
+from vit_lightning.training.endings import Watchdog
 from vit_lightning.training.lightning_detours import longest_wait, wait_at_most
-from vit_lightning.training.watchdog import Watchdog
 
 
 class Watched:
@@ -138,7 +138,7 @@ def test_a_rank_that_stands_still_is_named_before_those_that_wait(tmp_path, caps
     (tmp_path / "hang-rank1-101.txt").touch()
     assert first.hangs(60) is not None
     first.dog._stacks = (tmp_path / "stacks").open("w+b")
-    first.dog._all[0]["place"] = watchdog.OTHERS
+    first.dog._all[0]["place"] = endings.OTHERS
     first.dog._report()
     said = capsys.readouterr().err
     assert "no batch has ended for 30 min" in said
@@ -155,7 +155,7 @@ class Looks(Callback):
         self.found: list[str] = []
 
     def on_train_batch_end(self, *args: Any) -> None:
-        self.found.append(watchdog.place(inspect.currentframe()))
+        self.found.append(endings.place(inspect.currentframe()))
 
 
 class Plain(LightningModule):
@@ -165,7 +165,7 @@ class Plain(LightningModule):
         self.found: list[str] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.found.append(watchdog.place(inspect.currentframe()))
+        self.found.append(endings.place(inspect.currentframe()))
         return self.layer(batch[0]).sum()
 
     def configure_optimizers(self) -> Any:
@@ -201,7 +201,7 @@ def test_a_worker_that_sleeps_is_named_with_its_stack(tmp_path):
     looking = threading.Thread(target=lambda: (time.sleep(0.3), found.append(look()), batches._workers[0].kill()))
 
     def look() -> tuple[str, str]:
-        return watchdog.place(sys._current_frames()[main]), dog._all_stacks()
+        return endings.place(sys._current_frames()[main]), dog._all_stacks()
 
     looking.start()
     with pytest.raises(RuntimeError, match="exited unexpectedly"):

@@ -31,7 +31,7 @@ from vit_lightning.errors import CannotResume, Diverged, UserError
 from vit_lightning.signals import STOP, die_with, obey_parent
 from vit_lightning.storage.folder import InUse, read_json, write_whole
 from vit_lightning.storage.metrics import read_results
-from vit_lightning.training.watchdog import EXIT_CODE as HANGS
+from vit_lightning.training.endings import EXIT_CODE as HANGS
 
 FORK = multiprocessing.get_context("fork")
 GRACE = 30.0

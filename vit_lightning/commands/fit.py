@@ -49,11 +49,10 @@ from vit_lightning.training.callbacks import EpochMetrics, LearningRate, StepSee
 from vit_lightning.training.checkpoints import Checkpoints, refuse_full_disk
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.divergence import FiniteGuard
+from vit_lightning.training.endings import StopOnSignal, Watchdog
 from vit_lightning.training.lightning_detours import count_as_trained, wait_at_most
 from vit_lightning.training.monitor import Monitor
 from vit_lightning.training.resources import forward_flops, keep_freed_memory, peak_memory_mb
-from vit_lightning.training.stop_on_signal import StopOnSignal
-from vit_lightning.training.watchdog import Watchdog
 
 
 @dataclass

@@ -85,10 +85,12 @@ def inspect(
         known[name] = _known(each, configs[number], differing_options(configs))
     run = None if source.path is None else run_folder_of(source.path)
     with new_folder(out, (run or Path("runs")) / "inspect", "") as folder:
-        drawn = model_figures(found)
-        for name, (figure, _) in drawn.items():
-            write_whole(folder / f"{name.replace(' ', '_')}.{format}", file_of(figure, format))
-        figures = {name: (file_of(figure), text) for name, (figure, text) in drawn.items()}
+        figures = {}
+        for name, (figure, text) in model_figures(found).items():
+            png = file_of(figure)
+            figures[name] = png, text
+            file = png if format == "png" else file_of(figure, format)
+            write_whole(folder / f"{name.replace(' ', '_')}.{format}", file)
         for name, of_model in found.items():
             suffix = "" if len(found) == 1 else f"_{[*found].index(name) + 1}"
             for image, title in enumerate(titles[name]):
