@@ -122,8 +122,8 @@ class BatchTransform:
         """Compiles what a device that is no CPU does with training images: one graph for each size of an image.
 
         Images are the same, bilinear rotations aside: places of pixels come from tables, and on a GPU Inductor rounds
-        sums of products as single operators do (on a CPU it does not, by one of 255 levels in one pixel of 10,000).
-        A smaller batch, the last of an epoch or one without damaged images, is filled up to the largest before it.
+        sums of products as single operators do (on a CPU it does not, by a level or two of 255 in up to one value of
+        10,000). A smaller batch, the last of an epoch or one without damaged images, is filled up to the largest.
         Mixing is not in it: what the host draws for a batch would be another graph for each.
         """
         if any(isinstance(augment, PerImage) for augment in self.augment):
