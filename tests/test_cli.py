@@ -175,6 +175,10 @@ def test_the_help_of_a_group_explains_it_in_full(capsys):
     said = capsys.readouterr().out
     for text in ("RandAugment", "a larger one contains every smaller one", "number of subspaces"):
         assert text in said
+    assert main(["fit", "--help.general"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "0 for no watchdog" in said
+    assert "a sweep of W&B with runs of this command line, and exit" in said
     for arguments, group in (([SMALL[0], "--model=MSSA", "--help.model"], "MSSA"), (["--help.loss"], "LossConfig")):
         assert main(["fit", *arguments]) == 0
         assert group in capsys.readouterr().out.splitlines()[0]

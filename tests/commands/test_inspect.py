@@ -54,6 +54,8 @@ def test_the_page_has_the_maps_of_the_model(trained, in_folder, capsys):
         assert set(image["views"]) == names
         marked = np.asarray(opened(image["views"]["outliers"])).any()
         assert image["outliers"][0].startswith("none") != marked
+        least, most = found.relevance[number].aminmax()
+        assert image["relevance"] == f"{float(least):.3g} (black) to {float(most):.3g}"
         assert re.fullmatch(r"test image \d+, \d: \d \d+ %, \d \d+ %, \d \d+ %", image["title"])
     names = {path.name for path in Path("out").iterdir()}
     assert {"attention_01.png", "attention_03.png", "attention_distance.png", "tokens.png"} <= names
@@ -80,7 +82,7 @@ def test_two_models_stand_side_by_side(trained, in_folder):
     assert main(["inspect", "photos", f"--ckpt={trained[0]}", *flags]) == 0
     figures = {path.name: path.read_text() for path in Path("large").glob("*.*") if path.suffix != ".html"}
     assert {"attention_03_2.svg", "tokens.svg"} <= figures.keys()
-    assert all("<svg" in text for text in figures.values())
+    assert all("<svg" in text and "</text>" in text for text in figures.values())
     for model in page_of(Path("large"))[0]:
         assert [opened(image["picture"]).size for image in model["images"]] == [(16, 16)] * 3
         assert [image["title"].split(":")[0] for image in model["images"]] == ["000.jpg", "001.jpg", "002.jpg"]

@@ -93,15 +93,16 @@ def help_text(command: str, summary: str, function: str, arguments: Sequence[str
         return "\n".join(lines).rstrip()
     flags, _ = split_words([word for word in arguments if word not in ("-h", "--help")])
     asked = [(key.removeprefix("help."), value) for key, value in flags if key.startswith("help.")]
-    if asked:
-        return "\n\n".join(_in_full(group, value, flags) for group, value in asked)
-    groups = [group for group in option_groups() if group in USED.get(command, option_groups())]
-    more = MORE.format(command, "|".join(groups))
-    lines = [usage, "", *_wrapped(INTRODUCTION, ""), *_wrapped(more, ""), "", "general:"]
     general = {option.name: option for option in general_options(command)}
     instead = "None" in ast.unparse(own[0].annotation) if own[0].annotation else False  # of a config
     for option in () if instead else own[1:]:
         general.setdefault(option.name, option)
+    if asked:
+        in_full = "\n".join(["general:", "", *map(explained, general.values())])
+        return "\n\n".join(in_full if group == "general" else _in_full(group, value, flags) for group, value in asked)
+    groups = [group for group in option_groups() if group in USED.get(command, option_groups())]
+    more = MORE.format(command, "|".join(["general", *groups]))
+    lines = [usage, "", *_wrapped(INTRODUCTION, ""), *_wrapped(more, ""), "", "general:"]
     lines += [_line("", option) for option in general.values()]
     for group in groups:
         lines += ["", f"{group}:", *(_line(f"{group}.", option) for option in options_of(*option_groups()[group]))]
@@ -185,7 +186,7 @@ def _in_full(group: str, value: str, flags: Sequence[tuple[str, str]]) -> str:
     elif group in option_groups():
         place = option_groups()[group]
     else:
-        groups = ", ".join(option_groups())
+        groups = ", ".join(["general", *option_groups()])
         raise UserError(f"help.{group}: there is no such group (choose {groups}, or give a class behind =)")
     lines = [f"{group}: {place[1]}", ""]
     lines += [explained(option, f"{group}.") for option in options_of(*place)]

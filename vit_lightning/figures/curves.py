@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -38,7 +39,8 @@ def save(figure: Figure, path: Path) -> None:
 def file_of(figure: Figure, kind: str = "png") -> bytes:
     """Returns a figure as a file, of a kind that matplotlib writes, such as svg."""
     file = io.BytesIO()
-    figure.savefig(file, format=kind, dpi=150)
+    with rc_context({"svg.fonttype": "none"}):  # text stays text
+        figure.savefig(file, format=kind, dpi=150)
     return file.getvalue()
 
 

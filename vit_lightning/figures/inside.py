@@ -95,6 +95,14 @@ def outliers_of(found: Survey) -> Tensor:
     return outliers(found.norms, found.grid.prefix)
 
 
+def relevance_words(found: Survey, number: int) -> str:
+    """Returns what black and the brightest colour of an image's relevance are."""
+    if found.relevance is None:
+        return ""
+    least, most = (f"{float(value):.3g}" for value in found.relevance[number].aminmax())
+    return f"{least} (black) to {most}"
+
+
 def outlier_words(found: Survey, number: int) -> list[str]:
     """Returns which tokens of an image are outliers after each block, in words."""
     prefix = found.grid.prefix

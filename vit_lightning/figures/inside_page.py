@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from vit_lightning.figures.inside import Surveys, layer_names, layers_of, outlier_words, views
+from vit_lightning.figures.inside import Surveys, layer_names, layers_of, outlier_words, relevance_words, views
 from vit_lightning.figures.pictures import data_url
 from vit_lightning.figures.style import STYLE
 from vit_lightning.inspect.tokens import OUTLIER
@@ -50,6 +50,7 @@ def inside_page(
                     "picture": png_url(picture),
                     "views": _urls(views(each, number)),
                     "outliers": outlier_words(each, number),
+                    "relevance": relevance_words(each, number),
                 }
                 for number, (title, picture) in enumerate(zip(titles[name], pictures[name], strict=True))
             ],
