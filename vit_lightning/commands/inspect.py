@@ -93,8 +93,8 @@ def inspect(
             write_whole(folder / f"{name.replace(' ', '_')}.{format}", file)
         for name, of_model in found.items():
             suffix = "" if len(found) == 1 else f"_{[*found].index(name) + 1}"
-            for image, title in enumerate(titles[name]):
-                maps: Figure = maps_figure(of_model, image, f"{name}: {title}")
+            for image, (title, picture) in enumerate(zip(titles[name], pictures[name], strict=True)):
+                maps: Figure = maps_figure(of_model, image, picture, f"{name}: {title}")
                 write_whole(folder / f"attention_{image + 1:02}{suffix}.{format}", file_of(maps, format))
         path = folder / "inspect.html"
         command = shlex.join(["lightning", *(sys.argv[1:] or ["inspect"])])

@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from einops import rearrange
+from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
@@ -22,6 +23,8 @@ Surveys = Mapping[str, Survey]
 
 PALETTE = (255 * matplotlib.colormaps["viridis"](np.arange(256))[:, :3]).round().astype(np.uint8)
 """Colours of a map from 0 to its largest value."""
+DASHES = ("-", "--", "-.", ":", *[(0, (1, gap)) for gap in range(2, 20)])
+"""Of patches and of the tokens before them, such as the class token and registers."""
 DRAWN_POSITIONS = 7
 """Rows and columns of patches whose positions are compared with all others."""
 
@@ -123,21 +126,30 @@ def _coloured(maps: np.ndarray[Any, Any], columns: int) -> Image.Image:
     return picture
 
 
-def maps_figure(found: Survey, number: int, title: str) -> Figure:
-    """Draws the attention maps of an image: layers down, heads across, last their mean."""
+def maps_figure(found: Survey, number: int, image: Image.Image, title: str) -> Figure:
+    """Draws an image as the model gets it and its attention maps: layers down, heads across, last their mean."""
     maps = views(found, number)["attention"]
     layers, heads = layers_of(found).shape[1:3]
-    height = 0.8 + 0.62 * layers * found.grid.rows / found.grid.columns
-    figure = Figure(figsize=(max(4.0, 1.2 + 0.62 * (heads + 1)), height))
-    axis = figure.subplots(gridspec_kw={"left": 0.1, "right": 0.99, "bottom": 0.05 / height, "top": 1 - 0.7 / height})
+    height = max(2.0, 1.0 + 0.62 * layers * found.grid.rows / found.grid.columns)
+    wide = max(2.0, 0.62 * (heads + 1))
+    figure = Figure(figsize=(wide + 3.0, height), layout="constrained")
+    figure.suptitle(f"{title}\nattention of {found.reader}", fontsize=8)
+    seen, axis, scale = figure.subplots(1, 3, gridspec_kw={"width_ratios": [1.5, wide, 0.1]})
+    seen.imshow(image)
+    seen.axis("off")
+    seen.set_title("image", fontsize=7)
     axis.imshow(maps.convert("RGB"), extent=(0.5, heads + 1.5, layers + 0.5, 0.5), aspect="auto", interpolation="none")
     axis.set_xticks(range(1, heads + 2), [*map(str, range(1, heads + 1)), "mean"], fontsize=7)
     axis.set_yticks(range(1, layers + 1), layer_names(found), fontsize=7)
     axis.xaxis.tick_top()
-    axis.set(ylabel="layer")
+    axis.xaxis.set_label_position("top")
+    axis.set_xlabel("head", fontsize=7)
+    axis.set_ylabel("layer", fontsize=7)
     axis.hlines(np.arange(1.5, layers), 0.5, heads + 1.5, color="white", linewidth=1)
     axis.vlines(np.arange(1.5, heads + 1), 0.5, layers + 0.5, color="white", linewidth=1)
-    figure.suptitle(f"{title}\nattention of {found.reader}, head by head", fontsize=8, y=1 - 0.04 / height)
+    colours = figure.colorbar(ScalarMappable(cmap="viridis"), cax=scale)
+    colours.set_label("share of the map's largest weight", fontsize=7)
+    colours.ax.tick_params(labelsize=6)
     return figure
 
 
@@ -210,43 +222,54 @@ def _positions(found: Surveys) -> Figure:
 
 
 def _filters(found: Surveys) -> Figure:
-    figure, axes = _panels(len(found), height=2.8)
-    for axis, (name, each) in zip(axes, found.items(), strict=True):
+    tiles = [None if each.filters is None else _filter_tiles(each.filters.numpy()) for each in found.values()]
+    tallest = max(len(each) / each.shape[1] for each in tiles if each is not None)
+    figure, axes = _panels(len(found), height=0.5 + 4.2 * tallest)
+    for axis, name, of_model in zip(axes, found, tiles, strict=True):
         axis.set_title(name, fontsize=9)
         axis.axis("off")
-        if each.filters is not None:
-            filters = each.filters[: 7 * (len(each.filters) // 7) or None].numpy()
-            filters = filters if filters.shape[1] in (1, 3) else filters.mean(axis=1, keepdims=True)
-            largest = np.abs(filters).max(axis=(1, 2, 3), keepdims=True)
-            tiles = np.pad(0.5 + 0.5 * filters / largest, [(0, 0), (0, 0), (0, 1), (0, 1)], constant_values=1.0)
-            wide = 7 if len(tiles) % 7 == 0 else len(tiles)
-            axis.imshow(rearrange(tiles, "(a b) c y x -> (a y) (b x) c", b=wide), cmap="gray", vmin=0, vmax=1)
+        if of_model is not None:
+            axis.imshow(of_model, cmap="gray", vmin=0, vmax=1)
     return figure
 
 
+def _filter_tiles(filters: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns filters (n, c, rows, columns) in rows of seven, or in one, each divided by its largest weight."""
+    filters = filters[: 7 * (len(filters) // 7) or None]
+    filters = filters if filters.shape[1] in (1, 3) else filters.mean(axis=1, keepdims=True)
+    largest = np.abs(filters).max(axis=(1, 2, 3), keepdims=True)
+    tiles = np.pad(0.5 + 0.5 * filters / largest, [(0, 0), (0, 0), (0, 1), (0, 1)], constant_values=1.0)
+    wide = 7 if len(tiles) % 7 == 0 else len(tiles)
+    return rearrange(tiles, "(a b) c y x -> (a y) (b x) c", b=wide)
+
+
 def _tokens(found: Surveys) -> Figure:
-    figure, (norm, outlier, rank) = _panels(3)
-    for number, (name, each) in enumerate(found.items()):
-        patches, colour = each.norms[:, :, each.grid.prefix :], f"C{number}"
-        shares = outliers_of(each).float().mean(dim=0).numpy()
-        layers = _numbers(each.rank)
+    """Draws a colour for each model, a dash for each kind of token."""
+    figure, (norm, outlier, rank) = _panels(3, height=3.6)
+    for colour, (name, each) in enumerate(found.items()):
+        layers, prefix = _numbers(each.rank), each.grid.prefix
+        shares = 100 * outliers_of(each).float().mean(dim=0).numpy()
+        lines = {
+            "patches (median norm)": (each.norms[:, :, prefix:].median(dim=-1).values, shares[:, prefix:].mean(axis=1)),
+            **{label: (each.norms[:, :, token], shares[:, token]) for token, label in enumerate(each.before)},
+        }
+        for (label, (norms, of_images)), dashes in zip(lines.items(), DASHES, strict=False):
+            style: dict[str, Any] = {"color": f"C{colour}", "linestyle": dashes}
+            norm.plot(layers, norms.mean(dim=0).numpy(), label=f"{label}, {name}", **style)
+            outlier.plot(layers, of_images, **style)
+        largest = each.norms[:, :, prefix:].amax(dim=(0, 2)).numpy()
         norm.plot(
-            layers, patches.median(dim=-1).values.mean(dim=0).numpy(), color=colour, label=f"patches (median), {name}"
+            layers, largest, color=f"C{colour}", linestyle="", marker="+", label=f"largest of all patches, {name}"
         )
-        norm.plot(layers, patches.amax(dim=(0, 2)).numpy(), ":", color=colour, label="largest of all patches")
-        for token, label in enumerate(each.before):
-            style = {"color": f"C{2 + token}", "linestyle": "-." if number else "--", "alpha": 0.7}
-            norm.plot(layers, each.norms[:, :, token].mean(dim=0).numpy(), label=f"{label}, {name}", **style)
-            outlier.plot(layers, 100 * shares[:, token], label=f"{label} (% of the images)", **style)
-        outlier.plot(layers, 100 * shares[:, each.grid.prefix :].mean(axis=1), color=colour, label=f"patches, {name}")
-        rank.plot(layers, each.rank.numpy(), color=colour, label=name)
-    labels = ("norm", "outliers (%)", "effective rank")
-    for axis, label in zip((norm, outlier, rank), labels, strict=True):
+        rank.plot(layers, each.rank.numpy(), color=f"C{colour}")
+    for axis, label in zip(
+        (norm, outlier, rank), ("norm", "outliers (% of these tokens)", "effective rank"), strict=True
+    ):
         _by_layer(axis, label)
     norm.set_ylim(bottom=0)
-    outlier.set_ylim(0, max(1.0, outlier.get_ylim()[1]))
-    norm.legend(frameon=False, fontsize=7)
-    outlier.legend(frameon=False, fontsize=7)
+    most = max(1.0, outlier.get_ylim()[1])
+    outlier.set_ylim(-0.02 * most, most)  # a line at 0 is seen
+    figure.legend(loc="outside lower center", ncols=2 * len(found), frameon=False, fontsize=7)
     return figure
 
 
