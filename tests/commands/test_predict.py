@@ -3,18 +3,23 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
 from runs import SMALL
-from tensors import write_images
+from tensors import randomise, write_images
+from torchvision import models
 
-from vit_lightning import Digits, UserError
+from vit_lightning import Digits, UserError, load
 from vit_lightning.cli import main
 from vit_lightning.config.files import split_words
 from vit_lightning.data.image_files import data_of_files, find_images
+from vit_lightning.weights.hubs import LIBRARIES
 
 
 def read(path: str) -> list[dict[str, str]]:
@@ -90,6 +95,37 @@ def test_damage_may_be_all_there_is(digits_run, in_folder, capsys):
     assert main([*flags, good, "--out=skipped", "--data.on_bad_image=skip"]) == 0
     assert "skipped: " in capsys.readouterr().out
     assert len(read("skipped/predictions.csv")) == 1
+
+
+def test_models_of_others_say_what_load_says(in_folder, monkeypatch, capsys):
+    """A file of weights, a folder, and models of libraries, without the weights that these would fetch."""
+    warnings.simplefilter("ignore", UserWarning)
+    write_images(Path("images"), 3, size=(40, 50))
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 3}
+    torch.save(randomise(timm.models.VisionTransformer(**sizes), scale=0.1).state_dict(), "a.pth")
+    timm_s = {name: randomise(timm.create_model(name), scale=0.1) for name in ("vit_tiny_patch16_224", "resnet10t")}
+    cards = {name: {"architecture": name, "pretrained_cfg": dict(timm_s[name].pretrained_cfg)} for name in timm_s}
+    monkeypatch.setitem(LIBRARIES, "timm", lambda name: (timm_s[name], cards[name]))
+    get = models.get_model
+    monkeypatch.setattr(models, "get_model", lambda name, weights: randomise(get(name), scale=0.1))
+    facts = {"num_heads": 2, "mean": [0.4, 0.5, 0.6], "std": [0.25, 0.25, 0.25], "class_names": ["cat", "dog", "fox"]}
+    names = ("exported", "timm:vit_tiny_patch16_224", "timm:resnet10t", "torchvision:squeezenet1_1")
+    given = {"a.pth": facts, **{name: {} for name in names}}
+    assert main(["export", "--ckpt=a.pth", "--out=exported", f"--config={json.dumps(facts)}"]) == 0
+    for number, (place, config) in enumerate(given.items()):
+        flags = [f"--config={json.dumps(config)}"] if config else []
+        assert main(["predict", "--ckpt", place, "images", *flags, "--top_k=3", f"--out={number}"]) == 0, place
+        expected = load(place, config=config).predict("images")
+        for row, one in zip(read(f"{number}/predictions.csv"), expected, strict=True):
+            assert [row["file"], *(row[f"class_{n}"] for n in (1, 2, 3))] == [one.file, *one.classes[:3]], place
+            assert float(row["probability_1"]) == pytest.approx(one.probabilities[0], abs=1e-5)
+    said = capsys.readouterr().out
+    assert "warning     tensors do not tell all" in said
+    assert "64 channels for each were assumed" not in said, "they are given"
+    assert main(["predict", "--ckpt=timm:vit_tiny_patch16_224"]) == 2
+    assert "is no run, whose images are known" in capsys.readouterr().err
+    assert main(["predict", "--ckpt=b.pth", "images"]) == 2
+    assert "ckpt=b.pth is neither a run folder nor a file" in capsys.readouterr().err
 
 
 def test_what_a_checkpoint_says_of_its_images_names_no_class():

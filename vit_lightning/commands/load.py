@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vit_lightning.commands.console import row, say
+from vit_lightning.config.files import as_flag
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
@@ -312,8 +312,3 @@ def open_model(
     for note in source.notes:
         say(row("warning", as_flag(note)))
     return source
-
-
-def as_flag(text: str) -> str:
-    """Returns a message that shows the argument ``config`` of Python as the flag of the command line."""
-    return re.sub(r"config=\{(.*?)\}", lambda found: "--config='{" + found[1].replace("'", "") + "}'", text)

@@ -39,7 +39,9 @@ SHOWN_LINES = 20
 def load_trained(experiment: Experiment) -> tuple[LightningModule, Path]:
     """Returns the LightningModule with the weights of ``ckpt``, and the checkpoint file that they come from."""
     assert experiment.trained is not None
-    path, checkpoint = experiment.trained
+    path, checkpoint, notes = experiment.trained
+    for note in notes:
+        say(row("warning", note))
     module = make_module(experiment)
     if isinstance(module, ViTClassifier):
         given = experiment.data.image_size, experiment.resize_positions

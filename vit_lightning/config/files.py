@@ -7,6 +7,7 @@ class. A flat config has one mapping for both, with the arguments beside ``class
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,11 @@ def as_list(value: Any) -> list[Any]:
 def word(value: Any) -> str:
     """Returns a value as it is written in a flag."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def as_flag(text: str) -> str:
+    """Returns a message that shows the argument ``config`` of Python as the flag of the command line."""
+    return re.sub(r"config=\{(.*?)\}", lambda found: "--config='{" + found[1].replace("'", "") + "}'", text)
 
 
 ALWAYS = ("data.num_workers", "pictures_every_n_epochs", "watchdog_minutes")

@@ -170,7 +170,13 @@ def general_options(command: str) -> list[Option]:
         found.append(Option("allow-config-change", "string", "", text))
     found += options_of(OPTIONS, "RunOptions")
     if command in _constant("TRAINED"):
-        text = "run folder (its best checkpoint), checkpoint file, or https://...#sha256=CHECKSUM"
+        text = "run folder (its best checkpoint), checkpoint file, wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, or "
+        text += "https://...#sha256=CHECKSUM"
+        if command == "predict":
+            text += (
+                "; with images also a file or folder of weights, timm:NAME, torchvision:NAME, hf-hub:OWNER/NAME, of "
+            )
+            text += "which --config='{num_heads: 3, mean: [...], std: [...]}' tells what they do not"
         found.append(Option("ckpt", "string", "", text))
     found += options_of(OPTIONS, "ConfigOptions")
     unused = NOT_USED if command in USED else {"resume"} if command != "fit" else set()

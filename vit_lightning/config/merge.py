@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vit_lightning.config.files import Config, as_list, flatten, read_config, value_at, word
+from vit_lightning.config.files import Config, as_flag, as_list, flatten, read_config, value_at, word
 from vit_lightning.config.foreign import as_ours
 from vit_lightning.config.names import find_class, full_name, is_same_class
 from vit_lightning.config.networks import network_in_file
@@ -20,7 +20,12 @@ from vit_lightning.models.presets import Preset
 from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint, run_folder_of
 from vit_lightning.storage.parsing import parse_yaml
+from vit_lightning.weights.describe import model_config
+from vit_lightning.weights.files import read_weights
+from vit_lightning.weights.hubs import LIBRARIES, model_of_library
+from vit_lightning.weights.identify import OURS
 from vit_lightning.weights.init_from import FROM_DATA, InitialWeights, open_initial_weights
+from vit_lightning.weights.sources import open_source
 from vit_lightning.weights.trust import refuse_untrusted
 
 
@@ -40,6 +45,8 @@ class Trained(NamedTuple):
 
     path: Path
     checkpoint: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    """Sentences on what the weights do not tell, and what was taken in its place."""
 
 
 class Merged(NamedTuple):
@@ -55,13 +62,15 @@ class Merged(NamedTuple):
     """The source of the initial weights."""
 
 
-def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = False, trust: bool = False) -> Merged:
+def merge_all(
+    flags: Sequence[tuple[str, str]], command: str, *, facts: Config | None = None, trust: bool = False
+) -> Merged:
     """Merges config files and flags; flags are one source, in which an argument holds wherever its class is named.
 
     Args:
         flags: options and values of the command line, in order.
         command: the command; if it uses a trained model, the config of its checkpoint comes first.
-        files: whether image files replace the data of that config.
+        facts: where image files replace the data of that config: what is not known about the model.
         trust: whether files of weights may name any class.
     """
     configs: list[tuple[Path, Config]] = []
@@ -81,7 +90,7 @@ def merge_all(flags: Sequence[tuple[str, str]], command: str, *, files: bool = F
     first: Config = {}
     trained, initial = None, None
     if command in TRAINED:
-        trained, first = _config_of_checkpoint(flags, files=files, trust=trust)
+        trained, first = _config_of_checkpoint(flags, facts, trust=trust)
     else:
         try:
             initial, first = _config_of_source(sources, trust=trust)
@@ -134,24 +143,52 @@ def _sentences(dropped: Sequence[Dropped], configs: Sequence[tuple[Path, Config]
     ]
 
 
-def _config_of_checkpoint(flags: Sequence[tuple[str, str]], *, files: bool, trust: bool) -> tuple[Trained, Config]:
+def _config_of_checkpoint(
+    flags: Sequence[tuple[str, str]], facts: Config | None, *, trust: bool
+) -> tuple[Trained, Config]:
     """Returns the checkpoint that ``--ckpt`` names, and the config of its run."""
     places = [value for key, value in flags if key in ("ckpt", "ckpt_path")]
     if not places:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
-    path = find_checkpoint(places[-1])
-    trained = Trained(path, read_checkpoint(path))
+    of_library = places[-1].partition(":")[0] in LIBRARIES
+    if facts is not None:
+        trained = _trained(places[-1], facts, trust=trust)
+    elif of_library or places[-1].startswith("hf-hub:"):
+        raise UserError(f"ckpt={places[-1]} is no run, whose images are known: lightning predict takes it with images")
+    else:
+        path = find_checkpoint(places[-1])
+        trained = Trained(path, read_checkpoint(path))
     config = flatten(trained.checkpoint.get("config") or {})
     if not isinstance(config, dict):
         raise UserError(f"ckpt={places[-1]} holds no config")
-    if files:
+    if facts is not None:
         config["data"] = data_of_files(places[-1], trained.checkpoint)
     config.pop("distillation", None)  # its teacher may be gone
-    if not trust:
+    if not trust and not of_library:  # which the user has named
         refuse_untrusted(config)
     if isinstance(config.get("model"), dict):  # these come from the data, which may give other sizes
         config["model"] = {name: value for name, value in config["model"].items() if name not in FROM_DATA[:2]}
     return trained, {**config, "init_from": None}  # the weights are the checkpoint's own
+
+
+def _trained(place: str, facts: Config, *, trust: bool) -> Trained:
+    """Returns any trained model as the checkpoint that a run of it would have."""
+    try:
+        file = read_weights(place, "ckpt")
+        if file.checkpoint is not None and file.path is not None and not facts:
+            return Trained(file.path, file.checkpoint)
+        source = open_source(file, make_network=network_in_file, config=facts, trust=trust, key="ckpt")
+    except UserError as error:
+        raise UserError(as_flag(problem) for problem in error.problems) from error
+    names = source.class_names or [str(label) for label in range(getattr(source.network, "num_classes", 0))]
+    if not names:
+        raise UserError(f"ckpt={place} gives features and no classes (lightning embed writes them)")
+    model = (file.config or {}).get("model") if source.family in ("run", OURS) else None
+    if model is None:
+        model = model_config(source.network) if source.vit is not None else model_of_library(place)
+    state = {f"network.{name}": tensor for name, tensor in source.network.state_dict().items()}
+    checkpoint = {"config": {"model": model}, "state_dict": state, "test_view": {**source.view, "class_names": names}}
+    return Trained(Path(place.partition(":")[2] or place), checkpoint, tuple(map(as_flag, source.notes)))
 
 
 def _config_of_source(sources: Sequence[Config], *, trust: bool) -> tuple[InitialWeights | None, Config]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from vit_lightning.config.build import build
 from vit_lightning.config.check_values import secret_problems
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import refuse_words, split_words
+from vit_lightning.config.files import Config, refuse_words, split_words
 from vit_lightning.config.merge import merge_all
 from vit_lightning.config.options import TRAINED
 from vit_lightning.config.own_files import use_files
@@ -16,6 +16,7 @@ from vit_lightning.config.shipped import CONFIG_FILES, find_config
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.storage.checkpoint_files import BEST, run_folder_of
+from vit_lightning.storage.parsing import parse_yaml
 
 
 def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Path] = ()) -> Experiment:
@@ -37,9 +38,13 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
     if allowed and command != "fit":
         raise UserError(f"allow-config-change={','.join(allowed)} is for a run that is resumed, with fit")
     options = [(key, value) for key, value in flags if key != "allow-config-change"]
+    facts: Config = {}
+    for flag in [flag for flag in options if images and flag[0] == "config" and flag[1].startswith("{")]:
+        facts |= parse_yaml(flag[1], f"config={flag[1]}")
+        options.remove(flag)
     trust = dict(flags).get("trust") == "true"
-    files = use_files(_folders(flags, folders, trust=trust))
-    merged = merge_all(options, command, files=bool(images), trust=trust)
+    files = use_files(_folders(options, folders, trust=trust))
+    merged = merge_all(options, command, facts=facts if images else None, trust=trust)
     refuse(secret_problems(merged.config))
     return build(merged, command, allowed_changes=allowed, images=images, files=files)
 

@@ -54,6 +54,14 @@ LIBRARIES: dict[str, Callable[[str], tuple[nn.Module, dict[str, Any]]]] = {
 """Libraries that fetch a network by name, each with a description of the network."""
 
 
+def model_of_library(place: str) -> dict[str, Any]:
+    """Returns a network of ``LIBRARIES`` without weights, as the ``model`` of a config."""
+    library, _, name = place.partition(":")
+    if library == "timm":
+        return {"class_path": "timm.create_model", "init_args": {"model_name": name}}
+    return {"class_path": f"torchvision.models.{name}"}
+
+
 def hub_folder(name: str) -> Path:
     """Returns the folder of the weights and the JSON files of a repository: owner/name, or owner/name@revision."""
     place = f"hf-hub:{name}"
