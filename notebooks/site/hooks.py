@@ -48,9 +48,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns the links of a page, and writes what is generated into it."""
-    for name, generated in GENERATED.items():
-        if f"<!-- {name} -->" in markdown:
-            markdown = markdown.replace(f"<!-- {name} -->", generated())
+    marks = re.compile(rf"<!-- ({'|'.join(GENERATED)})(?:: (\w+))? -->")
+    markdown = marks.sub(lambda found: GENERATED[found[1]](*filter(None, [found[2]])), markdown)
     return _with_links(markdown, page.file.src_uri)
 
 
@@ -82,17 +81,19 @@ def _with_links(text: str, place: str) -> str:
     return LINK.sub(turned, text)
 
 
-def options() -> str:
-    """Returns every option of a config, by its group."""
-    parts = ["## General", "", *_options("", general_options("fit"))]
-    for group, place in option_groups().items():
-        parts += [f"## {group}", "", *_options(f"{group}.", options_of(*place))]
-        if group == "data":
-            known = {option.name for option in options_of(*place)}
-            for name in ("CIFAR10", "TorchvisionSet", "ImageFolder", "ImageFiles", "HuggingFaceSet"):
-                own = [option for option in options_of(_home(name), name) if option.name not in known]
-                parts += [f"### data: {name}", "", *_options("data.", own)]
-    return "\n".join([*parts, "## Plans of ablations", "", *_options("", options_of(PlanFile.__module__, "PlanFile"))])
+def options(group: str) -> str:
+    """Returns the options of a group, or of ``general``, those of none, or of ``plan``, those of an ablation."""
+    if group == "plan":
+        return "\n".join(_options("", options_of(PlanFile.__module__, "PlanFile")))
+    if group == "general":
+        return "\n".join(_options("", general_options("fit")))
+    found = options_of(*option_groups()[group])
+    parts = _options(f"{group}.", found)
+    known = {option.name for option in found}
+    for name in ("CIFAR10", "TorchvisionSet", "ImageFolder", "ImageFiles", "HuggingFaceSet") if group == "data" else ():
+        own = [option for option in options_of(_home(name), name) if option.name not in known]
+        parts += [f"### data: {name}", "", *_options("data.", own)]
+    return "\n".join(parts)
 
 
 def commands() -> str:
