@@ -89,6 +89,9 @@ MEANT = {
 }
 """Words for which users of other programs know these commands."""
 
+NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR)
+"""Errors of a disk that is full or read-only, of rights, and of a folder where a file is to be."""
+
 USAGE = """usage: lightning COMMAND [--config CONFIG.yaml ...] [--OPTION=VALUE ...]
 
 {commands}
@@ -164,9 +167,9 @@ def _run(name: str, arguments: list[str], is_program: bool) -> int:
             raise
         return 128 + signal.SIGPIPE
     except OSError as fault:
-        if fault.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM):
+        if fault.errno not in NOT_WRITTEN:
             raise
-        where = f"{fault.filename}: " if fault.filename else ""
+        where = f"{fault.filename2 or fault.filename}: " if fault.filename else ""
         _print_problems(name, [f"{where}{fault.strerror}: not everything could be written"])
         return 2
     except SystemExit as end:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
@@ -39,7 +40,14 @@ def probabilities(**values: float | None) -> list[str]:
 def choice(name: str, value: object, choices: Collection[str]) -> list[str]:
     """Returns a problem for text that is none of the choices; any other value is a part of the user's own."""
     known = not isinstance(value, str) or value in choices
-    return [] if known else [f"{name}={value} must be one of {', '.join(choices)}"]
+    return [] if known else [f"{name}={value} must be one of {', '.join(choices)}{meant(str(value), choices)}"]
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Returns a hint in brackets on the known name that is most similar; empty where none is."""
+    lower = {item.lower(): item for item in known}
+    near = difflib.get_close_matches(name.lower(), lower, n=1)
+    return f" (did you mean {lower[near[0]]}?)" if near else ""
 
 
 def chosen(value: str | T, choices: Mapping[str, T]) -> T:

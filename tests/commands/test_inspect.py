@@ -133,5 +133,5 @@ def test_maps_in_python_are_those_of_the_network(trained):
     assert not torch.equal(model.relevance(pixels), found)
     with pytest.raises(UserError, match=r"classes=\[1, 2\] are not one for each of 11 images"):
         model.relevance(pixels, classes=[1, 2])
-    with pytest.raises(UserError, match=r"blocks=\[1\]: ViT has 1 layers of attention, from 0"):
+    with pytest.raises(UserError, match=r"blocks=\[1\] must be .* the network has 1, 0 the first"):
         model.attention(pixels, blocks=[1])

@@ -74,7 +74,7 @@ COMMANDS = {
     "embed": "--ckpt is missing",
     "embed --ckpt=run none.jpg": "none.jpg: there is no such file",
     "embed --ckpt=run flat --out=other.ckpt": ["out=other.ckpt is there already", "must end in .npz, .parquet, .csv"],
-    "embed --ckpt=run flat --blocks=[1]": "blocks=[1]: ViT has 1 blocks",
+    "embed --ckpt=run flat --blocks=[1]": "blocks=[1] must be ... the network has 1, 0 the first and -1 the last",
     "embed --ckpt=run flat --device=gpu": "device=gpu: ",
     "embed --ckpt=run flat --format=zip": "format=zip must be one of npz, parquet, csv",
     "export": ["--ckpt is missing", "--out is missing"],
@@ -169,6 +169,13 @@ KEYS = {
     "fit digits.yaml --data.augment='[HorizontalFlip, {class_path: RandomCrop, paddin: 3}]'": "augment.1.padding?",
     "fit digits.yaml --data.augment='[{class_path: RandomInvert, pp: 1}]'": "pp=1 ... did you mean data.augment.0.p?",
     "fit digits.yaml --data.augment='[{class_path: RandomInvert, p: x}]'": "data.augment.0.p=x must be a finite float",
+    "fit digits.yaml --data.augment.0.degrees=nine": "augment.0: items of a list are not given alone: --data.augment=[",
+    "fit digits.yaml --trainer.callbacks='[{class_path: ProgressiveImageSize, sizes: {\"a\": 4}}]'": (
+        "trainer.callbacks.0.sizes.a=a must be an int",
+    ),
+    "fit digits.yaml --trainer.callbacks='[{class_path: ProgressiveImageSize, sizes: {\"1\": 4}}]'": (
+        "trainer: sizes={1: 4}: the size of epoch 0 is missing",
+    ),
     "fit digits.yaml --data.augment='[{padding: 3}]'": "data.augment.0: a class_path is missing",
     "fit digits.yaml --trainer.callbacks=[EarlyStoping]": "EarlyStoping is not there (did you mean EarlyStopping?)",
     "fit digits.yaml --trainer.callbacks=[{class_path:EarlyStopping}]": "with a space",

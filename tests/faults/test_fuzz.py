@@ -1,7 +1,8 @@
 """A stranger's files: whatever is in them, a command ends in words, runs no code, and keeps to its folder.
 
 Cases are drawn from a seed, VITL_FUZZ_SEED, so that each can be repeated: VITL_FUZZ is their number in all (20,000 is
-the whole plan), VITL_FUZZ_CASE=KIND:NUMBER runs one of them and shows its traceback.
+the whole plan), VITL_FUZZ_CASE=KIND:NUMBER runs one of them and shows its traceback. With VITL_FUZZ_OUT=FOLDER the
+faults are kept there, with the number of the last case and the seconds of processor time, and a second call goes on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import signal
 import struct
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,6 +66,8 @@ NUMBERS = (
     2**31,
     2**63,
     10**400,
+    10**4,
+    10**6,
     -0.5,
     0.5,
     1.5,
@@ -632,7 +636,7 @@ def run_cases(kind: str, first: int, last: int, made: str, home: str) -> None:
     watch, place = Watch(), Path(home)
     with (place / "done").open("a") as done, (place / "faults").open("a") as faults:
         for number in range(first, last):
-            print(number, file=done, flush=True)
+            print(number, f"{time.process_time():.1f}", file=done, flush=True)
             if text := one(kind, number, things, place, watch, shows=last == first + 1):
                 print(text.replace("\n", " "), file=faults, flush=True)
             sys.stdout.flush()
@@ -653,19 +657,23 @@ def test_a_strangers_file_ends_in_words(kind, made, tmp_path):
     only = os.environ.get("VITL_FUZZ_CASE", "")
     if only and not only.startswith(f"{kind}:"):
         pytest.skip(f"only {only}")
-    number, last = (int(only.partition(":")[2]),) * 2 if only else (0, round(CASES * SHARES[kind][0]))
-    last += bool(only)
-    faults: list[str] = []
+    home = Path(os.environ.get("VITL_FUZZ_OUT", tmp_path), kind).absolute()
+    home.mkdir(parents=True, exist_ok=True)
+    done = home / "done"
+    number, last = done.exists() and int(done.read_text().split()[-2]) + 1, round(CASES * SHARES[kind][0])
+    if only:
+        number = int(only.partition(":")[2])
+        last = number + 1
     while number < last:  # a process that a case ends is followed by another one
-        process = processes.Running(
-            run_cases, kind, number, min(last, number + 500), str(made), str(tmp_path), folder=tmp_path
-        )
-        result = process.finish(timeout=3000)
-        reached = int((tmp_path / "done").read_text().split()[-1]) + 1
+        end = min(last, number + 500)
+        result = processes.Running(run_cases, kind, number, end, str(made), str(home), folder=home).finish(3000)
+        reached = int(done.read_text().split()[-2]) + 1
         if result.returncode:
-            faults.append(f"{kind}:{reached - 1} ended its process with {result.returncode}: {result.stderr[-800:]}")
+            with (home / "faults").open("a") as file:
+                text = f"{kind}:{reached - 1} ended its process with {result.returncode}: {result.stderr[-800:]}"
+                print(text.replace("\n", " "), file=file)
         if only:
             print(result.stdout, result.stderr)
-        number = reached if result.returncode else min(last, number + 500)
-    faults += (tmp_path / "faults").read_text().splitlines()
+        number = reached if result.returncode else end
+    faults = (home / "faults").read_text().splitlines()
     assert not faults, f"{len(faults)} of {last}:\n" + "\n".join(faults)

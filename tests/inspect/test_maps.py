@@ -313,7 +313,7 @@ def test_what_has_no_maps_says_so():
         attention(convolutions, IMAGES)
     with pytest.raises(UserError, match="Sequential has no patches that are known"):
         survey(convolutions, IMAGES)
-    with pytest.raises(UserError, match=r"blocks=\[3\]: ViT has 3 layers of attention, from 0"):
+    with pytest.raises(UserError, match=r"blocks=\(0, 3\) must be .* the network has 3, 0 the first"):
         attention(vit(), IMAGES, blocks=(0, 3))
     with pytest.raises(UserError, match="gives no logits"):
         relevance(vit(num_classes=0), IMAGES)

@@ -10,6 +10,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 from vit_lightning.errors import UserError
 from vit_lightning.models.attention import MultiHeadAttention, RotaryAttention
 from vit_lightning.models.feed_forward import FeedForwardBlock
+from vit_lightning.models.initialisation import INITIALISATIONS
 from vit_lightning.models.layers import DropPath, LayerNorm, LayerScale
 from vit_lightning.models.patches import ClassToken, ConvProjection, LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
@@ -351,6 +352,8 @@ def test_optional_parts_add_names_and_rename_nothing():
         ({"image_size": (0, 16)}, r"image_size=0x16 .*must be at least 1"),
         ({"class_token": False}, r"pool=cls needs class_token=true"),
         ({"depth": 0}, r"depth=0 must be at least 1"),
+        ({"depth": 1_000_000}, r"depth=1000000 must be at most 500"),
+        ({"image_size": 8192, "patch_size": 4}, r"image_size=8192 has 4,194,304 patches .*at most 1,048,576"),
         ({"emb_size": 0}, r"emb_size=0 must be at least 1"),
         ({"emb_size": -32}, r"emb_size=-32 must be at least 1"),
         ({"num_heads": 0}, r"num_heads=0 must be at least 1"),
@@ -590,11 +593,12 @@ def test_what_blocks_refuse_is_told_with_all_else_and_with_their_key():
 
 def test_unknown_words_are_refused_in_python_too():
     with pytest.raises(UserError) as caught:
-        ViT(pool="max", patch_projection="mlp", positions="rotary")
+        ViT(pool="max", patch_projection="mlp", positions="rotary", initialisation="tim")
     assert caught.value.problems == [
         "pool=max must be one of cls, mean",
         "patch_projection=mlp must be one of conv, linear",
         "positions=rotary must be one of learned, sincos2d, none",
+        f"initialisation=tim must be one of {', '.join(INITIALISATIONS)} (did you mean timm?)",
     ]
 
 

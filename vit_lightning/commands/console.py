@@ -234,9 +234,10 @@ def _length(trainer: Trainer, data: ImageData) -> str:
     if not math.isinf(batches):
         per_epoch, total = _steps(trainer)
         left = total - done
-        parts = [_epochs(left / per_epoch), counted(left, "step")] if total else []
+        parts = [_epochs(total / per_epoch), counted(total, "step")] if total else []
     if done:
-        parts = [f"resumes after {counted(done, 'step')}: {', '.join(parts)} to go"]
+        to_go = f" of {total:,} ({_epochs(left / per_epoch)} left)" if total else ""
+        parts = [f"resumes after step {done:,}{to_go}"]
     if data.own_loaders:
         factors = [(trainer.world_size, "devices"), (trainer.accumulate_grad_batches, "accumulated")]
         product = "".join(f" x {number} {name}" for number, name in factors if number > 1)
@@ -259,7 +260,9 @@ def _whole_warmup(trainer: Trainer, module: LightningModule) -> str | None:
     if not total or config.count_warmup(total_steps=total, steps_per_epoch=per_epoch) < total:
         return None
     given = next(name for name in ("warmup_steps", "warmup_fraction", "warmup_epochs") if getattr(config, name))
-    return f"optimizer.{given}={getattr(config, given)} is all of the training: the learning rate only rises"
+    way_out = "a shorter one, or a longer training, lets it fall"
+    value = getattr(config, given)
+    return f"optimizer.{given}={value} is all of the training: the learning rate only rises ({way_out})"
 
 
 def _epochs(number: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -26,6 +26,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.inspect.maps import attention, relevance
 from vit_lightning.inspect.watch import grid_of
 from vit_lightning.limits import at_least, refuse
+from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
 from vit_lightning.training.probes import features
 from vit_lightning.weights.sources import Source, open_source
@@ -186,8 +187,8 @@ class Model:
             classes: the class of each image; the predicted one when not given.
         """
         _, batch = self.prepared(images)
-        if classes is not None and len(classes) != len(batch):
-            raise UserError(f"classes={list(classes)} are not one for each of {len(batch)} images")
+        if classes is not None and np.shape(classes) != (len(batch),):
+            raise UserError(f"classes={classes} must be one for each of {counted(len(batch), 'image')}")
         function = partial(relevance, self.network, classes=None if classes is None else torch.tensor(classes))
         grid = grid_of(self.network)
         found: Tensor = self._run(batch, function)
@@ -272,7 +273,7 @@ def listed(images: Images) -> list[Path | Image.Image]:
     Raises:
         UserError: names all paths that do not exist, folders without images, and arrays that are no images.
     """
-    given: Any = [images] if isinstance(images, str | PathLike | Image.Image) else images
+    given: Any = [images] if isinstance(images, str) or not isinstance(images, Iterable) else images
     if isinstance(images, np.ndarray) and images.ndim < 4:
         given = [images]
     paths = [Path(item) for item in given if isinstance(item, str | PathLike)]

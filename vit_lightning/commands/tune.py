@@ -240,11 +240,11 @@ def write_sweep(experiment: Experiment, path: Path, words: Sequence[str]) -> Non
     given, options = dict(flags), options_of(experiment.config)
     rates = {key: options.get(key) for key in ("optimizer.lr", "optimizer.weight_decay")}
     refuse(
+        [f"wandb-sweep={path} is there already (choose a new file)"] if path.exists() else [],
         problems_of(
-            ("wandb-sweep", path, not path.exists(), "a new file"),
             ("out", given.get("out"), "out" not in given, "left out: each run of a sweep has a folder of its own"),
             ("resume", given.get("resume"), given.get("resume") in (None, "auto", "never"), "auto or never"),
-        )
+        ),
     )
     kept = [f"--{key}={value}" for key, value in flags if key not in ("wandb-sweep", "wandb_sweep", *rates)]
     validations = (experiment.trainer["max_epochs"] or 0) // (experiment.trainer["check_val_every_n_epoch"] or 1)

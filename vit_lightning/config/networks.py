@@ -30,6 +30,7 @@ from vit_lightning.training.classifier import ConfiguredOptimizer, ViTClassifier
 from vit_lightning.training.distillation import Teacher
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora, head_state
 from vit_lightning.weights.sources import open_teacher
+from vit_lightning.weights.trust import bounded
 
 FACTS = ("image_size", "in_channels", "num_classes")
 """Arguments of a network that follow from the data."""
@@ -120,7 +121,7 @@ def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Modul
     Raises:
         UserError: its arguments do not fit.
     """
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), bounded():
         try:
             try:
                 with torch.device("meta"):

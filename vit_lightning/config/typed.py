@@ -288,8 +288,10 @@ class Reader:
         if origin in MAPPINGS or is_typeddict(kind):
             if not isinstance(given, Mapping):
                 return self._refused(kind, given, path)
-            inner = parts[1] if len(parts) == 2 else Any
-            return {key: self.value(inner, item, f"{path}.{key}") for key, item in given.items()}
+            of_key, of_item = parts if len(parts) == 2 else (Any, Any)
+            if of_key is int:  # which JSON, too, has as texts
+                given = {self.value(int, key, f"{path}.{key}"): item for key, item in given.items()}
+            return {key: self.value(of_item, item, f"{path}.{key}") for key, item in given.items()}
         if origin in (*LISTS, tuple):
             fixed = origin is tuple and parts and parts[1:] != (...,)
             if not isinstance(given, list | tuple) or (fixed and len(given) != len(parts)):
@@ -311,7 +313,10 @@ class Reader:
 
     def _refused(self, kind: Any, given: Any, path: str) -> Any:
         meant = [f" (did you mean {name}?)" for name in near(str(given), map(str, choices_of(kind)))]
-        self.problems.append("".join([f"{path}={given} must be {words(kind)}", *meant[:1]]))
+        if isinstance(given, Mapping) and given and all(str(key).isdecimal() for key in given):
+            self.problems.append(f"{path}.{next(iter(given))}: items of a list are not given alone: --{path}=[...]")
+        else:
+            self.problems.append("".join([f"{path}={given} must be {words(kind)}", *meant[:1]]))
         return WRONG
 
     def _one_of(self, kind: Any, given: Any, path: str, default: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from vit_lightning.errors import UserError
-from vit_lightning.inspect.watch import Attention, Grid, readout, watch, without_attention
+from vit_lightning.inspect.watch import Attention, Grid, chosen_of, readout, watch, without_attention
 
 
 @torch.no_grad()
@@ -32,10 +32,8 @@ def attention(network: nn.Module, images: Tensor, blocks: Sequence[int] | None =
     with watch(network, found.append):
         network(images)
     layers = encoder_layers(network, found)
-    numbers = range(len(layers)) if blocks is None else blocks
-    if wrong := [number for number in numbers if not -len(layers) <= number < len(layers)]:
-        raise UserError(f"blocks={wrong}: {type(network).__name__} has {len(layers)} layers of attention, from 0")
-    weights = [layers[number].weights() for number in numbers]
+    chosen = layers if blocks is None else chosen_of(layers, blocks)
+    weights = [layer.weights() for layer in chosen]
     if len({each.shape for each in weights}) > 1:
         raise UserError(f"{type(network).__name__}: its layers attend to different numbers of tokens (give blocks)")
     return torch.stack(weights, dim=1)

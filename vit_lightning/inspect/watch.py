@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,8 @@ from vit_lightning.models.attention import DotProductAttention, attention_weight
 from vit_lightning.models.heads import ClassTokenAndMeanPool, ClassTokenPool, DistilledHead, TokenPool
 from vit_lightning.models.patches import ClassToken, DistillationToken, LearnedTokens, RegisterTokens
 from vit_lightning.models.vit import ViT
+
+T = TypeVar("T")
 
 
 class Attention(NamedTuple):
@@ -155,6 +157,15 @@ def find_blocks(network: nn.Module) -> list[nn.Module]:
     """Returns the encoder blocks of a ViT, or of a network of timm."""
     blocks: Any = network.encoder if isinstance(network, ViT) else getattr(network, "blocks", ())
     return list(blocks)
+
+
+def chosen_of(layers: Sequence[T], blocks: Iterable[int]) -> list[T]:
+    """Returns the layers with these numbers, -1 the last; raises UserError if there are none."""
+    count = len(layers)
+    if not isinstance(blocks, Iterable) or any(number not in range(-count, count) for number in blocks):
+        text = f"the network has {count}, 0 the first and -1 the last"
+        raise UserError(f"blocks={blocks} must be a list of numbers of blocks: {text}")
+    return [layers[number] for number in blocks]
 
 
 class Grid(NamedTuple):

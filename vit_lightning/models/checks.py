@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,9 @@ from vit_lightning.models.layers import BatchNorm
 from vit_lightning.models.patches import PROJECTIONS
 from vit_lightning.models.positions import POSITIONS
 from vit_lightning.sizes import Size
+
+DEPTH, PATCHES = 500, 1 << 20
+"""Blocks and patches at most: those of DeepNet's encoder and of LongViT, the deepest and the longest that are known."""
 
 
 @contextlib.contextmanager
@@ -69,6 +73,7 @@ def _problems(given: Mapping[str, Any]) -> list[str]:
     is_of_torch = getattr(attention, "func", attention) is nn.MultiheadAttention
     needs = {
         "pool=cls needs class_token=true (or choose pool=mean)": pool != "cls" or given["class_token"],
+        f"depth={given['depth']} must be at most {DEPTH}": given["depth"] <= DEPTH,
         "attention=MultiheadAttention takes three inputs (choose TorchAttention, the same of tokens)": not is_of_torch,
     }
     if given["distillation_token"]:
@@ -103,6 +108,8 @@ def patches(image_size: Size, patch_size: Size) -> list[str]:
         choices = [n for n in range(1, min(image_size) + 1) if image_size[0] % n == 0 and image_size[1] % n == 0]
         squares = ", ".join(map(str, choices))
         return [f"patch_size={patch} does not divide image_size={image} (squares that do: {squares})"]
+    if (count := math.prod(image_size) // math.prod(patch_size)) > PATCHES:
+        return [f"image_size={image} has {count:,} patches with patch_size={patch}: at most {PATCHES:,}"]
     return []
 
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils.serialization import config as serialization
 
 from vit_lightning.errors import CannotResume, UserError, first_line, named
+from vit_lightning.limits import meant
 from vit_lightning.storage.wandb_sources import WANDB, artifact_path
 
 LAST, PREVIOUS, BEST = (Path(f"checkpoints/{name}.ckpt") for name in ("last", "previous", "best"))
@@ -332,7 +333,8 @@ def find_checkpoint(source: str | Path, key: str = "ckpt") -> Path:
             raise UserError(f"{key}={path}: the folder holds neither {BEST} nor {LAST}")
         return found[0]
     if not path.is_file():
-        raise UserError(f"{key}={path} is neither a run folder nor a file")
+        hint = meant(str(path), map(str, path.parent.glob("*")))
+        raise UserError(f"{key}={path} is neither a run folder nor a file{hint}")
     return path
 
 

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from vit_lightning.errors import UserError
 from vit_lightning.inspect.tokens import is_crate, nonzero_share, subspace_rate
-from vit_lightning.inspect.watch import find_blocks
+from vit_lightning.inspect.watch import chosen_of, find_blocks
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.models.crate import MSSA
 from vit_lightning.models.heads import ClassificationHead, DistilledHead, find_head
@@ -38,20 +38,18 @@ def features(network: nn.Module, images: Tensor, blocks: Sequence[int] = ()) -> 
     Raises:
         UserError: the network has no such blocks.
     """
-    encoder = find_blocks(network)
-    if wrong := [number for number in blocks if not -len(encoder) <= number < len(encoder)]:
-        raise UserError(f"blocks={wrong}: {type(network).__name__} has {len(encoder)} blocks, from 0")
+    chosen = chosen_of(find_blocks(network), blocks)
     found: list[Tensor] = []
     tokens: dict[int, Tensor] = {}
     hooks = [module.register_forward_pre_hook(_keep_input(found)) for module in _classifiers(network)]
-    hooks += [encoder[number].register_forward_hook(_keep_output(tokens, number)) for number in blocks]
+    hooks += [block.register_forward_hook(_keep_output(tokens, number)) for number, block in enumerate(chosen)]
     try:
         output = network(images)
     finally:
         for hook in hooks:
             hook.remove()
     pooled = torch.stack(found).mean(dim=0) if found else output  # DeiT has a classifier on each of two tokens
-    return [pooled, *(tokens[number] for number in blocks)]
+    return [pooled, *(tokens[number] for number in range(len(chosen)))]
 
 
 def _classifiers(network: nn.Module) -> list[nn.Module]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError, first_line, foreign
+from vit_lightning.limits import meant
 from vit_lightning.storage.checkpoint_files import (
     BEST,
     DOWNLOADS,
@@ -29,6 +30,8 @@ from vit_lightning.storage.checkpoint_files import (
 from vit_lightning.storage.wandb_sources import artifact_path
 from vit_lightning.weights.hubs import LIBRARIES, facts_of_preprocessing, hub_folder
 
+PLACES = (*LIBRARIES, "hf-hub", "wandb")
+"""What may stand before the colon in the name of a model."""
 IN_FOLDER = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -142,6 +145,8 @@ def _read(place: str, key: str) -> WeightsFile:
         network, about = LIBRARIES[library](name)
         tensors, notes = _tidy(network.state_dict())
         return WeightsFile(place, None, tensors, about, view=_view(about), notes=notes, network=network)
+    if name and library not in PLACES and not name.startswith("//") and not Path(place).exists():
+        raise UserError(f"{library}: is none of {', '.join(PLACES)}{meant(library, PLACES)}")
     path = hub_folder(name) if library == "hf-hub" else Path(place)
     path = artifact_path(place, key, DOWNLOADS) if library == "wandb" else path
     if not path.is_dir() or any((path / name).is_file() for name in (BEST, LAST)):

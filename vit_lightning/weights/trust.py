@@ -1,4 +1,4 @@
-"""Trust in a config that a file of weights carries: it is data, and names classes of known packages alone.
+"""Trust in a config that a file of weights carries: it is data, names classes of known packages alone, and is bounded.
 
 Importing a module runs it, and a class may do anything when it is made. What the user writes may name any class; what
 comes with somebody's weights names those below, unless the user trusts the file.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
+import math
 import pkgutil
 from collections.abc import Iterator, Mapping
 from typing import Any, get_type_hints
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
@@ -36,6 +39,8 @@ FILES = (".csv", ".json", ".parquet", ".txt", ".yaml", ".zip", ".bin", ".ckpt", 
 """Suffixes of files whose names look like paths of classes."""
 READ_FROM = ("hf-hub:", "hf_hub:", "local-dir:", "http://", "https://", "file:")
 """Beginnings of names of models that are fetched, or read from another place, when they are made."""
+PARAMETERS = 10_000
+"""Parameters of a network at most, far above those of any that is known."""
 HINT = "if you wrote or read that code: --trust on the command line, trust=True in Python"
 
 
@@ -120,3 +125,38 @@ def _parts() -> tuple[type, ...]:
     of_torch = (nn.Module, Dataset, Optimizer, LRScheduler)
     of_trainer = (Callback, Logger, Profiler, Strategy, CheckpointIO, ClusterEnvironment, LayerSync, Precision)
     return (*of_torch, LightningDataModule, *of_trainer)
+
+
+class _TooLarge(Exception):
+    """A network that asks for more than it may."""
+
+
+@contextlib.contextmanager
+def bounded(weights: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Ends the making of a network that is far too large, as one of a million blocks, while it is being made.
+
+    Args:
+        weights: the tensors that it is made for, of which it may have a few times the numbers; none when not given.
+
+    Raises:
+        UserError: it has more parameters than any network, or more numbers than the weights allow.
+    """
+    tensors = [value for value in (weights or {}).values() if isinstance(value, Tensor) and value.device.type == "cpu"]
+    stored = sum(min(value.numel(), value.untyped_storage().nbytes()) for value in tensors)
+    most = math.inf if weights is None else 4 * stored + 10**7  # of a layer that is replaced, both are made
+    parameters = numbers = 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal parameters, numbers
+        parameters, numbers = parameters + 1, numbers + (0 if is_lazy(parameter) else parameter.numel())
+        if parameters > PARAMETERS or numbers > most:
+            than = "" if weights is None else f", where the file has {stored:,}"
+            raise _TooLarge(f"a network of more than {parameters - 1:,} parameters with {numbers:,} numbers{than}")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    except _TooLarge as fault:
+        raise UserError(f"{fault} (is its depth or one of its sizes too large?)") from fault
+    finally:
+        hook.remove()
