@@ -16,8 +16,8 @@ from typing import Any
 
 START_SECONDS = 6.0
 """Seconds that an online start may take before the run is offline."""
-FINISH_SECONDS = 10.0
-"""Seconds that the upload may take after the last row."""
+FINISH_SECONDS = {"online": 10.0, "offline": 60.0}
+"""Seconds that a table and the end of a run may take: for W&B's server, or on a busy machine for its own process."""
 MODES = {"run": "online", "shared": "online", "dryrun": "offline"}
 """Other names of W&B's modes."""
 
@@ -94,11 +94,12 @@ def set_up(wandb: Any) -> None:
     wandb.setup(wandb.Settings(silent=True, x_service_wait=5))
 
 
-def run_settings(wandb: Any, code: Mapping[str, Any], *, later: bool) -> Any:
+def run_settings(wandb: Any, mode: str, code: Mapping[str, Any], *, later: bool) -> Any:
     """Returns the settings of a run.
 
     Args:
         wandb: the module.
+        mode: online or offline.
         code: commit and remote of the code.
         later: whether a finished run is sent, so that the machine is not measured.
     """
@@ -107,7 +108,7 @@ def run_settings(wandb: Any, code: Mapping[str, Any], *, later: bool) -> Any:
         console="off",  # leaves stdout and stderr alone
         reinit="create_new",  # else it would be the run of a WandbLogger of the config, if there is one
         init_timeout=START_SECONDS,
-        finish_timeout=FINISH_SECONDS,
+        finish_timeout=FINISH_SECONDS[mode],
         **{f"x_{kind}_retry_wait_max_seconds": 5 for kind in ("graphql", "file_stream", "file_transfer")},
         x_transaction_log_flush_interval=1.0,  # by default a SIGKILL loses 15 s
         x_disable_meta=True,  # it has user and host; the mirror sends the rest

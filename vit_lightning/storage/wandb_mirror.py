@@ -174,7 +174,7 @@ class WandbMirror(Logger):
         shown = {name: given[name] for name in ("project", "entity", "group", "job_type", "tags", "notes")}
         code = self._redacted.of(_code(environment))
         for mode in modes:
-            settings = internals.run_settings(self._wandb, code, later=later)
+            settings = internals.run_settings(self._wandb, mode, code, later=later)
             place = {"id": self.run_id, "name": self.folder.name, "dir": str(self.folder)}
             try:
                 self._run = self._wandb.init(
@@ -268,11 +268,11 @@ class WandbMirror(Logger):
     def log_table(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Logs a table, for which wandb waits for the server."""
         given = {"columns": list(header), "data": [list(row) for row in rows]}
-        self._in_time(lambda: self._run.log({name: self._wandb.Table(**given)}), internals.FINISH_SECONDS)
+        self._in_time(lambda: self._run.log({name: self._wandb.Table(**given)}))
 
     def log_tables(self, step: int | None = None) -> None:
         """Logs tables and interactive plots of all validations, at the end: wandb waits for the server with each."""
-        self._in_time(lambda: self._run.log(tables(self._wandb, self.folder), step=step), internals.FINISH_SECONDS)
+        self._in_time(lambda: self._run.log(tables(self._wandb, self.folder), step=step))
 
     def log_validation(self, path: Path) -> None:
         """Logs a validation at its step: the JSON file that ``ValidationPictures`` has written, and its pictures."""
@@ -305,11 +305,13 @@ class WandbMirror(Logger):
             kept = self._run.summary.get(name)
             self._run.summary[name] = {**kept, "best": value} if isinstance(kept, dict) else value
 
-    def _in_time(self, call: Callable[[], object], seconds: float) -> None:
-        """Calls what waits for W&B's server, for a limited time."""
+    def _in_time(self, call: Callable[[], object], seconds: float = 0.0) -> None:
+        """Calls what waits for W&B's server, for a limited time; by default that of the end of a run."""
         self.begin()
-        if self._run is not None and not internals.call_in_time(self._wandb, lambda: self._guarded(call), seconds):
-            self.reason, self._run = "W&B did not answer in time", None
+        if self._run is not None:
+            seconds = seconds or internals.FINISH_SECONDS[self.mode]
+            if not internals.call_in_time(self._wandb, lambda: self._guarded(call), seconds):
+                self.reason, self._run = "W&B did not answer in time", None
 
     @rank_zero_only
     def finish(self, exit_code: int = 0, fault: BaseException | None = None) -> None:
@@ -322,7 +324,7 @@ class WandbMirror(Logger):
         if self._run is not None:
             run, self._run = self._run, None
             finished = internals.call_in_time(
-                self._wandb, lambda: run.finish(exit_code), internals.FINISH_SECONDS + 5.0
+                self._wandb, lambda: run.finish(exit_code), internals.FINISH_SECONDS[self.mode] + 5.0
             )
             if not finished or not internals.finished_in_time(run):
                 self.reason = "W&B did not answer in time"
