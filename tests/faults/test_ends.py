@@ -11,7 +11,7 @@ from pathlib import Path
 
 import harness
 import pytest
-from test_group_signals import CODES, LAST, begin, ended, go_on, is_whole, setting, wholes  # noqa: F401
+from test_group_signals import CODES, LAST, begin, ended, go_on, in_group, is_whole, setting, wholes  # noqa: F401
 
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.training.endings import EXIT_CODE
@@ -36,19 +36,9 @@ def trains(folder: Path, rank: int = 0, batches: int = 9) -> Callable[[], bool]:
     return lambda: witness.exists() and witness.read_text().count("\n") >= batches
 
 
-def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+def children(folder: Path, first: int) -> list[int]:
+    """Processes that the first one has started: its workers, or where it has none the second rank."""
 
-
-def process_of(folder: Path, rank: int, first: int) -> int:
-    """The process of a rank; the second one has been started with a command line of its own."""
-    if rank == 0:
-        return first
-    others = [pid for pid in harness.orphans(folder) if pid != first and "fit" in command_line(pid)]
-    return next(pid for pid in others if "lightning" in command_line(pid))
-
-
-def workers_of(folder: Path, first: int) -> list[int]:
     def parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -100,7 +90,7 @@ def test_row_09_a_signal_at_each_point_of_two_ranks(tmp_path, wholes, point, num
 @pytest.mark.parametrize("seconds", [0.5, 2.0, 4.0, 6.0])
 @pytest.mark.parametrize("number", CODES)
 def test_row_09_a_signal_to_the_group_in_start_up(tmp_path, number, seconds):
-    process = begin(tmp_path, *setting(workers=0, ranks=2), fault=SLOW)
+    process = begin(tmp_path, *setting(workers=0, ranks=2), fault=SLOW, call=in_group)
     process.join(seconds)
     os.killpg(process.pid, number)
     assert ended(process, 30) == CODES[number]
@@ -122,9 +112,8 @@ def test_row_10_a_dead_rank_ends_the_others(tmp_path, wholes, point, rank):  # n
 
 def freeze(folder: Path, process: BaseProcess, what: str) -> int:
     """Freezes a rank or a worker once the run trains; returns its process."""
-    rank = 1 if what == "rank 1" else 0
-    wait_for("it does not train", trains(folder, rank))
-    pid = workers_of(folder, process.pid)[0] if what == "worker" else process_of(folder, rank, process.pid)
+    wait_for("it does not train", trains(folder, 1 if what == "rank 1" else 0))
+    pid = process.pid if what == "rank 0" else children(folder, process.pid)[0]
     os.kill(pid, signal.SIGSTOP)
     return pid
 
@@ -142,7 +131,7 @@ def hangs(folder: Path, what: str, *more: str) -> tuple[BaseProcess, tuple[str, 
         return process, flags, time.monotonic(), pid
     rank = int(what == HANGS[4])
     wait_for("it does not train", trains(folder, rank, 13))
-    return process, flags, time.monotonic(), process_of(folder, rank, process.pid)
+    return process, flags, time.monotonic(), children(folder, process.pid)[0] if rank else process.pid
 
 
 @pytest.mark.full

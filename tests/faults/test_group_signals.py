@@ -14,6 +14,7 @@ from pathlib import Path
 import harness
 import processes
 import pytest
+import warm_rank
 
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.metrics import read_results
@@ -25,6 +26,13 @@ LAST = "run/checkpoints/last.ckpt"
 def in_group(*arguments: str) -> None:
     """Runs the command as the first of a process group, which starts the second rank."""
     os.setsid()
+    processes.command(*arguments)
+
+
+def in_ranks(*arguments: str) -> None:
+    """The same, with a second rank that has imported everything."""
+    os.setsid()
+    warm_rank.prepare(*arguments)
     processes.command(*arguments)
 
 
@@ -44,8 +52,9 @@ def setting(workers: int, ranks: int) -> tuple[str, ...]:
     return (*flags, "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=81")
 
 
-def begin(folder: Path, *flags: str, fault: str = "", call: Callable[..., None] = in_group) -> BaseProcess:
+def begin(folder: Path, *flags: str, fault: str = "", call: Callable[..., None] | None = None) -> BaseProcess:
     arguments = (*flags,) if flags[0] == "fit" else ("fit", *harness.FLAGS, *flags)
+    call = call or (in_ranks if "--trainer.devices=2" in flags else in_group)
     return harness.start(folder, *arguments, fault=fault, call=call, PYTHONPATH=os.pathsep.join(sys.path))
 
 
@@ -83,7 +92,8 @@ def go_on(folder: Path, whole: dict[str, object], flags: tuple[str, ...]) -> Non
         assert not harness.differences(whole, harness.outcome(folder))
         return
     resumes = (folder / "run/config.yaml").exists()
-    process = begin(folder, *(("fit", "--resume=run") if resumes else flags))
+    call = in_ranks if "--trainer.devices=2" in flags else in_group
+    process = begin(folder, *(("fit", "--resume=run") if resumes else flags), call=call)
     assert ended(process, 120) == 0, harness.log(folder)
     assert not harness.differences(whole, harness.outcome(folder))
 
