@@ -193,7 +193,7 @@ def test_requests_hold_plain_numbers(batch_size, ranks):
 
 
 def test_evaluation_has_each_image_once_on_all_ranks_together():
-    for size, batch_size, ranks in SPLITS:
+    for size, batch_size, ranks in [*SPLITS, (1, 2, 3), (2, 1, 7)]:
         seen = [
             index
             for rank in range(ranks)
@@ -211,6 +211,14 @@ def test_evaluation_has_equally_many_batches_on_all_ranks_and_none_is_empty():
         sizes = [len(request.indices) for requests in on_ranks for request in requests]
         assert min(sizes) > 0, (size, batch_size, ranks)
         assert max(sizes) <= max(batch_size, 2 if ranks > 1 else 1), (size, batch_size, ranks)
+
+
+def test_a_rank_without_an_image_of_a_split_has_an_empty_batch():
+    requests = [evaluation_requests(size=2, batch_size=4, rank=rank, ranks=3) for rank in range(3)]
+    assert requests == [[Request([0], None)], [Request([1], None)], [Request([], None)]]
+    for workers in (0, 1):
+        (batch,) = loader(images(), requests[2], num_workers=workers)
+        assert (len(batch.images), len(batch.labels)) == (0, 0)
 
 
 def test_evaluation_on_one_rank_keeps_the_order_and_has_no_keys():

@@ -59,12 +59,12 @@ def test_a_run_without_progress_is_ended(watched):
     assert watched.hangs(60) == pytest.approx(30.0, abs=0.2)
 
 
-def test_the_first_batch_of_each_loop_may_take_any_time(watched, tmp_path):
-    assert Watched(tmp_path).hangs(600) is None, "set-up, downloads and the first batch"
+def test_the_first_batch_of_each_loop_has_three_times_as_long(watched, tmp_path):
+    assert Watched(tmp_path).hangs(600) == pytest.approx(90.0, abs=0.2), "set-up and the first batch"
     watched.dog.on_validation_start()
-    assert watched.hangs(600) is None
+    assert watched.hangs(89) is None
     watched.dog.ended("validation")
-    assert watched.hangs(29) is None
+    assert watched.hangs(29) is None, "which is no slow step"
     watched.dog.on_validation_end()
     watched.dog.on_validation_start()
     assert watched.hangs(60) == pytest.approx(1.0, abs=0.2), "a second validation is watched from its start"
@@ -121,16 +121,37 @@ def two_ranks(folder: Path) -> tuple[Watched, Watched]:
     return ranks
 
 
-def test_ranks_wait_for_one_that_compiles_or_saves(tmp_path):
+def test_ranks_wait_for_one_that_compiles_or_saves_or_has_its_first_batch(tmp_path, monkeypatch):
     first, second = two_ranks(tmp_path)
-    second.dog._counts = False  # as while it compiles
-    for _ in range(20):
-        assert second.hangs(3) is None
-        assert first.hangs(3) is None
-    second.dog._counts = True
+    saving = [second]
+    looking = [first]
+    monkeypatch.setattr(endings, "makes_or_saves", lambda *_: looking == saving)
+    for _ in range(40):
+        for looking[0] in (second, first):
+            assert looking[0].hangs(3) is None
+    saving.clear()
+    second.dog.begins("validation")
+    for _ in range(25):
+        assert (second.hangs(3), first.hangs(3)) == (None, None)
+    second.dog.ended("validation")
     found = [(second.hangs(3), first.hangs(3)) for _ in range(12)]
     assert found[8] == (None, None)
     assert None not in found[-1]
+
+
+def test_a_rank_ends_by_the_report_of_another(tmp_path):
+    first, second = two_ranks(tmp_path)
+    second.dog._state["report"] = "no batch has ended"
+    assert second.hangs(1) == 0.0
+    assert first.hangs(1) == 0.0
+
+
+def test_a_full_disk_is_no_hang(tmp_path, monkeypatch):
+    first, _ = two_ranks(tmp_path)
+    monkeypatch.setattr(Watchdog, "_write_state", lambda dog: None)
+    for _ in range(5):
+        assert first.hangs(20) is None
+        first.dog.ended("training")
 
 
 def test_a_rank_that_stands_still_is_named_before_those_that_wait(tmp_path, capsys):
@@ -193,7 +214,7 @@ class Sleeps(torch.utils.data.Dataset[Any]):
 def test_a_worker_that_sleeps_is_named_with_its_stack(tmp_path):
     found: list[tuple[str, str]] = []
     dog = Watchdog(tmp_path, 30.0)
-    strategy = SimpleNamespace(broadcast=lambda value: value)
+    strategy = SimpleNamespace(broadcast=lambda value: value, barrier=lambda: None)
     dog.setup(SimpleNamespace(strategy=strategy, global_rank=0, world_size=1), None, "fit")
     batches = iter(WorkerLoader(Sleeps(), num_workers=1))
     next(batches)

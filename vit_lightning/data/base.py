@@ -238,6 +238,8 @@ class ImageData(LightningDataModule):
         return train_batch_count(self.image_count("train"), self.batch_size, self._ranks)
 
     def train_dataloader(self) -> Loader:
+        if (images := self.image_count("train")) < self._ranks:
+            raise UserError(f"trainer.devices: each process trains on an image, and there are {images} (give fewer)")
         return self._loader("train", self._train_requests, self.train_batches_per_epoch)
 
     def val_dataloader(self) -> Loader:

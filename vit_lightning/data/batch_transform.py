@@ -166,7 +166,7 @@ class BatchTransform:
         if batch.images.device.type != "cpu":
             return self._on_device(batch.images, batch.keys, batch.augmented)
         # a few images at a time: memory outside of the cache costs more than the arithmetic
-        count = max(8, CACHED_BYTES // batch.images[0].numel())
+        count = max(8, CACHED_BYTES // batch.images.shape[1:].numel())
         images = torch.empty(batch.images.shape, dtype=torch.float32)
         for part in (slice(start, start + count) for start in range(0, len(images), count)):
             keys = None if batch.keys is None else batch.keys[part]

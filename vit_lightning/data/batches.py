@@ -100,8 +100,8 @@ class Request(NamedTuple):
     def parts(self, size: int) -> Iterator[Request]:
         """Yields requests of at most ``size`` images, all about as large, that together are this one."""
         count = len(self.indices)
-        step = math.ceil(count / math.ceil(count / size))
-        for start in range(0, count, step):
+        step = max(1, math.ceil(count / max(1, math.ceil(count / size))))
+        for start in range(0, max(1, count), step):
             part = slice(start, start + step)
             keys = None if self.keys is None else self.keys[part]
             yield Request(self.indices[part], keys, max(0, count - start - step))
@@ -133,7 +133,7 @@ def gather(request: Request, shape: tuple[int, ...], read: Read, *, skip: bool =
         rows[len(good)] = pixels.transpose(2, 0, 1)
         labels.append(label)
         good.append(position)
-    indices, keys = (None if part is None else torch.tensor(part)[good] for part in request[:2])
+    indices, keys = (None if part is None else torch.tensor(part, dtype=torch.int64)[good] for part in request[:2])
     assert indices is not None
     labels_of_good = torch.tensor(labels, dtype=torch.int64)
     return Batch(images[: len(good)], labels_of_good, indices, keys, skipped=tuple(skipped))
@@ -289,7 +289,7 @@ class Loader:
                     raise batch
                 finally:
                     del batch  # or error, traceback and this frame keep each other alive, and the workers with them
-            if not len(batch.labels):
+            if batch.skipped and not len(batch.labels):
                 raise all_damaged(batch.skipped)
             if batch.skipped and self._on_skipped is not None:
                 self._on_skipped(batch.skipped)

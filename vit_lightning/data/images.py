@@ -84,11 +84,11 @@ class Images(Dataset[Batch]):
         return len(self.labels)
 
     def __getitems__(self, request: Request) -> Batch:
-        indices = torch.tensor(request.indices)
+        indices = torch.tensor(request.indices, dtype=torch.int64)
         keys = None if request.keys is None else torch.tensor(request.keys)
         skipped: tuple[str, ...] = ()
         if self.faults:
-            good = torch.tensor([index not in self.faults for index in request.indices])
+            good = torch.tensor([index not in self.faults for index in request.indices], dtype=torch.bool)
             skipped = tuple(self.faults[index] for index in request.indices if index in self.faults)
             indices, keys = indices[good], None if keys is None else keys[good]
         images, labels = (self.images, self.labels) if self._on_device is None else self._on_device

@@ -69,7 +69,10 @@ def nested_subset(labels: Tensor, seed: int, *, fraction: float = 1.0, shots: in
 
 
 def evaluation_requests(*, size: int, batch_size: int, rank: int, ranks: int) -> list[Request]:
-    """Returns requests for each image once over all ranks, as many on every rank (or ranks would wait for ever)."""
-    mine = torch.arange(rank, size, ranks)
+    """Returns requests for each image once over all ranks, as many on every rank (or ranks would wait for ever).
+
+    Where there are more ranks than images, those without one have an empty request.
+    """
+    mine = torch.arange(size)[rank::ranks]
     count = max(1, min(math.ceil(math.ceil(size / ranks) / batch_size), size // ranks))
-    return [Request(part.tolist(), None) for part in torch.tensor_split(mine, count) if len(part)]
+    return [Request(part.tolist(), None) for part in torch.tensor_split(mine, count) if size]

@@ -168,7 +168,9 @@ class ViTClassifier(ConfiguredOptimizer):
         # torchmetrics takes logits for probabilities if all of a batch are between 0 and 1
         probabilities = output.logits.float().softmax(dim=-1)
         for name, metric in getattr(self, f"{stage}_metrics").items():
-            if f"{stage}/{name}" == CROSS_ENTROPY:
+            if not len(labels):  # a split has fewer images than there are ranks
+                pass
+            elif f"{stage}/{name}" == CROSS_ENTROPY:
                 metric.update(*_plain_cross_entropy(output.logits, labels))
             else:
                 metric.update(*((output.loss, len(labels)) if name == "loss" else (probabilities, labels)))

@@ -33,6 +33,8 @@ EXIT_CODE = 75
 """Exit code of a run that the watchdog has ended; the system's own for a failure that may pass, ``EX_TEMPFAIL``."""
 ASLEEP = 10.0
 """Seconds by which this thread is late only if the process was stopped, or the machine asleep."""
+FIRST = 3.0
+"""Times the limit that a first batch has, at most; less than ranks wait for one another."""
 ANSWER = 2.0
 """Seconds that other ranks and data-loading workers have to show their stacks."""
 
@@ -108,9 +110,9 @@ class Watchdog(Callback):
     """Callback that ends a run in which no batch ends for long, with the exit code 75.
 
     ``hang-rank0-PID.txt`` in the run folder, one for each rank, and stderr have the stacks of what waits. Time does not
-    count before the first batch of training, of validation and of the test, while a rank compiles or saves, and while
-    the process or the machine is stopped; a run of slow steps has twice its longest pause. Ranks tell each other by
-    files in the run folder, which works however they wait.
+    count while a rank compiles or saves, and while the process or the machine is stopped. The first batch of training,
+    of validation and of the test, with all that comes before it, has ``FIRST`` times as long; a run of slow steps has
+    twice its longest pause. Ranks tell each other by files in the run folder, which works however they wait.
 
     Args:
         folder: the run folder.
@@ -127,8 +129,14 @@ class Watchdog(Callback):
         self._stacks: Any = None
         self._asks_workers = False
         self._begun: set[str] = set()  # loops of which a batch has ended
-        self._batches, self._counts = 0, False  # batches that have ended; whether time counts
-        self._state: dict[str, Any] = {"goes_on": 0, "looks": 0, "batches": 0}  # of this rank, for the others
+        self._batches, self._is_first = 0, True  # batches that have ended; whether a loop's first one is awaited
+        self._state: dict[str, Any] = {  # of this rank, for the others
+            "goes_on": 0,
+            "looks": 0,
+            "batches": 0,
+            "is_first": True,
+            "report": "",
+        }
         self._all: list[dict[str, Any]] = []  # the states of all ranks that this one has seen
         self._looked = self._since = clock()
         self._longest = 0.0
@@ -138,6 +146,8 @@ class Watchdog(Callback):
             return
         self.folder = trainer.strategy.broadcast(self.folder)
         self.rank, self.ranks, self._main = trainer.global_rank, trainer.world_size, threading.get_ident()
+        self._state_file(self.rank).unlink(missing_ok=True)  # of a run that was killed
+        trainer.strategy.barrier()
         self._state |= {"pid": os.getpid(), "started": _started(os.getpid()), "host": platform.node()}
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115
         if signal.getsignal(signal.SIGUSR2) in (signal.SIG_DFL, signal.SIG_IGN):  # else it is the user's
@@ -147,7 +157,6 @@ class Watchdog(Callback):
         threading.Thread(target=self._watch, args=(self._stopped,), daemon=True, name="watchdog").start()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._counts = False
         if self._stopped is not None and not self._stopped.is_set():
             self._stopped.set()
             if self._asks_workers:
@@ -176,14 +185,14 @@ class Watchdog(Callback):
         self.begins("test")
 
     def begins(self, loop: str) -> None:
-        """Notes that a loop begins; its first batch in this process may take any time."""
-        self._counts = loop in self._begun
+        """Notes that a loop begins, which may be the first time in this process."""
+        self._is_first = loop not in self._begun
 
     def ended(self, loop: str) -> None:
         """Notes that a batch of a loop has ended."""
         self._begun.add(loop)
         self._batches += 1
-        self._counts = True
+        self._is_first = False
 
     def _watch(self, stopped: threading.Event) -> None:
         while not stopped.wait(self.pause):
@@ -197,38 +206,41 @@ class Watchdog(Callback):
         """Looks once, as the thread does after each pause, and returns whether the run hangs."""
         now, before, state = self._clock(), self._all, self._state
         has_slept, self._looked = now - self._looked > self.pause + ASLEEP, now
-        has_ended = state["batches"] != self._batches
+        has_ended, was_first = state["batches"] != self._batches, state["is_first"]
         frames = frames_of_threads()
-        state |= {"looks": state["looks"] + 1, "batches": self._batches, "place": place(frames.get(self._main))}
-        if has_ended or not self._counts or makes_or_saves(frames, self._main):
+        state |= {"looks": state["looks"] + 1, "batches": self._batches, "is_first": self._is_first}
+        state["place"] = place(frames.get(self._main))
+        if has_ended or makes_or_saves(frames, self._main):
             state["goes_on"] += 1
         self._all = self._exchange(now)
         if has_slept or [other["goes_on"] for other in before] != [other["goes_on"] for other in self._all]:
-            if has_ended and self._counts and not has_slept:
+            if has_ended and not (was_first or has_slept):
                 self._longest = max(self._longest, now - self._since)
             self._since = now
-        return now - self._since > self.patience
+        return now - self._since > self.patience or any(other["report"] for other in self._all)
 
     @property
     def patience(self) -> float:
         """Seconds without progress after which the run hangs."""
-        return max(self.limit, 2.0 * self._longest)
+        first = FIRST * self.limit if any(state["is_first"] for state in self._all) else 0.0
+        return max(self.limit, 2.0 * self._longest, first)
 
     def _exchange(self, now: float) -> list[dict[str, Any]]:
         """Writes the state of this rank and returns those of all, with the time when each was last seen to change."""
-        if self.ranks == 1:
-            return [{**self._state, "rank": 0, "seen": now}]
-        with contextlib.suppress(OSError):  # a full disk
-            self._state_file(self.rank).write_text(json.dumps(self._state), encoding="utf-8")
-        known, states = {state["rank"]: state for state in self._all}, []
+        self._write_state()
+        known = {state["rank"]: state for state in self._all}
         for rank in range(self.ranks):
             with contextlib.suppress(OSError, ValueError):  # not there, or just being written
                 state = json.loads(self._state_file(rank).read_text(encoding="utf-8"))
                 if state["looks"] != known.get(rank, {}).get("looks"):
                     known[rank] = {**state, "rank": rank, "seen": now}
-            if rank in known:
-                states.append(known[rank])
-        return states
+        known[self.rank] = {**self._state, "rank": self.rank, "seen": now}  # a full disk does not take the file
+        return [known[rank] for rank in sorted(known)]
+
+    def _write_state(self) -> None:
+        if self.ranks > 1:
+            with contextlib.suppress(OSError):
+                self._state_file(self.rank).write_text(json.dumps(self._state), encoding="utf-8")
 
     def _state_file(self, rank: int) -> Path:
         return self.folder / f".rank{rank}.json"
@@ -239,28 +251,34 @@ class Watchdog(Callback):
     def _report(self) -> None:
         """Shows what stands still, waits for the other ranks to do so, and kills those that cannot."""
         silent = [state for state in self._all if self._looked - state["seen"] > self.limit / 2]
+        text = next((state["report"] for state in self._all if state["report"]), "") or self._text(silent)
+        self._state["report"] = text  # by which the other ranks end too, also one that is frozen and goes on now
+        self._write_state()
+        frozen = [s for s in silent if s["host"] == platform.node() and _started(s["pid"]) == s["started"] != ""]
+        for state in frozen:
+            os.kill(state["pid"], signal.SIGCONT)
+        stacks = self._all_stacks()
+        own = next(state for state in self._all if state["rank"] == self.rank)
+        with contextlib.suppress(OSError):
+            self._report_file(own).write_text(f"{text}\n{stacks}", encoding="utf-8")
+        until = time.monotonic() + ANSWER + 2.0 * self.pause
+        while time.monotonic() < until and not all(self._report_file(state).is_file() for state in self._all):
+            time.sleep(0.1)
+        hint = f"lightning: hangs: {text}to resume: lightning fit --resume {self.folder}\n" if self.rank == 0 else ""
+        print(f"stacks of rank {self.rank}:\n{stacks}{hint}", end="", file=sys.stderr, flush=True)
+        for state in frozen:
+            if not self._report_file(state).is_file():
+                os.kill(state["pid"], signal.SIGKILL)
+        self._state_file(self.rank).unlink(missing_ok=True)
+
+    def _text(self, silent: list[dict[str, Any]]) -> str:
         for state in silent:
             state["place"] = "the whole process stands still"
         waiting = [state for state in self._all if state["place"] == OTHERS or BACKWARD in state["place"]]
         order = sorted(self._all, key=lambda state: (state not in silent, state in waiting, state["batches"]))
         lines = [f"  rank {state['rank']} (process {state['pid']}): {state['place']}" for state in order]
         passed = f"{show_time(self._looked - self._since)}, over {show_time(self.patience)}"
-        text = "\n".join([f"no batch has ended for {passed}; what most likely hangs comes first:", *lines, ""])
-        stacks = self._all_stacks()
-        own = next(state for state in self._all if state["rank"] == self.rank)
-        with contextlib.suppress(OSError):
-            self._report_file(own).write_text(f"{text}\n{stacks}", encoding="utf-8")
-        until = time.monotonic() + ANSWER + 2.0 * self.pause
-        while time.monotonic() < until and not all(
-            self._report_file(s).is_file() for s in self._all if s not in silent
-        ):
-            time.sleep(0.1)
-        hint = f"lightning: hangs: {text}to resume: lightning fit --resume {self.folder}\n" if self.rank == 0 else ""
-        print(f"stacks of rank {self.rank}:\n{stacks}{hint}", end="", file=sys.stderr, flush=True)
-        for state in silent:
-            if state["host"] == platform.node() and _started(state["pid"]) == state["started"] != "":
-                os.kill(state["pid"], signal.SIGKILL)
-        self._state_file(self.rank).unlink(missing_ok=True)
+        return "\n".join([f"no batch has ended for {passed}; what most likely hangs comes first:", *lines, ""])
 
     def _all_stacks(self) -> str:
         """Returns the stacks of this process, and of those data-loading workers that are not frozen."""
