@@ -43,6 +43,7 @@ COMMANDS = {
     "fit --config": "--config needs a value: --config=CONFIG.yaml",
     "fit digits.yaml --experiment": "--experiment needs a value",
     "fit digits.yaml --out": "--out needs a value",
+    f"fit digits.yaml --optimizer.lr=1{'0' * 400}": "optimizer.lr=10 ... 0 must be a finite float",
     "fit digits.yaml --trust=yes": "trust=yes must be true or false",
     "fit digits.yaml --help.lost": "help.lost: there is no such group",
     "fit digits.yaml --out=flat": "out=flat ... not empty",

@@ -283,7 +283,7 @@ class Reader:
         if kind in PLAIN or origin is Literal or (inspect.isclass(kind) and issubclass(kind, Enum)):
             try:
                 return plain_value(kind, given)
-            except (ValueError, TypeError, KeyError, StopIteration):
+            except (ValueError, TypeError, KeyError, StopIteration, OverflowError):
                 return self._refused(kind, given, path)
         if origin in MAPPINGS or is_typeddict(kind):
             if not isinstance(given, Mapping):
@@ -452,7 +452,7 @@ def plain_value(kind: Any, given: Any) -> Any:
     """Returns a value of a plain type.
 
     Raises:
-        ValueError, TypeError, KeyError or StopIteration: it is none.
+        ValueError, TypeError, KeyError, StopIteration or OverflowError: it is none.
     """
     if kind is bool and isinstance(given, str):  # in a flag, yes is no truth value
         return {"true": True, "false": False}[given.lower()]

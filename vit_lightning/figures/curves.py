@@ -30,6 +30,9 @@ LR: Look = {"color": COLOURS[2]}
 
 Rows = Sequence[dict[str, Any]]
 
+as_written = rc_context({"text.parse_math": False})
+"""Decorator of what draws names: these may hold dollars."""
+
 
 def save(figure: Figure, path: Path) -> None:
     """Writes a figure as PNG, sharp on a screen of high resolution too."""
@@ -66,6 +69,7 @@ def _objective(experiment: Experiment) -> str:
     return ", ".join(filter(None, parts))
 
 
+@as_written
 def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, best_step: int | None = None) -> Figure:
     """Draws loss, accuracy and learning rate over the steps of a run, and marks its best checkpoint.
 
@@ -111,7 +115,7 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.grid(alpha=0.3)
     if objective:
-        axes[0].set_title(objective, fontsize=8, wrap=True, parse_math=False)
+        axes[0].set_title(objective, fontsize=8, wrap=True)
     key = {"training" + ", mixed images" * mixed: TRAIN, "validation": VAL}
     key = {"training, of a batch": BATCH} | key if batches else key
     if best_step is not None:
@@ -126,7 +130,7 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
     )
     steps, tested = _series(rows, "test/acc")
     title = f"{title}: test accuracy {100 * tested[-1]:.2f} %" if len(tested) else title
-    figure.suptitle(title, parse_math=False)  # a folder's name may hold dollars
+    figure.suptitle(title)
     return figure
 
 

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from torch import Tensor
 
+from vit_lightning.figures.curves import as_written
 from vit_lightning.figures.pictures import CELL
 from vit_lightning.inspect.survey import Survey
 from vit_lightning.inspect.tokens import OUTLIER, cka, outliers
@@ -126,6 +127,7 @@ def _coloured(maps: np.ndarray[Any, Any], columns: int) -> Image.Image:
     return picture
 
 
+@as_written
 def maps_figure(found: Survey, number: int, image: Image.Image, title: str) -> Figure:
     """Draws an image as the model gets it and its attention maps: layers down, heads across, last their mean."""
     maps = views(found, number)["attention"]
@@ -159,6 +161,7 @@ def layer_names(found: Survey) -> list[str]:
     return [*map(str, range(1, blocks + 1)), *["pool"] * (all_layers - blocks)]
 
 
+@as_written
 def model_figures(found: Surveys) -> dict[str, tuple[Figure, str]]:
     """Returns the figures of models by name, each with a sentence that says what it shows."""
     first = next(iter(found.values()))
