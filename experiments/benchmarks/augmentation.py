@@ -34,7 +34,7 @@ from vit_lightning import (
     TrivialAugment,
 )
 from vit_lightning.data.augment import Augmentation
-from vit_lightning.data.batch_transform import CACHED_BYTES
+from vit_lightning.data.batch_transform import images_at_a_time
 from vit_lightning.random_keys import sample_keys
 
 
@@ -70,13 +70,14 @@ def one_by_one(transform: v2.Transform, images: Tensor, keys: Tensor) -> Tensor:
     return torch.stack(changed)
 
 
-def in_parts(augment: Augmentation, images: Tensor, keys: Tensor) -> Tensor:
-    """Ours, as a data module applies it: on a CPU a few images at a time, which its cache can hold."""
-    count = max(8, CACHED_BYTES // images[0].numel()) if images.device.type == "cpu" else len(images)
-    return torch.cat([augment(*part) for part in zip(images.split(count), keys.split(count), strict=True)])
+def in_parts(change: Callable[[Tensor, Tensor], Tensor], images: Tensor, keys: Tensor) -> None:
+    """As a data module does it: on a CPU a few images at a time, which its cache can hold until they are normalised."""
+    count = images_at_a_time(images) if images.device.type == "cpu" else len(images)
+    for part in zip(images.split(count), keys.split(count), strict=True):
+        change(*part)
 
 
-def seconds(run: Callable[[], Tensor], device: torch.device) -> float:
+def seconds(run: Callable[[], None], device: torch.device) -> float:
     """Of the processor where that does the work, so that other processes count little; else of the clock."""
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     started = clock()
@@ -91,7 +92,7 @@ def compare(ours: Augmentation, theirs: v2.Transform, images: Tensor, rounds: in
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds + 1):
         keys = sample_keys(0, number, torch.arange(len(images))).to(images.device)
-        runs = [partial(in_parts, ours, images, keys), partial(one_by_one, theirs, images, keys)]
+        runs = [partial(in_parts, change, images, keys) for change in (ours, partial(one_by_one, theirs))]
         for which in random.sample(range(2), 2):
             spent = seconds(runs[which], images.device)
             if number:  # the first round warms up

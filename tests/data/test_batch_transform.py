@@ -18,7 +18,7 @@ from vit_lightning import (
     TrivialAugment,
 )
 from vit_lightning import random_keys as drawing
-from vit_lightning.data import augment, policies
+from vit_lightning.data import operations, policies
 from vit_lightning.data.batch_transform import BatchTransform
 from vit_lightning.data.batches import Batch
 
@@ -35,9 +35,8 @@ def test_one_graph_gives_the_images_that_a_cpu_gives(monkeypatch, changes):
     keys = drawing.sample_keys(0, 0, torch.arange(60))
     transform = BatchTransform(augment=changes, mixing=(), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.1), repetitions=1)
     expected = transform(Batch(images, torch.zeros(60), torch.arange(60), keys), num_classes=0, key=0).images
-    monkeypatch.setattr(policies, "host_chooses", lambda images: False)
+    monkeypatch.setattr(operations, "host_chooses", lambda images: False)
     monkeypatch.setattr(drawing, "_calculate", lambda function, bits: function(bits))
-    monkeypatch.setattr(augment, "_is_for_numpy", lambda images: False)
     torch._dynamo.reset()
     transform.compile(backend="aot_eager")
     counters.clear()
@@ -53,7 +52,7 @@ def test_inductor_draws_and_moves_the_same(monkeypatch):
     images = torch.randint(0, 256, (400, 3, 32, 32), generator=torch.Generator().manual_seed(0)).byte()
     keys = drawing.sample_keys(0, 0, torch.arange(400))
     policy, unchanged = TrivialAugment(), torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 255.0, 256.0, 0.0])
-    monkeypatch.setattr(policies, "host_chooses", lambda images: False)
+    monkeypatch.setattr(operations, "host_chooses", lambda images: False)
     monkeypatch.setattr(policies, "_parameters", lambda scale, channels: unchanged.expand(scale.table().numel(), -1))
     monkeypatch.setattr(drawing, "_calculate", lambda function, bits: function(bits))
     moved, draws = policy(images, keys), drawing.uniform(keys, range(10, 24))

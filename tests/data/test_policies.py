@@ -4,8 +4,8 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from vit_lightning import RandAugment, ThreeAugment, TrivialAugment, UserError
-from vit_lightning.data import policies
+from vit_lightning import ColorJitter, RandAugment, RandomAffine, ThreeAugment, TrivialAugment, UserError
+from vit_lightning.data import operations
 from vit_lightning.data.policies import OPERATIONS, SIGNED
 from vit_lightning.random_keys import sample_keys
 
@@ -89,11 +89,11 @@ def recorded(monkeypatch, policy, count=3000, height=32, width=32):
     asked = []
     names = list(OPERATIONS)
 
-    def record(batch, operation, magnitude):
+    def record(batch, operation, magnitude, changes):
         asked.append([(names[o], m) for o, m in zip(operation.tolist(), magnitude.tolist(), strict=True)])
         return batch
 
-    monkeypatch.setattr(policies, "apply_each", record)
+    monkeypatch.setattr(operations, "change_each", record)
     policy(torch.zeros(count, 3, height, width, dtype=torch.uint8), keys(count))
     return asked
 
@@ -142,9 +142,19 @@ def test_all_operations_at_once_as_on_a_gpu_give_the_same_images(monkeypatch, po
     batch = images(400, height, width, channels)
     batch[:40], batch[40:80] = 7, batch[40:80] // 50
     chosen = policy(batch, keys(400))
-    monkeypatch.setattr(policies, "host_chooses", lambda images: False)
+    monkeypatch.setattr(operations, "host_chooses", lambda images: False)
     assert torch.equal(policy(batch, keys(400)), chosen)
     assert not torch.equal(chosen, batch)
+
+
+@pytest.mark.parametrize("change", [RandAugment(4), ThreeAugment(), ColorJitter(hue=0.1), RandomAffine()])
+def test_photographs_are_the_same_from_a_host_and_a_device(monkeypatch, change):
+    """A host changes them one by one, and blurs a few columns at a time."""
+    batch = torch.nn.functional.interpolate(images(12, 9, 8).float(), (220, 210), mode="bicubic")
+    batch = batch.clamp(0, 255).byte()
+    chosen = change(batch, keys(12))
+    monkeypatch.setattr(operations, "host_chooses", lambda images: False)
+    assert torch.equal(change(batch, keys(12)), chosen)
 
 
 def test_three_augment_gives_each_change_to_a_third():

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vit_lightning.data import operations
-from vit_lightning.data.operations import affine, enlarge, resample, resize_weights, taps
+from vit_lightning.data.operations import affine, resample, resize_weights, resized
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.random_keys import mix, random_bytes, uniform
 
@@ -48,7 +48,7 @@ class RandomCrop(Augmentation):
         top, left = (uniform(keys, range(1, 3)) * choices).long()
         windows = F.pad(images, [self.padding] * 4).unfold(2, height, 1).unfold(3, width, 1)
         windows = windows.permute(0, 2, 3, 1, 4, 5)  # (b, top, left, c, H, W): whole rows are copied, not pixels
-        if _is_for_numpy(images):
+        if operations.host_chooses(images):
             return torch.from_numpy(windows.numpy()[np.arange(len(images)), top.numpy(), left.numpy()])
         return windows[torch.arange(len(images), device=images.device), top, left]
 
@@ -66,17 +66,9 @@ class HorizontalFlip(Augmentation):
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         flip = uniform(keys, 3) < self.p
-        if _is_for_numpy(images):
-            which, pixels = flip.numpy(), images.numpy()
-            changed = pixels.copy()
-            changed[which] = pixels[which, :, :, ::-1]
-            return torch.from_numpy(changed)
+        if operations.host_chooses(images):
+            return operations.change_each(images, flip, flip, {True: lambda images, _: images.flip(-1)})
         return torch.where(flip[:, None, None, None], images.flip(-1), images)
-
-
-def _is_for_numpy(images: Tensor) -> bool:
-    """Whether numpy copies parts of these images, in a fraction of torch's time for bytes."""
-    return images.device.type == "cpu" and images.dtype == torch.uint8
 
 
 class RandomResizedCrop(Augmentation):
@@ -94,14 +86,10 @@ class RandomResizedCrop(Augmentation):
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         top, left, rows, columns = self.boxes(keys, height, width)
-        if _is_for_numpy(images):
-            down, across = taps(top, rows, new=height), taps(left, columns, new=width)
-            return enlarge(images, down, across)
-        return resample(
-            images,
-            resize_weights(top, rows, old=height, new=height),
-            resize_weights(left, columns, old=width, new=width),
-        )
+        if operations.host_chooses(images):
+            boxes = torch.stack([top, left, rows, columns], dim=1).tolist()
+            return torch.stack([resized(image, box) for image, box in zip(images, boxes, strict=True)])
+        return resample(images, resize_weights(top, rows, size=height), resize_weights(left, columns, size=width))
 
     def boxes(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns top, left, height and width in pixels, (b,), of the first of ten draws that fits, else of all."""
@@ -155,7 +143,7 @@ class RandomErasing(Augmentation):
         top, left, rows, columns = (value[:, None] for value in self._boxes.boxes(keys, height, width))
         # a box that fits nowhere is none, not all of the image
         erased = (uniform(keys, 9) < self.p) & (rows * columns < height * width)[:, 0]
-        if _is_for_numpy(images):
+        if operations.host_chooses(images):
             return self._erased(images, keys, torch.cat([top, left, rows, columns], dim=1), erased)
         y, x = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
         inside = ((y >= top) & (y < top + rows))[:, :, None] & ((x >= left) & (x < left + columns))[:, None, :]
@@ -164,14 +152,13 @@ class RandomErasing(Augmentation):
 
     def _erased(self, images: Tensor, keys: Tensor, boxes: Tensor, erased: Tensor) -> Tensor:
         """Returns what the device's form does, but draws noise for the boxes alone."""
-        changed = images.numpy().copy()
-        places = np.arange(changed[0].size).reshape(changed[0].shape)
-        seeds = mix(keys, 10)
+        changed, seeds = images.numpy().copy(), mix(keys, 10).numpy()
+        places = np.arange(changed[0].size).reshape(changed[0].shape) if self.fill == "noise" else None
         for number in erased.nonzero()[:, 0].tolist():
             top, left, rows, columns = boxes[number].tolist()
             box = (slice(None), slice(top, top + rows), slice(left, left + columns))
-            covered = places[box] + seeds[number].numpy()
-            changed[number][box] = random_bytes(torch.from_numpy(covered)) if self.fill == "noise" else 0
+            noise = 0 if places is None else random_bytes(torch.from_numpy(places[box] + seeds[number]))
+            changed[number][box] = noise
         return torch.from_numpy(changed)
 
     def _noise(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -199,7 +186,16 @@ class RandomAffine(Augmentation):
         factor = self.scale[0] + size * (self.scale[1] - self.scale[0])
         # in the coordinates of grid_sample an image goes from -1 to 1
         right, down = (2.0 * self.translate * (2.0 * place - 1.0) for place in places)
+        amounts = torch.stack([angle, factor, right, down], dim=1)
+        if operations.host_chooses(images):
+            all_of_them = torch.zeros(len(images), dtype=torch.int64)
+            change = {0: lambda images, amounts: affine(images, *amounts.unbind(1))}
+            return operations.change_each(images, all_of_them, amounts, change)
         return affine(images, angle, factor, right, down)
+
+
+COLOURS = (operations.brightness, operations.contrast, operations.saturation, operations.hue)
+"""Changes of ``ColorJitter``, in the order of its arguments."""
 
 
 class ColorJitter(Augmentation):
@@ -228,10 +224,19 @@ class ColorJitter(Augmentation):
         # the change with the smallest number comes first
         order = torch.stack([draws[n] for n in numbers]).argsort(dim=0, stable=True)
         strengths = torch.stack([self._strength(n, draws[10 + n]) for n in numbers])
+        factor = strengths.gather(0, order)
+        if operations.host_chooses(images):
+            changes = {place: COLOURS[n] for place, n in enumerate(numbers)}
+            for which, strength in zip(order, factor, strict=True):
+                images = operations.change_each(images, which, strength, changes)
+            return images
+        return self._by_factors(images, numbers, order, factor[..., None, None, None], strengths[-1])
+
+    def _by_factors(self, images: Tensor, numbers: list[int], order: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
+        """Returns what the functions of ``COLOURS`` do in the order of each image, by one calculation for all kinds."""
         here = {n: (order == place)[..., None, None, None] for place, n in enumerate(numbers)}
-        factor = strengths.gather(0, order)[..., None, None, None]
         if 3 in here:
-            factor, shift = factor.where(~here[3], 1.0), strengths[-1]
+            factor = factor.where(~here[3], 1.0)
         rest = (1.0 - factor.double()).float()
         none = torch.zeros_like(rest)
         by_mean, by_gray = (torch.where(here[n], rest, none) if n in here else none for n in (1, 2))

@@ -28,6 +28,11 @@ Statistics = tuple[float, ...]
 """One number for each channel, of pixels between 0 and 1."""
 
 
+def images_at_a_time(images: Tensor) -> int:
+    """Returns how many images a CPU changes at a time; draws for fewer than 16 would cost more than the cache saves."""
+    return max(16, CACHED_BYTES // images.shape[1:].numel())
+
+
 class Mixing(ABC):
     """Mixing of each image of a batch with the one before it.
 
@@ -166,7 +171,7 @@ class BatchTransform:
         if batch.images.device.type != "cpu":
             return self._on_device(batch.images, batch.keys, batch.augmented)
         # a few images at a time: memory outside of the cache costs more than the arithmetic
-        count = max(8, CACHED_BYTES // batch.images.shape[1:].numel())
+        count = images_at_a_time(batch.images)
         images = torch.empty(batch.images.shape, dtype=torch.float32)
         for part in (slice(start, start + count) for start in range(0, len(images), count)):
             keys = None if batch.keys is None else batch.keys[part]

@@ -8,7 +8,7 @@ pixel. Colours are torchvision's, which take one strength for a whole batch, for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,75 +17,81 @@ from torch import Tensor
 from vit_lightning.constants import constant
 
 _BITS = 15
+Change = Callable[[Tensor, Tensor], Tensor]
+"""Change of uint8 images (b, c, H, W) by an amount for each, (b,) or (b, n)."""
 
 
-def resample(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Applies rows (b, h, H) and columns (b, w, W) to uint8 images (b, c, H, W); returns uint8 (b, c, h, w)."""
+def host_chooses(images: Tensor) -> bool:
+    """Whether the host changes each image by what it draws; a device, which would have to wait, changes all at once."""
+    return images.device.type == "cpu" and images.dtype == torch.uint8
+
+
+def change_each(images: Tensor, which: Tensor, amounts: Tensor, changes: Mapping[int, Change]) -> Tensor:
+    """Returns images, uint8 on a CPU, of which image i is changed by ``changes[which[i]]`` with ``amounts[i]``."""
+    # numpy copies images by index in a twentieth of torch's time
+    changed, numbers, values = images.numpy().copy(), which.numpy(), amounts.numpy()
+    size = max(1, 2**18 // changed[0].size)  # as float32 they fit in a core's cache
+    for number in set(numbers.tolist()) & changes.keys():
+        chosen = (numbers == number).nonzero()[0]
+        for part in (chosen[start : start + size] for start in range(0, len(chosen), size)):
+            given = torch.from_numpy(changed[part]), torch.from_numpy(values[part])
+            changed[part] = changes[number](*given).numpy()
+    return torch.from_numpy(changed)
+
+
+def resized(image: Tensor, box: tuple[int, int, int, int]) -> Tensor:
+    """Returns a box (top, left, height, width) of an image (c, H, W), uint8 on a CPU, enlarged to the whole's size."""
+    top, left, height, width = box
+    part = image[None, :, top : top + height, left : left + width]
+    return F.interpolate(part, size=image.shape[1:], mode="bilinear", antialias=True)[0]
+
+
+def resample(images: Tensor, rows: Tensor, columns: Tensor, *, reach: int | None = None) -> Tensor:
+    """Applies rows (b, h, H) and columns (b, w, W) to uint8 images (b, c, H, W); returns uint8 (b, c, h, w).
+
+    If ``reach`` is given, all weights that are further from the diagonal are 0.
+    """
     batch, channels, height, width = images.shape
-    across = _round(_product(images.reshape(batch, channels * height, width), columns))
+    across = _round(_product(images.reshape(batch, channels * height, width), columns, reach))
     across = across.reshape(batch, channels, height, -1).permute(0, 1, 3, 2)
-    both = _round(_product(across.reshape(batch, -1, height), rows))
+    both = _round(_product(across.reshape(batch, -1, height), rows, reach))
     return both.reshape(batch, channels, -1, rows.shape[1]).permute(0, 1, 3, 2).to(torch.uint8).contiguous()
 
 
-def _product(pixels: Tensor, weights: Tensor) -> Tensor:
+def _product(pixels: Tensor, weights: Tensor, reach: int | None) -> Tensor:
     """Multiplies pixels (b, n, k) and weights (b, m, k), in 32768ths; exact in TF32 too, which holds 11 bits."""
     pixels = pixels.to(torch.float32)
     scaled = weights.mul(1 << _BITS).round()
     upper = scaled.div(256.0, rounding_mode="floor") * 256.0
-    halves = torch.cat([upper, scaled - upper], dim=-1).to(torch.float32)
-    return torch.cat([pixels, pixels], dim=-1) @ halves.transpose(1, 2)
+    parts = torch.stack([upper, scaled - upper]).to(torch.float32).transpose(2, 3)  # (2, b, k, m)
+    results, length = weights.shape[1:]
+    step, reach = (results, length) if reach is None else (32, reach)
+    products = []
+    for start in range(0, results, step):
+        near = slice(max(0, start - reach), start + step + reach)
+        upper, lower = parts[:, :, near, start : start + step]
+        products.append(torch.cat([pixels[..., near]] * 2, dim=-1) @ torch.cat([upper, lower], dim=1))
+    return torch.cat(products, dim=-1)
 
 
 def _round(sums: Tensor) -> Tensor:
-    return sums.div(1 << _BITS).add(0.5).floor().clamp(0.0, 255.0)
+    return sums.div_(1 << _BITS).add_(0.5).floor_().clamp_(0.0, 255.0)
 
 
-def resize_weights(start: Tensor, length: Tensor, *, old: int, new: int) -> Tensor:
-    """Returns weights (b, new, old) that resize pixels start to start + length, both (b,): bilinear, antialiased."""
-    start, length = (value.to(torch.float64)[:, None, None] for value in (start, length))
-    scale = length / new
-    support = scale.clamp(min=1.0)  # when shrinking, the triangle spans all source pixels of one result pixel
-    device = start.device
-    centre = (torch.arange(new, device=device, dtype=torch.float64)[:, None] + 0.5) * scale
-    place = torch.arange(old, device=device, dtype=torch.float64) + 0.5 - start
-    weights = (1.0 - ((place - centre) / support).abs()).clamp(min=0.0)
-    weights = weights * ((place > 0) & (place < length))
-    return _normalised(weights)
+def resize_weights(start: Tensor, length: Tensor, *, size: int) -> Tensor:
+    """Returns weights (b, size, size) that enlarge pixels start to start + length, both (b,), bilinear.
 
-
-def taps(start: Tensor, length: Tensor, *, new: int) -> tuple[Tensor, Tensor]:
-    """Returns where the weights of ``resize_weights`` are not 0 for lengths of at most ``new``, and their 32768ths.
-
-    Both are (b, new, 2): when enlarging, a pixel of the result is made of two neighbours.
+    They are whole 16384ths or 32768ths, as ``resized`` has them: by torch's kernel for bytes, whose weights are int16.
     """
-    length = length.to(torch.float64)[:, None, None]
-    centre = (torch.arange(new, dtype=torch.float64)[:, None] + 0.5) * (length / new)
-    places = (centre - 0.5).floor() + torch.arange(2)
-    weights = (1.0 - (places + 0.5 - centre).abs()).clamp(min=0.0)
-    weights = _normalised(weights * ((places >= 0) & (places < length)))
-    inside = torch.minimum(places.clamp(min=0.0), length - 1.0).long()
-    return start[:, None, None] + inside, weights.mul(1 << _BITS).float()
-
-
-def enlarge(images: Tensor, down: tuple[Tensor, Tensor], across: tuple[Tensor, Tensor]) -> Tensor:
-    """Does on a CPU what ``resample`` does with the weights of ``taps``, image by image, in a fraction of the time."""
-    result = torch.empty_like(images)
-    channels, height, width = images.shape[1:]
-    for number, image in enumerate(images):
-        places, weights = down[0][number], across[1][number]
-        first = int(places[0, 0])
-        columns = image[:, first : int(places[-1, 1]) + 1].permute(2, 0, 1).flatten(1).float()
-        lines = _mean_of_two(columns, across[0][number], weights).view(width, channels, -1).permute(2, 1, 0).flatten(1)
-        lines = _mean_of_two(lines.contiguous(), places - first, down[1][number])
-        result[number] = lines.view(height, channels, width).transpose(0, 1)
-    return result
-
-
-def _mean_of_two(lines: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    """Returns weighted means (new, n) of two lines each of (old, n), as whole numbers."""
-    first, second = (lines[places[:, tap]].mul_(weights[:, tap, None]) for tap in (0, 1))
-    return _round(first.add_(second))
+    start, length = (value.to(torch.float64)[:, None, None] for value in (start, length))
+    centre = (torch.arange(size, device=start.device, dtype=torch.float64) + 0.5)[:, None] * (length / size)
+    place = torch.arange(size, device=start.device, dtype=torch.float64) + 0.5 - start
+    weights = (1.0 - (place - centre).abs()).clamp(min=0.0)
+    weights = weights * ((place > 0) & (place < length))
+    weights = weights / weights.sum(dim=-1, keepdim=True)
+    halved = weights.amax(dim=(1, 2), keepdim=True) * (1 << _BITS) + 0.5 >= 1 << _BITS
+    unit = torch.where(halved, float(1 << (_BITS - 1)), float(1 << _BITS))
+    return weights.mul(unit).add(0.5).floor().div(unit)
 
 
 def blur_weights(sigma: Tensor, *, size: int, radius: int) -> Tensor:
@@ -111,7 +117,8 @@ def gaussian_blur(images: Tensor, sigma: Tensor, max_sigma: float) -> Tensor:
     height, width = images.shape[-2:]
     radius = min(round(3 * max_sigma), height - 1, width - 1)
     rows = blur_weights(sigma, size=height, radius=radius)
-    return resample(images, rows, rows if width == height else blur_weights(sigma, size=width, radius=radius))
+    columns = rows if width == height else blur_weights(sigma, size=width, radius=radius)
+    return resample(images, rows, columns, reach=radius if host_chooses(images) else None)
 
 
 def affine(images: Tensor, angle: Tensor, factor: Tensor, right: Tensor, down: Tensor) -> Tensor:
@@ -178,13 +185,17 @@ def _each(values: Tensor) -> Tensor:
 
 
 def _bytes(images: Tensor) -> Tensor:
-    return images.clamp(0.0, 255.0).to(torch.uint8)
+    """Returns float32 pixels as bytes; writes into them."""
+    images.clamp_(0.0, 255.0)
+    if images.device.type == "cpu":
+        images = images.to(torch.int16)  # by vectorised code, as is the way on to bytes
+    return images.to(torch.uint8)
 
 
-def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    """Returns ``other`` for factor 0, the image for 1, and extrapolates above 1."""
+def _blend(pixels: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    """Returns ``other`` for factor 0, the pixels for 1, and extrapolates above 1; writes into the pixels."""
     ratio = factor.to(torch.float64)[:, None, None, None]
-    return _bytes(torch.addcmul(images * ratio.float(), other, (1.0 - ratio).float()))
+    return _bytes(pixels.mul_(ratio.float()).addcmul_(other, (1.0 - ratio).float()))
 
 
 def _gray(images: Tensor) -> Tensor:
@@ -192,7 +203,7 @@ def _gray(images: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images.to(torch.float32)
     red, green, blue = images.to(torch.float32).unbind(dim=1)
-    return (red * 0.2989).add(green, alpha=0.587).add(blue, alpha=0.114).floor()[:, None]
+    return (red * 0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114).floor_()[:, None]
 
 
 def grayscale(images: Tensor) -> Tensor:
@@ -200,17 +211,22 @@ def grayscale(images: Tensor) -> Tensor:
 
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
-    return _bytes(images * _each(factor))
+    return _bytes(images.float().mul_(_each(factor)))
 
 
 def saturation(images: Tensor, factor: Tensor) -> Tensor:
-    return _blend(images, _gray(images), factor) if images.shape[1] == 3 else images
+    if images.shape[1] == 1:
+        return images
+    pixels = images.float()
+    return _blend(pixels, _gray(pixels), factor)
 
 
 def contrast(images: Tensor, factor: Tensor) -> Tensor:
     # whole numbers: their sum in float64 is exact in whatever order
-    mean = _gray(images).mean(dim=(1, 2, 3), keepdim=True, dtype=torch.float64).to(torch.float32)
-    return _blend(images, mean, factor)
+    pixels = images.float()
+    gray = _gray(pixels)
+    mean = gray.mean(dim=(1, 2, 3), keepdim=True, dtype=torch.float64)
+    return _blend(pixels, torch.empty_like(gray).copy_(mean), factor)  # vectorised, as a sum with one number is not
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
@@ -220,12 +236,12 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
         return images
     pixels = images.to(torch.float32)
     inner = pixels[..., 1:-1, 1:-1]
-    total = F.avg_pool2d(pixels, 3, stride=1, divisor_override=1) + 4.0 * inner  # whole numbers
-    blurred = total.div(13.0).round()
+    rows = (pixels[..., :-2, :] + pixels[..., 1:-1, :]).add_(pixels[..., 2:, :])
+    total = (rows[..., :-2] + rows[..., 1:-1]).add_(rows[..., 2:]).add_(inner, alpha=4.0)  # whole numbers
+    blurred = total.div_(13.0).round_()
     weight = (1.0 - factor.to(torch.float64)[:, None, None, None]).float()
-    changed = pixels.clone()
-    changed[..., 1:-1, 1:-1] = torch.addcmul(inner, blurred - inner, weight)
-    return _bytes(changed)
+    inner.addcmul_(blurred.sub_(inner), weight)
+    return _bytes(pixels)
 
 
 def hue(images: Tensor, shift: Tensor) -> Tensor:
@@ -255,7 +271,8 @@ def posterize(images: Tensor, bits: Tensor) -> Tensor:
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
     """Inverts pixels of at least ``threshold`` (0 to 255)."""
-    return torch.where(images >= _each(threshold), 255 - images, images)
+    inverted = images >= _each(threshold).ceil().to(torch.uint8)
+    return images ^ inverted.view(torch.uint8).neg()
 
 
 def autocontrast(images: Tensor) -> Tensor:
@@ -264,7 +281,7 @@ def autocontrast(images: Tensor) -> Tensor:
     low, high = pixels.amin(dim=(-2, -1), keepdim=True), pixels.amax(dim=(-2, -1), keepdim=True)
     even = low == high
     step = torch.where(even, 1.0, (high - low) * (1.0 / 255.0))
-    return _bytes((pixels - torch.where(even, 0.0, low)) / step)
+    return _bytes(pixels.sub_(torch.where(even, 0.0, low)).div_(step))
 
 
 def blended(pixels: Tensor, ratio: Tensor, by_gray: Tensor, by_mean: Tensor) -> Tensor:

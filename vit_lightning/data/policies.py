@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,11 +13,7 @@ from vit_lightning.data.augment import Augmentation, ColorJitter
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.random_keys import mix, uniform
 
-Operation = Callable[[Tensor, Tensor], Tensor]
-"""Operation on uint8 images (b, c, H, W) with magnitudes (b,)."""
-
-
-OPERATIONS: dict[str, Operation] = {
+OPERATIONS: dict[str, operations.Change] = {
     "Identity": lambda images, _: images,
     "ShearX": operations.shear_x,
     "ShearY": operations.shear_y,
@@ -63,10 +58,12 @@ class Scale(NamedTuple):
 
 def apply_operations(images: Tensor, rows: Tensor, scale: Scale) -> Tensor:
     """Applies operations, one after the other; ``rows`` (operations, b) numbers those of ``scale.table``, flattened."""
-    if host_chooses(images):
+    if operations.host_chooses(images):
         magnitudes = constant(images.device, Scale.table, scale)
+        changes = dict(enumerate(OPERATIONS.values()))
         for row in rows:
-            images = apply_each(images, row // magnitudes[0].numel(), magnitudes.flatten()[row])
+            which, magnitude = row // magnitudes[0].numel(), magnitudes.flatten()[row]
+            images = operations.change_each(images, which, magnitude, changes)
         return images
     channels, *size = images.shape[1:]
     table = constant(images.device, _sources, scale, *size)
@@ -74,21 +71,6 @@ def apply_operations(images: Tensor, rows: Tensor, scale: Scale) -> Tensor:
     parameters = constant(images.device, _parameters, scale, channels)[rows]
     for number in range(len(rows)):
         images = operations.apply_at_once(images, sources[number], parameters[number])
-    return images
-
-
-def host_chooses(images: Tensor) -> bool:
-    """Whether the operations of each image are chosen on the host, which a device would have to wait for."""
-    return images.device.type == "cpu"
-
-
-def apply_each(images: Tensor, operation: Tensor, magnitude: Tensor) -> Tensor:
-    """Applies operation number ``operation[i]`` of ``OPERATIONS`` with ``magnitude[i]`` to image i; both (b,)."""
-    images = images.clone()
-    for number, change in enumerate(OPERATIONS.values()):
-        chosen = (operation == number).nonzero()[:, 0]
-        if number and len(chosen):
-            images[chosen] = change(images[chosen], magnitude[chosen])
     return images
 
 
@@ -190,20 +172,15 @@ class ThreeAugment(Augmentation):
         kind, strength = uniform(keys, range(1, 3))
         which = (kind * 3).long()
         sigma = 0.1 + strength * (self.max_sigma - 0.1)
-        if host_chooses(images):
-            changed = images.clone()
-            for number in range(3):
-                if (chosen := which == number).any():
-                    changed[chosen] = self._change(number, images[chosen], sigma[chosen])
+        changes: dict[int, operations.Change] = {
+            0: lambda images, _: operations.grayscale(images),
+            1: lambda images, sigma: operations.solarize(images, torch.full_like(sigma, 128.0)),
+            2: lambda images, sigma: operations.gaussian_blur(images, sigma, self.max_sigma),
+        }
+        if operations.host_chooses(images):
+            changed = operations.change_each(images, which, sigma, changes)
         else:
-            gray, solarized, blurred = (self._change(number, images, sigma) for number in range(3))
+            gray, solarized, blurred = (change(images, sigma) for change in changes.values())
             which = which[:, None, None, None]
             changed = torch.where(which == 2, blurred, torch.where(which == 0, gray, solarized))
         return self.jitter(changed, mix(keys, 1))
-
-    def _change(self, number: int, images: Tensor, sigma: Tensor) -> Tensor:
-        if number == 0:
-            return operations.grayscale(images)
-        if number == 1:
-            return operations.solarize(images, torch.full_like(sigma, 128.0))
-        return operations.gaussian_blur(images, sigma, self.max_sigma)
