@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from runs import SMALL
 
 from vit_lightning import UserError
@@ -15,7 +16,7 @@ from vit_lightning.commands.resume import note_changes, refuse_changes
 from vit_lightning.config.files import changes
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import CannotResume
-from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.storage.checkpoint_files import read_checkpoint, seal
 from vit_lightning.storage.metrics import read_metrics
 
 
@@ -82,6 +83,19 @@ def test_a_run_is_resumed_with_its_own_files_alone(tmp_path, capsys):
     (run / "metrics.jsonl").symlink_to(tmp_path / "metrics.jsonl")
     assert main(["fit", f"--resume={run}"]) == 2
     assert "metrics.jsonl: a link to another place" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("times", [{"seconds": "long", "images": 3}, {}])
+def test_a_run_is_named_whose_checkpoints_hold_something_else(results, times, capsys):
+    Path("out/results.json").unlink()
+    for path in Path("out/checkpoints").iterdir():
+        held = read_checkpoint(path, mmap=False)
+        held["callbacks"]["Stopwatch"] = times
+        with path.open("w+b") as file:
+            torch.save(held, file)
+            seal(file)
+    assert main(["fit", "--resume=out"]) == 2
+    assert "its contents do not fit together" in capsys.readouterr().err
 
 
 def test_must_wants_a_checkpoint(results):

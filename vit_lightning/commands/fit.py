@@ -34,7 +34,7 @@ from vit_lightning.commands.tune import try_out, write_sweep
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files
 from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, foreign
 from vit_lightning.figures.curves import draw_curves
 from vit_lightning.figures.histograms import Histograms
 from vit_lightning.figures.test_report import interval, report_test
@@ -175,15 +175,18 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         compile_chosen(module, experiment, trainer)
         if checkpoint.get("finished"):
             say(row("training", f"finished after {counted(checkpoint['global_step'], 'step')}: only the test remains"))
-            run.stopwatch.load_state_dict(checkpoint["callbacks"]["Stopwatch"])
-            if checkpoint["callbacks"]["Checkpoints"]["best_score"] is not None and not (folder / BEST).is_file():
+            with foreign(path or folder):
+                run.stopwatch.load_state_dict(checkpoint["callbacks"]["Stopwatch"])
+                had_best = checkpoint["callbacks"]["Checkpoints"]["best_score"] is not None
+            if had_best and not (folder / BEST).is_file():
                 say(row("", f"{folder / BEST} is missing: the last checkpoint is tested in its place"))
         else:
             trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=True)
         run.folder = folder = trainer.strategy.broadcast(folder)
         best = find_checkpoint(folder)
         checkpoint = read_checkpoint(best)
-        results = training_results(experiment, run.facts, folder, checkpoint)
+        with foreign(folder):
+            results = training_results(experiment, run.facts, folder, checkpoint)
         if experiment.test:
             load_weights(module, checkpoint, best)
             results |= _test(run, results)
