@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import harness
 import pytest
-from test_group_signals import CODES, LAST, begin, ended, go_on, in_group, is_whole, setting, wholes  # noqa: F401
+from test_group_signals import CODES, LAST, begin, ended, go_on, in_group, in_ranks, is_whole, setting, wholes  # noqa: F401
 
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.training.endings import EXIT_CODE
@@ -109,6 +110,36 @@ def test_row_10_a_dead_rank_ends_the_others(tmp_path, wholes, point, rank):  # n
     assert ended(process, 60) == (137 if rank == 0 else 1)
     nothing_is_left(tmp_path)
     go_on(tmp_path, wholes(flags)[0], flags)
+
+
+RANDOM = (
+    "--data.num_workers=2",
+    '--data.mixing=[{"class_path": "MixUp"}, {"class_path": "CutMix"}]',
+    "--model.patch_dropout=0.3",
+    "--model.feed_forward.dropout=0.1",
+    "--ema.decay=0.9",
+    "--trainer.accumulate_grad_batches=2",
+    "--trainer.devices=2",
+    "--trainer.strategy=ddp",
+    "--data.batch_size=81",
+)
+"""Two ranks with everything random on."""
+
+
+@pytest.mark.full
+def test_row_02_ten_kills_of_two_ranks(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert ended(begin(whole, *RANDOM), 120) == 0, harness.log(whole)
+    draw = random.Random(0)
+    for number, step in enumerate(sorted(draw.sample(range(1, 32), 10))):
+        rank = number % 2
+        fault = f"{rank}:{step}:{draw.choice(('batch_start', 'forward', 'after_backward', 'after_opt_step'))}:KILL"
+        again = ("fit", "--resume=run") if number else RANDOM
+        assert ended(begin(killed, *again, fault=fault, call=in_ranks), 120) in (137, rank), fault
+        nothing_is_left(killed)
+    assert ended(begin(killed, "fit", "--resume=run", call=in_ranks), 120) == 0, harness.log(killed)
+    assert not harness.differences(harness.outcome(whole), harness.outcome(killed))
+    assert harness.batches(whole, 1) == harness.batches(killed, 1)
 
 
 def freeze(folder: Path, process: BaseProcess, what: str) -> int:
