@@ -36,7 +36,7 @@ def slurm() -> None:
 @pytest.mark.full
 def test_an_array_of_jobs_of_which_some_are_killed(slurm, tmp_path):
     """One is asked to end and queued again, one is killed and queued again: the same results, bit for bit."""
-    write_plan(tmp_path, {name: {**arm, "trainer.max_epochs": 24} for name, arm in ARMS.items()})
+    write_plan(tmp_path, ARMS, fixed={"trainer.max_epochs": 24})
     complete(tmp_path, "whole", workers=1)
     options = json.dumps({"timeout_min": 20, "cpus_per_task": 1})
     out = tmp_path / "slurm"
@@ -65,7 +65,8 @@ def test_an_array_of_jobs_of_which_some_are_killed(slurm, tmp_path):
     wait_for("the second was not queued again", lambda: second in queued("PD"))
     states = [run.state for run in read_study(out).runs]
     assert "missing" in states, "there was nothing left to go on with"
-    for job in (first, second):  # else SLURM waits two minutes
+    time.sleep(5.0)  # until SLURM has done with what ran before
+    for job in (first, second):  # else it waits two minutes
         ask("scontrol", "update", f"JobId={job}", "StartTime=now")
     watcher.join(900)
     assert watcher.exitcode == 0, harness.log(tmp_path)[-3000:]

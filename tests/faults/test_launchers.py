@@ -69,9 +69,13 @@ def test_row_10_slurm_queues_a_run_again(tmp_path, whole, fault):
     try:
         while not read_results(tmp_path / "run"):
             assert time.monotonic() < until, harness.log(tmp_path)[-3000:]
-            time.sleep(1.0)
-            # else SLURM waits two minutes
-            subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], capture_output=True)
+            time.sleep(5.0)
+            if (
+                "PD"
+                in subprocess.run(["squeue", "-h", "-j", number, "-o", "%t"], capture_output=True, text=True).stdout
+            ):
+                time.sleep(5.0)  # until SLURM has done with what ran before; then it would wait two minutes
+                subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], capture_output=True)
     finally:
         subprocess.run(["scancel", number])
     assert "resumes after" in harness.log(tmp_path)
