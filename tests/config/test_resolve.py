@@ -45,7 +45,7 @@ def test_promised_keys_are_flags():
         "--data.batch_size=7",
         "--data.split_seed=4",
         "--trainer.max_epochs=9",
-        "--out=there",
+        "--out=#there",
         "--test=false",
     ]
     experiment = resolve(["--config", DIGITS, *flags])
@@ -54,7 +54,7 @@ def test_promised_keys_are_flags():
     assert (model["depth"], model["pool"], model["attention"]["init_args"]["dropout"]) == (2, "mean", 0.1)
     data = experiment.data
     assert (experiment.settings.optimizer.lr, data.batch_size, data.split_seed) == (0.5, 7, 4)
-    assert (experiment.trainer["max_epochs"], str(experiment.out), experiment.test) == (9, "there", False)
+    assert (experiment.trainer["max_epochs"], str(experiment.out), experiment.test) == (9, "#there", False)
 
 
 def test_keys_mean_the_same_in_a_page(tmp_path):

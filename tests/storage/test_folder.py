@@ -1,0 +1,35 @@
+"""Files of a run folder: on the disk before they have their names, and read whatever is in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO
+from vit_lightning.storage.environment import write_environment
+from vit_lightning.storage.folder import write_whole
+from vit_lightning.storage.wandb_mirror import run_id
+
+
+def save(path: Path) -> None:
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, path)
+
+
+@pytest.mark.parametrize("write", [save, lambda path: write_whole(path, "text")])
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, write):
+    done: list[str] = []
+    replace, sync = os.replace, os.fsync
+    monkeypatch.setattr("os.fsync", lambda handle: done.append("on the disk") or sync(handle))
+    monkeypatch.setattr("os.replace", lambda old, new: done.append("named") or replace(old, new))
+    write(tmp_path / "best.ckpt")
+    assert done[:2] == ["on the disk", "named"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "{", "[" * 100_000, '{"run_id": null}'])
+def test_a_damaged_environment_is_written_anew(tmp_path, content):
+    (tmp_path / "environment.json").write_text(content)
+    name = run_id(tmp_path)
+    write_environment(tmp_path, run_id=name, precision="32-true", fast_paths={})
+    assert run_id(tmp_path) == name
