@@ -55,7 +55,7 @@ def start(
 def command(folder: Path, *arguments: str, fault: str = "", **environment: str) -> int:
     """The exit code of the command; negative after a signal."""
     process = start(folder, *arguments, fault=fault, **environment)
-    process.join(120)
+    process.join(600)
     assert process.exitcode is not None, "it hangs"
     return process.exitcode
 

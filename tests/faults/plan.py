@@ -25,6 +25,8 @@ PLACES = {
     "tests/data/test_decoding.py": [15],
     "tests/commands/test_check_data.py": [15],
     "tests/config/test_mistakes.py": [16],
+    "tests/faults/test_files.py": [13],
+    "tests/commands/test_run.py::test_eight_runs": [18],
     "tests/storage/test_wandb_mirror.py": [20],
     "tests/storage/test_wandb_sync.py": [20],
     "tests/faults/test_ablation_faults.py::test_runs_that_fail_for_good": [22],
