@@ -7,6 +7,7 @@ import json
 from importlib.util import find_spec
 
 import pytest
+import yaml
 from runs import SMALL
 from wandb_command import start, steps
 from wandb_stub import read_wandb_file
@@ -21,12 +22,13 @@ NEEDED = {"TensorBoardLogger": ("tensorboard", "tensorboardX"), "MLFlowLogger": 
 
 
 def test_lightning_s_loggers_stand_beside_the_mirror(tmp_path):
-    """Each logger has all metrics; W&B's logger has a run of its own, and does not take that of the mirror."""
+    """Each has the config and all metrics; W&B's has a run of its own, and does not take that of the mirror."""
     (tmp_path / "theirs").mkdir()
     there = [name for name in LOGGERS if name not in NEEDED or any(map(find_spec, NEEDED[name]))]
     loggers = [{"class_path": f"lightning.pytorch.loggers.{name}", "init_args": LOGGERS[name]} for name in there]
     flags = [f"--trainer.logger={json.dumps(loggers)}", "--trainer.log_every_n_steps=10"]
-    result = start(tmp_path, "fit", *SMALL, "--out=run", *flags).finish()
+    # MLflow writes files, as without a database, only where that is asked for
+    result = start(tmp_path, "fit", *SMALL, "--out=run", *flags, MLFLOW_ALLOW_FILE_STORE="true").finish()
     assert result.returncode == 0, result.stdout + result.stderr
     metrics = steps(tmp_path / "run")
     names = {name for row in metrics.values() for name in row} - {"epoch"}
@@ -37,11 +39,13 @@ def test_lightning_s_loggers_stand_beside_the_mirror(tmp_path):
         runs[path.relative_to(tmp_path).parts[0]] = told
         assert names <= {name for row in told["rows"] for name in row}
         assert [row["val/acc"] for row in told["rows"] if "val/acc" in row] == pytest.approx([accuracy])
+        assert told["config"]["model"]["init_args"]["emb_size"] == 16
     assert {*runs} == {"run", "theirs"}
     assert runs["run"]["place"] != runs["theirs"]["place"]
     assert runs["theirs"]["place"][0].split("/")[1] == "theirs"
     assert "validation/predictions" in {name for row in runs["run"]["rows"] for name in row}
     (file,) = (tmp_path / "theirs").rglob("metrics.csv")
+    assert yaml.safe_load(file.with_name("hparams.yaml").read_text())["model"]["init_args"]["emb_size"] == 16
     with file.open() as lines:
         rows = list(csv.DictReader(lines))
     assert [float(row["val/acc"]) for row in rows if row.get("val/acc")] == pytest.approx([accuracy])

@@ -247,3 +247,11 @@ def test_ranks_have_a_time_limit_of_four_times_that_of_the_watchdog():
 def test_minutes_of_the_watchdog(minutes):
     with pytest.raises(UserError, match="watchdog_minutes="):
         ConfigOptions(watchdog_minutes=minutes)
+
+
+def test_a_look_before_the_first_callback_of_a_hook_does_not_end_the_watch():
+    """Lightning's loop over callbacks has no callback yet."""
+    names: dict[str, Any] = {}
+    file, function = endings.CALLBACK
+    exec(compile(f"import sys\ndef {function}(): return sys._getframe()", f"/lightning/{file}", "exec"), names)
+    assert endings.place(names[function]()).startswith(f"main loop, {function}")

@@ -181,6 +181,8 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
             if had_best and not (folder / BEST).is_file():
                 say(row("", f"{folder / BEST} is missing: the last checkpoint is tested in its place"))
         else:
+            for logger in trainer.loggers:  # ours have it already
+                logger.log_hyperparams(dict(experiment.config))
             trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=True)
         run.folder = folder = trainer.strategy.broadcast(folder)
         best = find_checkpoint(folder)

@@ -303,7 +303,7 @@ def place(frame: FrameType | None) -> str:
             return OTHERS
         if file.endswith(WORKER[0]) and name == WORKER[1]:
             return f"waits for {_awaited(outer.f_locals['self'])}"
-        if file.endswith(CALLBACK[0]) and name == CALLBACK[1]:
+        if file.endswith(CALLBACK[0]) and name == CALLBACK[1] and "callback" in outer.f_locals:  # not before the first
             return f"callback {type(outer.f_locals['callback']).__name__}.{outer.f_locals['hook_name']}"
     if frame is None:
         return "nothing"
