@@ -30,6 +30,7 @@ class StubServer(ThreadingHTTPServer):
         self.views: dict[str, dict[str, Any]] = {}
         self.operations: list[str] = []
         self.artifacts: list[dict[str, Any]] = []
+        self.links: list[dict[str, Any]] = []
         self.alerts: list[dict[str, Any]] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -156,6 +157,13 @@ class Handler(BaseHTTPRequestHandler):
         if name == "UseArtifact":
             server.artifacts[int(asked["artifactID"])]["used"] = True
             return {"useArtifact": {"artifact": {"id": asked["artifactID"]}}}
+        if name == "FetchOrgInfoFromEntity":
+            return {"entity": {"organization": {"name": "org", "orgEntity": {"name": "org-entity"}}, "user": None}}
+        if name == "LinkArtifact":
+            server.links.append(asked)
+            source = server.artifacts[int(asked["artifactID"])]
+            linked = self.membership(f"{source['artifactCollectionName']}:v{asked['artifactID']}")
+            return {"result": {"versionIndex": 0, "artifactMembership": linked}}
         if name == "ArtifactByID":
             return {"artifact": self.artifact(int(asked["id"]))}
         if name == "ArtifactMembershipByName":

@@ -175,7 +175,8 @@ def test_disabled_leaves_nothing_and_sending_later_needs_a_key(tmp_path):
 
 
 def test_a_server_that_answers_gets_everything_and_no_secret_is_left(tmp_path, server):
-    fit(tmp_path, "--wandb.log_model=true", WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url)
+    flags = ("--wandb.log_model=true", "--wandb.registry=model/digits")
+    assert "lacks" not in fit(tmp_path, *flags, WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url)
     assert_delivered([*server.rows.values()], tmp_path / "run")
     places = [name for name, content in server.files.items() if str(tmp_path).encode() in content]
     assert places == ["wandb-metadata.json"], "the working folder, without the home folder"
@@ -189,6 +190,9 @@ def test_a_server_that_answers_gets_everything_and_no_secret_is_left(tmp_path, s
     models = [sent for sent in server.artifacts if sent["artifactCollectionName"] == f"model-{run_id}"]
     aliases = [{alias["alias"] for alias in model["aliases"]} for model in models]
     assert aliases == [{"last", "latest"}, {"best", "latest"}]
+    (link,) = server.links
+    place = {"entityName": "org-entity", "projectName": "wandb-registry-model", "artifactPortfolioName": "digits"}
+    assert {**link, "artifactID": models[-1]["id"], **place} == link
     checkpoint = read_checkpoint(tmp_path / "run/checkpoints/best.ckpt")
     for model in models:
         facts = json.loads(model["metadata"])
