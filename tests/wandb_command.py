@@ -66,13 +66,16 @@ def assert_delivered(rows: list[dict], folder: Path) -> None:
 
 
 def end_runs() -> None:
-    """Ends runs in four ways."""
-    for name, fault in (("bad", Diverged("loss is nan")), ("lost", OSError("gone")), ("cut", SystemExit(143))):
+    """Ends runs in four ways, and as an agent's those that a cluster or the agent has stopped."""
+    for name, fault in (("bad", Diverged("loss is nan")), ("lost", OSError("gone"))):
         end_run(name, fault)
+    for name, code in (("cut", 143), ("queued", 138)):
+        end_run(name, SystemExit(code))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_SWEEP_ID", "sweep1")
-        patch.setenv("WANDB_RUN_ID", "stopped")
-        end_run("stopped", SystemExit(143))  # by the agent
+        for name, code in (("stopped", 143), ("again", 138)):  # the first one by the agent
+            patch.setenv("WANDB_RUN_ID", name)
+            end_run(name, SystemExit(code))
 
 
 def end_run(name: str, fault: BaseException) -> None:

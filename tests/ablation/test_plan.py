@@ -427,7 +427,7 @@ def test_shipped_plans_and_their_sweeps(path, monkeypatch, tmp_path, images_of_c
     while (run := sweeps.next_run(sweep, runs)) is not None:
         run.state = sweeps.RunState.finished
         runs.append(run)
-    assert len(runs) == len(plan.arms) * len(plan.seeds)
+    assert len(runs) == len(plan.arms) * plan.compare.max_seeds
 
 
 def test_the_help_has_all_options_of_a_plan():

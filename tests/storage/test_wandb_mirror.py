@@ -160,7 +160,9 @@ def test_divergence_failure_and_preemption_are_told(tmp_path):
         "bad": ([("ERROR", "bad diverged", "Diverged: loss is nan")], False),
         "lost": ([("ERROR", "lost failed", "OSError: gone")], False),
         "cut": ([], True),
+        "queued": ([], True),
         "stopped": ([], False),
+        "again": ([], True),
     }
 
 

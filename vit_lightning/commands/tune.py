@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.utilities.memory import garbage_collection_cuda, is_oom_error
 from scipy.ndimage import gaussian_filter1d
@@ -36,6 +35,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.figures.curves import rate_search, save
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.storage.folder import is_first, write_whole
+from vit_lightning.storage.wandb_sweeps import write_sweep_file
 from vit_lightning.training.callbacks import StepSeeds
 from vit_lightning.training.classifier import ViTClassifier
 
@@ -239,32 +239,23 @@ def write_sweep(experiment: Experiment, path: Path, words: Sequence[str]) -> Non
     chosen, flags = experiment.settings.checkpoint, [*read_flags(words[1:])]
     given, options = dict(flags), options_of(experiment.config)
     rates = {key: options.get(key) for key in ("optimizer.lr", "optimizer.weight_decay")}
-    refuse(
-        [f"wandb-sweep={path} is there already (choose a new file)"] if path.exists() else [],
-        problems_of(
-            ("out", given.get("out"), "out" not in given, "left out: each run of a sweep has a folder of its own"),
-            ("resume", given.get("resume"), given.get("resume") in (None, "auto", "never"), "auto or never"),
-        ),
+    problems = problems_of(
+        ("out", given.get("out"), "out" not in given, "left out: each run of a sweep has a folder of its own"),
+        ("resume", given.get("resume"), given.get("resume") in (None, "auto", "never"), "auto or never"),
     )
     kept = [f"--{key}={value}" for key, value in flags if key not in ("wandb-sweep", "wandb_sweep", *rates)]
+    command = ["fit", *kept, *["--resume=auto"] * ("resume" not in given)]
     validations = (experiment.trainer["max_epochs"] or 0) // (experiment.trainer["check_val_every_n_epoch"] or 1)
-    sweep = {
-        "program": "vit_lightning",
-        "command": ["lightning", "fit", *kept, *["--resume=auto"] * ("resume" not in given), "${args}"],
-        "method": "bayes",
-        "metric": {"name": chosen.monitor, "goal": f"{chosen.mode}imize"},
-        "parameters": {
-            key: {"distribution": "log_uniform_values", "min": value / 10, "max": value * 10}
-            for key, value in rates.items()
-            if isinstance(value, float | int) and value > 0
-        },
-        "early_terminate": {"type": "hyperband", "min_iter": max(1, validations // 9), "eta": 3},
+    parameters = {
+        key: {"distribution": "log_uniform_values", "min": value / 10, "max": value * 10}
+        for key, value in rates.items()
+        if isinstance(value, float | int) and value > 0
     }
-    try:
-        write_whole(path, SWEEP.format(path=path) + yaml.safe_dump(sweep, sort_keys=False, width=120))
-    except OSError as fault:
-        raise UserError(f"wandb-sweep={path} cannot be written: {fault.strerror}") from fault
-    say(f"{path}: change its parameters, then wandb sweep {path}, and wandb agent on any number of machines")
+    early = {"type": "hyperband", "min_iter": max(1, validations // 9), "eta": 3}
+    sweep = {"method": "bayes", "parameters": parameters, "early_terminate": early}
+    comments = SWEEP.format(path=path)
+    how = write_sweep_file(path, command, chosen.monitor, chosen.mode, sweep, comments=comments, problems=problems)
+    say(f"{path}: change its parameters, then {how}")
 
 
 def _fits(experiment: Experiment, module: LightningModule, folder: Path, steps: int) -> bool:

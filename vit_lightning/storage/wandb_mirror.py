@@ -249,10 +249,12 @@ class WandbMirror(Logger):
         """Sends the rows of ``metrics.jsonl`` that W&B lacks, for example after a kill."""
         if self.mode != "online" or not (folder / "metrics.jsonl").is_file():
             return
+        rows = dict(merged_by_step(read_metrics(folder)))
         validations = {read_json(path).get("step"): path for path in (folder / "validation").glob("*.json")}
         histograms = read_histograms(folder)
-        for step, row in merged_by_step(read_metrics(folder)):
-            self.log_metrics(row, step)
+        for step in sorted({*rows, *histograms, *(validations.keys() - {None})}):
+            if step in rows:
+                self.log_metrics(rows[step], step)
             if step in validations:
                 self.log_validation(validations[step])
             if step in histograms:
