@@ -250,9 +250,10 @@ class WandbMirror(Logger):
         if self.mode != "online" or not (folder / "metrics.jsonl").is_file():
             return
         rows = dict(merged_by_step(read_metrics(folder)))
-        validations = {read_json(path).get("step"): path for path in (folder / "validation").glob("*.json")}
+        said = {path: read_json(path).get("step") for path in (folder / "validation").glob("*.json")}
+        validations = {step: path for path, step in said.items() if isinstance(step, int)}  # else it is damaged
         histograms = read_histograms(folder)
-        for step in sorted({*rows, *histograms, *(validations.keys() - {None})}):
+        for step in sorted({*rows, *histograms, *validations}):
             if step in rows:
                 self.log_metrics(rows[step], step)
             if step in validations:
