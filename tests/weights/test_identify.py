@@ -274,7 +274,10 @@ def test_numbers_of_blocks_are_not_believed(number, message):
 
 def test_sizes_that_a_description_claims_are_not_believed():
     _, state, config = fresh("big_vision", posemb="sincos2d")
-    for more, message in ({"depth": 10**9}, "2 blocks, and not of"), ({"image_size": [10**6, 10**6]}, "at most 16384"):
+    for more, message in (
+        ({"depth": 10**9}, "2 blocks, and not of"),
+        ({"image_size": [10**6, 10**6]}, "at most 1,048,576"),
+    ):
         beside = {"family": "big_vision", "config": {**config, **more}}
         with pytest.raises(UserError, match=message):
             identify(WeightsFile("weights", None, state, beside))

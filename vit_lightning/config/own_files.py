@@ -6,7 +6,6 @@ They are found where nothing installed has their name, so that they shadow no mo
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import sys
 import traceback
@@ -20,7 +19,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from vit_lightning.errors import UserError, one_line
-from vit_lightning.storage.folder import is_first
+from vit_lightning.storage.folder import is_first, write_whole
 
 
 class OwnFiles:
@@ -249,9 +248,7 @@ def keep_own_files(folder: Path) -> None:
         target, text = folder / name, _used.texts[path]
         if not target.is_file() or target.read_bytes() != text:
             target.parent.mkdir(parents=True, exist_ok=True)
-            part = target.with_name(f".{target.name}.part")
-            part.write_bytes(text)
-            os.replace(part, target)
+            write_whole(target, text)
 
 
 def changed_files(folder: Path) -> dict[str, tuple[str, str]]:

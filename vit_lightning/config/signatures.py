@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -51,6 +52,11 @@ def signature_of(target: Any, leading: int = 0) -> Signature:
             function returns, belong to it.
         leading: number of first arguments that somebody else gives.
     """
+    return _read(target, leading)
+
+
+@functools.cache  # a config asks for each some five times
+def _read(target: Any, leading: int) -> Signature:
     found: dict[str, Option] = {}
     passed_on = False
     for call, scope in _calls(target):

@@ -11,7 +11,7 @@ import inspect
 import math
 import numbers
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import timedelta
 from enum import Enum
@@ -411,7 +411,7 @@ class Reader:
                 self.problems += [f"{path}.class_path={named}: {text}" for text in new]
                 self.unread.update(new)
                 return None
-            if not callable(target):
+            if not callable(target) or not isinstance(target, Hashable):
                 self.problems.append(f"{path}.class_path={named} is not there{hint_of_class(named, base, home)}")
                 return None
         return Found(name, target, arguments)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
 
 from vit_lightning.errors import UserError
+from vit_lightning.limits import meant
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ def timm_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
         raise UserError(f"timm:{name} needs timm: pip install 'vit-lightning[timm]'") from fault
     if not timm.is_model(name) or not timm.is_model_pretrained(name):
         raise UserError(
-            f"timm:{name}: timm has no such model with weights{_near(name, timm.list_models(pretrained=True))}"
+            f"timm:{name}: timm has no such model with weights{meant(name, timm.list_models(pretrained=True))}"
         )
     network: Any = _fetched(lambda: timm.create_model(name, pretrained=True), f"timm:{name}")
     facts = dict(network.pretrained_cfg)
@@ -36,7 +36,7 @@ def torchvision_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
     from torchvision import models
 
     if name not in models.list_models(module=models):  # those of its submodules find boxes or masks
-        known = _near(name, models.list_models(module=models))
+        known = meant(name, models.list_models(module=models))
         raise UserError(f"torchvision:{name}: torchvision has no such classifier with weights{known}")
     weights = models.get_model_weights(name).DEFAULT
     network: nn.Module = _fetched(lambda: models.get_model(name, weights=weights), f"torchvision:{name}")
@@ -85,11 +85,6 @@ def hub_folder(name: str) -> Path:
         if any(folder.glob(weights)):
             return folder
     raise UserError(f"{place} holds neither *.safetensors nor *.bin")
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3)
-    return f" (did you mean {', '.join(near)}?)" * bool(near)
 
 
 def _fetched(load: Callable[[], T], place: str) -> T:

@@ -60,8 +60,6 @@ _UNREAD = {
     "SAM": r"(image_encoder\.)?blocks\.\d+\.attn\.rel_pos_h",
 }
 """Names of tensors by which files of other ViTs are known that are not read."""
-_LARGEST_IMAGE = 1 << 14
-"""Side of an image, in a description beside weights, for which positions are computed."""
 
 
 class Identified(NamedTuple):
@@ -238,8 +236,6 @@ class _Clues:
                 image = (224, 224) if 224 % height == 0 == 224 % width else (14 * height, 14 * width)
                 told = "there is no table of positions that would tell"
                 self.notes.append(f"{word}={image[0]}x{image[1]} was assumed: {told}")
-            if max(image) > _LARGEST_IMAGE:
-                raise UserError(f"{word}={options['image_size']} must be at most {_LARGEST_IMAGE}")
             return {"positions": kind, "image_size": image}
         prefix = options["class_token"] + options["distillation_token"] + options["register_tokens"]
         for before, kind in (prefix, "learned"), (0, "learned_patches"):
