@@ -53,7 +53,10 @@ def finished(size: int = -1) -> dict[str, dict[str, Any]]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves out what has passed; each process has to find the same tests, also one that starts later."""
+    """Leaves out what has passed, and puts each case before its repetitions.
+
+    Each process has to find the same tests, also one that starts later.
+    """
     done = finished(int(os.environ[READ]))
     items[:] = [
         item
@@ -61,6 +64,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if max(rows_of(item.nodeid), default=99) <= 26
         and done.get(item.nodeid, {}).get("outcome") not in ("passed", "xfailed")
     ]
+    items.sort(
+        key=lambda item: getattr(item, "callspec", None) is not None and item.callspec.params.get("again", 0) > 0
+    )
 
 
 class Plan:
@@ -110,4 +116,8 @@ if __name__ == "__main__":
     os.environ |= {FILE: str(path), READ: str(len(path.read_text()) if path.exists() else 0), COMMIT: commit}
     places = dict.fromkeys(place.partition("::")[0] for place in reversed(PLACES))
     kept = [place for place in places if place == "tests/faults" or not place.startswith("tests/faults")]
-    sys.exit(pytest.main(["-p", "plan", "-m", "", "-q", "--dist=worksteal", *kept, *sys.argv[2:]], plugins=[Plan()]))
+    sys.exit(
+        pytest.main(
+            ["-p", "plan", "-m", "", "-q", "--dist=load", "--maxschedchunk=1", *kept, *sys.argv[2:]], plugins=[Plan()]
+        )
+    )
