@@ -1,15 +1,16 @@
 """Inductor's code for a GPU, made on a machine without one, and how often it launches a kernel.
 
-python experiments/benchmarks/gpu_code.py [--only NAME ...] [--images 256] [--save FOLDER]
+python experiments/benchmarks/gpu_code.py [--only NAME ...] [--images 64] [--save FOLDER]
 
 Dynamo and Inductor run as they would, on tensors without values that say that they lie on an H100; Triton's code is
-written but not compiled.
+written but not compiled. Of a config it is the whole transform of a training batch up to mixing, at the config's size.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from unittest import mock
 
 import torch
 import triton
-from gpu_counts import AUGMENTATIONS
+from gpu_counts import AUGMENTATIONS, CONFIGS, read_config
 from torch import Tensor
 from torch._inductor import compile_fx, graph
 from torch._inductor import config as inductor
@@ -135,21 +136,31 @@ def pretended_device() -> Iterator[None]:
             triton.runtime.driver._active = previous
 
 
+def changes_of(name: str, folder: Path) -> tuple[Callable[..., Any], tuple[int, ...]]:
+    """Returns an augmentation, or all that a config compiles beside its network, and the size of its images."""
+    if name in AUGMENTATIONS:
+        change = AUGMENTATIONS[name]()
+        return lambda images, keys: change(images, keys), (32, 32)
+    data = read_config(CONFIGS[name], folder).data
+    return lambda images, keys: data.transform._augmented(images, keys, 0), tuple(data.image_size)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=AUGMENTATIONS, default=list(AUGMENTATIONS))
-    parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--only", nargs="+", choices=[*AUGMENTATIONS, *CONFIGS], default=[*AUGMENTATIONS, *CONFIGS])
+    parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--save", type=Path, help="folder for the code")
     given = parser.parse_args()
-    print(f"torch {torch.__version__}, triton {triton.__version__}, {given.images} images of 32 x 32\n")
-    print("| augmentation | compiled launches |\n|---|---|")
-    batch, keys = torch.empty(given.images, 3, 32, 32, dtype=torch.uint8), torch.empty(given.images, dtype=torch.int64)
-    for name in given.only:
-        change = AUGMENTATIONS[name]()
-        code = "\n".join(code_of(lambda images, keys: change(images, keys), batch, keys))  # noqa: B023
-        print(f"| {name} | {len(launches(code))} |", flush=True)
-        if given.save is not None:
-            (given.save / f"{name}.py").write_text(code)
+    print(f"torch {torch.__version__}, triton {triton.__version__}, {given.images} images\n")
+    print("| augmentation or config | pixels | compiled launches |\n|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in given.only:
+            change, size = changes_of(name, Path(folder))
+            batch = torch.empty(given.images, 3, *size, dtype=torch.uint8)
+            code = "\n".join(code_of(change, batch, torch.empty(given.images, dtype=torch.int64)))
+            print(f"| {name} | {size[0]} | {len(launches(code))} |", flush=True)
+            if given.save is not None:
+                (given.save / f"{name}.py").write_text(code)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -246,3 +248,25 @@ def test_gradients_in_half_precision_that_are_never_finite_stop_the_run(tmp_path
     trainer.optimizers, trainer.is_global_zero = [], True
     with pytest.raises(Diverged, match="gradients in float16") if scale < 1 else contextlib.nullcontext():
         guard.check_all(trainer)
+
+
+def test_what_a_gpu_copies_is_the_file_as_it_was_when_it_was_saved(tmp_path, monkeypatch):
+    """The host goes on while copies are under way, here until ``done`` is set; shared memory stays shared."""
+    done, weights = threading.Event(), torch.arange(12.0).view(3, 4)
+    moments = torch.ones(3, dtype=torch.bfloat16)
+    state = OrderedDict(weight=weights, tied=weights[1:, ::2], none=torch.empty(0), numbers=[1, {"m": moments}])
+    state._metadata = {"": {"version": 2}}
+    checkpoint = {"state_dict": state, "epoch": 3, "seeds": (torch.tensor(5), None)}
+    AtomicCheckpointIO().save_checkpoint(checkpoint, tmp_path / "plain.ckpt")
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    event = SimpleNamespace(record=lambda: None, synchronize=done.wait)
+    monkeypatch.setattr("torch.cuda.Event", lambda: event)
+    disk = AtomicCheckpointIO()
+    disk.in_background = True
+    disk.save_checkpoint(checkpoint, tmp_path / "copied.ckpt")
+    weights.zero_(), moments.zero_(), state["numbers"].append(2)
+    assert not (tmp_path / "copied.ckpt").exists()
+    done.set()
+    disk.finish()
+    assert (tmp_path / "copied.ckpt").read_bytes() == (tmp_path / "plain.ckpt").read_bytes()
+    assert read_checkpoint(tmp_path / "copied.ckpt")["state_dict"]["tied"].tolist() == [[4.0, 6.0], [8.0, 10.0]]

@@ -186,9 +186,8 @@ class RandomAffine(Augmentation):
         factor = self.scale[0] + size * (self.scale[1] - self.scale[0])
         # in the coordinates of grid_sample an image goes from -1 to 1
         right, down = (2.0 * self.translate * (2.0 * place - 1.0) for place in places)
-        amounts = torch.stack([angle, factor, right, down], dim=1)
         if operations.host_chooses(images):
-            all_of_them = torch.zeros(len(images), dtype=torch.int64)
+            amounts, all_of_them = torch.stack([angle, factor, right, down], dim=1), torch.zeros(len(images))
             change = {0: lambda images, amounts: affine(images, *amounts.unbind(1))}
             return operations.change_each(images, all_of_them, amounts, change)
         return affine(images, angle, factor, right, down)

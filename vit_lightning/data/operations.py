@@ -16,7 +16,8 @@ from torch import Tensor
 
 from vit_lightning.constants import constant
 
-_BITS = 15
+_ONE = 32768
+"""Weights are whole parts of it."""
 Change = Callable[[Tensor, Tensor], Tensor]
 """Change of uint8 images (b, c, H, W) by an amount for each, (b,) or (b, n)."""
 
@@ -47,7 +48,7 @@ def resized(image: Tensor, box: tuple[int, int, int, int]) -> Tensor:
 
 
 def resample(images: Tensor, rows: Tensor, columns: Tensor, *, reach: int | None = None) -> Tensor:
-    """Applies rows (b, h, H) and columns (b, w, W) to uint8 images (b, c, H, W); returns uint8 (b, c, h, w).
+    """Applies 32768ths, rows (b, h, H) and columns (b, w, W), to uint8 images (b, c, H, W); returns uint8 (b, c, h, w).
 
     If ``reach`` is given, all weights that are further from the diagonal are 0.
     """
@@ -59,29 +60,28 @@ def resample(images: Tensor, rows: Tensor, columns: Tensor, *, reach: int | None
 
 
 def _product(pixels: Tensor, weights: Tensor, reach: int | None) -> Tensor:
-    """Multiplies pixels (b, n, k) and weights (b, m, k), in 32768ths; exact in TF32 too, which holds 11 bits."""
+    """Multiplies pixels (b, n, k) and weights (b, m, k); exact in TF32 too, which holds 11 bits."""
     pixels = pixels.to(torch.float32)
-    scaled = weights.mul(1 << _BITS).round()
-    upper = scaled.div(256.0, rounding_mode="floor") * 256.0
-    parts = torch.stack([upper, scaled - upper]).to(torch.float32).transpose(2, 3)  # (2, b, k, m)
-    results, length = weights.shape[1:]
-    step, reach = (results, length) if reach is None else (32, reach)
-    products = []
-    for start in range(0, results, step):
-        near = slice(max(0, start - reach), start + step + reach)
-        upper, lower = parts[:, :, near, start : start + step]
-        products.append(torch.cat([pixels[..., near]] * 2, dim=-1) @ torch.cat([upper, lower], dim=1))
-    return torch.cat(products, dim=-1)
+    upper = weights.div(256.0, rounding_mode="floor") * 256.0
+    halves = torch.stack([upper, weights - upper], dim=2).to(torch.float32)  # (b, m, 2, k)
+
+    def block(results: slice, near: slice) -> Tensor:
+        return torch.cat([pixels[..., near]] * 2, dim=-1) @ halves[:, results, :, near].flatten(2).transpose(1, 2)
+
+    if reach is None:
+        return block(slice(None), slice(None))
+    starts = range(0, weights.shape[1], 32)
+    return torch.cat([block(slice(s, s + 32), slice(max(0, s - reach), s + 32 + reach)) for s in starts], dim=-1)
 
 
 def _round(sums: Tensor) -> Tensor:
-    return sums.div_(1 << _BITS).add_(0.5).floor_().clamp_(0.0, 255.0)
+    return sums.div_(_ONE).add_(0.5).floor_().clamp_(0.0, 255.0)
 
 
 def resize_weights(start: Tensor, length: Tensor, *, size: int) -> Tensor:
     """Returns weights (b, size, size) that enlarge pixels start to start + length, both (b,), bilinear.
 
-    They are whole 16384ths or 32768ths, as ``resized`` has them: by torch's kernel for bytes, whose weights are int16.
+    In 32768ths, whole or even ones, as ``resized`` has them: by torch's kernel for bytes, whose weights are int16.
     """
     start, length = (value.to(torch.float64)[:, None, None] for value in (start, length))
     centre = (torch.arange(size, device=start.device, dtype=torch.float64) + 0.5)[:, None] * (length / size)
@@ -89,9 +89,8 @@ def resize_weights(start: Tensor, length: Tensor, *, size: int) -> Tensor:
     weights = (1.0 - (place - centre).abs()).clamp(min=0.0)
     weights = weights * ((place > 0) & (place < length))
     weights = weights / weights.sum(dim=-1, keepdim=True)
-    halved = weights.amax(dim=(1, 2), keepdim=True) * (1 << _BITS) + 0.5 >= 1 << _BITS
-    unit = torch.where(halved, float(1 << (_BITS - 1)), float(1 << _BITS))
-    return weights.mul(unit).add(0.5).floor().div(unit)
+    step = torch.where(weights.amax(dim=(1, 2), keepdim=True) * _ONE + 0.5 >= _ONE, 2.0, 1.0)
+    return (weights * (_ONE / step)).add_(0.5).floor_().mul_(step)
 
 
 def blur_weights(sigma: Tensor, *, size: int, radius: int) -> Tensor:
@@ -107,9 +106,9 @@ def blur_weights(sigma: Tensor, *, size: int, radius: int) -> Tensor:
 
 def _normalised(weights: Tensor) -> Tensor:
     """Rounds to 32768ths that sum to one, so that an even area keeps its value; the largest takes the remainder."""
-    scaled = (weights / weights.sum(dim=-1, keepdim=True)).mul(1 << _BITS).round()
-    over = (1 << _BITS) - scaled.sum(dim=-1, keepdim=True)
-    return scaled.scatter_add(-1, scaled.argmax(dim=-1, keepdim=True), over).div(1 << _BITS)
+    scaled = (weights / weights.sum(dim=-1, keepdim=True)).mul(_ONE).round()
+    over = _ONE - scaled.sum(dim=-1, keepdim=True)
+    return scaled.scatter_add(-1, scaled.argmax(dim=-1, keepdim=True), over)
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor, max_sigma: float) -> Tensor:
