@@ -1,7 +1,9 @@
 """Picture of what a run logs to W&B, drawn from the records of an offline run, and so no screenshot of W&B.
 
-lightning fit --config digits --wandb.mode=offline --wandb.histograms_every_n_steps=100 --wandb.log_model=true
-python experiments/pictures/wandb.py runs/digits/RUN experiments/pictures/wandb.png
+    lightning fit --config digits --trainer.max_epochs=60 --wandb.mode=offline --wandb.histograms_every_n_steps=50
+    python experiments/pictures/wandb_records.py runs/digits/RUN experiments/pictures/wandb.png
+
+Artifacts are those of ``--wandb.log_model=true``.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from wandb_stub import read_wandb_file
 
 DASHES = {"solid": "-", "dash": "--"}
-LAYER = "encoder.0.feed_forward.fn.feed_forward.hidden.weight"
+LAYER = "encoder.0.attention.fn.attention.qkv.weight"
 
 
 def lines(axis: Axes, rows: list[dict[str, Any]], *names: str) -> None:
     """Draws values over steps; those of a split in its colour and dash."""
     for number, name in enumerate(names):
-        colour, dash = SPLITS.get(name.split("/")[0], (number, "solid"))
+        colour, dash = SPLITS.get(name.split("/")[0], (2 + number, "solid"))
         points = [(row["_step"], row[name]) for row in rows if name in row]
         axis.plot(*zip(*points, strict=True), color=COLOURS[colour], linestyle=DASHES[dash], label=name, linewidth=1)
     axis.set_title(", ".join(names), fontsize=7)
@@ -38,11 +40,11 @@ def lines(axis: Axes, rows: list[dict[str, Any]], *names: str) -> None:
         axis.legend(fontsize=6, frameon=False)
 
 
-def histograms(axis: Axes, rows: list[dict[str, Any]], name: str) -> None:
+def histograms(axis: Axes, rows: list[dict[str, Any]], name: str, bins: int = 24) -> None:
     """Draws histograms over steps, the share of each bin as a shade."""
     found = [(row["_step"], row[name]) for row in rows if name in row]
     low, high = min(one["bins"][0] for _, one in found), max(one["bins"][-1] for _, one in found)
-    edges = np.linspace(low, high, 65)
+    edges = np.linspace(low, high, bins + 1)
     shares = []
     for _, one in found:
         middles, counts = (np.array(one["bins"][:-1]) + np.diff(one["bins"]) / 2), np.array(one["values"])
@@ -94,8 +96,8 @@ def draw(run: Path) -> Figure:
     def table_of(name: str) -> dict[str, Any]:
         return json.loads((files / last(name)["path"]).read_text(encoding="utf-8"))
 
-    figure = Figure(figsize=(13, 13), layout="constrained")
-    grid = figure.add_gridspec(5, 4, height_ratios=[1, 1.15, 1, 1.2, 0.75])
+    figure = Figure(figsize=(13, 12), layout="constrained")
+    grid = figure.add_gridspec(5, 4, height_ratios=[1, 1.15, 1, 1.2, 0.4])
     lines(figure.add_subplot(grid[0, 0]), rows, "train/loss", "val/loss")
     lines(figure.add_subplot(grid[0, 1]), rows, "train/acc", "val/acc")
     lines(figure.add_subplot(grid[0, 2]), rows, "optim/grad_norm", "optim/update_norm")
@@ -124,7 +126,7 @@ def draw(run: Path) -> Figure:
     histograms(figure.add_subplot(grid[2, 3]), rows, f"gradients/{LAYER}")
     table = json.loads(Path(staged["validation/predictions.table.json"]).read_text(encoding="utf-8"))
     predictions(figure.add_subplot(grid[3, :3]), table, staged, Path())
-    histograms(figure.add_subplot(grid[3, 3]), rows, "images/confidence")
+    histograms(figure.add_subplot(grid[3, 3]), rows, "images/confidence", bins=20)
     axis = figure.add_subplot(grid[4, :])
     axis.axis("off")
     axis.text(0, 1, words(told), fontsize=8, va="top", family="monospace", transform=axis.transAxes)
