@@ -227,7 +227,7 @@ def refuse_links(folder: Path) -> None:
 
 def _leads_away(path: Path, home: Path) -> bool:
     if path.is_symlink():
-        return not path.exists() or not path.resolve().is_relative_to(home)
+        return not Path(os.path.realpath(path)).is_relative_to(home)  # a link to nothing within it is damage
     return not path.is_file() and not path.is_dir() and path.exists()  # which another process may just have removed
 
 
