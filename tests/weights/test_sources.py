@@ -172,6 +172,10 @@ def of_timm(**sizes: int) -> dict[str, Any]:
     ("change", "message"),
     [
         (lambda held: held["state_dict"].update({next(iter(held["state_dict"])): None}), "no tensor .NoneType."),
+        (
+            lambda held: held["state_dict"].update({"val_metrics.acc.tp": ["x"]}),
+            "val_metrics.acc.tp as no tensor .list.",
+        ),
         (lambda held: held.update(test_view="large"), "its test_view is no mapping"),
         (lambda held: held["test_view"].update(centre_share="half"), "centre_share=half must be above 0"),
         (lambda held: held["test_view"].update(mean=3.0), "mean=3.0 must be 1 numbers"),

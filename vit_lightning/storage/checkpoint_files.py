@@ -287,6 +287,10 @@ def check_checkpoint(path: Path, checkpoint: Any, has_checksum: bool) -> dict[st
     """Returns the contents of a file as a checkpoint; raises UserError if it is none, or lacks its checksum."""
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise UserError(f"{path} is no Lightning checkpoint: it has no state_dict")
+    for name, value in checkpoint["state_dict"].items():  # metrics have lists of tensors
+        parts = value if isinstance(value, list) else [value]
+        if not (str(name).endswith("_extra_state") or all(isinstance(part, Tensor) for part in parts)):
+            raise UserError(f"{path} is damaged: it has {name} as {_shape(value)}")
     if not isinstance(checkpoint.get("test_view"), dict | None):
         raise UserError(f"{path} is no checkpoint of ours: its test_view is no mapping")
     if not has_checksum and {"config", "between_steps"} <= checkpoint.keys():
