@@ -85,17 +85,36 @@ def test_a_run_is_resumed_with_its_own_files_alone(tmp_path, capsys):
     assert "metrics.jsonl: a link to another place" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("times", [{"seconds": "long", "images": 3}, {}])
-def test_a_run_is_named_whose_checkpoints_hold_something_else(results, times, capsys):
+def with_list(held):
+    name = next(name for name in held["state_dict"] if not name.startswith("network."))
+    held["state_dict"][name] = [held["state_dict"][name]]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda held: held["callbacks"]["Stopwatch"].update(seconds="long"), "its contents do not fit together"),
+        (lambda held: held["callbacks"].pop("Stopwatch"), "its contents do not fit together"),
+        (with_list, "last.ckpt is damaged: "),
+    ],
+)
+def test_a_run_is_named_whose_checkpoints_hold_something_else(results, change, words, capsys):
     Path("out/results.json").unlink()
     for path in Path("out/checkpoints").iterdir():
         held = read_checkpoint(path, mmap=False)
-        held["callbacks"]["Stopwatch"] = times
+        change(held)
         with path.open("w+b") as file:
             torch.save(held, file)
             seal(file)
     assert main(["fit", "--resume=out"]) == 2
-    assert "its contents do not fit together" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
+
+
+def test_rows_that_are_no_metrics_do_not_end_a_run(results):
+    Path("out/results.json").unlink()
+    with Path("out/metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "train/loss": [1.0], "val/loss": "low", "val/acc": null}\n')
+    assert main(["fit", "--resume=out"]) == 0
 
 
 def test_must_wants_a_checkpoint(results):

@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.figures.run_files import RunFiles
 from vit_lightning.figures.style import COLOURS, SPLITS
 from vit_lightning.storage.folder import write_whole
-from vit_lightning.storage.metrics import read_metrics
 
 Look = dict[str, Any]
 TRAIN: Look
@@ -51,7 +51,7 @@ def draw_curves(experiment: Experiment, folder: Path, best_step: int) -> None:
     """Draws ``curves.png`` of a finished run."""
     mixed = bool(experiment.data.mixing)
     drawn = curves(
-        read_metrics(folder), folder.name, objective=_objective(experiment), mixed=mixed, best_step=best_step
+        RunFiles(folder).rows(), folder.name, objective=_objective(experiment), mixed=mixed, best_step=best_step
     )
     save(drawn, folder / "curves.png")
 
