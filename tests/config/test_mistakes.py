@@ -180,6 +180,7 @@ KEYS = {
     "fit digits.yaml --data.augment='[{padding: 3}]'": "data.augment.0: a class_path is missing",
     "fit digits.yaml --trainer.callbacks=[EarlyStoping]": "EarlyStoping is not there (did you mean EarlyStopping?)",
     "fit digits.yaml --trainer.callbacks=[{class_path:EarlyStopping}]": "with a space",
+    "fit digits.yaml --trainer.logger=CometLogger": "trainer: Requirement 'comet-ml",
     "fit digits.yaml --trainer.callbacks=[EarlyStopping] --trainer.logger=CSVLoger": [
         "trainer.callbacks.0.monitor is missing (an argument of lightning.pytorch.callbacks.EarlyStopping)",
         "trainer.logger.class_path=CSVLoger is not there (did you mean CSVLogger?)",

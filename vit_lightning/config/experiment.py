@@ -141,7 +141,7 @@ class Experiment:
         given = {key: value for key, value in self.trainer_part.arguments.items() if key not in (replaced or {})}
         try:
             return {**made(given), **(replaced or {})}
-        except (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as fault:
+        except (ValueError, TypeError, OSError, RuntimeError, ImportError, MisconfigurationException) as fault:
             raise UserError(f"trainer: {where(fault) or ' '.join(str(fault).split())}") from fault
 
     def to_yaml(self) -> str:

@@ -140,9 +140,10 @@ class InitialWeights:
         except UserError as error:
             options = [f"{name} {theirs}, not {ours}" for name, ours, theirs in differences if name != "scale"]
             problems = [*options, *error.problems]
-            more = f" (and {len(problems) - 8} more differences)" if len(problems) > 8 else ""
-            text = f"{KEY}={place} is of another architecture than the model: {'; '.join(problems[:8])}{more}"
-            raise UserError(text) from error
+            more = f" (and {len(problems) - 6} more differences)" if len(problems) > 6 else ""
+            text = f"{KEY}={place} is of another architecture than the model: {'; '.join(problems[:6])}{more}"
+            way_out = "(--config finetune takes the source's)"
+            raise UserError(f"{text} {way_out}") from error
         kept = others and any(name.startswith(heads_of(network)) for name in adapted.taken)
         return FirstWeights(place, family, adapted, notes, kept)
 
