@@ -131,7 +131,7 @@ def test_maps_in_python_are_those_of_the_network(trained):
     expected = relevance(model.network, images, torch.full((11,), 3))[:, 1:].reshape(11, 2, 2)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
     assert not torch.equal(model.relevance(pixels), found)
-    with pytest.raises(UserError, match=r"classes=\[1, 2\] are not one for each of 11 images"):
+    with pytest.raises(UserError, match=r"classes=\[1, 2\] must be one for each of 11 images"):
         model.relevance(pixels, classes=[1, 2])
     with pytest.raises(UserError, match=r"blocks=\[1\] must be .* the network has 1, 0 the first"):
         model.attention(pixels, blocks=[1])

@@ -8,7 +8,6 @@ from threading import Event, Lock
 import numpy as np
 import pytest
 import torch
-from torch.utils.serialization import config
 
 from vit_lightning import UserError
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint, seal
@@ -117,16 +116,3 @@ def raises(fault: Exception):
         raise fault
 
     return call
-
-
-def test_tensors_of_a_gpu_are_read_through_pinned_memory(tmp_path, monkeypatch):
-    save, seen = torch.save, []
-
-    def look(*args):
-        seen.append(config.save.use_pinned_memory_for_d2h)
-        save(*args)
-
-    monkeypatch.setattr(torch, "save", look)
-    AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, tmp_path / "last.ckpt")
-    assert seen == [True]
-    assert not config.save.use_pinned_memory_for_d2h

@@ -254,9 +254,10 @@ def test_what_a_gpu_copies_is_the_file_as_it_was_when_it_was_saved(tmp_path, mon
     """The host goes on while copies are under way, here until ``done`` is set; shared memory stays shared."""
     done, weights = threading.Event(), torch.arange(12.0).view(3, 4)
     moments = torch.ones(3, dtype=torch.bfloat16)
-    state = OrderedDict(weight=weights, tied=weights[1:, ::2], none=torch.empty(0), numbers=[1, {"m": moments}])
+    state = OrderedDict(weight=weights, tied=weights[1:, ::2], none=torch.empty(0))
     state._metadata = {"": {"version": 2}}
-    checkpoint = {"state_dict": state, "epoch": 3, "seeds": (torch.tensor(5), None)}
+    numbers = [1, {"m": moments}]
+    checkpoint = {"state_dict": state, "epoch": 3, "seeds": (torch.tensor(5), None), "numbers": numbers}
     AtomicCheckpointIO().save_checkpoint(checkpoint, tmp_path / "plain.ckpt")
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     event = SimpleNamespace(record=lambda: None, synchronize=done.wait)
@@ -264,7 +265,7 @@ def test_what_a_gpu_copies_is_the_file_as_it_was_when_it_was_saved(tmp_path, mon
     disk = AtomicCheckpointIO()
     disk.in_background = True
     disk.save_checkpoint(checkpoint, tmp_path / "copied.ckpt")
-    weights.zero_(), moments.zero_(), state["numbers"].append(2)
+    weights.zero_(), moments.zero_(), numbers.append(2)
     assert not (tmp_path / "copied.ckpt").exists()
     done.set()
     disk.finish()

@@ -179,8 +179,8 @@ def test_a_trusted_run_brings_the_files_of_its_classes(in_folder, capsys):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({"class_path": "torchvision.models.segmentation.fcn_resnet50"}, "another architecture"),
-        ({"class_path": "torchvision.models.vit_b_16", "init_args": {"weights": "DEFAULT"}}, "another architecture"),
+        ({"class_path": "torchvision.models.segmentation.fcn_resnet50"}, "where the file has"),
+        ({"class_path": "torchvision.models.vit_b_16", "init_args": {"weights": "DEFAULT"}}, "where the file has"),
         ({"class_path": "timm.create_model", "init_args": {"model_name": "hf-hub:a/b"}}, "no other place to read"),
         ({"class_path": "timm.models.create_model", "init_args": {"model_name": "local-dir:d"}}, "no other place"),
     ],

@@ -250,8 +250,9 @@ class WandbMirror(Logger):
         if self.mode != "online" or not (folder / "metrics.jsonl").is_file():
             return
         rows = dict(merged_by_step(read_metrics(folder)))
-        said = {path: read_json(path).get("step") for path in (folder / "validation").glob("*.json")}
-        validations = {step: path for path, step in said.items() if isinstance(step, int)}  # else it is damaged
+        files = {path: read_json(path) for path in (folder / "validation").glob("*.json")}
+        whole = {path: facts for path, facts in files.items() if "confidence" in facts}  # else it is damaged
+        validations = {facts["step"]: path for path, facts in whole.items() if isinstance(facts.get("step"), int)}
         histograms = read_histograms(folder)
         for step in sorted({*rows, *histograms, *validations}):
             if step in rows:
