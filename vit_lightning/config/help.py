@@ -32,6 +32,11 @@ the default classes, ViT and Digits; --model.class_path, --data.class_path, --mo
 MORE = """Explained in full: lightning {} --help.GROUP (GROUP: {}); with --help.GROUP=CLASS or --config CONFIG.yaml
 those of another class."""
 
+CKPT = """run folder (its best checkpoint), checkpoint file, wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, or
+https://...#sha256=CHECKSUM"""
+WITH_IMAGES = """; with images also a file or folder of weights, timm:NAME, torchvision:NAME, hf-hub:OWNER/NAME, of
+which --config='{num_heads: 3, mean: [...], std: [...]}' tells what they do not"""
+
 TYPES = {"bool": "true | false", "str": "string", "Path": "path", "dict": "mapping", "Any": "value"}
 
 OPTIONS = "vit_lightning.config.options"
@@ -170,14 +175,7 @@ def general_options(command: str) -> list[Option]:
         found.append(Option("allow-config-change", "string", "", text))
     found += options_of(OPTIONS, "RunOptions")
     if command in _constant("TRAINED"):
-        text = "run folder (its best checkpoint), checkpoint file, wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, or "
-        text += "https://...#sha256=CHECKSUM"
-        if command == "predict":
-            text += (
-                "; with images also a file or folder of weights, timm:NAME, torchvision:NAME, hf-hub:OWNER/NAME, of "
-            )
-            text += "which --config='{num_heads: 3, mean: [...], std: [...]}' tells what they do not"
-        found.append(Option("ckpt", "string", "", text))
+        found.append(Option("ckpt", "string", "", CKPT + WITH_IMAGES * (command == "predict")))
     found += options_of(OPTIONS, "ConfigOptions")
     unused = NOT_USED if command in USED else {"resume"} if command != "fit" else set()
     unused = unused | ({"compile"} if command not in _constant("COMPILES") else set())

@@ -251,8 +251,11 @@ class WandbMirror(Logger):
             return
         rows = dict(merged_by_step(read_metrics(folder)))
         files = {path: read_json(path) for path in (folder / "validation").glob("*.json")}
-        whole = {path: facts for path, facts in files.items() if "confidence" in facts}  # else it is damaged
-        validations = {facts["step"]: path for path, facts in whole.items() if isinstance(facts.get("step"), int)}
+        validations = {
+            facts["step"]: path
+            for path, facts in files.items()
+            if isinstance(facts.get("step"), int) and "confidence" in facts  # else it is damaged
+        }
         histograms = read_histograms(folder)
         for step in sorted({*rows, *histograms, *validations}):
             if step in rows:

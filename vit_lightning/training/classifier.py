@@ -168,12 +168,11 @@ class ViTClassifier(ConfiguredOptimizer):
         # torchmetrics takes logits for probabilities if all of a batch are between 0 and 1
         probabilities = output.logits.float().softmax(dim=-1)
         for name, metric in getattr(self, f"{stage}_metrics").items():
-            if not len(labels):  # a split has fewer images than there are ranks
-                pass
-            elif f"{stage}/{name}" == CROSS_ENTROPY:
-                metric.update(*_plain_cross_entropy(output.logits, labels))
-            else:
-                metric.update(*((output.loss, len(labels)) if name == "loss" else (probabilities, labels)))
+            given: tuple[Any, ...] = (output.loss, len(labels)) if name == "loss" else (probabilities, labels)
+            if f"{stage}/{name}" == CROSS_ENTROPY:
+                given = _plain_cross_entropy(output.logits, labels)
+            if len(labels):  # none on a rank of more ranks than a split has images
+                metric.update(*given)
             in_bar = name in self.metric_table and self.metric_table[name].in_bar
             log_again(self, f"{stage}/{name}", metric, prog_bar=in_bar)
 
