@@ -168,7 +168,8 @@ def test_compiled_code_has_one_product_of_patches_and_the_last_block_for_the_cla
     assert not any("conv2d(" in part.code for part in parts)
 
 
-def test_a_hook_gets_all_tokens_of_compiled_code_too():
+def test_a_hook_gets_all_tokens_of_compiled_code_too(monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "skip_nnmodule_hook_guards", False)  # as compile_module does
     network, seen = accelerated(small()), []
     network.compile(backend="eager")
     logits = network(images())

@@ -366,7 +366,8 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Te
 def _is_plain(tensor: Tensor) -> bool:
     """Returns whether other operators of torch may take a tensor, in a program that is not exported."""
     is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    is_exported = torch.compiler.is_exporting() or is_traced
+    # is_exporting() is true in all that torch 2.10 compiles
+    is_exported = torch.compiler._is_exporting_flag or is_traced
     is_dense = tensor.layout is torch.strided and not tensor.is_nested
     return is_dense and tensor.device.type in ("cpu", "cuda") and not is_exported
 
