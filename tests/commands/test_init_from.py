@@ -70,6 +70,11 @@ def test_a_run_starts_from_another_at_another_size_with_other_classes(place, in_
     assert model["drop_path"] == model["feed_forward"]["init_args"]["dropout"] == 0.0, "no regularisation comes along"
     before, after = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("first", "second"))
     assert all(torch.equal(before[f"network.{name}"], after[f"network.{name}"]) for name in report["taken"])
+    anew = resolve([*flags, "--resize_positions=reset", "--out=third"])
+    weights = first_weights("first", anew.make_network(), anew.resize_positions)
+    assert set(weights.adapted.new) == {TABLE, "head.linear.weight", "head.linear.bias"}
+    assert "new positions" in weights.sentence()
+    assert not weights.adapted.resized
     shutil.rmtree("first")
     Path("second/results.json").unlink()
     again = fit(read_run(Path("second")))
@@ -186,6 +191,8 @@ def test_files_are_predicted_at_another_size_and_mistakes_named(place, in_folder
     assert "positions 4x4 -> 6x6 bilinear" in capsys.readouterr().out
     assert main(["test", f"--ckpt={place / 'run'}", "--data.image_size=18"]) == 2
     assert "patch_size=4 does not divide image_size=18" in capsys.readouterr().err
+    assert main(["test", *words, "--resize_positions=reset"]) == 2
+    assert "resize_positions=reset is for a training with init_from" in capsys.readouterr().err
     assert main(["test", *words, "--model.patch_size=8"]) == 2
     assert "is of another architecture than the model" in capsys.readouterr().err
 

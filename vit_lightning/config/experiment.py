@@ -24,7 +24,7 @@ from vit_lightning.config.typed import Part, Place, Reader, made
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
-from vit_lightning.models.resize import Interpolation
+from vit_lightning.models.resize import ResizePositions
 from vit_lightning.training.distillation import Teacher
 from vit_lightning.training.fast_paths import describe
 from vit_lightning.training.fine_tuning import freeze_backbone
@@ -81,9 +81,9 @@ class Experiment:
         return path
 
     @property
-    def resize_positions(self) -> Interpolation:
-        """Interpolation of learned positions for images of another size."""
-        method: Interpolation = self.config["resize_positions"]
+    def resize_positions(self) -> ResizePositions:
+        """What becomes of learned positions for images of another size."""
+        method: ResizePositions = self.config["resize_positions"]
         return method
 
     @property

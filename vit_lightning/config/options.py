@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from vit_lightning.limits import at_least, problems_of, refuse
-from vit_lightning.models.resize import Interpolation
+from vit_lightning.models.resize import ResizePositions
 from vit_lightning.storage.wandb_mirror import WandbConfig
 from vit_lightning.training.checkpoints import CheckpointConfig
 from vit_lightning.training.distillation import DistillationConfig
@@ -72,7 +72,8 @@ class ConfigOptions:
             .pth, .npz, folder of save_pretrained, hf-hub:owner/name, timm:NAME, torchvision:NAME,
             wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, or https://...#sha256=CHECKSUM. Options of a ViT that the config does
             not give are those of the source.
-        resize_positions: interpolation of learned positions for images of another size than those of the source.
+        resize_positions: interpolation of learned positions for images of another size than those of the source; reset
+            re-initialises them, after init_from alone.
         reset_head: whether the head is re-initialised after init_from.
         freeze: backbone trains the head alone; all else stays as it is, without dropout or new statistics.
         test: whether fit tests the best checkpoint after training.
@@ -96,7 +97,7 @@ class ConfigOptions:
     experiment: str | None = None
     seed_everything: int = 0
     init_from: str | None = None
-    resize_positions: Interpolation = "bicubic"
+    resize_positions: ResizePositions = "bicubic"
     reset_head: bool = False
     freeze: Literal["backbone"] | None = None
     test: bool = True

@@ -35,6 +35,9 @@ RESIZE_METHODS: dict[str, dict[str, object]] = {
 Interpolation = Literal["bicubic", "bilinear"]
 """Interpolation with antialiasing, as in timm; enlarged with bilinear, as in the ViT paper's fine-tuning."""
 
+ResizePositions = Literal["bicubic", "bilinear", "reset"]
+"""How learned positions get another grid: by an interpolation, or re-initialised."""
+
 
 def resize(
     table: Tensor | np.ndarray[Any, Any], old_grid: Size, new_grid: Size, prefix_tokens: int, method: str

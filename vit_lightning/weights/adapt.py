@@ -17,7 +17,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.models.heads import find_head
 from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions
-from vit_lightning.models.resize import Interpolation, resize
+from vit_lightning.models.resize import ResizePositions, resize
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import Size
 
@@ -60,7 +60,7 @@ def adapt(
     network: nn.Module,
     source: nn.Module | Mapping[str, Tensor],
     *,
-    interpolation: Interpolation = "bicubic",
+    interpolation: ResizePositions = "bicubic",
     new_head: bool = True,
     reset_head: str = "",
     grid: Size | None = None,
@@ -77,7 +77,7 @@ def adapt(
     Args:
         network: the network, which may be on the meta device; its weights are not changed.
         source: a network, or weights under the network's own names.
-        interpolation: of learned positions.
+        interpolation: of learned positions; with reset those of another grid are new.
         new_head: whether a head of other shapes may be replaced.
         reset_head: why a head of the same shapes is new too; empty to take it.
         grid: rows and columns of the source's positions where it is no ViT; by default they are a square.
@@ -99,6 +99,8 @@ def adapt(
         elif value is not None and value.shape == weight.shape:
             adapted.state[name] = value
             adapted.taken.append(name)
+        elif value is not None and interpolation == "reset" and rules.is_positions(plain):
+            adapted.new[name] = "new positions"
         elif value is not None and (resized := rules.resized(plain, value, weight)) is not None:
             adapted.state[name], adapted.resized[name] = resized
         elif value is None and (part := _optional(plain, weight)):
@@ -157,7 +159,9 @@ def heads_of(network: nn.Module) -> tuple[str, ...]:
 class _Rules:
     """Weights of a network that need not be the same in the source: those of a head, and those that can be resized."""
 
-    def __init__(self, network: nn.Module, source: ViT | None, grid: Size | None, interpolation: Interpolation) -> None:
+    def __init__(
+        self, network: nn.Module, source: ViT | None, grid: Size | None, interpolation: ResizePositions
+    ) -> None:
         self.network, self.source, self.grid, self.interpolation = network, source, grid, interpolation
         kernels = (name for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
         self.first = f"{PROJECTION}.conv.weight" if isinstance(network, ViT) else f"{next(kernels, '')}.weight"
@@ -175,10 +179,15 @@ class _Rules:
             return None if made is None else (made[0].flatten(1), made[1])
         if value.ndim != 3 or value.shape[2] != weight.shape[2]:
             return None
+        if not self.is_positions(name):
+            return None
+        vit = self.network if isinstance(self.network, ViT) else None
+        return self._positions(vit, value) if vit is not None else self._positions_of_others(value, weight)
+
+    def is_positions(self, name: str) -> bool:
         if isinstance(self.network, ViT):
-            return self._positions(self.network, value) if name == POSITIONS else None
-        known = name.rpartition(".")[2] in ("pos_embed", "pos_embedding", "position_embeddings")
-        return self._positions_of_others(value, weight) if known else None
+            return name == POSITIONS
+        return name.rpartition(".")[2] in ("pos_embed", "pos_embedding", "position_embeddings")
 
     def _positions(self, vit: ViT, value: Tensor) -> tuple[Tensor, str] | None:
         """Resizes the rows of the grid, and keeps those of tokens that both networks have; others are zero."""
@@ -222,7 +231,7 @@ def _rows_before(vit: ViT) -> dict[str, int]:
 
 
 def _resized_positions(
-    value: Tensor, old: Size, new: Size, prefix: int, interpolation: Interpolation
+    value: Tensor, old: Size, new: Size, prefix: int, interpolation: ResizePositions
 ) -> tuple[Tensor, str]:
     table = resize(value, old, new, prefix, f"timm_{interpolation}_antialias")
     return table, "positions" if old == new else f"positions {_shape(old)} -> {_shape(new)} {interpolation}"

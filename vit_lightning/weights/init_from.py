@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.models.resize import Interpolation
+from vit_lightning.models.resize import ResizePositions
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import Size, pair
 from vit_lightning.weights.adapt import TOKENS, Adapted, adapt, heads_of
@@ -46,7 +46,7 @@ class FirstWeights(NamedTuple):
     def sentence(self) -> str:
         return f"from {self.place} ({self.family}): {self.adapted.sentence()}{', head kept' * self.head_kept}"
 
-    def to_json(self, interpolation: Interpolation) -> str:
+    def to_json(self, interpolation: ResizePositions) -> str:
         facts = {"source": self.place, "family": self.family, "resize_positions": interpolation}
         return json.dumps({**facts, "notes": self.notes, **self.adapted.facts()}, indent=2) + "\n"
 
@@ -103,7 +103,7 @@ class InitialWeights:
     def fitted(
         self,
         network: nn.Module,
-        interpolation: Interpolation,
+        interpolation: ResizePositions,
         *,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
@@ -220,16 +220,21 @@ def _differences(network: nn.Module, source: nn.Module | Mapping[str, Tensor]) -
 
 
 def with_resized_positions(
-    checkpoint: Mapping[str, Any], network: nn.Module, image_size: int | Size, interpolation: Interpolation
+    checkpoint: Mapping[str, Any], network: nn.Module, image_size: int | Size, interpolation: ResizePositions
 ) -> tuple[dict[str, Any], str]:
     """Returns a checkpoint of a network for images of another size than it was trained on, and what was changed.
 
     Only positions are resized: where anything else differs, the checkpoint stays as it is.
+
+    Raises:
+        UserError: they are to be re-initialised, which only a training could make good.
     """
     size, trained = pair(image_size), _trained_size(checkpoint)
     unchanged = dict(checkpoint)
     if trained is None or trained == size:
         return unchanged, ""
+    if interpolation == "reset":
+        raise UserError("resize_positions=reset is for a training with init_from (choices here: bicubic, bilinear)")
     state = checkpoint["state_dict"]
     weights = {name.removeprefix("network."): state[name] for name in state if name.startswith("network.")}
     patch = getattr(network, "patch_size", None) or getattr(getattr(network, "patch_embed", None), "patch_size", None)
