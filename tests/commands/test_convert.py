@@ -83,6 +83,7 @@ def test_what_a_family_cannot_express_is_named_and_nothing_is_written(in_folder,
     text = capsys.readouterr().err
     assert "register_tokens=2: torchvision cannot express it" in text
     assert "qk_norm=layernorm_1e-06: torchvision cannot express it" in text
+    assert "all of it is in timm (lightning convert --to=timm)" in text
     assert main(["convert", "model.npz", "other.onnx", "--to=timn"]) == 2
     text = capsys.readouterr().err
     assert "to=timn must be one of timm" in text

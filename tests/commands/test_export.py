@@ -144,8 +144,17 @@ def test_other_logits_leave_nothing_behind(results, capsys, monkeypatch):
 
 
 def test_what_a_form_cannot_express_is_named(tmp_path):
-    with pytest.raises(UserError, match="pool=attention_all: hf cannot express it"):
-        export.write_model(source(tiny(pool=AttentionPool)), tmp_path, "hf")
+    graphs = "lightning export --to=onnx or torch-export takes any network"
+    timm = f"all of it is in timm (lightning convert --to=timm), and {graphs}"
+    own = {"attention": lambda emb_size, num_heads: nn.Identity()}
+    for options, problem, way_out in (
+        ({"pool": "mean"}, "pool=mean: hf cannot express it (there it is cls)", timm),
+        ({"pool": AttentionPool}, "pool=attention_all: hf cannot express it (there it is cls)", timm),
+        (own, "attention: Identity is no block of ours, so no other family has it", graphs),
+    ):
+        with pytest.raises(UserError) as error:
+            export.write_model(source(tiny(**options)), tmp_path, "hf")
+        assert (error.value.problems[0], error.value.problems[-1]) == (problem, way_out)
     with pytest.raises(UserError, match="Sequential is no model of a config"):
         export.write_model(source(nn.Sequential(nn.Flatten(), nn.Linear(192, 5))), tmp_path, "safetensors")
 

@@ -142,6 +142,23 @@ def test_the_config_gives_the_heads_that_weights_do_not_tell(place, in_folder, c
         torch.testing.assert_close(network.eval()(images), theirs(images))
 
 
+def test_heads_that_were_assumed_are_said_at_the_start_of_a_run(place, in_folder, capsys):
+    sizes = {"image_size": 16, "patch_size": 4, "depth": 1, "num_classes": 2, "pool": "mean"}
+    torch.save(ViT(emb_size=64, num_heads=2, **sizes).state_dict(), "bare.pth")
+    torch.save(ViT(emb_size=24, num_heads=3, **sizes).state_dict(), "narrow.pth")
+    flags = start(place, "--init_from=bare.pth", "--data.image_size=16", "--trainer.fast_dev_run=true", root="two")
+    assumed = "1 head: 64 channels for each were assumed"
+    assert main(["fit", *flags]) == 0
+    said = capsys.readouterr().out
+    assert f"{assumed} (width 64, 1 block); the weights do not tell, and --model.num_heads=... gives others" in said
+    for given in ("--model.num_heads=2", "--model.preset=Ti/4"):
+        assert main(["fit", *flags, given]) in (0, 2)  # of another width
+        text = capsys.readouterr()
+        assert "heads" not in text.out
+    assert main(["fit", *flags, "--init_from=narrow.pth"]) == 2
+    assert "the weights do not tell the number of heads: give --model.num_heads=..." in capsys.readouterr().err
+
+
 def test_first_weights_draw_no_random_numbers(place):
     network = ViT(image_size=16, patch_size=4, emb_size=16, depth=1, num_heads=2, layer_scale=0.1, num_classes=2)
     torch.manual_seed(3)

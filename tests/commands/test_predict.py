@@ -122,8 +122,14 @@ def test_models_of_others_say_what_load_says(in_folder, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "warning     tensors do not tell all" in said
     assert "64 channels for each were assumed" not in said, "they are given"
-    assert main(["predict", "--ckpt=timm:vit_tiny_patch16_224"]) == 2
-    assert "is no run, whose images are known" in capsys.readouterr().err
+    Path("no.safetensors").write_bytes(b"x")
+    for place in ("timm:vit_tiny_patch16_224", "hf-hub:me/model", "a.pth", "exported"):
+        assert main(["predict", "--ckpt", place]) == 2
+        message = f"ckpt={place} is no run, whose images are known: lightning predict --ckpt {place} IMAGES takes it"
+        assert message in capsys.readouterr().err
+    for place in ("no.safetensors", "images"):
+        assert main(["predict", "--ckpt", place]) == 2
+        assert "is no run" not in capsys.readouterr().err
     assert main(["predict", "--ckpt=b.pth", "images"]) == 2
     assert "ckpt=b.pth is neither a run folder nor a file" in capsys.readouterr().err
 

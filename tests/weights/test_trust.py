@@ -82,7 +82,7 @@ def test_descriptions_of_weights_import_nothing(form, foreign):
     else:
         torch.save({"state_dict": weights, "config": config} if "inside" in form else weights, place)
         Path("a.json").write_text(json.dumps(config if form == "beside" else {}))
-    for read in (load, lambda place: open_initial_weights(place, network_in_file).model()):
+    for read in (load, lambda place: open_initial_weights(place, network_in_file).described()):
         with pytest.raises(UserError, match=r"model.class_path=foreign_part.Thing is of none of the packages"):
             read(place)
     assert main(["convert", place, "out.pth", "--to=timm"]) == 2

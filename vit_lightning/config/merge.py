@@ -16,7 +16,7 @@ from vit_lightning.config.own_files import also_search
 from vit_lightning.config.shipped import find_config
 from vit_lightning.data.image_files import data_of_files
 from vit_lightning.errors import UserError
-from vit_lightning.models.presets import Preset
+from vit_lightning.models.presets import PRESETS, Preset
 from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint, run_folder_of
 from vit_lightning.storage.parsing import parse_yaml
@@ -151,13 +151,7 @@ def _config_of_checkpoint(
     if not places:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
     of_library = places[-1].partition(":")[0] in LIBRARIES
-    if facts is not None:
-        trained = _trained(places[-1], facts, trust=trust)
-    elif of_library or places[-1].startswith("hf-hub:"):
-        raise UserError(f"ckpt={places[-1]} is no run, whose images are known: lightning predict takes it with images")
-    else:
-        path = find_checkpoint(places[-1])
-        trained = Trained(path, read_checkpoint(path))
+    trained = _trained_by_run(places[-1]) if facts is None else _trained(places[-1], facts, trust=trust)
     config = flatten(trained.checkpoint.get("config") or {})
     if not isinstance(config, dict):
         raise UserError(f"ckpt={places[-1]} holds no config")
@@ -169,6 +163,21 @@ def _config_of_checkpoint(
     if isinstance(config.get("model"), dict):  # these come from the data, which may give other sizes
         config["model"] = {name: value for name, value in config["model"].items() if name not in FROM_DATA[:2]}
     return trained, {**config, "init_from": None}  # the weights are the checkpoint's own
+
+
+def _trained_by_run(place: str) -> Trained:
+    """Returns the checkpoint of a run, whose config says which images there are; refuses weights without one."""
+    try:
+        if place.partition(":")[0] not in (*LIBRARIES, "hf-hub"):  # these would be fetched
+            path = find_checkpoint(place)
+            return Trained(path, read_checkpoint(path))
+    except UserError as error:
+        try:
+            read_weights(place, "ckpt")
+        except UserError:  # it is no source at all
+            raise error from error.__cause__
+    way_out = f"lightning predict --ckpt {place} IMAGES takes it with image files or folders"
+    raise UserError(f"ckpt={place} is no run, whose images are known: {way_out}")
 
 
 def _trained(place: str, facts: Config, *, trust: bool) -> Trained:
@@ -203,11 +212,15 @@ def _config_of_source(sources: Sequence[Config], *, trust: bool) -> tuple[Initia
     attention = given_model.get("attention")
     heads = {"num_heads": given_model.get("num_heads")}
     heads["dim_head"] = attention.get("dim_head") if isinstance(attention, dict) else None
+    preset = PRESETS.get(str(given_model.get("preset")).partition("/")[0])
+    if preset is not None and heads["num_heads"] is None:
+        heads["num_heads"] = preset[2]
     initial = open_initial_weights(str(given[-1]), network_in_file, trust=trust)
     if trust and initial.file.path is not None and (folder := run_folder_of(initial.file.path)) is not None:
         also_search(folder)
     for_vit = not named or find_class(full_name(named[-1])) is ViT
-    return initial, {"model": flatten(initial.model(for_vit=for_vit, heads=heads))}
+    initial = initial.described(for_vit=for_vit, heads=heads)
+    return initial, {"model": flatten(initial.model)}
 
 
 def _check_split(trained: Config, given: Config) -> None:

@@ -16,6 +16,7 @@ import torch
 from vit_lightning.errors import UserError
 from vit_lightning.models.crate import SIZES as CRATE_SIZES
 from vit_lightning.models.presets import PRESETS
+from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
 from vit_lightning.weights.convert import FAMILIES, find_family, from_reference
 from vit_lightning.weights.fields import Field
@@ -211,18 +212,19 @@ class _Clues:
         return {"num_heads": heads, "dim_head": inner // heads, "scale": (inner // heads) ** -0.5}
 
     def _usual_heads(self, options: Options, inner: int) -> int:
+        """Returns the usual number of heads, and notes how another is given."""
+        ask = "--model.num_heads=..." if self.model is not None else f"config={{'{self._word('num_heads')}': ...}}"
         width, depth = size = options["emb_size"], options["depth"]
         is_dino = size == (1536, 40) and options["feed_forward"] != "mlp"
         if inner == width and not is_dino and size in (published := _HEADS | _HEADS_OF_FAMILY.get(self.table.name, {})):
             heads = published[size]
-            self.notes.append(f"{heads} heads: those of the published model with {depth} blocks of width {width}")
+            why = f"those of the published model with {depth} blocks of width {width}"
         elif inner % 64 == 0:
             heads = inner // 64
-            assumed = f"64 channels for each were assumed (width {width}, {depth} blocks)"
-            self.notes.append(f"{heads} heads: {assumed}")
+            why = f"64 channels for each were assumed (width {width}, {counted(depth, 'block')})"
         else:
-            ask = "--model.num_heads=..." if self.model is not None else f"config={{'{self._word('num_heads')}': ...}}"
             raise UserError(f"the weights do not tell the number of heads: give {ask}")
+        self.notes.append(f"{counted(heads, 'head')}: {why}; the weights do not tell, and {ask} gives others")
         return heads
 
     def _positions(self, options: Options) -> Options:

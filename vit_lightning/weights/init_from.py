@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -59,17 +59,22 @@ class InitialWeights:
         file: the weights that were read.
         make_network: makes the network of the config of a run.
         trust: whether the config in the file may name any class, and so run it.
+        model: the architecture as the ``model`` of a config, over which go the options of the user's own; empty where
+            it is not known, and for a network of another class, which takes weights by name. Dropouts, stochastic depth
+            and sizes that follow from the data are left out.
+        notes: sentences on what was assumed of it.
+        unknown: why it is not known.
     """
 
     file: WeightsFile
     make_network: MakeNetwork
     trust: bool = False
+    model: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
-    def model(self, *, for_vit: bool = True, heads: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Returns the architecture as the ``model`` of a config, under which lie the options of the user's own.
-
-        Empty for a network of another class, which takes weights by name. Dropouts, stochastic depth and sizes that
-        follow from the data are left out.
+    def described(self, *, for_vit: bool = True, heads: Mapping[str, Any] | None = None) -> InitialWeights:
+        """Returns the weights with their architecture.
 
         Args:
             for_vit: whether the user's config has a ViT of ours, or names no class.
@@ -80,25 +85,27 @@ class InitialWeights:
         """
         file = self.file
         if file.checkpoint is None and not for_vit:
-            return {}
+            return self
         with naming(KEY, file):
             try:
-                model = self._described(heads or {}) if file.checkpoint is None else file.checkpoint["config"]["model"]
-            except UserError:
+                model, notes = self._identified(heads or {})
+            except UserError as error:
                 if _has_our_names(file):  # a part of a ViT, or one without its config
-                    return {}
+                    return replace(self, unknown=tuple(error.problems))
                 raise
             if not self.trust:
                 refuse_untrusted({"model": model})
-            return _architecture(model or {})
+        return replace(self, model=_architecture(model or {}), notes=notes)
 
-    def _described(self, heads: Mapping[str, Any]) -> dict[str, Any]:
+    def _identified(self, heads: Mapping[str, Any]) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+        if self.file.checkpoint is not None:
+            return self.file.checkpoint["config"]["model"], ()
         found = identify(self.file, model=heads)
         if found.family == OURS:
-            return found.config
+            return found.config, found.notes
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             tensors = {name: tensor.to("meta") for name, tensor in self.file.tensors.items()}
-            return model_config(from_reference(tensors, family=found.family, config=found.config))
+            return model_config(from_reference(tensors, family=found.family, config=found.config)), found.notes
 
     def fitted(
         self,
@@ -124,7 +131,8 @@ class InitialWeights:
             UserError: names all weights that do not fit.
         """
         place = self.file.place
-        given, family, notes, view = self._weights_for(network)
+        given, family, read, view = self._weights_for(network)
+        notes = tuple(dict.fromkeys((*self.notes, *read)))
         differences = list(_differences(network, given))
         if differences:
             told = ", ".join(f"{name} is {ours} and not {theirs}" for name, ours, theirs in differences)
@@ -142,7 +150,7 @@ class InitialWeights:
             problems = [*options, *error.problems]
             more = f" (and {len(problems) - 6} more differences)" if len(problems) > 6 else ""
             text = f"{KEY}={place} is of another architecture than the model: {'; '.join(problems[:6])}{more}"
-            way_out = "(--config finetune takes the source's)"
+            way_out = f"({'; '.join(self.unknown) or '--config finetune takes those of the source'})"
             raise UserError(f"{text} {way_out}") from error
         kept = others and any(name.startswith(heads_of(network)) for name in adapted.taken)
         return FirstWeights(place, family, adapted, notes, kept)
