@@ -150,7 +150,7 @@ def test_the_help_read_from_the_source_lists_the_options_of_the_parser(command, 
             assert {name for name in listed if name.startswith(f"{group}.")} == {
                 f"{group}.{name}" for name in parts.get(group) or signature_of(ViT).options
             }
-    known |= {*inspect.signature(function_of(command)).parameters}
+    known |= {name.replace("_", "-") for name in inspect.signature(function_of(command)).parameters}
     assert {name for name in shown if "." not in name} <= known | {"config", "ckpt", "allow-config-change"}
 
 
@@ -178,6 +178,7 @@ def test_the_help_of_a_group_explains_it_in_full(capsys):
     assert main(["fit", "--help.general"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "0 for no watchdog" in said
+    assert {"--print_config", "--seed_everything", "--wandb-sweep"} <= {*said.split()}  # as the command line takes them
     assert "a sweep of W&B with runs of this command line, and exit" in said
     for arguments, group in (([SMALL[0], "--model=MSSA", "--help.model"], "MSSA"), (["--help.loss"], "LossConfig")):
         assert main(["fit", *arguments]) == 0

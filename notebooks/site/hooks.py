@@ -14,11 +14,14 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 import vit_lightning
-from vit_lightning.ablation.plan import PlanFile
+from vit_lightning import Digits, HuggingFaceSet, ImageData, ImageFiles, ImageFolder, TorchvisionSet
+from vit_lightning.ablation.plan import plan_options
 from vit_lightning.cli import COMMANDS
 from vit_lightning.config.help import Option, command_options, general_options, option_groups, options_of, usage_of
+from vit_lightning.data.image_set import ImageSet
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = "notebooks/"
@@ -58,7 +61,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     html = re.sub(r":\w+:<code>~?(?:[\w.]+\.)?(\w+)</code>", r"<code>\1</code>", html)
     if page.file.src_uri.endswith(".ipynb"):
         html = re.sub(r"<script[^>]* src=\"https:.*?</script>", "", html, flags=re.DOTALL)
-        html = re.sub(r"(href=\"[^\"]*)(README)?\.(?:ipynb|md)\b", r"\1.html", _with_links(html, page.file.src_uri))
+        html = LINK.sub(lambda found: f"{found[1]}{_url(found[2], page, files)}{found[3] or ''}", html)
+        html = _with_anchors(html, page)
     return html
 
 
@@ -68,31 +72,50 @@ def _path(place: str) -> str:
 
 
 def _place(path: str) -> str:
-    """Returns the place in the site of a file of the repository."""
-    return PAGES.get(path, path.removeprefix(GUIDE))
+    """Returns the place in the site of a file of the repository; it has no hidden folders."""
+    return PAGES.get(path, path.removeprefix(GUIDE).removeprefix("."))
+
+
+def _linked(link: str, place: str) -> str:
+    """Returns the place in the site of what a page links to."""
+    return _place(os.path.normpath(os.path.join(os.path.dirname(_path(place)), link)))
 
 
 def _with_links(text: str, place: str) -> str:
     def turned(found: re.Match[str]) -> str:
-        path = os.path.normpath(os.path.join(os.path.dirname(_path(place)), found[2]))
-        target = os.path.relpath(_place(path), os.path.dirname(place) or ".")
+        target = os.path.relpath(_linked(found[2], place), os.path.dirname(place) or ".")
         return f"{found[1]}{target}{found[3] or ''}"
 
     return LINK.sub(turned, text)
 
 
+def _url(link: str, page: Page, files: Files) -> str:
+    """Returns the address of what a notebook links to, which mkdocs does not turn as it does links of Markdown."""
+    file = files.get_file_from_path(_linked(link, page.file.src_uri))
+    return link if file is None else get_relative_url(file.url, page.file.url)
+
+
+def _with_anchors(html: str, page: Page) -> str:
+    """Gives the headings of a notebook the anchors of its table of contents: those in Chinese have none."""
+    anchors = (part.id for top in page.toc for part in (top, *top.children))
+    heading = re.compile(r"(<h[12] id=\")[^\"]*(\">.*?<a class=\"anchor-link\" href=\"#)[^\"]*")
+    return heading.sub(lambda found: f"{found[1]}{(anchor := next(anchors))}{found[2]}{anchor}", html)
+
+
 def options(group: str) -> str:
     """Returns the options of a group, or of ``general``, those of none, or of ``plan``, those of an ablation."""
     if group == "plan":
-        return "\n".join(_options("", options_of(PlanFile.__module__, "PlanFile")))
+        return "\n".join(_options("", plan_options()))
     if group == "general":
         return "\n".join(_options("", general_options("fit")))
-    found = options_of(*option_groups()[group])
-    parts = _options(f"{group}.", found)
-    known = {option.name for option in found}
-    for name in ("CIFAR10", "TorchvisionSet", "ImageFolder", "ImageFiles", "HuggingFaceSet") if group == "data" else ():
-        own = [option for option in options_of(_home(name), name) if option.name not in known]
-        parts += [f"### data: {name}", "", *_options("data.", own)]
+    if group != "data":
+        return "\n".join(_options(f"{group}.", options_of(*option_groups()[group])))
+    parts = []
+    for title, kind in KINDS_OF_DATA.items():
+        bases = [base for base in kind.__mro__[1:] if base in KINDS_OF_DATA.values()]
+        known = {option[:4] for base in bases for option in options_of(base.__module__, base.__name__)}
+        found = [option for option in options_of(kind.__module__, kind.__name__) if option[:4] not in known]
+        parts += [f"### data: {title}", "", *_options("data.", found)]
     return "\n".join(parts)
 
 
@@ -118,6 +141,17 @@ def names() -> str:
             parts += [f"::: {place}", ""]
     return "\n".join(parts)
 
+
+KINDS_OF_DATA = {
+    "all kinds": ImageData,
+    "Digits": Digits,
+    "TorchvisionSet, CIFAR10, CIFAR100": TorchvisionSet,
+    "ImageFolder and HuggingFaceSet": ImageSet,
+    "ImageFolder": ImageFolder,
+    "HuggingFaceSet": HuggingFaceSet,
+    "ImageFiles": ImageFiles,
+}
+"""Classes of data by their headings, under which stand the options that its bases do not have in the same words."""
 
 GENERATED = {"options": options, "commands": commands, "names": names}
 

@@ -443,6 +443,7 @@ def test_the_help_has_all_options_of_a_plan():
         "compare.max_seeds",
     ):
         assert f"  {name} " in told, name
+    assert "extended" not in told  # which the ledger keeps
 
 
 def test_arguments_of_the_command():

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, as_list, read_config, word
-from vit_lightning.config.help import explained, options_of
+from vit_lightning.config.help import Option, explained, options_of
 from vit_lightning.config.names import near
 from vit_lightning.config.options import Settings
 from vit_lightning.config.resolve import resolve
@@ -124,6 +124,8 @@ class PlanFile:
 
 GROUPS: dict[str, type[Compare | Seeds | Tune]] = {"compare": Compare, "seeds": Seeds, "tune": Tune}
 """Options of a plan that hold options."""
+NOT_GIVEN = (*GROUPS, "compare.extended")
+"""Names that are no options of a plan: groups, which hold options, and what the ledger keeps."""
 
 
 @dataclass(frozen=True)
@@ -223,12 +225,16 @@ def _tags(ablation: str, arm: str, seed: int) -> list[str]:
 
 def plan_help() -> str:
     """Returns the options of a plan's file with their explanations."""
-    lines = []
+    return "\n".join(explained(option).replace("--", "", 1) for option in plan_options())
+
+
+def plan_options() -> list[Option]:
+    """Returns the options of a plan's file, those of its groups with dotted names."""
+    found = []
     for prefix, kind in {"": PlanFile, **{f"{key}.": kind for key, kind in GROUPS.items()}}.items():
         options = options_of(kind.__module__, kind.__name__)
-        shown = [option for option in options if prefix or option.name not in GROUPS]
-        lines += [explained(option, prefix).replace("--", "", 1) for option in shown]
-    return "\n".join(lines)
+        found += [option._replace(name=f"{prefix}{option.name}") for option in options]
+    return [option for option in found if option.name not in NOT_GIVEN]
 
 
 def slug(text: str) -> str:

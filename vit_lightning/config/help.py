@@ -117,8 +117,8 @@ def help_text(command: str, summary: str, function: str, arguments: Sequence[str
 
 
 def command_options(function: str) -> list[Option]:
-    """Returns a command's own options; ``experiment``, the first, stands for those of a config."""
-    return options_of(*_options_class(function))
+    """Returns a command's own options, with hyphens; ``experiment``, the first, stands for those of a config."""
+    return [option._replace(name=option.name.replace("_", "-")) for option in options_of(*_options_class(function))]
 
 
 def usage_of(command: str, function: str) -> str:
@@ -198,10 +198,8 @@ def _in_full(group: str, value: str, flags: Sequence[tuple[str, str]]) -> str:
 
 
 def explained(option: Option, prefix: str = "") -> str:
-    """Returns an option with its whole explanation; those of no group are spelled with hyphens."""
-    name = f"--{prefix}{option.name}" if prefix else f"--{option.name.replace('_', '-')}"
-    if option.name.startswith("*"):
-        name = f"{option.name[1:].upper()} ..."
+    """Returns an option with its whole explanation."""
+    name = f"{option.name[1:].upper()} ..." if option.name.startswith("*") else f"--{prefix}{option.name}"
     choices = list(_own_choices(option.module, option.annotation))
     text = f"{option.text.rstrip('.')}: {', '.join(choices)}." if choices else option.text
     return "\n".join([*_wrapped(f"{name}{option.value}", "  "), *_wrapped(text, " " * 8)])
@@ -327,6 +325,8 @@ def _shown(value: ast.expr | None) -> str:
     """Returns a default as a config has it; empty if there is none or it is null."""
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
         value = next((word.value for word in value.keywords if word.arg == "default"), None)
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "Path":
+        value = value.args[0]
     text = "" if value is None else ast.unparse(value)
     return {"None": "", "()": "", "True": "true", "False": "false"}.get(text, text.strip("'"))
 

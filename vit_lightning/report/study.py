@@ -25,8 +25,8 @@ class Compare:
         metric: test metric, measured once at the end of a run.
         smallest_effect: smallest difference that would matter, in the metric's own units (0.005 is half a point of
             accuracy).
-        max_seeds: seeds of the last analysis; arms that are decided earlier get fewer. Up to half as many more replace
-            seeds of which a run has failed.
+        max_seeds: seeds of the last analysis, at least 6; arms that are decided earlier get fewer. Up to half as many
+            more replace seeds of which a run has failed.
         alpha: probability of any false claim in the study, over all arms and all analyses.
         arms: baseline compares each arm with the baseline; pairs, all arms with each other; best looks for the arms
             that may be the best.
