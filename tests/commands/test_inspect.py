@@ -102,6 +102,24 @@ def test_what_cannot_be_inspected_is_named(trained, in_folder, capsys):
     assert not Path("runs").exists()
 
 
+def test_a_network_without_attention_that_is_seen_has_all_else(in_folder, capsys):
+    Path("own.py").write_text(
+        "from torch import nn\n\n\nclass Mean(nn.Module):\n    def __init__(self, emb_size: int, num_heads: int):\n"
+        "        super().__init__()\n        self.values = nn.Linear(emb_size, emb_size)\n\n"
+        "    def forward(self, tokens):\n        return self.values(tokens.mean(dim=1, keepdim=True)).expand_as(tokens)\n"
+    )
+    assert main(["fit", *SMALL, "--model.attention=own.Mean", "--out=run"]) == 0
+    assert main(["inspect", "--ckpt=run", "--trust=true", "--count=2", "--out=out"]) == 0
+    said = capsys.readouterr().out
+    assert "run: no maps, rollout, relevance, distance: ViT shows no attention: no layer is one of ours" in said
+    (model,), text = page_of(Path("out"))
+    assert (model["layers"], model["heads"]) == (["1"], ["mean"])
+    assert set(model["images"][0]["views"]) == {"token norm", "outliers", "token components"}
+    assert "Without maps of attention, rollout and relevance: ViT shows no attention" in text
+    assert not list(Path("out").glob("attention*"))
+    assert Path("out/similarity_of_layers.png").is_file()
+
+
 @pytest.mark.full
 def test_b16_at_224_takes_less_than_a_minute_and_4_gb(in_folder):
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from vit_lightning import (
     ViT,
     accelerate,
 )
+from vit_lightning.figures.inside import model_figures, relevance_words, views
 from vit_lightning.inspect.maps import attention, attention_distance, relevance, rollout
 from vit_lightning.inspect.survey import survey
 from vit_lightning.inspect.watch import Grid, readout, watch
@@ -309,7 +311,7 @@ def test_the_network_is_as_it_was_before():
 
 def test_what_has_no_maps_says_so():
     convolutions = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.LazyLinear(5)).double()
-    with pytest.raises(UserError, match="Sequential has no attention"):
+    with pytest.raises(UserError, match="Sequential shows no attention"):
         attention(convolutions, IMAGES)
     with pytest.raises(UserError, match="Sequential has no patches that are known"):
         survey(convolutions, IMAGES)
@@ -318,3 +320,41 @@ def test_what_has_no_maps_says_so():
     with pytest.raises(UserError, match="gives no logits"):
         relevance(vit(num_classes=0), IMAGES)
     assert survey(vit(num_classes=0), IMAGES).relevance is None
+
+
+class OwnAttention(torch.nn.Module):
+    """Attention that neither is ours nor calls torch's."""
+
+    def __init__(self, emb_size, num_heads):
+        super().__init__()
+        self.qkv = torch.nn.Linear(emb_size, 3 * emb_size)
+
+    def forward(self, tokens):
+        queries, keys, values = self.qkv(tokens).chunk(3, dim=-1)
+        return (queries @ keys.mT).softmax(dim=-1) @ values
+
+
+def test_what_needs_no_attention_is_there_without_it():
+    whole, found = survey(vit(), IMAGES), survey(vit(attention=OwnAttention), IMAGES)
+    assert whole.without_maps == ""
+    assert found.without_maps.startswith("ViT shows no attention: no layer is one of ours, nor calls torch's scaled")
+    assert found.relevance is None
+    assert found.attention.shape[1] == found.rollout.shape[1] == len(found.distance) == 0
+    for name in ("norms", "colours", "rank", "positions", "filters"):
+        assert getattr(found, name).shape == getattr(whole, name).shape, name
+    figures = ["similarity of positions", "patch filters", "tokens", "similarity of layers"]
+    assert list(model_figures({"one": found})) == figures
+    assert list(model_figures({"one": found, "other": whole})) == ["attention distance", *figures]
+    assert set(views(found, 0)) == {"token norm", "outliers", "token components"}
+
+
+def test_the_caption_of_relevance_says_how_much_it_differs():
+    found = survey(vit(), IMAGES)
+    for values, text in {
+        (1.0, 2.0): "1 (black) to 2",
+        (0.015625, 0.0156262): "0.0156 (black) to 0.0077 % more",
+        (0.015625, 0.015625): "0.0156 for all patches, a constant map",
+    }.items():
+        one = replace(found, relevance=torch.tensor(values).repeat(2, 3))
+        assert relevance_words(one, 0) == text
+        assert np.asarray(views(one, 0)["relevance"]).any() == ("constant" not in text)

@@ -57,7 +57,7 @@ def inspect(
         device: auto takes a GPU where there is one; or cpu, cuda, cuda:1, mps.
 
     Raises:
-        UserError: models or images are not there, or a model has no attention.
+        UserError: models or images are not there, or a model has no patches that are known.
     """
     refuse(at_least(1, count=count))
     quiet()
@@ -80,6 +80,8 @@ def inspect(
         except UserError as error:
             option = "against" if number else "ckpt"
             raise UserError([f"{option}={each.place}: {problem}" for problem in error.problems]) from error
+        if found[name].without_maps:
+            say(row("attention", f"{each.place}: no maps, rollout, relevance, distance: {found[name].without_maps}"))
         pictures[name] = _as_seen(model, prepared)
         titles[name] = _titles(model, labelled or names, found[name])
         known[name] = _known(each, configs[number], differing_options(configs))
@@ -93,7 +95,8 @@ def inspect(
             write_whole(folder / f"{name.replace(' ', '_')}.{format}", file)
         for name, of_model in found.items():
             suffix = "" if len(found) == 1 else f"_{[*found].index(name) + 1}"
-            for image, (title, picture) in enumerate(zip(titles[name], pictures[name], strict=True)):
+            shown = [] if of_model.without_maps else zip(titles[name], pictures[name], strict=True)
+            for image, (title, picture) in enumerate(shown):
                 maps: Figure = maps_figure(of_model, image, picture, f"{name}: {title}")
                 write_whole(folder / f"attention_{image + 1:02}{suffix}.{format}", file_of(maps, format))
         path = folder / "inspect.html"

@@ -46,7 +46,7 @@ def views(found: Survey, number: int) -> dict[str, Image.Image]:
     }
     if found.relevance is not None:
         relevance = found.relevance[number][None, None]
-        maps["relevance"] = (relevance - relevance.min()).numpy()
+        maps["relevance"] = (relevance - relevance.min()).numpy() * (not is_constant(relevance))
     drawn = {name: _coloured(of, found.grid.columns) for name, of in maps.items() if of.size}
     if found.colours.numel():
         pixels = rearrange(found.colours[number].numpy(), "l (y x) c -> (l y) x c", x=found.grid.columns)
@@ -89,7 +89,7 @@ def _tiles(similarity: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def layers_of(found: Survey) -> np.ndarray[Any, Any]:
     """Returns the attention maps (b, l, h, n), with those of an AttentionPool of as many heads as a last layer."""
     attention = found.attention.numpy()
-    if found.pool is None or found.pool.shape[1] != attention.shape[2]:
+    if found.without_maps or found.pool is None or found.pool.shape[1] != attention.shape[2]:
         return attention
     return np.concatenate([attention, found.pool[:, None].numpy()], axis=1)
 
@@ -99,12 +99,23 @@ def outliers_of(found: Survey) -> Tensor:
     return outliers(found.norms, found.grid.prefix)
 
 
+def is_constant(values: Tensor) -> bool:
+    """Whether values differ by no more than float32 rounds."""
+    least, most = values.aminmax()
+    return bool(most - least <= 1e-6 * values.abs().max())
+
+
 def relevance_words(found: Survey, number: int) -> str:
     """Returns what black and the brightest colour of an image's relevance are."""
     if found.relevance is None:
         return ""
-    least, most = (f"{float(value):.3g}" for value in found.relevance[number].aminmax())
-    return f"{least} (black) to {most}"
+    values = found.relevance[number]
+    least, most = map(float, values.aminmax())
+    if is_constant(values):
+        return f"{least:.3g} for all patches, a constant map"
+    if f"{least:.3g}" == f"{most:.3g}":
+        return f"{least:.3g} (black) to {100 * (most / least - 1):.2g} % more"
+    return f"{least:.3g} (black) to {most:.3g}"
 
 
 def outlier_words(found: Survey, number: int) -> list[str]:
@@ -158,14 +169,18 @@ def maps_figure(found: Survey, number: int, image: Image.Image, title: str) -> F
 def layer_names(found: Survey) -> list[str]:
     """Returns the names of the layers, from 1."""
     blocks, all_layers = found.attention.shape[1], layers_of(found).shape[1]
-    return [*map(str, range(1, blocks + 1)), *["pool"] * (all_layers - blocks)]
+    numbers = range(1, (blocks or max(1, found.norms.shape[1])) + 1)
+    return [*map(str, numbers), *["pool"] * (all_layers - blocks)]
 
 
 @as_written
 def model_figures(found: Surveys) -> dict[str, tuple[Figure, str]]:
     """Returns the figures of models by name, each with a sentence that says what it shows."""
     first = next(iter(found.values()))
-    drawn = {"attention distance": (_distances(found), "Of each head (a point), from a patch to those it attends to.")}
+    drawn = {}
+    if any(len(each.distance) for each in found.values()):
+        text = "Of each head (a point), from a patch to those it attends to."
+        drawn["attention distance"] = _distances(found), text
     if any(each.positions is not None for each in found.values()):
         text = "Cosine of the position of a patch with all others, of every few rows and columns."
         drawn["similarity of positions"] = (_positions(found), text)
@@ -205,6 +220,8 @@ def _distances(found: Surveys) -> Figure:
         axis.plot(_numbers(each.distance), each.distance.mean(dim=1).numpy(), color="C1", label="mean")
         _by_layer(axis, "mean attention distance (pixels)")
         axis.set_title(name, fontsize=9)
+        if each.without_maps:
+            axis.text(0.5, 0.5, "no attention is seen", ha="center", transform=axis.transAxes)
     top = max(axis.get_ylim()[1] for axis in axes)
     for axis in axes:
         axis.set_ylim(0, top)

@@ -40,9 +40,10 @@ def inside_page(
         {
             "name": name,
             "known": known[name],
+            "without_maps": each.without_maps,
             "reader": each.reader,
             "layers": layer_names(each),
-            "heads": [*map(str, range(1, layers_of(each).shape[2] + 1)), "mean"],
+            "heads": [*map(str, range(1, 0 if each.without_maps else layers_of(each).shape[2] + 1)), "mean"],
             "grid": each.grid[1:],
             "images": [
                 {

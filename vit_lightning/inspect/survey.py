@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
 from vit_lightning.inspect.maps import attention_distance, relevance, roll
 from vit_lightning.inspect.tokens import (
     colours,
@@ -33,7 +32,10 @@ SAMPLES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """Maps and measures of a network for b images, on the CPU; all but ``logits`` in float32."""
+    """Maps and measures of a network for b images, on the CPU; all but ``logits`` in float32.
+
+    Where attention or blocks are not known, l is 0.
+    """
 
     grid: Grid
     reader: str
@@ -44,16 +46,18 @@ class Survey:
     """Output of the network."""
     attention: Tensor
     """Attention from what the head reads (``readout``) to each patch, by layer and head, (b, l, h, n)."""
+    without_maps: str
+    """Why attention, rollout, relevance and distance are left out; empty where they are not."""
     pool: Tensor | None
     """Attention of the learned query of an AttentionPool to each patch, (b, h, n)."""
     rollout: Tensor
     """Rollout from what the head reads to each patch, up to each layer, (b, l, n)."""
     relevance: Tensor | None
-    """Relevance of each patch for the predicted class, (b, n); None without classes."""
+    """Relevance of each patch for the predicted class, (b, n); None without classes or attention."""
     distance: Tensor
     """Mean attention distance in pixels, (l, h)."""
     norms: Tensor
-    """Norm of each token after each block, (b, l, p + n); l is 0 where blocks are not known, here and below."""
+    """Norm of each token after each block, (b, l, p + n)."""
     colours: Tensor
     """Principal components of the patches after each block as colours from 0 to 1, (b, l, n, 3)."""
     rank: Tensor
@@ -74,28 +78,31 @@ def survey(network: nn.Module, images: Tensor) -> Survey:
     Of each layer only what is kept outlives it, so that 8 images at 384 add less to a ViT-L/16 than its weights take.
 
     Raises:
-        UserError: the network has no attention, or the arrangement of its tokens is not known.
+        UserError: the arrangement of its tokens is not known.
     """
     seen = _Layers(network, images)
     with torch.no_grad(), watch(network, seen.see_attention, seen.see_block):
         logits = network(images)
-    if not seen.maps:
-        raise without_attention(network)
+    without_maps = seen.without_maps or ("" if seen.maps else str(without_attention(network)))
     has_classes = isinstance(logits, Tensor) and logits.ndim == 2 and getattr(network, "num_classes", None) != 0
     patches = slice(seen.grid.prefix, None)
     positions, filters, crate = position_similarity(network), patch_filters(network), crate_measures(network, images)
-    of_class = relevance(network, images, logits.argmax(dim=1))[:, patches].float().cpu() if has_classes else None
+    of_class = None
+    if has_classes and not without_maps:
+        of_class = relevance(network, images, logits.argmax(dim=1))[:, patches].float().cpu()
+    none = torch.empty(len(images), 0, len(seen.share))
     return Survey(
         grid=seen.grid,
         reader=reader(network),
         before=names_before(network),
         logits=logits.detach().cpu(),
-        attention=torch.stack(seen.maps, dim=1)[..., patches],
+        attention=(none[:, :, None] if without_maps else torch.stack(seen.maps, dim=1))[..., patches],
+        without_maps=without_maps,
         pool=seen.pool,
-        rollout=torch.stack(seen.rolled, dim=1)[..., patches],
+        rollout=(none if without_maps else torch.stack(seen.rolled, dim=1))[..., patches],
         relevance=of_class,
-        distance=torch.stack(seen.distances),
-        norms=torch.stack(seen.norms, dim=1) if seen.norms else torch.empty(len(images), 0, len(seen.share)),
+        distance=torch.empty(0, 1) if without_maps else torch.stack(seen.distances),
+        norms=torch.stack(seen.norms, dim=1) if seen.norms else none,
         colours=torch.stack(seen.colours, dim=1) if seen.colours else torch.empty(len(images), 0, 0, 3),
         rank=torch.stack(seen.ranks) if seen.ranks else torch.empty(0),
         samples=seen.samples,
@@ -110,6 +117,9 @@ def glance(network: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     """Returns mean attention of the heads to each patch, (b, l, n), and the effective rank of the tokens, (l,).
 
     They are what a training logs of a few images, as in ``Survey``.
+
+    Raises:
+        UserError: the network has no attention, or the arrangement of its tokens is not known.
     """
     share, maps, ranks = readout(network).to(images.device, torch.float32), list[Tensor](), list[Tensor]()
 
@@ -128,7 +138,7 @@ class _Layers:
     """Notes of a forward pass, one for each layer in each list."""
 
     def __init__(self, network: nn.Module, images: Tensor) -> None:
-        self.name, self.grid = type(network).__name__, grid_of(network)
+        self.grid, self.without_maps = grid_of(network), ""
         self.share = readout(network).to(images.device, torch.float32)
         self.patch_size = images.shape[2] / self.grid.rows, images.shape[3] / self.grid.columns
         self.through = torch.eye(len(self.share), device=images.device).repeat(len(images), 1, 1)
@@ -147,7 +157,8 @@ class _Layers:
             self.pool = found.weights()[:, :, 0, -self.grid.rows * self.grid.columns :].float().cpu()
             return
         if found.keys.shape[2] != len(self.share):
-            raise UserError(f"{self.name}: its layers attend to {found.keys.shape[2]} of {len(self.share)} tokens")
+            self.without_maps = f"its layers attend to {found.keys.shape[2]} of {len(self.share)} tokens"
+            return
         maps, distances = [], []
         for number, before in enumerate(self.through):  # one image at a time: all heads at 384 have 20 MB
             weights = found.weights(number).float()

@@ -224,8 +224,8 @@ def reader(network: Any) -> str:
 def without_attention(network: nn.Module) -> UserError:
     """Returns the error for a network none of whose layers has shown attention."""
     return UserError(
-        f"{type(network).__name__} has no attention: no layer is one of ours, nor calls torch's "
-        "scaled_dot_product_attention"
+        f"{type(network).__name__} shows no attention: no layer is one of ours, nor calls torch's "
+        "scaled_dot_product_attention (one of your own that calls it is seen)"
     )
 
 
