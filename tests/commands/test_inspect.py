@@ -106,7 +106,7 @@ def test_a_network_without_attention_that_is_seen_has_all_else(in_folder, capsys
     Path("own.py").write_text(
         "from torch import nn\n\n\nclass Mean(nn.Module):\n    def __init__(self, emb_size: int, num_heads: int):\n"
         "        super().__init__()\n        self.values = nn.Linear(emb_size, emb_size)\n\n"
-        "    def forward(self, tokens):\n        return self.values(tokens.mean(dim=1, keepdim=True)).expand_as(tokens)\n"
+        "    def forward(self, tokens):\n        return self.values(tokens.mean(1, keepdim=True)).expand_as(tokens)\n"
     )
     assert main(["fit", *SMALL, "--model.attention=own.Mean", "--out=run"]) == 0
     assert main(["inspect", "--ckpt=run", "--trust=true", "--count=2", "--out=out"]) == 0
