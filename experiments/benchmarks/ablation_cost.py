@@ -33,7 +33,7 @@ PLAN = """
 name: cost
 config: {page}
 grid: {{model.pool: [cls, mean]}}
-fixed: {{trainer.max_epochs: 2, trainer.accelerator: cpu, wandb.mode: {mode},
+fixed: {{trainer.max_epochs: 2, optimizer.warmup_epochs: 0, trainer.accelerator: cpu, wandb.mode: {mode},
   trainer.callbacks: [{{class_path: ablation_cost.Loops}}]}}
 baseline: {{model.pool: cls}}
 compare: {{metric: test/acc, smallest_effect: 0.01, max_seeds: 40}}

@@ -33,7 +33,7 @@ GOAL = (
     *("--trainer.max_epochs=600", "--trainer.gradient_clip_val=null", "--trainer.check_val_every_n_epoch=20"),
 )
 """Augmentation of cifar10_vit_small.yaml and optimizer of cifar10_cpu.yaml for cifar10_vit_tiny.yaml, 49,000 images."""
-SMALL = ("--trainer.max_epochs=2", "--compile=false")
+SMALL = ("--trainer.max_epochs=2", "--optimizer.warmup_epochs=0", "--compile=false")
 SMALL_VIT = ("--model.emb_size=16", "--model.depth=2", "--model.num_heads=2")
 
 
@@ -168,7 +168,8 @@ def ranks(place: Place) -> Rows:
     if place.on_gpu and torch.cuda.device_count() < 2:
         raise Missing("there is one GPU")
     rows = []
-    common = ["--config=digits", "--trainer.max_epochs=3", f"--compile={'false' if place.small else 'true'}"]
+    common = ["--config=digits", "--trainer.max_epochs=3", "--optimizer.warmup_epochs=0"]
+    common += [f"--compile={'false' if place.small else 'true'}"]
     for devices in (1, 2):
         run = place.runs / f"ranks-{devices}"
         fit(run, place, *common, f"--trainer.devices={devices}", f"--data.batch_size={64 // devices}", "--resume=auto")
@@ -187,7 +188,11 @@ def waits(place: Place) -> Rows:
 
     epochs = 2 if place.small else 4
     flags = [f"--out={place.runs / 'waits'}", f"--trainer.max_epochs={epochs}", "--wandb.mode=disabled"]
-    flags += ["--ema.decay=0.99", f"--trainer.accelerator={'gpu' if place.on_gpu else 'cpu'}"]
+    flags += [
+        "--ema.decay=0.99",
+        "--optimizer.warmup_epochs=0",
+        f"--trainer.accelerator={'gpu' if place.on_gpu else 'cpu'}",
+    ]
     flags += FAST if place.on_gpu else []
     shutil.rmtree(place.runs / "waits", ignore_errors=True)
     with waits_by_place(place) as found:

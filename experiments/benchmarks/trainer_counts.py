@@ -30,6 +30,7 @@ DIGITS = (
     f"--config={gpu_counts.EXPERIMENTS / 'digits.yaml'}",
     *("--model.patch_size=4", "--model.emb_size=16", "--model.depth=1", "--model.num_heads=2", "--ema.decay=0.9"),
     *("--trainer.max_epochs=2", "--trainer.log_every_n_steps=4", "--trainer.gradient_clip_val=1"),
+    "--optimizer.warmup_epochs=0",
 )
 
 

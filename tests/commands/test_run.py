@@ -183,8 +183,28 @@ def test_without_validation_the_last_checkpoint_is_tested(in_folder):
 
 
 def test_fast_dev_run_leaves_nothing(in_folder):
-    fit(resolve([*SMALL, "--trainer.fast_dev_run=true"]))
+    fit(resolve([*SMALL, "--trainer.fast_dev_run=true", "--optimizer.warmup_epochs=5"]))
     assert not list(in_folder.iterdir())
+
+
+def test_a_warm_up_in_another_unit_than_the_end_is_refused_before_the_first_step(in_folder):
+    flags = [*SMALL, "--trainer.max_steps=7", "--out=out"]
+    way_out = r"\(give --optimizer.warmup_epochs=0, or a longer training\)"
+    with pytest.raises(
+        UserError, match=f"optimizer.warmup_epochs=0.5 is longer than the training, 0.3333 epochs {way_out}"
+    ):
+        fit(resolve([*flags, "--optimizer.warmup_epochs=0.5"]))
+    assert not list(in_folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "trial", ["limit_train_batches=1", "limit_train_batches=0.5", "overfit_batches=2", "fast_dev_run=true"]
+)
+def test_a_trial_of_few_batches_needs_no_other_warm_up(trial):
+    flags = [*SMALL, "--optimizer.warmup_epochs=2"]
+    assert resolve([*flags, f"--trainer.{trial}"]).trainer
+    with pytest.raises(UserError, match=r"optimizer.warmup_epochs=2.0 is longer"):
+        resolve([*flags, "--trainer.limit_train_batches=1.0"])
 
 
 def test_lightning_s_callbacks_loggers_and_profilers_come_from_the_config(in_folder):

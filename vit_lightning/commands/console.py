@@ -18,16 +18,19 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
+from vit_lightning.config.check_values import warmup_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files, trust_flag
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.splits import Split
+from vit_lightning.limits import refuse
 from vit_lightning.metric_facts import Stage, facts_of
 from vit_lightning.notation import counted
 from vit_lightning.storage.folder import FULL
 from vit_lightning.storage.wandb_mirror import WandbMirror
 from vit_lightning.training.callbacks import Stopwatch, training_steps
-from vit_lightning.training.classifier import ViTClassifier
+from vit_lightning.training.classifier import ConfiguredOptimizer
+from vit_lightning.training.optim import OptimizerConfig
 from vit_lightning.training.resources import AUTO, auto_precision
 
 
@@ -191,6 +194,7 @@ class Start(Callback):
         self._has_trained = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        note = _check_warmup(trainer, pl_module, self.experiment)
         if trainer.is_global_zero:
             data = self.experiment.data
             height, width = data.image_size
@@ -203,8 +207,8 @@ class Start(Callback):
             for split, place in data.places.items():
                 say(row("note", f"{SPLIT_WORDS[split]} images are kept {place}"))
             say(row("training", _length(trainer, data)))
-            if (warmup := _whole_warmup(trainer, pl_module)) is not None:
-                say(row("note", warmup))
+            if note:
+                say(row("note", note))
         if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             self._begin()  # within max_time there would be less time to train
 
@@ -252,17 +256,22 @@ def _steps(trainer: Trainer) -> tuple[int, int]:
     return per_epoch, total
 
 
-def _whole_warmup(trainer: Trainer, module: LightningModule) -> str | None:
-    """Returns a note where the learning rate only rises, as in a short trial of a config for longer training."""
-    if not isinstance(module, ViTClassifier):
-        return None
-    config, (per_epoch, total) = module.optimizer_config, _steps(trainer)
+def _check_warmup(trainer: Trainer, module: LightningModule, experiment: Experiment) -> str:
+    """Returns a note where the learning rate only rises; empty where it does not.
+
+    Raises:
+        UserError: the warm-up of a new run is longer than its training, in another unit than the config's.
+    """
+    per_epoch, total = _steps(trainer)
+    config = module.optimizer_config if isinstance(module, ConfiguredOptimizer) else OptimizerConfig()
     if not total or config.count_warmup(total_steps=total, steps_per_epoch=per_epoch) < total:
-        return None
+        return ""
+    if not trainer.global_step:
+        epochs = total / per_epoch if per_epoch else None
+        refuse(warmup_problems(experiment.trainer, config, epochs=epochs, steps=total))
     given = next(name for name in ("warmup_steps", "warmup_fraction", "warmup_epochs") if getattr(config, name))
-    way_out = "a shorter one, or a longer training, lets it fall"
-    value = getattr(config, given)
-    return f"optimizer.{given}={value} is all of the training: the learning rate only rises ({way_out})"
+    text = f"optimizer.{given}={getattr(config, given)} is all of the training: the learning rate only rises"
+    return f"{text} (a shorter one, or a longer training, lets it fall)"
 
 
 def _epochs(number: float) -> str:

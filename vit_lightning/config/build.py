@@ -11,7 +11,13 @@ from lightning.pytorch import LightningModule, Trainer
 
 from vit_lightning.config.adapters import ADAPTERS, Chosen, read_loss, read_metrics, read_optimizer
 from vit_lightning.config.check_network import check_network
-from vit_lightning.config.check_values import average_problems, compiler_problems, monitor_problems, trainer_problems
+from vit_lightning.config.check_values import (
+    average_problems,
+    compiler_problems,
+    monitor_problems,
+    trainer_problems,
+    warmup_problems,
+)
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config
 from vit_lightning.config.foreign import OURS
@@ -98,6 +104,8 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
             with problems_of(reader, "", None):
                 teacher = make_teacher(settings["distillation"].teacher, data, trust=general.get("trust", False))
     reader.problems += [*trainer_problems(trainer.arguments), *average_problems(trainer, settings["ema"])]
+    if command == "fit" and not of_call.get("allowed_changes"):  # a run may be resumed for a shorter training
+        reader.problems += warmup_problems(trainer.arguments, settings["optimizer"])
     reader.problems += compiler_problems() if general.get("compile") and command in COMPILES else []
     if data is not None and module is not WRONG and not module.name:
         reader.problems += monitor_problems(trainer, settings["checkpoint"], _logged(data, metrics))

@@ -47,7 +47,7 @@ class OptimizerConfig:
             min_lr at the end; constant keeps lr. Also a class of torch.optim.lr_scheduler, or a function of step and
             total steps after the warm-up that returns a factor of lr, with its arguments.
         decay_fraction: fraction of training in which wsd decays.
-        warmup_epochs: epochs of linear warm-up from warmup_lr to lr; at most all of training.
+        warmup_epochs: epochs of linear warm-up from warmup_lr to lr; at most those of the training.
         warmup_steps: optimizer steps of warm-up, in place of warmup_epochs.
         warmup_fraction: warm-up as a fraction of training, in place of warmup_epochs.
         warmup_lr: learning rate before the first step of the warm-up.
@@ -123,6 +123,15 @@ class OptimizerConfig:
     def arguments(self) -> Collection[str] | None:
         """Arguments of the optimizer that a resumed run takes from the config; None for all values of its groups."""
         return None
+
+    def warmup_problems(self, *, epochs: float, steps: float) -> list[str]:
+        """Returns that the warm-up is longer than a training of so many epochs and steps; inf for no such end."""
+        return [
+            f"{name}={given} is longer than the training, {length:.4g} {unit}{'s' * (length != 1)} (give "
+            f"--optimizer.{name}=0, or a longer training)"
+            for name, length, unit in (("warmup_epochs", epochs, "epoch"), ("warmup_steps", steps, "step"))
+            if (given := getattr(self, name) or 0) > length
+        ]
 
     def count_warmup(self, *, total_steps: int, steps_per_epoch: int) -> int:
         """Returns the optimizer steps of the warm-up."""
