@@ -35,6 +35,8 @@ GOAL = (
 """Augmentation of cifar10_vit_small.yaml and optimizer of cifar10_cpu.yaml for cifar10_vit_tiny.yaml, 49,000 images."""
 SMALL = ("--trainer.max_epochs=2", "--optimizer.warmup_epochs=0", "--compile=false")
 SMALL_VIT = ("--model.emb_size=16", "--model.depth=2", "--model.num_heads=2")
+SMALL_FOLDER = ("--data.val_share=0.25",)
+SMALL_PHOTOGRAPHS = ("--data.image_size=32", "--data.batch_size=16", "--data.num_workers=2", "--data.test_share=0.25")
 
 
 def unpacked(files: Sequence[Path], folder: Path) -> Path:
@@ -114,10 +116,12 @@ def train(place: Place, config: str, images: str, flags: Sequence[str] = FAST, g
         Unfinished: it was told to end.
     """
     folder = place.folders[images]
-    if folder is None and not (place.small and goal):
-        raise Missing(f"--{images} FOLDER is not given")
     if place.small:
-        flags = (*flags, *SMALL, *(() if "resnet" in config else SMALL_VIT))
+        if images == "imagenet":
+            folder, flags = folder or drawn_photographs(place.runs / "photographs-60", 60), (*flags, *SMALL_PHOTOGRAPHS)
+        flags = (*flags, *SMALL, *(() if "resnet" in config else SMALL_VIT), *(SMALL_FOLDER if folder else ()))
+    elif folder is None:
+        raise Missing(f"--{images} FOLDER is not given")
     run = place.runs / (config.replace("/", "-") + ("-goal" if goal else ""))
     if not (run / "results.json").is_file():
         place.runs.mkdir(parents=True, exist_ok=True)
@@ -148,8 +152,6 @@ def faults(place: Place, chosen: str) -> Rows:
     test = REPOSITORY / "tests/faults/test_gpu.py"
     if not test.is_file():
         raise Missing("tests/faults is not there")
-    if place.small and "float32" not in chosen:
-        raise Missing("a trial runs float32 alone")
     command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "--import-mode=importlib", str(test)]
     environment = {**os.environ, "VITL_ACCELERATOR": "gpu" if place.on_gpu else "cpu"}
     done = subprocess.run([*command, "-k", chosen], cwd=REPOSITORY, env=environment, capture_output=True, text=True)

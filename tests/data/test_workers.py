@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes import Running
+from runs import REPOSITORY
 from torch.utils.data import DataLoader, Dataset
 
 from vit_lightning import Digits, UserError
@@ -72,6 +75,15 @@ def read_and_end(how: str) -> None:
             os.kill(pid, number)
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_that_were_asked_for_nothing_end_with_the_interpreter():
+    """Not in a fork, which ends otherwise: from Python 3.12 on an interpreter that ends starts no threads."""
+    script = "import torch, vit_lightning.data.batches as ours\n"
+    script += "workers = iter(ours.with_our_workers(torch.utils.data.DataLoader([7], num_workers=2)))\nnext(workers)"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("how", "seconds"), [("ends", PATIENCE + 2), ("killed", 3.0)])

@@ -360,15 +360,21 @@ class _Workers(_MultiProcessingDataLoaderIter):
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._has_ended, self._process = False, os.getpid()
         super().__init__(loader)
+        queues: list[Any] = [*self._index_queues]
+        if hasattr(self, "_pin_memory_thread"):
+            queues.append(self._worker_result_queue)
+        for queue in queues:  # a thread writes what ends its reader; an interpreter that ends starts none (Python 3.12)
+            if queue._thread is None:
+                queue._start_thread()
         # at exit, before multiprocessing waits for its children without any limit
         Finalize(self, _end, args=(weakref.ref(self),), exitpriority=10)
 
     def _shutdown_workers(self) -> None:
-        if os.getpid() != self._process:  # inherited by a worker of another loader, which must not end these
+        # what a worker of another loader has inherited must not end these
+        if self._has_ended or os.getpid() != self._process:
             return
-        if not self._has_ended:
-            self._has_ended = True
-            self._end_workers()
+        self._end_workers()
+        self._has_ended = True
         super()._shutdown_workers()
         # a thread that is still to end would close files by numbers that are those of others by then
         queues: list[Any] = self._index_queues
