@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import sys
 import threading
 import time
 import weakref
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -350,8 +352,15 @@ def with_our_workers(loader: Any) -> Any:
 
 def _begin(parent: int, then: Callable[[int], None] | None, worker: int) -> None:
     die_with(parent)
+    sys.excepthook = _show_fault
     if then is not None:
         then(worker)
+
+
+def _show_fault(kind: type[BaseException], fault: BaseException, trace: TracebackType | None) -> None:
+    """Shows what ends a thread, unless it is the main process that ends while it takes a tensor from a worker."""
+    if not issubclass(kind, ConnectionError | EOFError):
+        sys.__excepthook__(kind, fault, trace)
 
 
 class _Workers(_MultiProcessingDataLoaderIter):
