@@ -23,7 +23,6 @@ from vit_lightning.commands.model_card import model_card, name_of
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.errors import UserError, first_line, named
 from vit_lightning.limits import refuse
-from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import whole_folder, write_whole
 from vit_lightning.weights.convert import FAMILIES, to_reference
@@ -175,7 +174,7 @@ def write_hf(source: Source, folder: Path) -> None:
     """
     if source.vit is None:
         raise UserError(f"{type(source.network).__name__} is no ViT of ours (choose onnx or torch-export)")
-    with _other_forms(source.vit):
+    with _other_forms(source):
         tensors, config = to_reference(source.vit, family="hf", layout={"names": "disk"}, dropouts=False)
     names = source.class_names or [f"LABEL_{number}" for number in range(source.vit.num_classes)]
     config |= {"architectures": ["ViTForImageClassification"], "model_type": "vit", "dtype": "float32"}
@@ -189,15 +188,16 @@ def write_hf(source: Source, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _other_forms(vit: ViT) -> Iterator[None]:
+def _other_forms(source: Source) -> Iterator[None]:
     """Adds to the problems of one implementation which others, and which forms of export, have all of a ViT."""
     try:
         yield
     except UserError as error:
         others = []
+        assert source.vit is not None
         for family in FAMILIES:
             with contextlib.suppress(UserError):
-                to_reference(vit, family=family, dropouts=False)
+                to_reference(source.vit, family=family, dropouts=False)
                 others.append(family)
         families = f"all of it is in {', '.join(others)} (lightning convert --to={others[0]}), and" if others else ""
         way_out = f"{families} lightning export --to=onnx or torch-export takes any network".lstrip()
@@ -327,7 +327,7 @@ def _write_converted(source: Source, to: str, files: Sequence[Path]) -> float:
     assert vit is not None
     vit.float()
     dst = files[0]
-    with _other_forms(vit):
+    with _other_forms(source):
         tensors, config = to_reference(vit, family=to, dropouts=False)
     try:
         dst.parent.mkdir(parents=True, exist_ok=True)
