@@ -9,7 +9,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from vit_lightning import Digits, ViT, ViTClassifier
 from vit_lightning.metric_facts import METRICS, Accuracy, MetricFacts, goal_of, metric_names
-from vit_lightning.report.wording import unit_of
+from vit_lightning.report.units import unit_of
 
 
 def test_a_metric_is_added_by_one_row(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +19,11 @@ from vit_lightning.errors import UserError
 from vit_lightning.report.analysis import analyse
 from vit_lightning.report.checks import run_checks
 from vit_lightning.report.comparisons import compare
-from vit_lightning.report.forecast import Spread, measured_spread, tuning_luck, tuning_sentences
+from vit_lightning.report.forecast import Spread, forecast_sentences, measured_spread, tuning_luck, tuning_sentences
+from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import tuning_table
-from vit_lightning.report.wording import why_ended
+from vit_lightning.report.wording import at_the_end, why_ended
 from vit_lightning.storage.metrics import write_results
 
 PLAN: dict[str, Any] = {
@@ -229,7 +231,17 @@ def test_going_on_after_the_end_keeps_the_earlier_maxima(in_folder):
 
     study = carry_out(begin_with(max_seeds=6), noisy)
     assert verdicts(study) == [("mean", 6, "undecided")]
-    assert why_ended(compare(study)) == ": max_seeds=6 is reached; it may be raised"
+    assert why_ended(compare(study)) == ": max_seeds=6 is reached"
+    text = at_the_end(study, compare(study))
+    needed = re.fullmatch(r"nothing is left to run: max_seeds=6 is reached; about (\d+) would show 10 points", text)[1]
+    assert f" N{text[1:]}." in make_report(study).recommendation
+    longer = begin_with(max_seeds=8).study()
+    *_, runs, advice = forecast_sentences(longer, measured_spread(longer))
+    assert runs.endswith("; 12 runs ended, at most 4 left")
+    assert re.search(
+        r": raise compare.max_seeds to about \d+, or take, in a new plan, a larger compare.smallest", advice
+    )
+    assert f"compare.max_seeds to about {needed}, " in forecast_sentences(study, measured_spread(study))[-1]
     for most in (8, 12):
         study = carry_out(begin_with(max_seeds=most), noisy)
     assert (study.compare.max_seeds, study.compare.extended, study.plan_changed) == (12, (6, 8), [])

@@ -24,7 +24,8 @@ from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.schedule import analyses_of
 from vit_lightning.report.study import Run, written
-from vit_lightning.report.wording import unit_of, why_ended
+from vit_lightning.report.units import unit_of
+from vit_lightning.report.wording import at_the_end
 from vit_lightning.storage.folder import refuse_links, release, try_hold
 
 
@@ -112,7 +113,7 @@ def ablate(config: AblateConfig) -> None:
         timed, written = config.launcher == "local", not config.dry_run
         print("\n".join(forecast_lines(plan, ledger, workers, devices, timed=timed, written=written)), flush=True)
     else:
-        print(f"  nothing is left to run{why_ended(ledger.schedule.comparisons)}", flush=True)
+        print(f"  {at_the_end(ledger.study(), ledger.schedule.comparisons)}", flush=True)
     if config.dry_run:
         return
     if config.launcher == "slurm":

@@ -27,11 +27,9 @@ from vit_lightning.limits import problems_of, refuse
 from vit_lightning.metric_facts import facts_of, metric_names, with_own
 from vit_lightning.report.comparisons import most_seeds
 from vit_lightning.report.sequential import FIRST
-from vit_lightning.report.study import TUNING, Compare, combinations
+from vit_lightning.report.study import MOST_SEEDS, TUNING, Compare, combinations
 from vit_lightning.training.checkpoints import CheckpointConfig
 
-MOST_SEEDS = 1000
-"""Most seeds of a plan: the boundaries of so many analyses take a minute."""
 NOT_FOR_ARMS = {
     "config",
     "out",

@@ -12,7 +12,7 @@ from vit_lightning.report.analysis import Analysis
 from vit_lightning.report.comparisons import images_of
 from vit_lightning.report.configs import ConfigDifference, Configs
 from vit_lightning.report.study import Study, written
-from vit_lightning.report.wording import unit_of
+from vit_lightning.report.units import unit_of
 from vit_lightning.storage.folder import read_json
 
 HARDWARE = ("processor", "cores", "gpus", "threads", "python", "packages")

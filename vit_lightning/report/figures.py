@@ -20,7 +20,8 @@ from vit_lightning.config.files import word
 from vit_lightning.figures.style import COLOURS
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.study import Study
-from vit_lightning.report.wording import lines, reference, unit_of
+from vit_lightning.report.units import unit_of
+from vit_lightning.report.wording import lines, reference
 from vit_lightning.storage.metrics import read_metrics
 
 INK = "#010203"

@@ -12,11 +12,12 @@ import numpy as np
 from scipy import optimize, special
 
 from vit_lightning.metric_facts import facts_of
-from vit_lightning.notation import show_time
+from vit_lightning.notation import counted, show_time
 from vit_lightning.report.comparisons import ArmComparison, are_first, compare, design_of, read_predictions
+from vit_lightning.report.schedule import runs_left
 from vit_lightning.report.sequential import FIRST, Course, Flags, Spending, Values, at, follow, variances_by_others
-from vit_lightning.report.study import Compare, Study
-from vit_lightning.report.wording import unit_of
+from vit_lightning.report.study import MOST_SEEDS, Compare, Study
+from vit_lightning.report.units import unit_of
 
 POWER = 0.8
 """Probability of finding a difference, above which a study counts as able to show it."""
@@ -186,24 +187,57 @@ def forecast_sentences(study: Study, spread: Spread, seconds: float | None = Non
     who = "each arm is" if rules.arms == "baseline" else "one arm is"
     times = [] if seconds is None else [show_time(seconds * runs) for runs in sorted((alike.runs, differ.runs))]
     time = f": {' to '.join(dict.fromkeys(times))}" if times else ""
+    most = f"at most {arms * seeds}{time}"
+    if ended := {(run.arm, run.seed) for run in study.runs if run.state != "missing"}:
+        left = len(runs_left(study, compare(study), until_last=True))
+        most = f"{counted(len(ended), 'run')} ended, at most {left} left"
+        most += "" if seconds is None else f": at most {show_time(seconds * left)}"
     lines = [
         _source(spread, unit.rounded(spread.sd)),
         f"{seeds} seeds show an improvement of {unit.rounded(seen)} with {100 * POWER:.0f} % power, of {effect} with "
         f"{_percent(differ.better)}",
         f"about {alike.runs:.0f} runs if the arms are alike ({_percent(alike.answered)} of them answered), "
-        f"{differ.runs:.0f} runs if {who} better by {effect}; at most {arms * seeds}{time}",
+        f"{differ.runs:.0f} runs if {who} better by {effect}; {most}",
     ]
-    if short := shortfall(rules, arms, spread):
-        factor = (seen / rules.smallest_effect) ** 2
-        advice = f"{short}: raise compare.smallest_effect, or compare.max_seeds to about {_rounded(factor * seeds)}"
+    if short := shortfall(study, spread):
         images = spread.images if spread.disagreement is not None else None
-        lines.append(advice + (f", or take about {_rounded(factor * images):,} test images" if images else ""))
+        more = [f"take about {_rounded(_factor(study, spread) * images):,} test images"] if images else []
+        raised = needed_seeds(study, spread)
+        advice = [f"compare.max_seeds to about {raised}"] if raised <= MOST_SEEDS else []
+        if ended:  # what the plan promised stays
+            others = ["a larger compare.smallest_effect", *(text.removeprefix("take ") for text in more)]
+            advice = [*(f"raise {text}" for text in advice), f"take, in a new plan, {' or '.join(others)}"]
+        else:
+            advice = ["raise compare.smallest_effect", *advice, *more]
+        lines.append(f"{short}: {', or '.join(advice)}")
     return [*lines, *tuning_sentences(study, spread)]
 
 
-def shortfall(rules: Compare, arms: int, spread: Spread) -> str:
+def _factor(study: Study, spread: Spread) -> float:
+    """Returns how many times as many results as those of all its seeds show a study's smallest effect."""
+    rules = study.compare
+    return (visible(rules, len(study.arms), spread) / rules.smallest_effect) ** 2
+
+
+def needed_seeds(study: Study, spread: Spread) -> int:
+    """Returns about how many seeds show a study's smallest effect."""
+    return _rounded(_factor(study, spread) * study.compare.max_seeds)
+
+
+def more_seeds(study: Study) -> str:
+    """Says, behind what a study could not answer, how many seeds would."""
+    spread = measured_spread(study)
+    if spread is None or _factor(study, spread) <= 1:
+        return "; it may be raised"
+    effect, needed = unit_of(study.compare.metric).plain(study.compare.smallest_effect), needed_seeds(study, spread)
+    most = "" if needed <= MOST_SEEDS else f", more than a plan may have ({MOST_SEEDS})"
+    return f"; about {needed} would show {effect}{most}"
+
+
+def shortfall(study: Study, spread: Spread) -> str:
     """Says plainly what a study shows if that is not its smallest effect; an empty text if it is."""
-    unit, seen = unit_of(rules.metric), visible(rules, arms, spread)
+    rules = study.compare
+    unit, seen = unit_of(rules.metric), visible(rules, len(study.arms), spread)
     if seen <= rules.smallest_effect:
         return ""
     runs = "these runs can show"

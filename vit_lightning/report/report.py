@@ -100,5 +100,5 @@ def _forecasts(analysis: Analysis) -> list[str]:
     chosen = [] if study.tuning is None else [*study.tuning.chosen.values()]
     said = tuning_sentences(study, spread) if any(values != chosen[0] for values in chosen) else []
     if spread is not None and not open_now:
-        said = [shortfall(study.compare, len(study.arms), spread), *said]
+        said = [shortfall(study, spread), *said]
     return [f"{text[0].upper()}{text[1:]}." for text in said if text]

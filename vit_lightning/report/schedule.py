@@ -35,6 +35,18 @@ def analyses_of(compare: Compare) -> tuple[int, ...]:
     return design_of(compare, 2).analyses
 
 
+def runs_left(study: Study, comparisons: Sequence[ArmComparison], *, until_last: bool = False) -> set[tuple[str, int]]:
+    """Returns arms and seeds of the runs that comparisons need for their next analyses, or for their last."""
+    ended = {(run.arm, run.seed) for run in study.runs if run.state != "missing"}
+    needed = {
+        (arm, seed)
+        for one in comparisons
+        for arm in (one.arm, one.other)
+        for seed in study.seeds[: one.seeds_for(one.design.max_pairs if until_last else one.next or one.n)]
+    }
+    return needed - ended
+
+
 def make_schedule(study: Study) -> Schedule:
     """Plans the runs of a study's next analyses.
 

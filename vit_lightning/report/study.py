@@ -16,6 +16,9 @@ from typing import Any, Literal
 from vit_lightning.config.files import word
 from vit_lightning.report.sequential import Answer, Spending
 
+MOST_SEEDS = 1000
+"""Most seeds of a plan: the boundaries of so many analyses take a minute."""
+
 
 @dataclass(frozen=True)
 class Compare:
@@ -25,7 +28,7 @@ class Compare:
         metric: test metric, measured once at the end of a run.
         smallest_effect: smallest difference that would matter, in the metric's own units (0.005 is half a point of
             accuracy).
-        max_seeds: seeds of the last analysis, at least 6; arms that are decided earlier get fewer. Up to half as many
+        max_seeds: seeds of the last analysis, 6 to 1000; arms that are decided earlier get fewer. Up to half as many
             more replace seeds of which a run has failed.
         alpha: probability of any false claim in the study, over all arms and all analyses.
         arms: baseline compares each arm with the baseline; pairs, all arms with each other; best looks for the arms

@@ -16,8 +16,9 @@ from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.checks import Check
 from vit_lightning.report.configs import ConfigDifference
 from vit_lightning.report.study import Study
+from vit_lightning.report.units import MINUS, NONE, unit_of
 from vit_lightning.report.variance import estimate
-from vit_lightning.report.wording import MINUS, NONE, PLUS_MINUS, Line, lines, named, reference, show_p, unit_of
+from vit_lightning.report.wording import PLUS_MINUS, Line, lines, named, reference, show_p
 from vit_lightning.storage.folder import to_csv
 
 COSTS = ("train_seconds", "seconds", "images_per_second", "peak_memory_mb")

@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vit_lightning.config.files import word
-from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.comparisons import ArmComparison
+from vit_lightning.report.forecast import more_seeds
+from vit_lightning.report.schedule import runs_left
 from vit_lightning.report.sequential import KEPT, UNLIKELY
 from vit_lightning.report.study import Run, Study
+from vit_lightning.report.units import NONE, unit_of
 from vit_lightning.report.variance import highest_rate, unlike_spreads
 
-NONE = "\N{EN DASH}"
-"""Stands where there is no number."""
-MINUS, PLUS_MINUS = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}"
+PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 FEW = 3
 """Arms that a sentence names; more are counted."""
 PHRASES = {
@@ -48,53 +48,6 @@ OUTCOMES = {
     "failed": "failed",
 }
 """Meaning of verdicts and ranks; others are open."""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Notation of a metric: fractions as percentages, others as they are."""
-
-    scale: float = 1.0
-    digits: int = 4
-    points: str = ""
-    """Unit of a difference: percentages differ by points."""
-    sign: str = ""
-    """Unit of a value."""
-
-    def label(self, name: str) -> str:
-        """Returns a name of values with their unit."""
-        return f"{name} ({self.sign.strip()})" if self.sign else name
-
-    def difference_label(self, name: str) -> str:
-        """Returns a name of differences with their unit."""
-        return f"{name} ({self.points.strip()})" if self.points else name
-
-    def value(self, number: float, sign: str = "") -> str:
-        return NONE if math.isnan(number) else f"{self.scale * number:{sign}.{self.digits}f}".replace("-", MINUS)
-
-    def signed(self, number: float) -> str:
-        return self.value(number, "+" if number else "")
-
-    def difference(self, number: float) -> str:
-        """Writes a difference with its unit."""
-        return self.signed(number) + self.points
-
-    def interval(self, low: float, high: float) -> str:
-        return NONE if math.isnan(low) else f"{self.signed(low)} to {self.signed(high)}"
-
-    def plain(self, number: float) -> str:
-        shown = f"{self.scale * number:.6g}"
-        return shown + (self.points.removesuffix("s") if shown == "1" else self.points)
-
-    def rounded(self, number: float) -> str:
-        """Writes a number with two significant digits."""
-        return self.plain(float(f"{number:.2g}"))
-
-
-def unit_of(metric: str) -> Unit:
-    """Returns the notation of a metric."""
-    facts = facts_of(metric)
-    return Unit(100.0, 2, " points", " %") if facts is not None and facts.percent else Unit()
 
 
 def show_p(p: float) -> str:
@@ -326,7 +279,14 @@ def why_ended(comparisons: Sequence[ArmComparison]) -> str:
         chance = f"an answer by {most} seeds has a chance below {show_fraction(UNLIKELY)}"
         return f": after {listed([*map(str, pairs)])} pairs {chance}"
     reached = any(one.next is None and not one.decided for one in comparisons)
-    return f": max_seeds={most} is reached; it may be raised" if reached else ""
+    return f": max_seeds={most} is reached" if reached else ""
+
+
+def at_the_end(study: Study, comparisons: Sequence[ArmComparison]) -> str:
+    """Says that nothing is left to run, why, and what would answer what is undecided."""
+    why = why_ended(comparisons)
+    asked = why and any(one.verdict == "undecided" and one.analysis is not None for one in comparisons)
+    return f"nothing is left to run{why}{more_seeds(study) if asked else ''}"
 
 
 def _failed(analysis: Analysis, name: str) -> str:
@@ -349,14 +309,7 @@ def _price(analysis: Analysis, one: ArmComparison) -> str:
 
 def _cost(analysis: Analysis, comparisons: Sequence[ArmComparison], *, until_last: bool = False) -> tuple[int, float]:
     """Returns number and seconds of the runs that comparisons need for their next analyses, or for their last."""
-    states = {(run.arm, run.seed): run.state for run in analysis.study.runs}
-    needed = {
-        (arm, seed)
-        for one in comparisons
-        for arm in (one.arm, one.other)
-        for seed in one.study.seeds[: one.seeds_for(one.design.max_pairs if until_last else one.next or one.n)]
-        if states.get((arm, seed), "missing") == "missing"
-    }
+    needed = runs_left(analysis.study, comparisons, until_last=until_last)
     return len(needed), _seconds(analysis, [arm for arm, _ in needed])
 
 
@@ -386,7 +339,7 @@ def recommendation(analysis: Analysis) -> str:
         return f"{text}. Continue with {command(study)}"
     text = _choice(analysis)
     if not blocked:
-        return f"{text} Nothing is left to run{why_ended(analysis.comparisons)}."
+        return f"{text} N{at_the_end(study, analysis.comparisons)[1:]}."
     failed = [run for one in blocked for run in one.failed]
     again = [run for one in blocked for run in _retried(one)]
     arms = few(list(dict.fromkeys(run.arm for run in again or failed)))
