@@ -32,8 +32,11 @@ def test_the_chinese_notebook_has_the_same_code(path):
 
 
 @pytest.mark.parametrize("path", ENGLISH, ids=lambda path: path.stem)
-def test_a_notebook_begins_with_the_line_that_installs(path):
-    assert read_code(path)[0].source.startswith("# %pip install -q vit-lightning")
+def test_a_notebook_begins_with_the_lines_that_install(path):
+    """From the clone in which it is opened, in whichever folder; from an index of packages once it is published."""
+    first, second, *_ = read_code(path)[0].source.splitlines()
+    assert first.startswith('# %pip install -q "$(git rev-parse --show-toplevel)" ')
+    assert second.startswith("# %pip install -q vit-lightning ")
 
 
 @pytest.mark.parametrize("path", ENGLISH, ids=lambda path: path.stem)

@@ -29,15 +29,13 @@ LAYER = "encoder.0.attention.fn.attention.qkv.weight"
 
 
 def lines(axis: Axes, rows: list[dict[str, Any]], *names: str) -> None:
-    """Draws values over steps; those of a split in its colour and dash."""
-    for number, name in enumerate(names):
-        colour, dash = SPLITS.get(name.split("/")[0], (2 + number, "solid"))
+    """Draws values of splits over steps, each in its colour and dash."""
+    for name in names:
+        colour, dash = SPLITS[name.split("/")[0]]
         points = [(row["_step"], row[name]) for row in rows if name in row]
-        axis.plot(*zip(*points, strict=True), color=COLOURS[colour], linestyle=DASHES[dash], label=name, linewidth=1)
-    axis.set_title(", ".join(names), fontsize=7)
-    axis.tick_params(labelsize=6)
-    if len(names) > 1:
-        axis.legend(fontsize=6, frameon=False)
+        axis.plot(*zip(*points, strict=True), color=COLOURS[colour], linestyle=DASHES[dash], label=name)
+    axis.set_xlabel("step")
+    axis.legend(frameon=False)
 
 
 def histograms(axis: Axes, rows: list[dict[str, Any]], name: str, bins: int = 24) -> None:
@@ -51,116 +49,78 @@ def histograms(axis: Axes, rows: list[dict[str, Any]], name: str, bins: int = 24
         shares.append(np.histogram(middles, edges, weights=counts / counts.sum())[0])
     extent = (found[0][0], found[-1][0], low, high)
     axis.imshow(np.sqrt(np.array(shares).T), origin="lower", aspect="auto", extent=extent, cmap="Blues")
-    axis.set_title(name, fontsize=7)
-    axis.tick_params(labelsize=6)
+    axis.set_title(name.replace("attention", "\nattention", 1))
+    axis.set_xlabel("step")
 
 
-def picture(axis: Axes, file: Path, name: str) -> None:
-    axis.imshow(np.asarray(Image.open(file).convert("RGB")))
-    axis.set_title(name, fontsize=7)
-    axis.axis("off")
+def confusion(axis: Axes, counts: list[list[Any]]) -> None:
+    """Draws the counts of an interactive confusion matrix."""
+    names = sorted({row[0] for row in counts} | {row[1] for row in counts})
+    cells = np.zeros((len(names), len(names)))
+    for label, predicted, count in counts:
+        cells[names.index(label), names.index(predicted)] = count
+    axis.imshow(cells, cmap="Blues")
+    axis.set_xticks(range(len(names)), names)
+    axis.set_yticks(range(len(names)), names)
+    axis.set_title("validation/confusion\n(interactive in W&B)")
 
 
-def predictions(axis: Axes, table: dict[str, Any], staged: dict[str, str], folder: Path) -> None:
+def predictions(axis: Axes, table: dict[str, Any], staged: dict[str, str], most: int = 4) -> None:
     """Draws rows of a table, those of the last epoch, errors first."""
     last = [row for row in table["data"] if row[0] == table["data"][-1][0]]
-    rows = sorted(last, key=lambda row: (row[5], row[6]))[:5]
-    shown = [[*(str(cell) for cell in row[:2]), "", *(str(cell) for cell in row[3:6]), f"{row[6]:.2f}"] for row in rows]
+    rows = sorted(last, key=lambda row: (row[5], row[6]))[:most]
+    epoch, _, *names = table["columns"]  # the second is the number of the image
+    shown = [[str(row[0]), "", *map(str, row[3:6]), f"{row[6]:.2f}"] for row in rows]
     axis.axis("off")
-    drawn = axis.table(shown, colLabels=table["columns"], loc="center", cellLoc="center", bbox=(0, 0, 1, 1))
+    drawn = axis.table(shown, colLabels=[epoch, *names], loc="center", cellLoc="center", bbox=(0, 0, 1, 1))
     drawn.auto_set_font_size(False)
-    drawn.set_fontsize(7)
     for number, row in enumerate(rows):
-        place = (2.05 / 7, 1 - (number + 1.95) / 6, 0.9 / 7, 0.9 / 6)
-        inner = axis.inset_axes(place)
-        inner.imshow(np.asarray(Image.open(folder / staged[row[2]["path"]]).convert("RGB")))
+        inner = axis.inset_axes((1.05 / 6, 1 - (number + 1.95) / (most + 1), 0.9 / 6, 0.9 / (most + 1)))
+        inner.imshow(np.asarray(Image.open(staged[row[2]["path"]]).convert("RGB")))
         inner.axis("off")
-    title = (
-        f"validation/predictions: {len(table['data'])} rows, here {len(rows)} of epoch {last[0][0]}, the doubtful first"
-    )
-    axis.set_title(title, fontsize=7)
+    axis.set_title(f"validation/predictions: {most} of {len(table['data'])} rows")
 
 
 def draw(run: Path) -> Figure:
-    """Draws what the last offline record of a run holds."""
+    """Draws what the last offline record of a run holds, to be read at 420 pixels too."""
     (file,) = sorted((run / "wandb").glob("offline-run-*/*.wandb"))[-1:]
     told = read_wandb_file(file)
-    rows, files = told["rows"], file.parent / "files"
-    staged = {
-        path: local for found in told["artifacts"].values() for one in found for path, local in one["files"].items()
-    }
-
-    def last(name: str) -> Any:
-        return [row[name] for row in rows if name in row][-1]
-
-    def table_of(name: str) -> dict[str, Any]:
-        return json.loads((files / last(name)["path"]).read_text(encoding="utf-8"))
-
-    figure = Figure(figsize=(13, 12), layout="constrained")
-    grid = figure.add_gridspec(5, 4, height_ratios=[1, 1.15, 1, 1.2, 0.4])
+    rows, kept = told["rows"], told["artifacts"].values()
+    staged = {path: local for found in kept for one in found for path, local in one["files"].items()}
+    counts = [row["validation/confusion_table"]["path"] for row in rows if "validation/confusion_table" in row][-1]
+    figure = Figure(figsize=(6, 8.8), layout="constrained")
+    grid = figure.add_gridspec(4, 2, height_ratios=[1, 1.1, 1.1, 0.45])
     lines(figure.add_subplot(grid[0, 0]), rows, "train/loss", "val/loss")
     lines(figure.add_subplot(grid[0, 1]), rows, "train/acc", "val/acc")
-    lines(figure.add_subplot(grid[0, 2]), rows, "optim/grad_norm", "optim/update_norm")
-    lines(figure.add_subplot(grid[0, 3]), rows, "speed/images_per_second")
-    places = {"validation": grid[1, :2], "confusion": grid[1, 2], "attention": grid[1, 3]}
-    for name, place in places.items():
-        picture(figure.add_subplot(place), files / last(f"images/{name}")["path"], f"images/{name}")
-    confusion = table_of("validation/confusion_table")["data"]
-    names = sorted({row[0] for row in confusion} | {row[1] for row in confusion})
-    cells = np.zeros((len(names), len(names)))
-    for label, predicted, count in confusion:
-        cells[names.index(label), names.index(predicted)] = count
-    axis = figure.add_subplot(grid[2, 0])
-    axis.imshow(cells, cmap="Blues")
-    axis.set_xticks(range(len(names)), names, fontsize=6)
-    axis.set_yticks(range(len(names)), names, fontsize=6)
-    axis.set_title("validation/confusion (interactive)", fontsize=7)
-    axis = figure.add_subplot(grid[2, 1])
-    axis.plot([0, 1], [0, 1], color="0.8", linewidth=1)
-    axis.plot(
-        *zip(*(row[:2] for row in table_of("validation/calibration_table")["data"]), strict=True), "o-", markersize=3
-    )
-    axis.set_title("validation/calibration (interactive)", fontsize=7)
-    axis.tick_params(labelsize=6)
-    histograms(figure.add_subplot(grid[2, 2]), rows, f"weights/{LAYER}")
-    histograms(figure.add_subplot(grid[2, 3]), rows, f"gradients/{LAYER}")
+    histograms(figure.add_subplot(grid[1, 0]), rows, f"gradients/{LAYER}")
+    confusion(figure.add_subplot(grid[1, 1]), json.loads((file.parent / "files" / counts).read_text())["data"])
     table = json.loads(Path(staged["validation/predictions.table.json"]).read_text(encoding="utf-8"))
-    predictions(figure.add_subplot(grid[3, :3]), table, staged, Path())
-    histograms(figure.add_subplot(grid[3, 3]), rows, "images/confidence", bins=20)
-    axis = figure.add_subplot(grid[4, :])
+    predictions(figure.add_subplot(grid[2, :]), table, staged)
+    axis = figure.add_subplot(grid[3, :])
     axis.axis("off")
-    axis.text(0, 1, words(told), fontsize=8, va="top", family="monospace", transform=axis.transAxes)
-    figure.suptitle("One run in W&B, drawn from its offline records: this is no screenshot of W&B", fontsize=11)
+    axis.text(0, 1, words(told), va="top", transform=axis.transAxes).set_in_layout(False)
+    figure.suptitle("One run in W&B, drawn from its offline records:\nthis is no screenshot of W&B")
     return figure
 
 
 def words(told: dict[str, Any]) -> str:
-    """Returns summary, artifacts and the kinds of keys in words."""
+    """Returns values of the summary, the aliases of checkpoints and the number of keys in words."""
     summary = told["summary"]
     kept = {f"{name}.{kind}": value for name in ("val/acc", "val/loss") for kind, value in summary[name].items()}
-    kept |= {name: summary[name] for name in ("test/acc", "test/ece", "parameters", "best_step")}
-    models = [
-        f"{name}:{'/'.join(one['aliases'])}"
-        for name, found in told["artifacts"].items()
-        for one in found
-        if one["type"] == "model"
-    ]
-    keys = sorted({name for row in told["rows"] for name in row if not name.startswith("_")})
-    kinds: dict[str, int] = {}
-    for name in keys:
-        kind = name.partition("/")[0] if "/" in name else "others"
-        kinds[kind] = kinds.get(kind, 0) + 1
-    system = sorted({name.partition(".")[0] for row in told["stats"] for name in row})
+    models = [one for found in told["artifacts"].values() for one in found if one["type"] == "model"]
+    aliases = {alias for one in models for alias in one["aliases"]}
+    keys = {name for row in told["rows"] for name in row if not name.startswith("_")}
     return "\n".join(
         [
-            "summary    " + ", ".join(f"{name} {value:.4g}" for name, value in kept.items()),
-            "artifacts  " + ", ".join(models),
-            "keys       " + ", ".join(f"{kind} {count}" for kind, count in kinds.items()) + f": {len(keys)} in all",
-            "system     " + ", ".join(system) + ", each 10 s; and console, config, commit, versions, hardware",
+            "summary: " + ", ".join(f"{name} {value:.3g}" for name, value in kept.items() if "best" not in name),
+            ", ".join(f"{name} {summary[name]:.3g}" for name in ("best_step", "test/acc", "test/ece")),
+            f"artifacts: {len(models)} checkpoints ({', '.join(sorted(aliases))}), the table",
+            f"{len(keys)} keys in all; system metrics, console, config, commit",
         ]
     )
 
 
 if __name__ == "__main__":
     matplotlib.use("agg")
-    draw(Path(sys.argv[1])).savefig(sys.argv[2], dpi=110)
+    matplotlib.rcParams.update({"font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9})
+    draw(Path(sys.argv[1])).savefig(sys.argv[2], dpi=200)
