@@ -121,8 +121,8 @@ def prepared(tmp_path_factory, trained):
     from vit_lightning import ViT, to_reference
 
     folder = tmp_path_factory.mktemp("guide")
-    for run in ("digits/RUN", "digits/OTHER", "imagefolder/RUN"):
-        shutil.copytree(trained[0], folder / "runs" / run)
+    for run in ("runs/digits/RUN", "runs/digits/OTHER", "runs/imagefolder/RUN", "SOURCE"):
+        shutil.copytree(trained[0], folder / run)
     for place in (
         "DIR/train/cat",
         "DIR/train/dog",
@@ -162,6 +162,14 @@ def test_plans_of_the_guide_are_accepted(in_folder):
     plans = [read_plan(write(in_folder / "plan.yaml", text)) for text in PLANS]
     assert [len(plan.arms) for plan in plans] == [3, 3, 4]
     assert yaml.safe_load(PLANS[0]) == yaml.safe_load(PLANS[1]), "the plan of the README and that of its page"
+
+
+def test_mistakes_are_printed_as_the_guide_shows(capsys):
+    shown = re.search(
+        r"```console\n\$ lightning (.*?)\n(.*?)```", (REPOSITORY / "notebooks/configs.md").read_text(), re.DOTALL
+    )
+    assert main(shlex.split(shown[1])) == 2
+    assert capsys.readouterr().err == shown[2]
 
 
 @pytest.mark.parametrize("words", [words for words in COMMAND_LINES if words[0] in FREE], ids=" ".join)
@@ -233,6 +241,9 @@ def test_commands_in_the_text_have_the_options_that_they_show():
                     assert name in known or name.partition(".")[0] in {"help", *option_groups()}, f"{page.name}: {line}"
 
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
 class Page(HTMLParser):
     """Anchors and links of a page of the site."""
 
@@ -278,3 +289,8 @@ def test_the_site_builds_strictly_and_asks_nothing_of_other_servers(tmp_path):
     index = (tmp_path / "site/search/search_index.js").read_text()
     assert "optimizer.layer_decay" in index
     assert "compare.smallest_effect" in index  # a field of a group of a plan
+    if CHROMIUM:  # opened as a file, without a server
+        options = ["--headless", "--no-sandbox", f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=15000"]
+        page = (tmp_path / "site/index.html").as_uri() + "?q=SIGINT"
+        found = subprocess.run([CHROMIUM, *options, "--dump-dom", page], capture_output=True, text=True, timeout=120)
+        assert "runs.html?h=sigint#what-holds-when-a-run-is-killed" in found.stdout

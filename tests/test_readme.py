@@ -63,7 +63,10 @@ def test_the_commands_of_the_front_page_run(in_folder, capsys):
     (in_folder / "pooling.yaml").write_text(plan)
     capsys.readouterr()
     assert main(planned.split()) == 0
-    assert "3 arms of digits_short" in capsys.readouterr().out
+    printed = {shape(line) for line in capsys.readouterr().out.splitlines()}
+    assert any("0 arms of digits_short" in line for line in printed)
+    guide = (REPOSITORY / "notebooks/ablations.md").read_text()
+    assert {shape(line) for line in re.search(r"```text\n(.*?)```", guide, re.DOTALL)[1].splitlines()} <= printed
 
 
 def test_the_five_lines_train_and_test(in_folder):
