@@ -123,17 +123,14 @@ def test_all_of_it_at_a_small_size(gpu, tmp_path):
         str(BENCHMARKS / "gpu.py"),
         "--device=cpu",
         "--small",
-        "--minutes=15",
+        "--minutes=25",
         f"--runs={tmp_path}",
     ]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
     assert done.returncode == 0, done.stdout + done.stderr
     state = [json.loads(file.read_text()) for file in (tmp_path / "gpu_trial").glob("*.json")]
     assert len(state) == len(gpu.ITEMS)
-    notes = [entry["note"] for entry in state if entry["status"] != "done"]
-    assert sorted(note.split(" ", 1)[-1] for note in notes) == 10 * ["FOLDER is not given"] + 3 * [
-        "trial runs float32 alone"
-    ]
+    assert not {entry.get("note") for entry in state if entry["status"] != "done"}
 
 
 @pytest.mark.full
@@ -141,7 +138,7 @@ def test_a_training_that_is_told_to_end_is_resumed(gpu, tmp_path, monkeypatch):
     import gpu_trainings
 
     monkeypatch.setattr(gpu_trainings, "SAVING", 0.0)
-    monkeypatch.setattr(gpu_trainings, "SMALL", (*gpu_trainings.SMALL, "--trainer.max_epochs=40"))
+    monkeypatch.setattr(gpu_trainings, "SMALL", ("--trainer.max_epochs=40", "--compile=false"))
 
     def train(seconds: float):
         place = gpu.Place(torch.device("cpu"), True, tmp_path, time.monotonic() + seconds, {"data": None})

@@ -33,7 +33,7 @@ GOAL = (
     *("--trainer.max_epochs=600", "--trainer.gradient_clip_val=null", "--trainer.check_val_every_n_epoch=20"),
 )
 """Augmentation of cifar10_vit_small.yaml and optimizer of cifar10_cpu.yaml for cifar10_vit_tiny.yaml, 49,000 images."""
-SMALL = ("--trainer.max_epochs=2", "--optimizer.warmup_epochs=0", "--compile=false")
+SMALL = ("--trainer.max_epochs=2", "--trainer.limit_train_batches=4", "--compile=false")
 SMALL_VIT = ("--model.emb_size=16", "--model.depth=2", "--model.num_heads=2")
 SMALL_FOLDER = ("--data.val_share=0.25",)
 SMALL_PHOTOGRAPHS = ("--data.image_size=32", "--data.batch_size=16", "--data.num_workers=2", "--data.test_share=0.25")

@@ -53,24 +53,30 @@ def resample(images: Tensor, rows: Tensor, columns: Tensor, *, reach: int | None
     If ``reach`` is given, all weights that are further from the diagonal are 0.
     """
     batch, channels, height, width = images.shape
-    across = _round(_product(images.reshape(batch, channels * height, width), columns, reach))
+    by_columns = _halves(columns)
+    by_rows = by_columns if rows is columns else _halves(rows)
+    across = _round(_product(images.reshape(batch, channels * height, width), by_columns, reach))
     across = across.reshape(batch, channels, height, -1).permute(0, 1, 3, 2)
-    both = _round(_product(across.reshape(batch, -1, height), rows, reach))
+    both = _round(_product(across.reshape(batch, -1, height), by_rows, reach))
     return both.reshape(batch, channels, -1, rows.shape[1]).permute(0, 1, 3, 2).to(torch.uint8).contiguous()
 
 
-def _product(pixels: Tensor, weights: Tensor, reach: int | None) -> Tensor:
-    """Multiplies pixels (b, n, k) and weights (b, m, k); exact in TF32 too, which holds 11 bits."""
-    pixels = pixels.to(torch.float32)
+def _halves(weights: Tensor) -> Tensor:
+    """Returns the upper and the lower 8 bits of weights (b, m, k), (b, m, 2, k): TF32 holds 11 bits."""
     upper = weights.div(256.0, rounding_mode="floor") * 256.0
-    halves = torch.stack([upper, weights - upper], dim=2).to(torch.float32)  # (b, m, 2, k)
+    return torch.stack([upper, weights - upper], dim=2).to(torch.float32)
+
+
+def _product(pixels: Tensor, halves: Tensor, reach: int | None) -> Tensor:
+    """Multiplies pixels (b, n, k) and the halves of weights (b, m, 2, k); exact in TF32 too."""
+    pixels = pixels.to(torch.float32)
 
     def block(results: slice, near: slice) -> Tensor:
         return torch.cat([pixels[..., near]] * 2, dim=-1) @ halves[:, results, :, near].flatten(2).transpose(1, 2)
 
     if reach is None:
         return block(slice(None), slice(None))
-    starts = range(0, weights.shape[1], 32)
+    starts = range(0, halves.shape[1], 32)
     return torch.cat([block(slice(s, s + 32), slice(max(0, s - reach), s + 32 + reach)) for s in starts], dim=-1)
 
 
