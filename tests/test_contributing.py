@@ -9,6 +9,7 @@ import types
 import pytest
 import torch
 from runs import REPOSITORY, example
+from test_architecture import MAY_IMPORT
 
 from vit_lightning import ViT, cli, from_reference, to_reference
 from vit_lightning.cli import COMMANDS, main
@@ -30,6 +31,11 @@ def unchanged_tables():
 @pytest.mark.parametrize("name", re.findall(r"<!-- (.*?) -->", TEXT))
 def test_an_example_is_under_20_lines(name):
     assert len([line for line in example(name).splitlines() if line]) < 20
+
+
+def test_its_rooms_may_import_what_the_rule_says():
+    rows = re.findall(r"^\| `(\w+)/` \|.*\| (.*) \|$", TEXT, re.MULTILINE)
+    assert {room: set(re.findall(r"\w+", rooms)) & set(MAY_IMPORT) for room, rooms in rows} == MAY_IMPORT
 
 
 def test_a_family_goes_out_and_comes_back():

@@ -27,14 +27,15 @@ td { max-width: 26rem; } .short { white-space: nowrap; }
 .better td:nth-child(2) { color: var(--good); } .worse td:nth-child(2) { color: var(--less); }
 .same td:nth-child(2) { color: var(--same); } .failed td:nth-child(2) { color: var(--bad); }
 @media (max-width: 640px) { .phone { display: block !important; } .screen { display: none !important; }
-  .answer { font-size: 1.25rem; } body { padding: .9rem; }
+  .answer { font-size: 1.25rem; } body { padding: .9rem; } }
+@media (max-width: 840px) {
   .verdicts table, .verdicts tbody, .verdicts caption { display: block; } .verdicts thead { display: none; }
   .verdicts tr { display: block; padding: .4rem 0; border-bottom: 1px solid var(--line); }
   .verdicts th, .verdicts td { display: inline; border: 0; padding: 0 .5rem 0 0; white-space: normal;
     overflow-wrap: anywhere; }
   .verdicts td.short:nth-child(n+3):not(:last-child) { display: inline-block; }
   .verdicts td:nth-child(2) { padding: 0; } .verdicts td:nth-child(2)::after { content: "\\A"; white-space: pre; }
-  .verdicts td:last-child { display: block; } .verdicts td.none { display: none; }
+  .verdicts td:last-child { display: block; max-width: none; } .verdicts td.none { display: none; }
   .verdicts td:nth-child(n+3)::before { content: attr(data-label) " "; color: var(--faint); } }
 @media print { body { font-size: 10.5pt; max-width: none; padding: 0; color: #000; background: #fff; }
   figure, tr { break-inside: avoid; } h2 { break-after: avoid; } .wide { overflow: visible; }
