@@ -3,10 +3,11 @@
     OMP_NUM_THREADS=1 python experiments/benchmarks/tracking.py [TRIPLES]
 
 Steps in turn have nothing but Lightning's row in ``metrics.jsonl``; a row of the Monitor too, both in W&B (offline); or
-histograms. Ends of epochs, with their validation, in turn have nothing; their rows in W&B; also pictures. Each three
-come in random order. Prints the processor time of each, with all threads of the process (median of the differences
-within three, 95 % interval by bootstrap over them), and what a run of ``digits.yaml`` has of them. W&B's own process is
-not in it, nor are the start and the end of a run.
+histograms. Ends of epochs, from the start of their validation to the first batch of the next epoch, in turn have
+nothing; their rows in W&B; also pictures. Each three come in random order. Epochs are short, so that there are many
+ends. Prints the processor time of each, with all threads of the process (median of the differences within three, 95 %
+interval by bootstrap over them), and what a run of ``digits.yaml`` has of them. W&B's own process is not in it, nor are
+the start and the end of a run.
 """
 
 from __future__ import annotations
@@ -24,12 +25,17 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from vit_lightning.commands.fit import make_run
 from vit_lightning.config.resolve import resolve
 from vit_lightning.figures.histograms import Histograms
-from vit_lightning.figures.validation_pictures import PICTURES, ValidationPictures
+from vit_lightning.figures.validation_pictures import ValidationPictures
+from vit_lightning.training.checkpoints import Checkpoints
 from vit_lightning.training.monitor import Monitor
 
 OF_STEP, OF_END = ("nothing", "row", "histograms"), ("nothing", "rows in W&B", "pictures")
 EPOCHS, STEPS = 120, 21
 """Epochs of ``digits.yaml``, and steps of each."""
+PICTURES = EPOCHS.bit_length() + 1
+"""Epochs with pictures: 1, 2, 4, 8, ..., and the last."""
+STEPS_HERE = 6
+"""Steps of an epoch of the benchmark."""
 EVERY = {"as in digits.yaml": 10, "by default": 50}
 """Steps between two rows."""
 HISTOGRAMS_EVERY = 100
@@ -53,23 +59,31 @@ class Turns(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         of = {type(callback): callback for callback in trainer.callbacks}  # type: ignore[attr-defined]
         self.monitor, self.pictures, self.histograms = (of[kind] for kind in (Monitor, ValidationPictures, Histograms))
+        of[Checkpoints]._save_best = lambda trainer: None  # else some ends would write a file, and others none
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._end()
-        self.kinds = OF_END if batch_idx == STEPS - 1 else OF_STEP
-        if not self.next[self.kinds]:
-            self.next[self.kinds] = self.draw.permutation(self.kinds).tolist()
-        self.kind = self.next[self.kinds].pop()
-        self.pictures.every_n_epochs = int(self.kind == "pictures")
+        self._begin(OF_STEP)
         self.histograms.every_n_steps = int(self.kind == "histograms")
         for name in ("on_before_optimizer_step", "on_train_batch_end"):
             method = getattr(Monitor, name).__get__(self.monitor) if self.kind == "row" else lambda *_: None
             setattr(self.monitor, name, method)
         self.since = time.process_time()
 
-    def _end(self) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        self._begin(OF_END)
+        self.pictures.every_n_epochs = int(self.kind == "pictures")
+        self.since = time.process_time()
+
+    def _begin(self, kinds: tuple[str, ...]) -> None:
+        """Keeps the time of what ends here, and draws the kind of what begins."""
         if self.since:
             self.seconds[self.kinds].append((self.kind, time.process_time() - self.since))
+        self.kinds = kinds
+        if not self.next[kinds]:
+            self.next[kinds] = self.draw.permutation(kinds).tolist()
+        self.kind = self.next[kinds].pop()
 
     def found(self, kinds: tuple[str, ...]) -> Found:
         """Returns the seconds of whole threes, but for the first ones, which warm up."""
@@ -85,7 +99,8 @@ def measure(triples: int) -> tuple[Found, Found]:
         "--wandb.mode=offline",
         "--trainer.enable_progress_bar=false",
     ]
-    experiment = resolve([*flags, f"--trainer.max_epochs={3 * triples + 4}", "--trainer.log_every_n_steps=1"])
+    lengths = {"max_epochs": 3 * triples + 4, "limit_train_batches": STEPS_HERE, "log_every_n_steps": 1}
+    experiment = resolve([*flags, *(f"--trainer.{name}={value}" for name, value in lengths.items())])
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(experiment, experiment.make_trainer_arguments(), Path(folder))
         run.mirror.start()
@@ -106,7 +121,7 @@ def shares(steps: Found, ends: Found, every: int) -> tuple[float, float]:
     count = EPOCHS * STEPS
     defaults = count / every * cost(steps, "row") + EPOCHS * cost(ends, "rows in W&B")
     defaults += PICTURES * cost(ends, "pictures", "rows in W&B")
-    run = EPOCHS * ((STEPS - 1) * np.median(steps["nothing"]) + np.median(ends["nothing"]))
+    run = EPOCHS * (STEPS * np.median(steps["nothing"]) + np.median(ends["nothing"]))
     return defaults / run, (defaults + count / HISTOGRAMS_EVERY * cost(steps, "histograms")) / run
 
 

@@ -105,7 +105,7 @@ def test_every_nth_and_the_last_epoch_have_pictures_and_training_is_the_same(tmp
 
 def test_several_validations_an_epoch_have_one_picture_and_a_full_disk_ends_nothing(tmp_path, monkeypatch):
     train(tmp_path, None, 11, val_check_interval=0.5, limit_train_batches=2, num_sanity_val_steps=0)
-    assert [*map(int, (name[6:10] for name in names(tmp_path) if name.endswith("json")))] == [2, 4, 6, 8, 10, 11]
+    assert [*map(int, (name[6:10] for name in names(tmp_path) if name.endswith("json")))] == [1, 2, 4, 8, 11]
     shutil.rmtree(tmp_path / "validation")
     monkeypatch.setattr("vit_lightning.figures.validation_pictures.write_whole", _full)
     with pytest.warns(UserWarning, match="no pictures of the validation: No space"):
@@ -127,8 +127,8 @@ def test_a_vit_has_pictures_of_its_inside_and_training_is_the_same(tmp_path):
     assert facts["effective_rank"] == pytest.approx(ranks.tolist(), abs=2e-3)
     drawn = Image.open(tmp_path / "a/validation/attention-0002.png")
     first = maps[0, 1] / maps[0, 1].max()
-    side = 112 + 2
-    pixels = [drawn.getpixel((2 * side + 28 * column + 5, 28 * row + 5)) for row, column in np.ndindex(4, 4)]
+    side = 64 + 2
+    pixels = [drawn.getpixel((2 * side + 16 * column + 5, 16 * row + 5)) for row, column in np.ndindex(4, 4)]
     colours = matplotlib.colormaps["viridis"]((255 * first).round().int().numpy(), bytes=True)[:, :3]
     assert np.abs(np.array(pixels) - colours).max() <= 2
     assert Image.open(tmp_path / "a/validation/positions-0002.png").size == (440, 440)

@@ -82,8 +82,8 @@ class ConfigOptions:
             all blocks of a ViT share one.
         matmul_precision: precision of products of float32 matrices: high allows TF32, medium bfloat16; by default that
             of torch.
-        pictures_every_n_epochs: epochs between two pictures of the validation in the run folder and W&B; by default so
-            that a run has about 10, and 0 for none.
+        pictures_every_n_epochs: epochs between two pictures of the validation in the run folder and W&B, 0 for none; by
+            default epochs 1, 2, 4, 8, ..., and the last.
         watchdog_minutes: minutes without a finished batch after which fit ends a run that hangs, with exit code 75, and
             with what hangs and all stacks on the screen and in the run folder; a first batch has three times as long,
             and ranks wait four times as long for one another where nothing tells that they hang; 0 for no watchdog.

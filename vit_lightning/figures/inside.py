@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -26,6 +26,8 @@ PALETTE = (255 * matplotlib.colormaps["viridis"](np.arange(256))[:, :3]).round()
 """Colours of a map from 0 to its largest value."""
 DASHES = ("-", "--", "-.", ":", *[(0, (1, gap)) for gap in range(2, 20)])
 """Of patches and of the tokens before them, such as the class token and registers."""
+SMALL = 64
+"""Largest side to which an image beside maps of attention is enlarged, in pixels."""
 DRAWN_POSITIONS = 7
 """Rows and columns of patches whose positions are compared with all others."""
 
@@ -56,15 +58,22 @@ def views(found: Survey, number: int) -> dict[str, Image.Image]:
 
 def attention_sheet(images: np.ndarray[Any, Any], maps: np.ndarray[Any, Any], columns: int) -> Image.Image:
     """Draws images (b, c, H, W), uint8, in a row each, with a map (b, l, n) for each layer beside it."""
-    side = max(1, CELL // max(images.shape[2:])) * np.array(images.shape[:1:-1])
-    picture = Image.new("RGB", tuple((side + 2) * (maps.shape[1] + 1, len(maps))), "white")
-    for row, (image, of_image) in enumerate(zip(images, maps, strict=True)):
-        pixels = image.transpose(1, 2, 0) if len(image) == 3 else image[0]
-        shown = [Image.fromarray(pixels), *(_coloured(of_layer[None, None], columns) for of_layer in of_image)]
-        for column, each in enumerate(shown):
-            place = tuple((side + 2) * (column, row))
-            picture.paste(each.convert("RGB").resize(tuple(side), Image.Resampling.NEAREST), place)
-    return picture
+    channels = images if images.shape[1] == 3 else images[:, :1].repeat(3, axis=1)
+    shares = maps / np.maximum(maps.max(axis=-1, keepdims=True), 1e-30)
+    shown = rearrange(PALETTE[(255 * shares).round().astype(np.uint8)], "b l (y x) c -> b l y x c", x=columns)
+    sides = [max(1, SMALL // max(images.shape[2:])) * size for size in images.shape[2:]]
+    tiles = [_stretched(each, sides) for each in (rearrange(channels, "b c y x -> b 1 y x c"), shown)]
+    spaced = np.pad(np.concatenate(tiles, axis=1), [(0, 0), (0, 0), (0, 2), (0, 2), (0, 0)], constant_values=255)
+    return Image.fromarray(rearrange(spaced, "b l y x c -> (b y) (l x) c"))
+
+
+def _stretched(pixels: np.ndarray[Any, Any], sides: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Returns images (b, l, rows, columns, c) with as many rows and columns as given, the nearest ones."""
+    rows, columns = (
+        ((np.arange(n) + 0.5) * size / n).astype(int) for n, size in zip(sides, pixels.shape[2:4], strict=True)
+    )
+    stretched: np.ndarray[Any, Any] = pixels.take(columns, axis=3).take(rows, axis=2)
+    return stretched
 
 
 def positions_sheet(similarity: np.ndarray[Any, Any]) -> Image.Image:

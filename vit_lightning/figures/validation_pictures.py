@@ -37,15 +37,13 @@ from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.metrics import json_number
 from vit_lightning.storage.wandb_mirror import WandbMirror
 from vit_lightning.storage.wandb_values import IMAGES
-from vit_lightning.training.callbacks import fits, gather, is_due, training_steps
+from vit_lightning.training.callbacks import fits, gather, is_due
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.ema import accuracy_without_average
 from vit_lightning.training.lightning_detours import logged_steps
 
 Array = np.ndarray[Any, Any]
 
-PICTURES = 10
-"""Number of epochs of a run that have pictures, about."""
 SAMPLE = 32
 """Largest number of images on a picture."""
 INSIDE = 8
@@ -55,7 +53,7 @@ CELLS = 10_000
 
 
 class ValidationPictures(Callback):
-    """Callback that writes pictures and numbers of the last validation in every n-th epoch, and in the last epoch.
+    """Callback that writes pictures and numbers of the last validation in epochs 1, 2, 4, 8, ..., and in the last one.
 
     They are of the predictions that the validation computes anyway, on all ranks. The validation step must return
     logits (b, classes), as ViTClassifier's does; without them nothing is written. In the run folder, for epoch 12
@@ -88,7 +86,8 @@ class ValidationPictures(Callback):
     Args:
         data: the data module.
         mirror: W&B.
-        every_n_epochs: epochs between two pictures; None for about ``PICTURES`` in the run, 0 for none.
+        every_n_epochs: epochs between two pictures, 0 for none; None for each power of two, since a network changes
+            most at first.
     """
 
     def __init__(self, data: ImageData, mirror: WandbMirror, every_n_epochs: int | None = None) -> None:
@@ -103,7 +102,8 @@ class ValidationPictures(Callback):
         self._parts, self._due = [], is_fit and self._is_due(trainer)
 
     def _is_due(self, trainer: Trainer) -> bool:
-        every = _spacing(trainer) if self.every_n_epochs is None else self.every_n_epochs
+        power = 1 << (trainer.current_epoch + 1).bit_length() - 1
+        every = power if self.every_n_epochs is None else self.every_n_epochs
         if not every or not is_due(trainer, every):
             return False
         left = trainer.num_training_batches - trainer.fit_loop.epoch_loop.batch_idx - 1
@@ -204,12 +204,6 @@ class ValidationPictures(Callback):
         shown = [number for number, index in enumerate(self._sample) if index in place]
         rows = table[[place[self._sample[number]] for number in shown]]
         return rows, None if self._images is None else self._images[shown]
-
-
-def _spacing(trainer: Trainer) -> int:
-    """Returns the epochs between two pictures for about ``PICTURES`` in the whole run; 10 if its length is unknown."""
-    per_epoch, total = training_steps(trainer, trainer.num_training_batches)
-    return 10 if math.isinf(total) else max(1, math.ceil(total / per_epoch / PICTURES))
 
 
 def _facts(table: Array, sample: Array, found: dict[str, Any]) -> dict[str, Any]:
