@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -157,6 +158,12 @@ def test_heads_that_were_assumed_are_said_at_the_start_of_a_run(place, in_folder
         assert "heads" not in text.out
     assert main(["fit", *flags, "--init_from=narrow.pth"]) == 2
     assert "the weights do not tell the number of heads: give --model.num_heads=..." in capsys.readouterr().err
+
+
+def test_checkpoints_that_tie_on_few_validation_images_are_named(place, in_folder, capsys):
+    fit(resolve(start(place, *MODEL, "--data.image_size=16", "--optimizer.lr=0", "--trainer.max_epochs=3", root="two")))
+    expected = r"^ties +3 of 3 validations have the best val/acc, \d\.\d{4}, on \d+ images: the first is kept$"
+    assert re.search(expected, capsys.readouterr().out, re.MULTILINE)
 
 
 def test_first_weights_draw_no_random_numbers(place):

@@ -43,7 +43,7 @@ from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import BEST, find_checkpoint, read_checkpoint
 from vit_lightning.storage.environment import write_diff, write_environment
 from vit_lightning.storage.folder import full_disk_named, is_first, log_warnings, new_folder, write_whole
-from vit_lightning.storage.metrics import MetricsFile, write_results
+from vit_lightning.storage.metrics import MetricsFile, read_metrics, write_results
 from vit_lightning.storage.wandb_mirror import DIFF, WandbMirror, run_id, run_of_agent
 from vit_lightning.training.callbacks import EpochMetrics, LearningRate, StepSeeds, Stopwatch, TestPredictions
 from vit_lightning.training.checkpoints import Checkpoints, refuse_full_disk
@@ -53,6 +53,9 @@ from vit_lightning.training.endings import StopOnSignal, Watchdog
 from vit_lightning.training.lightning_detours import count_as_trained, wait_at_most
 from vit_lightning.training.monitor import Monitor
 from vit_lightning.training.resources import forward_flops, keep_freed_memory, peak_memory_mb
+
+FEW_IMAGES = 100
+"""Validation images below which checkpoints that tie are named."""
 
 
 @dataclass
@@ -203,12 +206,24 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
             for path in sorted(folder.glob("*-profile*.txt")):
                 say(path.read_text(encoding="utf-8").strip())
         print_summary(folder, results)
+        say(_ties(experiment, folder))
         run.mirror.finish()
         write_results(folder, results)
     if left_out := sum(map(len, data.bad_images.values())):
         say(row("skipped", f"{counted(left_out, 'damaged image')}: {folder / BAD_IMAGES}"))
     say(run.mirror.hint())
     return results
+
+
+def _ties(experiment: Experiment, folder: Path) -> str:
+    """Says that the best checkpoint is one of several, where few validation images let them tie; else nothing."""
+    monitor, data = experiment.settings.checkpoint.monitor, experiment.data
+    count = data.image_count("val") if data.own_loaders else 0
+    values = [float(line[monitor]) for line in read_metrics(folder) if monitor in line] if count < FEW_IMAGES else []
+    best = {"max": max, "min": min}[experiment.settings.checkpoint.mode](values, default=0.0)
+    ties = values.count(best)
+    alike = f"{ties} of {counted(len(values), 'validation')} have the best {monitor}, {best:.4f}"
+    return row("ties", f"{alike}, on {counted(count, 'image')}: the first is kept") if ties > 1 else ""
 
 
 def _test(run: Run, results: Results) -> Results:
