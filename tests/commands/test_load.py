@@ -110,6 +110,7 @@ def test_what_is_no_image_is_named(trained, in_folder):
         r"takes tensors \(b, 1, 8, 8\), not \(b, 3x8x8\)": lambda: model.embed(torch.zeros(2, 3, 8, 8)),
         "images are torch.int64": lambda: model.embed(torch.zeros(2, 1, 8, 8, dtype=torch.int64)),
         "ndarray of float64 and shape": lambda: model.predict(np.zeros((8, 8))),
+        r"shape \(8, 8, 5\) is no image: .* with c 1, 3 or 4": lambda: model.predict(np.zeros((8, 8, 5), np.uint8)),
         "there are no images": lambda: model.predict([]),
         r"blocks=\(1,\) must be .* the network has 1, 0 the first": lambda: model.tokens(images, blocks=(1,)),
         r"blocks=3 must be a list of numbers of blocks": lambda: model.attention(images, 3),

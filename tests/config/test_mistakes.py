@@ -7,9 +7,11 @@ by ``place``; mistakes in other files are in the tests of what reads those.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,10 @@ from vit_lightning.cli import main
 COMMANDS = {
     "fit": "give a config: lightning fit --config digits (lightning configs lists",
     "fit --trainer.max_epochs=1": "give a config",
+    "fit --confg p.yaml": [
+        "confg=p.yaml: there is no such option (did you mean config?)",
+        "give a config: lightning fit",
+    ],
     "check-data": "give a config: lightning check-data --config digits",
     "summary": "give a config, as lightning summary --config digits, or a model, as --ckpt RUN_FOLDER",
     "train": "there is no command train, did you mean fit? (choose fit, validate, test, ",
@@ -448,9 +454,32 @@ def test_more_problems_than_fit_on_a_screen_are_counted(here, capsys):
     assert "and 18 more" in lines[-1]
 
 
-def test_a_damaged_image_shows_when_it_is_read(place, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(place)
+def test_damaged_images_are_named_before_there_is_a_run_folder(here, capsys, tmp_path):
     assert main(["fit", "images.yaml", "--data.root=damaged", f"--out={tmp_path / 'run'}"]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert re.search(r"damaged/train/b/\d+\.jpg: damaged image", said[0])
-    assert len(said) == 2
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert "10 damaged images: --data.on_bad_image=skip leaves damaged images out" in first
+    assert (
+        len([line for line in rest if re.search(r"damaged/train/b/\d+\.jpg: damaged image", line)]) == len(rest) == 10
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_packages_are_named_beside_all_other_mistakes(here, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    mistakes = ["--trainer.max_epochs=ten", "--modle.depth=3"]
+    assert main(["fit", "--config", "digits", "--lora.rank=2", *mistakes]) == 2
+    error = capsys.readouterr().err
+    assert "lora.rank=2 needs peft: pip install 'vit-lightning[lora]'" in error
+    assert "trainer.max_epochs=ten must be" in error
+    assert "modle: there is no such option (did you mean model?)" in error
+    assert main(["fit", "--config", "digits", "--model=timm.create_model", *mistakes]) == 2
+    assert (
+        "model.class_path=timm.create_model is not there (pip install 'vit-lightning[timm]')" in capsys.readouterr().err
+    )
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else find_spec(name))
+    assert main(["export", "--ckpt=nowhere", "--out=new", "--to=onnx"]) == 2
+    error = capsys.readouterr().err
+    assert "to=onnx needs onnxscript: pip install 'vit-lightning[export]'" in error
+    assert "ckpt=nowhere is neither a run folder nor a file" in error

@@ -329,6 +329,20 @@ def test_training_with_damaged_images_lists_them_once_in_the_run_folder(tmp_path
         fit(ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0), tmp_path)
 
 
+def test_damage_that_the_ends_of_files_show_is_named_before_a_training(tmp_path, monkeypatch):
+    bad = damaged_folder(tmp_path)
+    whole = bad[0].with_name("004.jpg")
+    whole.write_bytes(whole.read_bytes() + b"after the image")
+    Image.open(whole).save(tmp_path / "val" / "cat" / "whole.png")
+    short = tmp_path / "val" / "cat" / "short.png"
+    short.write_bytes((tmp_path / "val" / "cat" / "whole.png").read_bytes()[:60])
+    data = ImageFolder(root=tmp_path, image_size=8)
+    assert [text.split(": ")[0] for text in data.damaged_files()] == [*map(str, bad), str(short)]
+    assert ImageFolder(root=tmp_path, image_size=8, on_bad_image="skip").damaged_files() == []
+    monkeypatch.setattr("vit_lightning.data.image_files.SEEN_FILES", 99)
+    assert data.damaged_files() == []
+
+
 @pytest.mark.parametrize("skip", [False, True])
 def test_what_is_kept_in_memory_is_what_lies_on_disk(tmp_path, skip):
     damaged_folder(tmp_path) if skip else make_folder(tmp_path, "train", "val", "test")

@@ -57,8 +57,12 @@ def export(
         UserError: the model cannot be had, or not in this form, or its logits there differ from those of the source.
     """
     quiet()
-    _need(to)
-    source = open_model(ckpt, image_size=image_size, config=config, trust=trust)
+    missing = _missing(to)
+    try:
+        source = open_model(ckpt, image_size=image_size, config=config, trust=trust)
+    except UserError as error:
+        raise UserError([*missing, *error.problems]) from error
+    refuse(missing)
     _write_folder(source, out, to, f"ckpt={ckpt}, to={to}", license=license, resized=image_size is not None)
     return out
 
@@ -268,11 +272,11 @@ _FORMS: dict[Form, Callable[[Source, Path, Tensor], Callable[[Tensor], Tensor]]]
 """Functions that write a model and return what is read from its files again, by the value of ``--to``."""
 
 
-def _need(to: Form) -> None:
+def _missing(to: Form) -> list[str]:
+    """Returns the packages that a form needs and that are not installed, as a problem."""
     needed = ("onnx", "onnxruntime", "onnxscript") if to == "onnx" else ()
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"to={to} needs {', '.join(missing)}: pip install 'vit-lightning[export]'")
+    return [f"to={to} needs {', '.join(missing)}: pip install 'vit-lightning[export]'"] if missing else []
 
 
 def convert(
@@ -299,7 +303,8 @@ def convert(
     to = to.replace("-", "_")
     # weights, and the arguments of the constructor beside them; or the one folder
     files = (dst, dst.with_suffix(".json")) if dst.suffix else (dst,)
-    problems = [f"DST {path} is there already (choose a new one)" for path in files if path.exists()]
+    of_dst = dict(zip(files, ("", f", where the arguments of {dst} are to be"), strict=False))
+    problems = [f"DST {path} is there already{why} (choose a new one)" for path, why in of_dst.items() if path.exists()]
     if to == OURS:
         problems.append(f"to={OURS}: lightning export --ckpt={source} --to=safetensors writes our own names")
     elif to not in FAMILIES:

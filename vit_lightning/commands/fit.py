@@ -34,11 +34,13 @@ from vit_lightning.commands.tune import try_out, write_sweep
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files
 from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
+from vit_lightning.data.image_files import ImageFolder
 from vit_lightning.errors import UserError, foreign
 from vit_lightning.figures.curves import draw_curves
 from vit_lightning.figures.histograms import Histograms
 from vit_lightning.figures.test_report import interval, report_test
 from vit_lightning.figures.validation_pictures import ValidationPictures
+from vit_lightning.limits import refuse
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import BEST, find_checkpoint, read_checkpoint
 from vit_lightning.storage.environment import write_diff, write_environment
@@ -54,6 +56,7 @@ from vit_lightning.training.lightning_detours import count_as_trained, wait_at_m
 from vit_lightning.training.monitor import Monitor
 from vit_lightning.training.resources import forward_flops, keep_freed_memory, peak_memory_mb
 
+SKIPPED = "--data.on_bad_image=skip leaves damaged images out, lightning check-data lists them all"
 FEW_IMAGES = 100
 """Validation images below which checkpoints that tie are named."""
 
@@ -100,6 +103,8 @@ def fit(experiment: Experiment, *, wandb_sweep: Path | None = None) -> Results:
             return resumed.results
         trainer_arguments = experiment.make_trainer_arguments()  # first, so that a wrong callback leaves no folder
         if resumed is None:
+            damaged = experiment.data.damaged_files() if isinstance(experiment.data, ImageFolder) else []
+            refuse([f"{counted(len(damaged), 'damaged image')}: {SKIPPED}", *damaged] if damaged else [])
             folder = locks.enter_context(new_folder(experiment.out, parent_of(experiment), f"seed{experiment.seed}"))
             run = make_run(experiment, trainer_arguments, folder)
             write_whole(folder / "config.yaml", experiment.to_yaml())
@@ -261,8 +266,7 @@ def _ended_in_words(run: Run, *, is_new: bool) -> Iterator[None]:
             say(f"stopped; to resume: lightning fit --resume {run.folder}")
             fault.add_note("printed")
         if isinstance(fault, DamagedImage):
-            how = "--data.on_bad_image=skip leaves damaged images out, lightning check-data lists them all"
-            fault.problems.append(f"{how}; the run folder is {run.folder}")
+            fault.problems.append(f"{SKIPPED}; the run folder is {run.folder}")
         is_full = isinstance(fault.__cause__, OSError | RuntimeError)  # a disk, which may have space again
         is_mistake = type(fault) is UserError and not is_full and not run.trainer.global_step
         if is_new and is_mistake and is_first():

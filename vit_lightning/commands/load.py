@@ -291,9 +291,11 @@ def listed(images: Images) -> list[Path | Image.Image]:
 
 def _of_array(array: Any) -> Image.Image:
     pixels = np.asarray(array)
-    if isinstance(array, Tensor) or pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+    channels = pixels.shape[2] if pixels.ndim == 3 else 1
+    if isinstance(array, Tensor) or pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or channels not in (1, 3, 4):
         what = f"{type(array).__name__} of {getattr(array, 'dtype', 'no type')} and shape {tuple(np.shape(array))}"
-        raise UserError(f"{what} is no image: give a file, a PIL image, a uint8 array (H, W, c), or one tensor of all")
+        kinds = "a file, a PIL image, a uint8 array (H, W, c) with c 1, 3 or 4, or one tensor of all"
+        raise UserError(f"{what} is no image: give {kinds}")
     return Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
 
 

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any
 
 import vit_lightning
@@ -122,6 +123,8 @@ def hint_of_class(name: str, base: Any, home: str) -> str:
         home: module of classes that are named without one.
     """
     module, _, last = name.rpartition(".")
+    if module.partition(".")[0] == "timm" and find_spec("timm") is None:
+        return " (pip install 'vit-lightning[timm]')"
     ours = [] if module else own_classes(base)
     names = ours + _names_of(module or home)
     lower = last.lower()

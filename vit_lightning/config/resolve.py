@@ -10,9 +10,11 @@ from vit_lightning.config.check_values import secret_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, refuse_words, split_words
 from vit_lightning.config.merge import merge_all
+from vit_lightning.config.names import near
 from vit_lightning.config.options import TRAINED
 from vit_lightning.config.own_files import use_files
 from vit_lightning.config.shipped import CONFIG_FILES, find_config
+from vit_lightning.config.typed import unknown
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.storage.checkpoint_files import BEST, run_folder_of
@@ -61,7 +63,8 @@ def _words(arguments: Sequence[str], command: str) -> tuple[list[tuple[str, str]
     if command not in TRAINED and not named & {"config", "model", "data", "module"}:
         trained = " or --ckpt RUN_FOLDER" if command == "summary" else ""
         hint = "lightning configs lists those of the package"
-        raise UserError(f"give a config: lightning {command} --config digits{trained} ({hint})")
+        misspelt = [unknown(key, value, "", ("config",)) for key, value in flags if near(key, ("config",), 0.7)]
+        raise UserError([*misspelt, f"give a config: lightning {command} --config digits{trained} ({hint})"])
     return flags, tuple(Path(word) for word in words)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BytesIO
@@ -35,6 +36,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 """Formats that are tried, whatever the suffix; others are rare or could start other programs (EPS)."""
 MAX_BYTES = 200_000_000
 """Memory that decoding one image may take: 50 megapixels, or 25 in a mode that is converted."""
+_ENDS = (b"\xff\xd8\xff", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82")
+"""First and last bytes of a whole JPEG and PNG."""
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
@@ -74,6 +77,23 @@ def decode_whole(source: Path | bytes | Image.Image, name: str) -> Pixels:
         return np.asarray(to_rgb(ImageOps.exif_transpose(image)))
 
 
+def damage_of(path: Path) -> str:
+    """Returns what is seen to be wrong with a file by its ends: a JPEG or PNG without them is decoded; else nothing."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            file.seek(-min(12, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            tail = file.read()
+        if any(head.startswith(first) and tail.endswith(last) for first, last in _ENDS):
+            return ""
+        with _opened(path, str(path)) as image:
+            if image.format in ("JPEG", "MPO", "PNG"):
+                image.load()
+    except (UserError, OSError) as fault:
+        return str(fault)
+    return ""
+
+
 @contextmanager
 def _opened(source: Path | bytes | Image.Image, name: str) -> Iterator[Image.Image]:
     """Opens an image; errors inside, of any of the many types that Pillow raises, become a UserError with its name."""
@@ -86,7 +106,8 @@ def _opened(source: Path | bytes | Image.Image, name: str) -> Iterator[Image.Ima
     except UserError as fault:
         raise UserError(f"{name}: {fault}") from fault
     except UnidentifiedImageError as fault:  # whose text has the address of what was read, another one each time
-        raise DamagedImage(f"{name}: damaged image (cannot identify image file)") from fault
+        known = f"{', '.join(FORMATS[:-1])} nor {FORMATS[-1]}"
+        raise DamagedImage(f"{name}: damaged image, or none (it is neither {known})") from fault
     except Exception as fault:
         text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault) or type(fault).__name__
         raise DamagedImage(f"{name}: damaged image ({' '.join(text.split())})") from fault

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +16,17 @@ from torch.utils.data import Dataset
 from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch, Pixels, Request, gather
-from vit_lightning.data.decoding import Interpolation
+from vit_lightning.data.decoding import Interpolation, damage_of
 from vit_lightning.data.image_set import SPLIT_NAMES, ImageSet
 from vit_lightning.data.images import DecodedImages, Encoded
-from vit_lightning.data.splits import Split
+from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.sizes import pair
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
+SEEN_FILES = 10_000
+"""Most files of a folder whose ends are read before a training: a second of a local disk."""
 DAMAGED = -1
 """Label of an image that could not be decoded."""
 
@@ -131,6 +134,14 @@ class ImageFolder(ImageSet):
     def source_splits(self) -> dict[Split, Encoded]:
         self.check()
         return {split: self._files(folder) for split, folder in self._folders.items()}
+
+    def damaged_files(self) -> list[str]:
+        """Returns what is wrong with files whose ends show it; nothing where they are skipped, or are very many."""
+        files = [file for split in SPLITS for file in self._splits[split].images]
+        if self.on_bad_image == "skip" or len(files) > SEEN_FILES:
+            return []
+        with ThreadPoolExecutor(4) as pool:
+            return [text for text in pool.map(damage_of, files) if text]
 
     def _files(self, folder: Path) -> Encoded:
         images = [sorted(images_in(folder / name)) for name in self.class_names]
