@@ -458,9 +458,8 @@ def test_damaged_images_are_named_before_there_is_a_run_folder(here, capsys, tmp
     assert main(["fit", "images.yaml", "--data.root=damaged", f"--out={tmp_path / 'run'}"]) == 2
     first, *rest = capsys.readouterr().err.splitlines()
     assert "10 damaged images: --data.on_bad_image=skip leaves damaged images out" in first
-    assert (
-        len([line for line in rest if re.search(r"damaged/train/b/\d+\.jpg: damaged image", line)]) == len(rest) == 10
-    )
+    assert len(rest) == 10
+    assert all(re.search(r"damaged/train/b/\d+\.jpg: damaged image", line) for line in rest)
     assert not (tmp_path / "run").exists()
 
 

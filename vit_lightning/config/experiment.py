@@ -82,7 +82,7 @@ class Experiment:
 
     @property
     def resize_positions(self) -> ResizePositions:
-        """What becomes of learned positions for images of another size."""
+        """Way of learned positions for images of another size."""
         method: ResizePositions = self.config["resize_positions"]
         return method
 
