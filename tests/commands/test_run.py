@@ -197,6 +197,16 @@ def test_a_warm_up_in_another_unit_than_the_end_is_refused_before_the_first_step
     assert not list(in_folder.iterdir())
 
 
+def test_a_run_that_was_cut_short_within_its_warm_up_is_resumed(in_folder):
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text(
+        "model: {patch_size: 4}\ntrainer: {max_epochs: 2}\noptimizer: {warmup_epochs: 5}\n"
+    )
+    assert read_run(Path("run")).trainer["max_epochs"] == 2
+    with pytest.raises(UserError, match=r"optimizer.warmup_epochs=5.0 is longer than the training, 2 epochs"):
+        resolve(["--config=run/config.yaml"])
+
+
 @pytest.mark.parametrize(
     "trial", ["limit_train_batches=1", "limit_train_batches=0.5", "overfit_batches=2", "fast_dev_run=true"]
 )

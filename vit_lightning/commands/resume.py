@@ -87,7 +87,7 @@ def read_run(folder: Path, arguments: Sequence[str] = ()) -> Experiment:
     # the initial weights may be gone by now; they are needed only if the run has no checkpoint yet
     has_begun = any((folder / name).is_file() for name in (BEST, LAST, PREVIOUS, "results.json"))
     source = ["--init_from=null"] if has_begun else []
-    experiment = resolve(["--config", str(folder / "config.yaml"), *arguments, *source])
+    experiment = resolve(["--config", str(folder / "config.yaml"), *arguments, *source, "--resume=must"])
     config = {**experiment.config, "init_from": read_run_config(folder).get("init_from")}
     return replace(experiment, config=config, out=folder, resume="auto")
 

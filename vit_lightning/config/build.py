@@ -104,7 +104,8 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
             with problems_of(reader, "", None):
                 teacher = make_teacher(settings["distillation"].teacher, data, trust=general.get("trust", False))
     reader.problems += [*trainer_problems(trainer.arguments), *average_problems(trainer, settings["ema"])]
-    if command == "fit" and not of_call.get("allowed_changes"):  # a run may be resumed for a shorter training
+    # a run may be resumed for a shorter training
+    if command == "fit" and general.get("resume") != "must" and not of_call.get("allowed_changes"):
         reader.problems += warmup_problems(trainer.arguments, settings["optimizer"])
     reader.problems += compiler_problems() if general.get("compile") and command in COMPILES else []
     if data is not None and module is not WRONG and not module.name:
