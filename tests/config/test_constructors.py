@@ -53,6 +53,12 @@ def test_a_model_of_timm_trains_and_is_tested_and_its_config_repeats_it(images):
     assert state["network.pos_embed"].shape == (1, 5, 32)
 
 
+def test_a_function_that_stands_where_a_word_may_is_a_default():
+    encoder = "--model.encoder_layer={class_path: torch.nn.TransformerEncoderLayer, d_model: 8, nhead: 2}"
+    found = problems("--model=torch.nn.TransformerEncoder", encoder, "--model.num_layers=2")
+    assert [text for text in found if "relu" in text] == []
+
+
 def test_a_function_of_timm_gets_gray_images_and_only_what_it_takes(images):
     digits = resolve(["--model=timm.models.vit_tiny_patch16_224", *SMALL[:-1], "--model.patch_size=4"])
     assert digits.config["model"]["init_args"]["in_chans"] == 1

@@ -52,6 +52,7 @@ from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.limits import refuse
 from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
 from vit_lightning.training.losses import OwnLoss
+from vit_lightning.weights.trust import bounded
 
 OPTION_KINDS: tuple[type[Any], type[Any]] = (ConfigOptions, RunOptions)
 """Classes of the options that belong to no group."""
@@ -81,7 +82,8 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     has_network = module is not WRONG and takes(module, "model")
     network = read_network(reader, with_class(config, "model"), facts) if has_network else None
     trainer = Part(Trainer, reader.arguments(trainer_options(), _options_of_trainer(reader, config), "trainer"))
-    metrics = read_metrics(reader, config.get("metrics"), 10 if data is None else data.num_classes)
+    with bounded(merged.weights, "a metric"):
+        metrics = read_metrics(reader, config.get("metrics"), 10 if data is None else data.num_classes)
 
     _, run = (_make(reader, "", _part_of(kind, general)) for kind in OPTION_KINDS)
     settings = {key: _make(reader, key, part) for key, part in setting_parts.items()}
@@ -99,7 +101,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
         if module is not WRONG and module.name and not reader.problems:
             filled = {**data_facts(data), **settings, "network": empty, "metrics": {}, "distillation": None}
             with problems_of(reader, "", module, "module"):
-                empty_network(lambda: module_from(module, filled), "module")
+                empty_network(lambda: module_from(module, filled), "module", merged.weights)
         if command in TRAINS and settings["distillation"] is not None and settings["distillation"].teacher:
             with problems_of(reader, "", None):
                 teacher = make_teacher(settings["distillation"].teacher, data, trust=general.get("trust", False))

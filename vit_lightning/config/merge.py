@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +60,8 @@ class Merged(NamedTuple):
     trained: Trained | None = None
     initial: InitialWeights | None = None
     """The source of the initial weights."""
+    weights: Mapping[str, Any] | None = None
+    """Tensors of the file whose config names the network; None where the user does, or trusts that config."""
 
 
 def merge_all(
@@ -105,7 +107,8 @@ def merge_all(
     if names and "experiment" not in merged:
         merged["experiment"] = Path(names[-1]).stem
     _check_split(first, merged)
-    return Merged(merged, problems, _sentences(dropped, configs), trained, initial)
+    weights = None if trust else _weights_of_model(first, merged, trained, initial)
+    return Merged(merged, problems, _sentences(dropped, configs), trained, initial, weights)
 
 
 def _together(flags: Sequence[tuple[str, str]]) -> Config:
@@ -172,6 +175,8 @@ def _trained_by_run(place: str) -> Trained:
             path = find_checkpoint(place)
             return Trained(path, read_checkpoint(path))
     except UserError as error:
+        if not Path(place).exists():  # nothing is fetched twice
+            raise
         try:
             read_weights(place, "ckpt")
         except UserError:  # it is no source at all
@@ -221,6 +226,16 @@ def _config_of_source(sources: Sequence[Config], *, trust: bool) -> tuple[Initia
     for_vit = not named or find_class(full_name(named[-1])) is ViT
     initial = initial.described(for_vit=for_vit, heads=heads)
     return initial, {"model": flatten(initial.model)}
+
+
+def _weights_of_model(
+    first: Config, merged: Config, trained: Trained | None, initial: InitialWeights | None
+) -> Mapping[str, Any] | None:
+    """Returns the tensors of the file whose config names the class of the network; None where the user does."""
+    classes = [(config.get("model") or {}).get("class_path", DEFAULT_CLASSES["model"]) for config in (first, merged)]
+    if initial is not None and first.get("model") and is_same_class(*map(str, classes)):
+        return initial.file.tensors
+    return None if trained is None else trained.checkpoint.get("state_dict")
 
 
 def _check_split(trained: Config, given: Config) -> None:

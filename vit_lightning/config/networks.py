@@ -115,13 +115,20 @@ def problems_of(reader: Reader, key: str, part: Any, path: str = "") -> Iterator
         reader.problems += untyped_texts(part, path or key)
 
 
-def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Module:
+def empty_network(
+    make: Callable[[], nn.Module], key: str = "model", weights: Mapping[str, Any] | None = None
+) -> nn.Module:
     """Returns a network on the meta device; one that cannot be built there is built and then moved.
+
+    Args:
+        make: makes it.
+        key: option that errors name.
+        weights: tensors of the file whose config names it, which bound it.
 
     Raises:
         UserError: its arguments do not fit.
     """
-    with torch.random.fork_rng(devices=[]), bounded():
+    with torch.random.fork_rng(devices=[]), bounded(weights, key):
         try:
             try:
                 with torch.device("meta"):

@@ -431,7 +431,7 @@ def default_of(option: Option) -> Any:
     if is_group(type(default)):
         return Part(type(default), {name: getattr(default, name) for name in signature_of(type(default)).options})
     if inspect.isclass(default) or inspect.isfunction(default):
-        for place in filter(None, map(place_of, members(option.kind))):
+        for place in filter(None, (place_of(kind) for kind in members(option.kind) if kind not in PLAIN)):
             options = signature_of(default, place.leading or 0).options.values()
             taken = [one for one in options if one.default is not REQUIRED and not one.passed_on]
             arguments = {} if place.form == "class" else {one.name: default_of(one) for one in taken}

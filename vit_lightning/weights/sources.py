@@ -188,7 +188,7 @@ def _wrong_facts(source: Source, facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _opened(file: WeightsFile, known: _Known, *, ours: bool) -> Source:
-    with bounded(file.tensors):
+    with bounded(None if known.trust else file.tensors):
         family, network, notes = _network(file, known, ours=ours)
     view = {"centre_share": 1.0, **({} if file.network is None else {"in_channels": 3}), **(file.view or {})}
     names = _class_names({**(file.config or {}), **view}, getattr(network, "num_classes", None))

@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
-import math
 import pkgutil
+import sys
+import weakref
 from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Any, get_type_hints
 
+import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import Dataset
 
 import vit_lightning
@@ -39,8 +42,6 @@ FILES = (".csv", ".json", ".parquet", ".txt", ".yaml", ".zip", ".bin", ".ckpt", 
 """Suffixes of files whose names look like paths of classes."""
 READ_FROM = ("hf-hub:", "hf_hub:", "local-dir:", "http://", "https://", "file:")
 """Beginnings of names of models that are fetched, or read from another place, when they are made."""
-PARAMETERS = 10_000
-"""Parameters of a network at most, far above those of any that is known."""
 HINT = "if you wrote or read that code: --trust on the command line, trust=True in Python"
 
 
@@ -127,36 +128,101 @@ def _parts() -> tuple[type, ...]:
     return (*of_torch, LightningDataModule, *of_trainer)
 
 
-class _TooLarge(Exception):
-    """A network that asks for more than it may."""
+MODULES = 100_000
+"""Modules of a network of the user's at most, above those of any that is known."""
+
+
+class TooLarge(Exception):
+    """Something that would take far more than it may to be made."""
+
+
+class _Bound(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counter of the modules and operations that a network is made by, and of the numbers in new tensors that are kept.
+
+    Copies of modules count too. What an operation is about to make is measured on the meta device, before it does.
+
+    Args:
+        steps: modules and operations at most.
+        numbers: numbers at most.
+        why: what the limits follow from.
+    """
+
+    def __init__(self, steps: int, numbers: int, why: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._limits = {"modules and operations": steps, "numbers": numbers}
+        self._taken = dict.fromkeys(self._limits, 0)
+        self._why = why
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._take("modules and operations", 1)
+        if all(result.alias_info for result in func._schema.returns):  # a view, or the same tensor
+            return func(*args, **kwargs)
+        numbers = _new_numbers(func, args, kwargs)
+        self._take("numbers", numbers)
+        made = func(*args, **kwargs)
+        for tensor in [leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)][:1]:
+            weakref.finalize(tensor.untyped_storage(), self._take, "numbers", -numbers).atexit = False
+        return made
+
+    def profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Counts modules, as the function of ``sys.setprofile``."""
+        if event == "call" and frame.f_code in _MAKE_MODULES:
+            self._take("modules and operations", 1)
+
+    def _take(self, what: str, number: int) -> None:
+        self._taken[what] += number
+        if number > 0 and self._taken[what] > self._limits[what]:
+            raise TooLarge(f"more than {self._limits[what]:,} {what}{self._why} (is a depth or a size too large?)")
+
+
+_MAKE_MODULES = (nn.Module.__init__.__code__, nn.Module.__setstate__.__code__)
+"""Functions that each new module calls, and each copy of one."""
+
+
+def _new_numbers(func: Any, args: Any, kwargs: Any) -> int:
+    """Returns the numbers of the tensors that an operation makes; 0 where only their contents tell."""
+    if any(argument.name == "device" for argument in func._schema.arguments):
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    try:
+        made = func(*tree_map_only(Tensor, _on_meta, args), **tree_map_only(Tensor, _on_meta, kwargs))
+    except Exception:  # whatever torch raises of what it cannot tell, or refuses then, too
+        return 0
+    return sum(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, Tensor))
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    return tensor.to("meta")
 
 
 @contextlib.contextmanager
-def bounded(weights: Mapping[str, Any] | None = None) -> Iterator[None]:
+def bounded(weights: Mapping[str, Any] | None = None, key: str = "the network") -> Iterator[None]:
     """Ends the making of a network that is far too large, as one of a million blocks, while it is being made.
 
+    Networks of timm and torchvision take 4 to 11 modules and operations for each of their tensors, and keep up to four
+    times their numbers at a time; with the conversion of weights, 24.
+
     Args:
-        weights: the tensors that it is made for, of which it may have a few times the numbers; none when not given.
+        weights: tensors of the file whose config names the network; None where that is the user's own word, which is
+            to end where a depth was mistyped, and nowhere else.
+        key: what errors call it.
 
     Raises:
-        UserError: it has more parameters than any network, or more numbers than the weights allow.
+        UserError: it takes far more than a network of these weights, or more modules than any that is known.
     """
     tensors = [value for value in (weights or {}).values() if isinstance(value, Tensor) and value.device.type == "cpu"]
     stored = sum(min(value.numel(), value.untyped_storage().nbytes()) for value in tensors)
-    most = math.inf if weights is None else 4 * stored + 10**7  # of a layer that is replaced, both are made
-    parameters = numbers = 0
-
-    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        nonlocal parameters, numbers
-        parameters, numbers = parameters + 1, numbers + (0 if is_lazy(parameter) else parameter.numel())
-        if parameters > PARAMETERS or numbers > most:
-            than = "" if weights is None else f", where the file has {stored:,}"
-            raise _TooLarge(f"a network of more than {parameters - 1:,} parameters with {numbers:,} numbers{than}")
-
-    hook = register_module_parameter_registration_hook(count)
+    is_foreign = weights is not None
+    has = f", where the file has {len(tensors):,} tensors with {stored:,} numbers" if is_foreign else ""
+    bound = _Bound(5_000 + 50 * len(tensors) if is_foreign else MODULES, 3 * 10**7 + 8 * stored, has)
+    counts = sys.getprofile() is None  # another profiler is left alone
     try:
-        yield
-    except _TooLarge as fault:
-        raise UserError(f"{fault} (is its depth or one of its sizes too large?)") from fault
+        if counts:
+            sys.setprofile(bound.profile)
+        with bound if is_foreign else contextlib.nullcontext():
+            yield
+    except TooLarge as fault:
+        raise UserError(f"{key} takes {fault}") from fault
     finally:
-        hook.remove()
+        if counts:
+            sys.setprofile(None)
