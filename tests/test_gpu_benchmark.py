@@ -138,7 +138,7 @@ def test_a_training_that_is_told_to_end_is_resumed(gpu, tmp_path, monkeypatch):
     import gpu_trainings
 
     monkeypatch.setattr(gpu_trainings, "SAVING", 0.0)
-    monkeypatch.setattr(gpu_trainings, "SMALL", ("--trainer.max_epochs=40", "--compile=false"))
+    monkeypatch.setattr(gpu_trainings, "SMALL", (*gpu_trainings.SMALL, "--trainer.max_epochs=400"))
 
     def train(seconds: float):
         place = gpu.Place(torch.device("cpu"), True, tmp_path, time.monotonic() + seconds, {"data": None})

@@ -33,9 +33,8 @@ GOAL = (
     *("--trainer.max_epochs=600", "--trainer.gradient_clip_val=null", "--trainer.check_val_every_n_epoch=20"),
 )
 """Augmentation of cifar10_vit_small.yaml and optimizer of cifar10_cpu.yaml for cifar10_vit_tiny.yaml, 49,000 images."""
-SMALL = ("--trainer.max_epochs=2", "--trainer.limit_train_batches=4", "--compile=false")
+SMALL = ("--trainer.max_epochs=2", "--trainer.limit_train_batches=4", "--compile=false", "--data.val_share=0.25")
 SMALL_VIT = ("--model.emb_size=16", "--model.depth=2", "--model.num_heads=2")
-SMALL_FOLDER = ("--data.val_share=0.25",)
 SMALL_PHOTOGRAPHS = ("--data.image_size=32", "--data.batch_size=16", "--data.num_workers=2", "--data.test_share=0.25")
 
 
@@ -61,12 +60,10 @@ def _suffix(data: bytes) -> str:
     return "png" if data.startswith(b"\x89PNG") else "jpg"
 
 
-def data_of(config: str, folder: Path | None, runs: Path) -> dict[str, Any]:
-    """Returns the data module of a config, for the images in a folder; without one for the digits."""
+def data_of(config: str, folder: Path, runs: Path) -> dict[str, Any]:
+    """Returns the data module of a config, for the images in a folder."""
     page = yaml.safe_load((EXPERIMENTS / f"{config}.yaml").read_text())["data"]
     given: dict[str, Any] = {key: value for key, value in page["init_args"].items() if key != "root"}
-    if folder is None:
-        return {"class_path": "Digits", "init_args": given}
     if "cifar" not in config:
         return {"class_path": page["class_path"], "init_args": {**given, "root": str(folder)}}
     if files := sorted(folder.glob("**/*.parquet")):
@@ -117,9 +114,9 @@ def train(place: Place, config: str, images: str, flags: Sequence[str] = FAST, g
     """
     folder = place.folders[images]
     if place.small:
-        if images == "imagenet":
-            folder, flags = folder or drawn_photographs(place.runs / "photographs-60", 60), (*flags, *SMALL_PHOTOGRAPHS)
-        flags = (*flags, *SMALL, *(() if "resnet" in config else SMALL_VIT), *(SMALL_FOLDER if folder else ()))
+        folder = folder or drawn_photographs(place.runs / "photographs-60", 60)
+        flags = (*flags, *SMALL, *(() if "resnet" in config else SMALL_VIT))
+        flags += SMALL_PHOTOGRAPHS if images == "imagenet" else ()
     elif folder is None:
         raise Missing(f"--{images} FOLDER is not given")
     run = place.runs / (config.replace("/", "-") + ("-goal" if goal else ""))
@@ -143,8 +140,7 @@ def train(place: Place, config: str, images: str, flags: Sequence[str] = FAST, g
 
 def goal(place: Place) -> Rows:
     """Trains Ti/4 on CIFAR-10 from scratch to its end: 600 epochs at a batch of 1,024."""
-    flags = GOAL if place.folders["data"] else [flag for flag in GOAL if "val_share" not in flag]  # not of digits
-    return train(place, "cifar10_vit_tiny", "data", flags, "95 %")
+    return train(place, "cifar10_vit_tiny", "data", GOAL, "95 %")
 
 
 def faults(place: Place, chosen: str) -> Rows:
