@@ -100,6 +100,23 @@ HOSTILE = ("os.system", "evil.Thing", "builtins.eval", "torch.load", "torch.hub.
 HOSTILE += ("torchvision.datasets.LSUN", "lightning.pytorch.LightningModule.load_from_checkpoint", "numpy.load")
 
 
+ENCODER = {
+    "class_path": "torch.nn.TransformerEncoderLayer",
+    "init_args": {"d_model": 16, "nhead": 2, "activation": "relu"},
+}
+NETWORKS: tuple[dict[str, Any], ...] = (
+    {"class_path": "torch.nn.TransformerEncoder", "init_args": {"encoder_layer": ENCODER, "num_layers": 2}},
+    {"class_path": "torch.nn.Transformer", "init_args": {"d_model": 16, "nhead": 2, "num_encoder_layers": 2}},
+    {
+        "class_path": "timm.create_model",
+        "init_args": {"model_name": "vit_tiny_patch16_224", "depth": 1, "embed_dim": 6},
+    },
+    {"class_path": "torchvision.models.swin_t", "init_args": {"window_size": [7, 7], "depths": [1, 1], "embed_dim": 6}},
+    {"class_path": "torch.nn.Linear", "init_args": {"in_features": 3, "out_features": 3}},
+)
+"""Networks of other packages, whose sizes nothing of ours limits."""
+
+
 # ---- what is changed
 
 
@@ -267,9 +284,11 @@ def sealed_case(made: Any, draw: random.Random) -> list[str]:
 
     contents = dict(made["checkpoint"])
     place = draw.choice(
-        ("config", "config", "config", "state_dict", "test_view", "loops", "callbacks", "", "", "pickle")
+        ("config", "config", "config", "state_dict", "test_view", "loops", "callbacks", "", "", "pickle", "network")
     )
-    if place == "pickle":
+    if place == "network":
+        contents["config"] = {**contents["config"], "model": bend(draw.choice(NETWORKS), draw, hostile=True)}
+    elif place == "pickle":
         contents[draw.choice(("extra", "config", "test_view"))] = Payload()
     elif place and isinstance(contents[place], dict):
         contents[place] = bend(contents[place], draw, hostile=True)

@@ -232,8 +232,9 @@ def _weights_of_model(
     first: Config, merged: Config, trained: Trained | None, initial: InitialWeights | None
 ) -> Mapping[str, Any] | None:
     """Returns the tensors of the file whose config names the class of the network; None where the user does."""
-    classes = [(config.get("model") or {}).get("class_path", DEFAULT_CLASSES["model"]) for config in (first, merged)]
-    if initial is not None and first.get("model") and is_same_class(*map(str, classes)):
+    models = [config.get("model") for config in (first, merged)]
+    classes = [model.get("class_path", DEFAULT_CLASSES["model"]) for model in models if isinstance(model, dict)]
+    if initial is not None and first["model"] and len(classes) == 2 and is_same_class(*map(str, classes)):
         return initial.file.tensors
     return None if trained is None else trained.checkpoint.get("state_dict")
 

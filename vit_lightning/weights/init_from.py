@@ -200,7 +200,7 @@ def _architecture(model: Mapping[str, Any]) -> dict[str, Any]:
 def _without_dropouts(node: Any) -> Any:
     if not isinstance(node, Mapping):
         return node
-    return {name: _without_dropouts(value) for name, value in node.items() if not is_dropout(name)}
+    return {name: _without_dropouts(value) for name, value in node.items() if not is_dropout(str(name))}
 
 
 def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None) -> str:
