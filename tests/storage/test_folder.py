@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,6 +27,14 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, wri
     monkeypatch.setattr("os.replace", lambda old, new: done.append("named") or replace(old, new))
     write(tmp_path / "best.ckpt")
     assert done[:2] == ["on the disk", "named"]
+
+
+@pytest.mark.parametrize("fault", [SystemExit(143), OSError(errno.ENOSPC, "full")])
+def test_a_file_that_a_signal_or_a_full_disk_stops_leaves_nothing(tmp_path, monkeypatch, fault):
+    monkeypatch.setattr("os.fsync", Mock(side_effect=fault))
+    with pytest.raises(type(fault)):
+        write_whole(tmp_path / "errors.csv", "text")
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "{", "[" * 100_000, '{"run_id": null}'])

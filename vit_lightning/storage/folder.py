@@ -207,10 +207,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())  # a power cut must not leave a whole name with half a file
         os.replace(part, path)
-    except OSError:
+    finally:  # a full disk, or a signal
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        raise
 
 
 def refuse_links(folder: Path) -> None:
