@@ -95,7 +95,7 @@ class InitialWeights:
                 raise
             if not self.trust:
                 refuse_untrusted({"model": model})
-        return replace(self, model=_architecture(model or {}), notes=notes)
+            return replace(self, model=_architecture(model or {}), notes=notes)
 
     def _identified(self, heads: Mapping[str, Any]) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
         if self.file.checkpoint is not None:
