@@ -210,9 +210,11 @@ def test_each_verdict_says_all_that_is_claimed_and_what_it_is_worth(tmp_path):
     half = found(-0.005, 0.008, seeds=8)
     assert headline(half) == "'mean' is not better than 'cls' by 1 point, not shown worse"
     assert recommendation(half).startswith("Keep 'cls': no arm is better by 1 point or more.")
+    assert recommendation(half).endswith(" has a chance below 20 %."), "more seeds would find no gain"
     half = found(0.005, 0.008, seeds=8)
     assert headline(half) == "'mean' is not worse than 'cls' by 1 point, not shown better"
     assert recommendation(half).startswith("Keep 'cls': no arm is shown to be better; 'mean' may be taken as well.")
+    assert re.search(r"; (about \d+ would show 1 point|it may be raised)\.$", recommendation(half))
     assert next_step(half, half.comparisons[0]) == "stop: no loss of 1 point, no gain shown"
 
 

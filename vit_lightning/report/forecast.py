@@ -231,7 +231,7 @@ def more_seeds(study: Study) -> str:
         return "; it may be raised"
     effect, needed = unit_of(study.compare.metric).plain(study.compare.smallest_effect), needed_seeds(study, spread)
     most = "" if needed <= MOST_SEEDS else f", more than a plan may have ({MOST_SEEDS})"
-    return f"; about {needed} would show {effect}{most}"
+    return f"; about {needed:,} would show {effect}{most}"
 
 
 def shortfall(study: Study, spread: Spread) -> str:

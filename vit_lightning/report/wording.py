@@ -285,8 +285,8 @@ def why_ended(comparisons: Sequence[ArmComparison]) -> str:
 def at_the_end(study: Study, comparisons: Sequence[ArmComparison]) -> str:
     """Says that nothing is left to run, why, and what would answer what is undecided."""
     why = why_ended(comparisons)
-    asked = why and any(one.verdict == "undecided" and one.analysis is not None for one in comparisons)
-    return f"nothing is left to run{why}{more_seeds(study) if asked else ''}"
+    asked = any(one.verdict in ("undecided", "not worse") and one.analysis is not None for one in comparisons)
+    return f"nothing is left to run{why}{more_seeds(study) if why and asked else ''}"
 
 
 def _failed(analysis: Analysis, name: str) -> str:
