@@ -402,6 +402,7 @@ SECRETS = {
     "GITHUB_TOKEN": "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
     "OPENAI_API_KEY": "sk-proj-1234567890abcdefghijklmnop",
     "DB_PASSWORD": "correct-horse-battery-staple",
+    "DATABASE_URL": "postgresql://me:battery-staple-horse@host/base",
 }
 
 
