@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -200,6 +200,34 @@ def test_the_place_is_named(tmp_path):
     trainer.fit(module, DataLoader(TensorDataset(torch.ones(2, 1)), 2))
     assert looks.found == ["callback Looks.on_train_batch_end"]
     assert module.found[0].startswith("main loop, training_step (")
+
+
+class Downloads(LightningDataModule):
+    """Data that are fetched and prepared for as long as it takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, bool] = {}
+
+    def look(self, name: str) -> None:
+        self.found[name] = "watchdog" in {thread.name for thread in threading.enumerate()}
+
+    def prepare_data(self) -> None:
+        self.look("download")
+
+    def setup(self, stage: str) -> None:
+        self.look("set-up")
+
+    def train_dataloader(self) -> Any:
+        self.look("loader")
+        return DataLoader(TensorDataset(torch.ones(2, 1)), 2)
+
+
+def test_downloads_are_before_the_watch(tmp_path):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    data = Downloads()
+    Trainer(max_steps=1, callbacks=[Watchdog(tmp_path, 30.0)], default_root_dir=tmp_path, **quiet).fit(Plain(), data)
+    assert data.found == {"download": False, "set-up": False, "loader": True}
 
 
 class Sleeps(torch.utils.data.Dataset[Any]):
