@@ -25,7 +25,12 @@ SHAPES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 """Images of a batch, and the network."""
 
-OPTIONS = {"plain": {}, "compile": {}, "checkpointing": {"activation_checkpointing": True}}
+OPTIONS = {
+    "plain": {},
+    "compile": {},
+    "checkpointing": {"activation_checkpointing": True},
+    "float32 residual": {"float32_residual": True},
+}
 
 
 class Step:

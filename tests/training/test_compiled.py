@@ -313,13 +313,19 @@ def test_deterministic_training_compiles_without_timings():
 @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"layer_scale": 0.1}, {"register_tokens": 2, "positions": "sincos2d"}, {"attention": RotaryAttention}],
+    [
+        {},
+        {"float32_residual": True},
+        {"layer_scale": 0.1},
+        {"register_tokens": 2, "positions": "sincos2d"},
+        {"attention": RotaryAttention},
+    ],
 )
-def test_the_residual_stream_has_the_type_of_autocast(narrow, options):
+def test_the_residual_stream_has_the_type_of_autocast_or_float32(narrow, options):
     network = ViT(image_size=8, patch_size=4, emb_size=8, depth=2, num_heads=1, num_classes=3, **options)
     found = []
     for block in network.encoder:
         block.register_forward_hook(lambda block, inputs, output: found.extend([inputs[0].dtype, output.dtype]))
     with torch.autocast("cpu", narrow):
         network(torch.zeros(2, 3, 8, 8))
-    assert found == [narrow] * 4
+    assert found == [torch.float32 if options.get("float32_residual") else narrow] * 4

@@ -131,6 +131,7 @@ class PatchEmbedding(NamedSequential):
 
     image_size: Size | None = None
     """Height and width of the images; None where any is taken."""
+    float32_residual = False
 
     def forward(self, images: Tensor) -> Tensor:
         """Raises UserError for images of another size than that of the positions."""
@@ -139,4 +140,6 @@ class PatchEmbedding(NamedSequential):
             way_out = "resize them, or call the network's set_image_size"
             raise UserError(f"images of {given} pixels, but the positions are those of {fitting}: {way_out}")
         tokens: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
+        if self.float32_residual and not tokens.is_meta and torch.is_autocast_enabled(tokens.device.type):
+            tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
         return tokens

@@ -75,6 +75,8 @@ class ViT(NamedSequential):
             those of the network it is given.
         activation_checkpointing: whether training recomputes each block in the backward pass to save memory; the
             results are the same.
+        float32_residual: whether tokens between the blocks, to which each block adds, are float32 with bf16-mixed and
+            16-mixed too, as in timm, which costs memory and time; otherwise they have the type of the products.
 
     Raises:
         UserError: names every size that does not fit.
@@ -121,6 +123,7 @@ class ViT(NamedSequential):
         ]
         | Initialise = "google",
         activation_checkpointing: bool = False,
+        float32_residual: bool = False,
     ) -> None:
         sizes = find_preset("B/16" if preset is None else preset)
         emb_size = sizes.emb_size if emb_size is None else emb_size
@@ -165,6 +168,7 @@ class ViT(NamedSequential):
         self.num_classes, self.emb_size, self.depth, self.num_heads = num_classes, emb_size, depth, num_heads
         self.prefix_tokens, self.drop_path = prefix_tokens, drop_path
         self.encoder.activation_checkpointing = activation_checkpointing
+        self.patch_embedding.float32_residual = float32_residual
         rotary = [module for module in self.modules() if isinstance(module, RotaryAttention)]
         for module in rotary:
             module.set_grid(grid, prefix_tokens)

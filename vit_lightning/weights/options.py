@@ -216,8 +216,8 @@ TABLE = (
 )
 """All options but those of training alone; a norm is its kind and epsilon, such as layernorm_1e-06."""
 OPTIONS: Options = {option.name: option.default for option in TABLE}
-TRAINING_ALONE = ("drop_path_schedule", "activation_checkpointing", "initialisation")
-"""Arguments of ViT that change neither the function of its weights nor their shapes."""
+TRAINING_ALONE = ("drop_path_schedule", "activation_checkpointing", "initialisation", "float32_residual")
+"""Arguments of ViT that change neither the function of its weights, but for rounding, nor their shapes."""
 
 DROPOUTS = ("emb_dropout", "projection_dropout", "feed_forward_dropout", "output_dropout")
 """Dropouts that most families set to one value: of the embedded patches, inside the MLP, and of both branches."""
