@@ -226,7 +226,8 @@ def refuse_links(folder: Path) -> None:
 
 def _leads_away(path: Path, home: Path) -> bool:
     if path.is_symlink():
-        return not Path(os.path.realpath(path)).is_relative_to(home)  # a link to nothing within it is damage
+        end = Path(os.path.realpath(path))  # a link to nothing within the folder is damage; one to itself stays a link
+        return not end.is_relative_to(home) or end.is_symlink()
     return not path.is_file() and not path.is_dir() and path.exists()  # which another process may just have removed
 
 
