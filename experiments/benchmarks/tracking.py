@@ -5,9 +5,9 @@
 Steps in turn have nothing but Lightning's row in ``metrics.jsonl``; a row of the Monitor too, both in W&B (offline); or
 histograms. Ends of epochs, from the start of their validation to the first batch of the next epoch, in turn have
 nothing; their rows in W&B; also pictures. Each three come in random order. Epochs are short, so that there are many
-ends. Prints the processor time of each, with all threads of the process (median of the differences within three, 95 %
-interval by bootstrap over them), and what a run of ``digits.yaml`` has of them. W&B's own process is not in it, nor are
-the start and the end of a run.
+ends, and none writes a best checkpoint, which only some would. Prints the processor time of each, with all threads of
+the process (median of the differences within three, 95 % interval by bootstrap over them), and what a run of
+``digits.yaml`` has of them. W&B's own process is not in it, nor are the start and the end of a run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Turns(Callback):
         self.kind, self.since = "nothing", 0.0
         self.seconds: dict[tuple[str, ...], list[tuple[str, float]]] = {OF_STEP: [], OF_END: []}
         self.kinds = OF_STEP
-        self.log_metrics = mirror.log_metrics
+        self.mirror, self.log_metrics = mirror, mirror.log_metrics
         mirror.log_metrics = lambda *given, **named: self.kind != "nothing" and self.log_metrics(*given, **named)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -79,6 +79,7 @@ class Turns(Callback):
     def _begin(self, kinds: tuple[str, ...]) -> None:
         """Keeps the time of what ends here, and draws the kind of what begins."""
         if self.since:
+            self.mirror._send()  # else the next row would
             self.seconds[self.kinds].append((self.kind, time.process_time() - self.since))
         self.kinds = kinds
         if not self.next[kinds]:

@@ -46,7 +46,7 @@ def test_a_server_that_dies_in_mid_run_does_not_stop_it_and_is_sent_the_rest_lat
         assert_delivered([*again.rows.values()], tmp_path / "run")
     validated = {json.loads(path.read_text())["step"] for path in (tmp_path / "run/validation").glob("*.json")}
     assert {row["_step"] for row in again.rows.values() if "images/validation" in row} == validated
-    assert len(validated) == 10
+    assert len(validated) == 6, "epochs 1, 2, 4, 8, 16 and 30"
     assert any(name.startswith("media/images/images/validation") for name in again.files)
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert again.summary["test/acc"] == pytest.approx(results["test/acc"])

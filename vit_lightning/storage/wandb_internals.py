@@ -18,6 +18,8 @@ START_SECONDS = 6.0
 """Seconds that an online start may take before the run is offline."""
 FINISH_SECONDS = {"online": 10.0, "offline": 60.0}
 """Seconds that a table and the end of a run may take: for W&B's server, or on a busy machine for its own process."""
+TIMESTAMP = "_timestamp"
+"""Key of a row for its time, in seconds since 1970; without it, that of the call that sends it."""
 MODES = {"run": "online", "shared": "online", "dryrun": "offline"}
 """Other names of W&B's modes."""
 

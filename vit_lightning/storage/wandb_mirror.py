@@ -14,6 +14,7 @@ import shlex
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -105,6 +106,8 @@ class WandbMirror(Logger):
         """Function that calls ``start`` later: before anything is sent, or with ``begin``."""
         self._wandb: Any = None
         self._run: Any = None
+        self._kept: dict[str, Any] = {}
+        self._step: int | None = None
         self._console = ConsoleLog()
         self._redacted = Redaction()
 
@@ -240,7 +243,22 @@ class WandbMirror(Logger):
 
     def _log(self, make: Callable[[], Mapping[str, Any]], step: int | None = None) -> None:
         """Logs a row; W&B merges rows of the same step and ignores rows of earlier steps."""
-        self._guarded(lambda: self._run.log(make(), step=step))
+        self._guarded(lambda: self._keep(make(), step))
+
+    def _keep(self, row: Mapping[str, Any], step: int | None) -> None:
+        """Keeps a row until one of another step comes, as W&B does: a call of it takes as long as a layer."""
+        if step not in (None, self._step):
+            self._send(commit=True)
+            self._step = step
+        self._kept |= {**row, internals.TIMESTAMP: time.time()}
+        if step is None:
+            self._send()
+
+    def _send(self, *, commit: bool | None = None) -> None:
+        """Sends what is kept of a step; with ``commit`` nothing more of that step comes."""
+        row, self._kept = self._kept, {}
+        if row:
+            self._run.log(row, step=self._step, commit=commit)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self._log(lambda: dict(metrics), step)
@@ -314,7 +332,7 @@ class WandbMirror(Logger):
 
     def _in_time(self, call: Callable[[], object], seconds: float = 0.0) -> None:
         """Calls what waits for W&B's server, for a limited time; by default that of the end of a run."""
-        self.begin()
+        self._guarded(self._send)
         if self._run is not None:
             seconds = seconds or internals.FINISH_SECONDS[self.mode]
             if not internals.call_in_time(self._wandb, lambda: self._guarded(call), seconds):
@@ -328,6 +346,8 @@ class WandbMirror(Logger):
         self._console.stop()
         if self._wandb is None:
             return
+        if self._run is not None:
+            self._guarded(self._send)
         if self._run is not None:
             run, self._run = self._run, None
             finished = internals.call_in_time(
