@@ -18,6 +18,7 @@ from vit_lightning.storage.checkpoint_files import load_network, read_checkpoint
 from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora
 from vit_lightning.weights.adapt import merged
+from vit_lightning.weights.init_from import open_initial_weights
 from vit_lightning.weights.sources import open_source
 
 LORA = ["--lora.rank=2", "--lora.alpha=8", "--lora.targets=[qkv,expand]"]
@@ -58,6 +59,9 @@ def test_a_run_with_adapters_is_tested_from_its_checkpoint_alone_and_merges(in_f
     assert all(value.abs().max() > 1e-3 for name, value in network.state_dict().items() if "lora_B" in name)
     assert merged(plain) is plain
     assert torch.equal(open_source("out", make_network=network_in_file).network(images), plain(images))
+    second = resolve([*SMALL, *LORA, "--init_from=out"]).make_network()
+    notes = open_initial_weights("out", network_in_file).fitted(second, "bicubic").notes
+    assert not notes, "adapters change no option of the network below them"
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UserError, match=r"lora.rank=2 needs peft: pip install 'vit-lightning\[lora\]'"):
         resolve(["--ckpt=out"], "test")

@@ -15,7 +15,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.models.resize import ResizePositions
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import Size, pair
-from vit_lightning.weights.adapt import TOKENS, Adapted, adapt, heads_of
+from vit_lightning.weights.adapt import TOKENS, Adapted, adapt, heads_of, merged
 from vit_lightning.weights.convert import from_reference
 from vit_lightning.weights.describe import describe, model_config
 from vit_lightning.weights.files import WeightsFile, naming, read_weights
@@ -221,7 +221,7 @@ def _differences(network: nn.Module, source: nn.Module | Mapping[str, Tensor]) -
     if not isinstance(network, ViT) or not isinstance(source, ViT):
         return
     with contextlib.suppress(UserError):  # blocks of the user's own
-        ours, theirs = describe(network), describe(source)
+        ours, theirs = describe(merged(network)), describe(source)
         for name, value in ours.items():
             if name not in WITHOUT_FUNCTION and not is_dropout(name) and value != theirs[name]:
                 yield name, value, theirs[name]
