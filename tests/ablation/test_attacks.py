@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -150,6 +151,23 @@ def test_another_question_after_the_result_is_named(in_folder):
     asked = "Is the mean as good?"
     study = carry_out(begin(question=asked))
     assert (study.question, study.plan_changed) == (asked, [f'question was "{PLAN["question"]}", is "{asked}"'])
+
+
+def test_an_option_newer_than_an_ablation_is_no_change_of_its_plan_at_its_default(in_folder):
+    carry_out(begin())
+    path = Path("runs/out/ledger.json")
+    facts = json.loads(path.read_text())
+    for config in facts["configs"].values():
+        del config["model"]["init_args"]["float32_residual"], config["watchdog_minutes"]
+    path.write_text(json.dumps(facts))
+    begin()
+    with pytest.raises(UserError, match=r"arm cls: model.float32_residual was False, is True"):
+        begin(fixed={"model.float32_residual": True})
+    for config in facts["configs"].values():
+        config["model"]["init_args"]["no_such_option"] = 1
+    path.write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=r"arm mean: model.no_such_option was 1, is None"):
+        begin()
 
 
 def test_the_same_arms_and_seeds_in_another_folder_are_a_second_study(in_folder):

@@ -36,7 +36,10 @@ from vit_lightning.ablation import records
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
 from vit_lightning.ablation.plan import Plan, Tune, grid_name, slug
 from vit_lightning.config.adapters import recorded_goal
-from vit_lightning.config.files import PER_RUN, changes
+from vit_lightning.config.build import build
+from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.files import PER_RUN, changes, flatten
+from vit_lightning.config.merge import Merged
 from vit_lightning.config.own_files import digests
 from vit_lightning.errors import UserError, foreign
 from vit_lightning.metric_facts import goal_of
@@ -416,7 +419,7 @@ def open_ledger(
     ledger = find_ledger(folder) or Ledger(folder, now)
     began, rules = ledger.facts["compare"], now["compare"]
     rules["spending"] = rules["spending"] or began.get("spending")
-    found = _changes(ledger, now)
+    found = _changes(ledger, now, plan)
     raised, begun = rules["max_seeds"] > began["max_seeds"], bool(records.used_seeds(folder))
     rules["extended"] = [*began.get("extended", []), *([began["max_seeds"]] if raised and begun else [])]
     if raised and not begun:  # another rule from the start, for which the forecast chooses anew
@@ -454,7 +457,7 @@ def _create(path: Path, facts: dict[str, Any]) -> None:
         raise UserError(f"{path} cannot be read")
 
 
-def _changes(ledger: Ledger, now: dict[str, Any]) -> list[str]:
+def _changes(ledger: Ledger, now: dict[str, Any], plan: Plan) -> list[str]:
     """Returns the changes of code since an ablation began; more seeds than before are none.
 
     Raises:
@@ -464,7 +467,9 @@ def _changes(ledger: Ledger, now: dict[str, Any]) -> list[str]:
     found = [f"arm {arm} is new" for arm in now["arms"] if arm not in began["arms"]]
     found += [f"arm {arm} is gone" for arm in began["arms"] if arm not in now["arms"]]
     pairs = [("", _rules(began), _rules(now))]
-    pairs += [(f"arm {arm}: ", began["configs"].get(arm, config), config) for arm, config in now["configs"].items()]
+    for arm, experiment in plan.experiments.items():
+        if arm in began["configs"]:
+            pairs.append((f"arm {arm}: ", _as_now(began["configs"][arm], experiment), now["configs"][arm]))
     for place, first, second in pairs:
         found += [f"{place}{key} was {old}, is {value}" for key, (old, value) in changes(first, second).items()]
     most, least = (facts["compare"]["max_seeds"] for facts in (now, began))
@@ -476,6 +481,15 @@ def _changes(ledger: Ledger, now: dict[str, Any]) -> list[str]:
         raise UserError([*(f"{ledger.folder}: {text}" for text in found), advice])
     code = {key: (began["code"].get(key, value), value) for key, value in now["code"].items()}
     return [f"{key} was {before}, is {after}" for key, (before, after) in code.items() if before != after]
+
+
+def _as_now(config: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """Returns a config with the options that are newer at their defaults: a long study meets new versions."""
+    try:
+        completed = build(Merged(flatten(config), [], []), "summary", files=experiment.files)
+    except UserError:  # it has options that are gone
+        return config
+    return _lasting(completed)
 
 
 def find_ledger(folder: Path) -> Ledger | None:
@@ -513,14 +527,17 @@ def _facts(plan: Plan, threads: int) -> dict[str, Any]:
         "compare": dataclasses.asdict(plan.compare),
         "tune": dataclasses.asdict(plan.tune) if plan.tune.seeds else None,
         "threads": threads,
-        "configs": {
-            arm: {key: value for key, value in experiment.config.items() if key not in PER_RUN}
-            for arm, experiment in plan.experiments.items()
-        },
+        "configs": {arm: _lasting(experiment) for arm, experiment in plan.experiments.items()},
         "code": _code(),
     }
     plain: dict[str, Any] = json.loads(json.dumps(facts))
     return plain
+
+
+def _lasting(experiment: Experiment) -> dict[str, Any]:
+    """Returns the config of an arm without what identifies a run, as JSON has it."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(experiment.config)))
+    return {key: value for key, value in plain.items() if key not in PER_RUN}
 
 
 def _code() -> dict[str, str]:

@@ -218,10 +218,11 @@ def _are_names(classes: Sequence[str] | None) -> bool:
 
 def _differences(network: nn.Module, source: nn.Module | Mapping[str, Tensor]) -> Iterator[tuple[str, Any, Any]]:
     """Yields options that are others in the network than in the source, with both values."""
-    if not isinstance(network, ViT) or not isinstance(source, ViT):
+    plain = merged(network)
+    if not isinstance(plain, ViT) or not isinstance(source, ViT):
         return
     with contextlib.suppress(UserError):  # blocks of the user's own
-        ours, theirs = describe(merged(network)), describe(source)
+        ours, theirs = describe(plain), describe(source)
         for name, value in ours.items():
             if name not in WITHOUT_FUNCTION and not is_dropout(name) and value != theirs[name]:
                 yield name, value, theirs[name]
