@@ -305,6 +305,14 @@ TOGETHER = {
     "fit digits.yaml --ema.decay=0.9 --trainer.callbacks='[{class_path: EMAWeightAveraging}]'": (
         "ema.decay=0.9 beside trainer.callbacks.EMAWeightAveraging"
     ),
+    "fit digits.yaml --ema.warmup=false --lora.alpha=3 --distillation.kind=soft": [
+        "ema.warmup=False does nothing without decay",
+        "lora.alpha=3.0 does nothing for rank=0 (give a rank",
+        "distillation.teacher is missing",
+    ],
+    "fit digits.yaml --trainer.gradient_clip_algorithm=value": (
+        "trainer.gradient_clip_algorithm=value does nothing without trainer.gradient_clip_val"
+    ),
     "fit digits.yaml --optimizer.class_path=NAdam --optimizer.name=sgd": "name=sgd beside optimizer.class_path",
     "fit digits.yaml --optimizer.class_path=LBFGS": "LBFGS doesn't support per-parameter options",
     "fit digits.yaml --optimizer.class_path=SparseAdam": "SparseAdam does not support dense gradients",

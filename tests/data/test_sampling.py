@@ -12,6 +12,7 @@ from vit_lightning.data.sampling import (
     epoch_order,
     evaluation_requests,
     nested_subset,
+    step_weight,
     train_batch_count,
     train_requests,
 )
@@ -138,6 +139,37 @@ def test_training_batches_are_full_but_for_the_last():
         assert all(set(of_rank) <= {batch_size} for of_rank in sizes), (size, batch_size, ranks)
         assert max(last) <= batch_size + (ranks > 1), (size, batch_size, ranks)
         assert max(last) - min(last) <= 1, (size, batch_size, ranks)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 8])
+def test_a_step_weighs_all_its_images_alike_whatever_its_batches_and_ranks(group):
+    for size, batch_size, ranks in SPLITS:
+        on_ranks = on_all_ranks(size, batch_size, ranks)
+        counted = train_batch_count(size, batch_size, ranks)
+        for batches in {counted, max(1, counted // 2)}:
+            for first in range(0, batches, group):
+                numbers = range(first, min(first + group, batches))
+                sizes = [[len(on_ranks[rank][number].indices) for rank in range(ranks)] for number in numbers]
+                weights = [
+                    [
+                        step_weight(
+                            number,
+                            size=size,
+                            batch_size=batch_size,
+                            rank=rank,
+                            ranks=ranks,
+                            batches=batches,
+                            group=group,
+                        )
+                        for rank in range(ranks)
+                    ]
+                    for number in numbers
+                ]
+                total = sum(map(sum, sizes))
+                of_an_image = torch.tensor(weights, dtype=torch.float64) / torch.tensor(sizes) / (group * ranks)
+                torch.testing.assert_close(of_an_image, torch.full_like(of_an_image, 1 / total))
+                if total == batch_size * ranks * group:
+                    assert weights == [[1.0] * ranks] * group
 
 
 def test_one_rank_has_as_many_batches_as_a_plain_loader():

@@ -28,6 +28,17 @@ def test_five_lines_of_python_train_and_test():
     assert results["test/acc"] > 0.15
 
 
+def test_accumulated_gradients_train_as_whole_batches_do_at_the_end_of_an_epoch_too():
+    weights = []
+    for size, batches in ((128, 1), (64, 2), (32, 4)):  # the last step of an epoch has 14 images, one batch each time
+        seed_everything(0, verbose=False)
+        module = ViTClassifier(small(), optimizer=OptimizerConfig(name="sgd", lr=0.1, warmup_fraction=0.0))
+        trainer(max_epochs=2, accumulate_grad_batches=batches).fit(module, Digits(batch_size=size))
+        weights.append(torch.cat([weight.detach().flatten() for weight in module.network.parameters()]))
+    for other in weights[1:]:
+        torch.testing.assert_close(other, weights[0], rtol=1e-4, atol=1e-5)
+
+
 def test_figures_of_an_epoch_are_those_of_all_its_images():
     seed_everything(0, verbose=False)
     module, data = ViTClassifier(small()), Digits(batch_size=100)

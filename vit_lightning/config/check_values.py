@@ -66,6 +66,8 @@ def trainer_problems(trainer: Mapping[str, Any]) -> list[str]:
     algorithm = trainer.get("gradient_clip_algorithm")
     if algorithm not in (None, "norm", "value"):
         problems.append(f"trainer.gradient_clip_algorithm={algorithm} must be one of norm, value")
+    elif algorithm is not None and trainer.get("gradient_clip_val") is None:
+        problems.append(f"trainer.gradient_clip_algorithm={algorithm} does nothing without trainer.gradient_clip_val")
     return problems
 
 

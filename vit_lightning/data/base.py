@@ -23,7 +23,13 @@ from vit_lightning.data.batches import Batch, Loader, Request, Workers, free_sha
 from vit_lightning.data.images import DecodedImages, DecodedOnDevice, Images
 from vit_lightning.data.items import Items, gives_items
 from vit_lightning.data.per_image import PerImage, PerImageFirst
-from vit_lightning.data.sampling import evaluation_requests, nested_subset, train_batch_count, train_requests
+from vit_lightning.data.sampling import (
+    evaluation_requests,
+    nested_subset,
+    step_weight,
+    train_batch_count,
+    train_requests,
+)
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, problems_of, refuse
@@ -236,6 +242,19 @@ class ImageData(LightningDataModule):
     def train_batches_per_epoch(self) -> int:
         """Batches that each rank sees in an epoch, before Lightning's ``limit_train_batches``."""
         return train_batch_count(self.image_count("train"), self.batch_size, self._ranks)
+
+    def step_weight(self, number: int) -> float:
+        """Returns the factor on the loss of a training batch of an epoch, see ``sampling.step_weight``."""
+        assert self.trainer is not None
+        return step_weight(
+            number,
+            size=self.image_count("train"),
+            batch_size=self.batch_size,
+            rank=self._rank,
+            ranks=self._ranks,
+            batches=int(self.trainer.num_training_batches),
+            group=self.trainer.accumulate_grad_batches,
+        )
 
     def train_dataloader(self) -> Loader:
         if (images := self.image_count("train")) < self._ranks:

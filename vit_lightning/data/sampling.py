@@ -57,6 +57,32 @@ def train_requests(
         yield Request(indices[mine].tolist(), keys[mine].tolist())
 
 
+def step_weight(number: int, *, size: int, batch_size: int, rank: int, ranks: int, batches: int, group: int) -> float:
+    """Returns the factor on the mean loss of a batch with which an optimizer step has the mean over all its images.
+
+    Lightning divides by ``group`` and DDP by ``ranks``, although the last step of an epoch may have fewer batches, and
+    its last batch fewer images, which are not as many on each rank. Of all other steps it is 1.
+
+    Args:
+        number: number of the batch in its epoch, from 0.
+        size: images of an epoch.
+        batch_size: images of a batch on each rank.
+        rank: number of the rank.
+        ranks: number of ranks.
+        batches: batches of an epoch, of which some may be left out (``limit_train_batches``).
+        group: batches whose gradients are accumulated (``accumulate_grad_batches``).
+    """
+    step, count = batch_size * ranks, train_batch_count(size, batch_size, ranks)
+
+    def together(batch: int) -> int:
+        return step if batch < count - 1 else size - (count - 1) * step
+
+    first = number - number % group
+    images = sum(together(batch) for batch in range(first, min(first + group, batches)))
+    whole, more = divmod(together(number), ranks)
+    return (whole + (rank < more)) * ranks * group / images
+
+
 def nested_subset(labels: Tensor, seed: int, *, fraction: float = 1.0, shots: int | None = None) -> Tensor:
     """Returns sorted indices of a part of each class; a larger part contains every smaller one."""
     rank = sample_keys(seed, -1, torch.arange(len(labels))).argsort(stable=True)

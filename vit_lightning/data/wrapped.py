@@ -316,6 +316,10 @@ class WrappedDataModule(ImageData):
         self.module.trainer = self.trainer
         self.module.setup(stage)
 
+    def step_weight(self, number: int) -> float:
+        """Returns 1: the sizes of the batches are not known."""
+        return 1.0
+
     def train_dataloader(self) -> Any:
         return _made_again_by_attributes(self.module.train_dataloader())
 

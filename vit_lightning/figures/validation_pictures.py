@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
@@ -37,7 +36,7 @@ from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.metrics import json_number
 from vit_lightning.storage.wandb_mirror import WandbMirror
 from vit_lightning.storage.wandb_values import IMAGES
-from vit_lightning.training.callbacks import fits, gather, is_due
+from vit_lightning.training.callbacks import fits, gather, has_whole_weights, is_due
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.ema import accuracy_without_average
 from vit_lightning.training.lightning_detours import logged_steps
@@ -168,7 +167,7 @@ class ValidationPictures(Callback):
         matrix = confusion_picture(found["confusion"], self.data.class_names, title)
         write_png(folder / f"confusion-{epoch:04d}.png", matrix)
         network = getattr(pl_module, "network", None)
-        is_whole = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy)
+        is_whole = has_whole_weights(trainer)
         if images is not None and len(images) and network is not None and find_blocks(network) and is_whole:
             with contextlib.suppress(UserError, torch.OutOfMemoryError):  # no attention that is known, or no room
                 facts["effective_rank"] = self._draw_inside(trainer, network, images[:INSIDE], folder, epoch)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 from tqdm import tqdm
@@ -216,6 +217,12 @@ def training_steps(trainer: Trainer, batches: float) -> tuple[float, float]:
     epochs, steps = trainer.max_epochs, trainer.max_steps
     by_epochs = math.inf if epochs is None or epochs < 0 else epochs * per_epoch
     return per_epoch, min(by_epochs, math.inf if steps < 0 else steps)
+
+
+def has_whole_weights(trainer: Trainer) -> bool:
+    """Whether each process holds all weights; DeepSpeed, which shards them, is a DDPStrategy to Lightning."""
+    strategy = trainer.strategy
+    return isinstance(strategy, SingleDeviceStrategy | DDPStrategy) and not isinstance(strategy, DeepSpeedStrategy)
 
 
 def is_due(trainer: Trainer, every_n_epochs: int) -> bool:

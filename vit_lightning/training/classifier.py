@@ -180,7 +180,8 @@ class ViTClassifier(ConfiguredOptimizer):
         output = self.step(batch, "train")
         self.log_metrics(output, batch[1], "train")
         log_again(self, "train/loss_step", output.loss, prog_bar=self._loss_in_bar)
-        return output.loss
+        weight = getattr(self.trainer.datamodule, "step_weight", _one)(batch_idx)  # type: ignore[attr-defined]
+        return output.loss if weight == 1.0 else output.loss * weight
 
     def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Returns the logits to callbacks."""
@@ -292,6 +293,10 @@ def _plain_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor
     known = (labels >= 0) & (labels < logits.shape[1])
     total, count = cross_entropy(logits, labels.where(known, -100), ignore_index=-100, reduction="sum"), known.sum()
     return total / count.clamp(min=1), count
+
+
+def _one(batch_idx: int) -> float:
+    return 1.0
 
 
 def _reset(*stages: nn.ModuleDict) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
+from vit_lightning.training.callbacks import has_whole_weights
 from vit_lightning.training.lightning_detours import as_step_gets_it
 
 _PREFIX = "network."
@@ -39,6 +39,8 @@ class EMAConfig:
     def __post_init__(self) -> None:
         if self.decay is not None and not 0.0 <= self.decay < 1.0:
             raise UserError(f"decay={self.decay} must be at least 0 and below 1 (or null for no average)")
+        if self.decay is None and not self.warmup:
+            raise UserError("warmup=False does nothing without decay (give a decay, such as 0.9999)")
 
     def decay_at(self, step: int) -> float:
         """Returns the decay of a step, counted from 1."""
@@ -63,7 +65,7 @@ class WeightAverage(Callback):
         self._global_step = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+        if not has_whole_weights(trainer):
             kind = type(trainer.strategy).__name__
             raise UserError(f"ema.decay={self.config.decay} beside {kind}, which shards the weights: leave out one")
 

@@ -78,7 +78,13 @@ class LoraConfig:
             problems_of(("alpha", self.alpha, 0.0 < self.alpha < math.inf, "a finite number above 0")),
             probabilities(dropout=self.dropout),
             [] if self.targets else ["targets=[] names no layer (rank=0 for no adapters)"],
+            [] if self.rank else self._unused_problems(),
         )
+
+    def _unused_problems(self) -> list[str]:
+        plain = {"alpha": 16.0, "dropout": 0.0, "targets": ["qkv", "projection"]}
+        changed = [name for name, value in plain.items() if getattr(self, name) != value]
+        return [f"{name}={getattr(self, name)} does nothing for rank=0 (give a rank, such as 8)" for name in changed]
 
 
 def add_lora(network: nn.Module, config: LoraConfig) -> None:

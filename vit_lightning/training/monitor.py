@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from vit_lightning.training.callbacks import Stopwatch
+from vit_lightning.training.callbacks import Stopwatch, has_whole_weights
 from vit_lightning.training.lightning_detours import accumulates, call_around_fetches, logged_steps
 from vit_lightning.training.resources import peak_flops
 
@@ -61,7 +60,7 @@ class Monitor(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if not _logs_now(trainer) or self._before is not None or len(trainer.optimizers) != 1:
             return
-        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+        if not has_whole_weights(trainer):
             return
         weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
         if weights:
