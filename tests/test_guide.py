@@ -12,7 +12,7 @@ import sys
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urldefrag
+from urllib.parse import quote, unquote, urldefrag
 
 import pytest
 import yaml
@@ -241,6 +241,14 @@ def test_commands_in_the_text_have_the_options_that_they_show():
                     assert name in known or name.partition(".")[0] in {"help", *option_groups()}, f"{page.name}: {line}"
 
 
+FOUND = {
+    "resume": "runs.html",
+    "learning rate": "configs.html",
+    "early stopping": "configs.html",
+    "multi GPU": "configs.html",
+    "attention map": "inside.html",
+}
+"""Pages of the site that a search finds first."""
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -291,6 +299,9 @@ def test_the_site_builds_strictly_and_asks_nothing_of_other_servers(tmp_path):
     assert "compare.smallest_effect" in index  # a field of a group of a plan
     if CHROMIUM:  # opened as a file, without a server
         options = ["--headless", "--no-sandbox", f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=15000"]
-        page = (tmp_path / "site/index.html").as_uri() + "?q=SIGINT"
-        found = subprocess.run([CHROMIUM, *options, "--dump-dom", page], capture_output=True, text=True, timeout=120)
-        assert "runs.html?h=sigint#what-holds-when-a-run-is-killed" in found.stdout
+        for words, first in FOUND.items():
+            page = f"{(tmp_path / 'site/index.html').as_uri()}?q={quote(words)}"
+            command = [CHROMIUM, *options, "--dump-dom", page]
+            found = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+            (top, *_) = re.findall(r'href="[^"]*?([^"/?]+)\?h=[^"]*"[^>]*class="md-search-result__link', found)
+            assert top == first, words

@@ -33,6 +33,9 @@ PAGES = {
 }
 """Pages that lie elsewhere in the repository, and their places in the site."""
 
+SEARCH = {"experiments": 0.1, "zh": 0.5, "options": 2.0, "commands": 2.0, "python": 0.5, "contributing": 0.5}
+"""Weight of a folder or page in the search, where it is not that of a page of the guide (4) or a notebook (1)."""
+
 LINK = re.compile(r"(\]\(|href=\")(?!https?:|#|mailto:)([^)\s#\"]+)(#[^)\s\"]*)?")
 
 
@@ -51,9 +54,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns the links of a page, and writes what is generated into it."""
+    place = page.file.src_uri
+    usual = 1.0 if place.endswith(".ipynb") else 4.0
+    page.meta["search"] = {"boost": SEARCH.get(re.split(r"[/.]", place)[0], usual)}
     marks = re.compile(rf"<!-- ({'|'.join(GENERATED)})(?:: (\w+))? -->")
     markdown = marks.sub(lambda found: GENERATED[found[1]](*filter(None, [found[2]])), markdown)
-    return _with_links(markdown, page.file.src_uri)
+    return _with_links(markdown, place)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
