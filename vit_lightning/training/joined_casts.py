@@ -60,7 +60,7 @@ def _join(graph: Graph, casts: list[Node]) -> None:
             like = graph.call_function(aten.empty_like.default, (source,), {"dtype": cast.args[1]})
             like.meta["val"] = cast.meta["val"]
             likes.append(like)
-        joined = graph.call_function(aten._foreach_copy.default, (likes, sources))
+        joined = graph.call_function(torch.ops.aten._foreach_copy.default, (likes, sources))
         joined.meta["val"] = [cast.meta["val"] for cast in casts]
         for place, cast in enumerate(casts):
             one = graph.call_function(getitem, (joined, place))
