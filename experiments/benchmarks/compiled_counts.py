@@ -1,6 +1,6 @@
 """Kernels that ``torch.compile`` launches in a training step on a GPU, counted on a machine without one.
 
-python experiments/benchmarks/compiled_counts.py [--only NAME ...] [--depth 12] [--kernels]
+python experiments/benchmarks/compiled_counts.py [--only NAME ...] [--depth 12] [--apart] [--kernels]
 
 Dynamo traces fake tensors that lie on ``cuda``, under its autocast; then Inductor writes Triton code for a pretended
 H100, forward and backward, which is read instead of run. Counted are its kernels, products and attention included
@@ -35,7 +35,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from vit_lightning import LossConfig, ViT, ViTClassifier
-from vit_lightning.training.compiled import compile_module
+from vit_lightning.training.compiled import compile_module, gpu_options
 from vit_lightning.training.fast_paths import accelerate
 
 DEVICE = torch.device("cuda", 0)
@@ -186,6 +186,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=NETWORKS, default=[*NETWORKS])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     parser.add_argument("--depth", type=int, help="number of blocks, fewer of which are counted sooner")
+    parser.add_argument("--apart", action="store_true", help="each cast of a weight or gradient as a kernel of its own")
     parser.add_argument("--combo", action="store_true", help="Inductor's combo_kernels, which joins small kernels")
     parser.add_argument("--kernels", action="store_true", help="names of the kernels")
     given = parser.parse_args()
@@ -195,7 +196,8 @@ def main() -> None:
     for name in given.only:
         settings = NETWORKS[name] | ({"depth": given.depth} if given.depth else {})
         for way in given.ways:
-            kernels = count_step(settings, WAYS[way])
+            with inductor.patch({} if given.apart else gpu_options()):
+                kernels = count_step(settings, WAYS[way])
             graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
             both = (sum(kernels.launches[each::2]) for each in (0, 1))
             casts = sum(

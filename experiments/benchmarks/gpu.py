@@ -155,7 +155,7 @@ ITEMS = (
     Item("JPEG", budget(processes=3, more=60), _trainings("photographs")),
     Item("CIFAR-10", 120, _trainings("goal")),
     *(
-        Item(f"Forms of {name}", budget(compiled=3, more=45), _steps("forms", network=name))
+        Item(f"Forms of {name}", budget(compiled=4, more=45), _steps("forms", network=name))
         for name in ("Ti/4", "B/16")
     ),
     Item("Attention", budget(more=30), _steps("attention")),

@@ -23,7 +23,6 @@ import torch
 from gpu import REPOSITORY, Place, Rows
 from gpu_predictions import NETWORKS, Machine, Network, image_flops, predict
 from torch import Tensor
-from torch._inductor import config as inductor
 from torch.autograd import DeviceType
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -32,7 +31,7 @@ from torch.profiler import ProfilerActivity, profile
 from vit_lightning import ViT, accelerate
 from vit_lightning.commands.measuring import matrix_product, median, paired_rounds
 from vit_lightning.training.classifier import ViTClassifier
-from vit_lightning.training.compiled import compile_module
+from vit_lightning.training.compiled import compile_module, gpu_options
 from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule, parameter_groups
 from vit_lightning.training.resources import peak_flops
 
@@ -240,6 +239,7 @@ def _kind(name: str) -> str:
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "as the option compile": ("", {}),
+    "casts apart": ("", {"post_grad_custom_post_pass": None}),
     "by blocks": ("cpu", {}),
     "kernels joined": ("", {"combo_kernels": True}),
     "CUDA graphs": ("", {"triton.cudagraphs": True}),
@@ -251,8 +251,9 @@ def forms(place: Place, network: str) -> Rows:
     """Ours compiled in several ways, interleaved."""
     made = {}
     for name, (device, settings) in FORMS.items():
+        options = mock.patch("vit_lightning.training.compiled.gpu_options", return_value=gpu_options() | settings)
         # what one form has compiled stays when the next one is
-        with inductor.patch(settings), mock.patch("torch._dynamo.reset"):
+        with options, mock.patch("torch._dynamo.reset"):
             made[name] = our_step(sizes_of(network, place), place, compiled_for=device)
             for _ in range(4):
                 made[name]()

@@ -17,6 +17,8 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.pattern_matcher import stable_topological_sort
 
 from vit_lightning import (
     ISTA,
@@ -37,8 +39,9 @@ from vit_lightning.cli import main
 from vit_lightning.commands.console import gpu_notes, start_lines
 from vit_lightning.commands.session import chosen_matmul
 from vit_lightning.config.resolve import resolve
-from vit_lightning.training.compiled import compile_module
+from vit_lightning.training.compiled import compile_module, gpu_options
 from vit_lightning.training.distillation import Distillation, DistillationConfig, Teacher
+from vit_lightning.training.joined_casts import CAST, JoinedCasts
 from vit_lightning.training.resources import auto_precision, has_fast_bfloat16, is_fast_in_bfloat16
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -144,6 +147,71 @@ def test_of_several_ranks_gradients_of_a_block_are_there_before_the_backward_pas
     last = len(happened) - happened[::-1].index("graph")
     assert happened.count("graph") == (1 if ranks == 1 else 3)
     assert len([name for name in happened[:last] if name.startswith("encoder.2.")]) == (0 if ranks == 1 else 12)
+
+
+def joined_as_for_a_gpu(passes, graph):
+    """Changes the graph of a forward or a backward pass as Inductor does, and keeps how many casts it has."""
+    before = len(graph.graph.find_nodes(op="call_function", target=CAST))
+    JoinedCasts()(graph.graph)
+    stable_topological_sort(graph.graph)
+    graph.recompile()
+    joined = graph.graph.find_nodes(op="call_function", target=torch.ops.aten._foreach_copy.default)
+    passes.append([before, len(graph.graph.find_nodes(op="call_function", target=CAST)), len(joined)])
+
+
+def test_casts_for_a_gpu_are_one_operator_each_way_with_the_same_bits():
+    torch.manual_seed(0)
+    network = ViT(**SIZES | {"depth": 2}, drop_path=0.2, layer_scale=0.1)
+    accelerate(network)
+    nn.init.normal_(network.head.linear.weight)
+    batches = [(torch.randn(4, 3, 8, 8), torch.arange(4) % 3) for _ in range(2)]
+    keys, found = list(network.state_dict()), []
+    for change in (lambda graph: None, partial(joined_as_for_a_gpu, passes := [])):
+        module = ViTClassifier(copy.deepcopy(network), loss=LossConfig(label_smoothing=0.1))
+
+        def compiler(graph, inputs, change=change):
+            change(graph)
+            return make_boxed_func(graph.forward)
+
+        backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, decompositions=select_decomp_table())
+        compile_module(module, 4, GPU, backend=backend)
+        torch.manual_seed(1)
+        losses = [step_of(module, batch).loss for batch in batches]  # gradients are accumulated
+        assert list(module.network.state_dict()) == keys
+        found.append(losses + [weight.grad for weight in module.parameters()])
+    assert all(map(torch.equal, *found))
+    assert all(values.abs().max() > 0 for values in found[0])
+    (forward, left, joined), (backward, left_backward, joined_backward) = passes
+    products = 4 * 2 + 2  # of two blocks, of the patches and of the head
+    assert (joined, joined_backward) == (1, 1)
+    assert forward - left == 2 * products  # weights and biases
+    assert backward - left_backward == products  # a sum over tokens makes the gradient of a bias
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_casts_are_joined_by_inductor_alone_and_on_a_gpu(device, ranks, monkeypatch):
+    given = []
+    monkeypatch.setattr(torch, "compile", lambda step, **options: given.append(options["options"]) or step)
+    for backend in ("inductor", "eager"):
+        compile_module(ViTClassifier(ViT(**SIZES)), 4, device, ranks=ranks, backend=backend)
+    changes, *others = [list((options or {}).values()) for options in given]
+    assert [type(change) for change in changes] == ([] if device == CPU else [JoinedCasts])
+    assert others == [[]]
+    monkeypatch.setattr("vit_lightning.training.compiled.hasattr", lambda *_: False, raising=False)
+    assert gpu_options() == {}, "of a torch without the hook"
+
+
+def test_a_process_that_has_met_nothing_compiles_a_step_once(monkeypatch):
+    monkeypatch.setattr("einops._backends._type2backend", {})
+    network = ViT(**SIZES)
+    accelerate(network)
+    module = ViTClassifier(network)
+    compile_module(module, 4, GPU, backend="eager")
+    counters.clear()
+    for _ in range(3):
+        step_of(module, (torch.randn(4, 3, 8, 8), torch.arange(4) % 3))
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_a_schedule_of_image_sizes_has_one_graph_for_each():

@@ -51,11 +51,15 @@ def compile_module(
 
     # with trainer.deterministic kernels and padding are chosen by rule, not by timings in this process
     inductor.deterministic = torch.are_deterministic_algorithms_enabled()
-    rearrange(torch.empty(0), "n -> n")  # einops keeps what it has met, on which the code depends
+    for met in (torch.empty(0), nn.Parameter(torch.empty(0))):
+        rearrange(met, "n -> n")  # einops keeps the types that it has met, on which the code depends
     as_one = device.type != "cpu" and ranks == 1
+    # a backend of somebody's own takes none
+    options = gpu_options() if device.type != "cpu" and backend == "inductor" else None
     if isinstance(module, ViTClassifier):
         if as_one and type(module).training_step is ViTClassifier.training_step:
-            module.step = torch.compile(module.step, backend=backend, dynamic=False)  # type: ignore[method-assign]
+            step = torch.compile(module.step, backend=backend, options=options, dynamic=False)
+            module.step = step  # type: ignore[method-assign]
             return [module]
         networks = [module.network]
     else:
@@ -63,14 +67,26 @@ def compile_module(
         networks = networks or [part for part in module.children() if next(part.parameters(), None) is not None]
     if as_one:
         for network in networks:
-            network.compile(backend=backend, dynamic=False)
+            network.compile(backend=backend, options=options, dynamic=False)
         return networks
     parts = [part for network in networks for part in _parts(network)]
     # else the length of a training with patch dropout is any or fixed, as a validation came before it or not
-    run = torch.compile(_call, backend=backend, dynamic=False)
+    run = torch.compile(_call, backend=backend, options=options, dynamic=False)
     for part in parts:
         part._compiled_call_impl = partial(_call_compiled, run, part, batch_size)
     return parts
+
+
+def gpu_options() -> dict[str, Any]:
+    """Returns settings of Inductor for what runs on a GPU: casts of weights and of gradients are one kernel each."""
+    from torch._inductor import config as inductor
+
+    hook = "post_grad_custom_post_pass"
+    if not hasattr(inductor, hook):  # of another torch, whose code then has a kernel for each cast
+        return {}
+    from vit_lightning.training.joined_casts import JoinedCasts
+
+    return {hook: JoinedCasts()}
 
 
 def _parts(network: nn.Module) -> list[nn.Module]:
