@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ from vit_lightning.config.options import BESIDE_OTHER_CLASS, DEFAULT_CLASSES, GR
 from vit_lightning.config.own_files import also_search
 from vit_lightning.config.shipped import find_config
 from vit_lightning.data.image_files import data_of_files
+from vit_lightning.data.image_set import ImageSet
 from vit_lightning.errors import UserError
 from vit_lightning.models.presets import PRESETS, Preset
 from vit_lightning.models.vit import ViT
@@ -106,6 +109,8 @@ def merge_all(
         merged.pop("ckpt", None)  # it has been read
     if names and "experiment" not in merged:
         merged["experiment"] = Path(names[-1]).stem
+    if initial is not None:
+        initial = _with_its_images(initial, merged)
     _check_split(first, merged)
     weights = None if trust else _weights_of_model(first, merged, trained, initial)
     return Merged(merged, problems, _sentences(dropped, configs), trained, initial, weights)
@@ -226,6 +231,32 @@ def _config_of_source(sources: Sequence[Config], *, trust: bool) -> tuple[Initia
     for_vit = not named or find_class(full_name(named[-1])) is ViT
     initial = initial.described(for_vit=for_vit, heads=heads)
     return initial, {"model": flatten(initial.model)}
+
+
+def _with_its_images(initial: InitialWeights, merged: Config) -> InitialWeights:
+    """Fills in size, mean and std of the images as those of a source where the config gives none.
+
+    Only for data that takes images of any size; ``predict`` takes the same for the source itself.
+
+    Args:
+        initial: the source; comes back with a sentence on what was taken from it.
+        merged: the config, which is changed.
+    """
+    given = merged.get("data")
+    data: Config = given if isinstance(given, dict) else {}
+    kind = None
+    with contextlib.suppress(UserError):  # of a file of the user's own, which is told where the data are read
+        kind = find_class(full_name(str(data.get("class_path"))))
+    if not (isinstance(kind, type) and issubclass(kind, ImageSet)):
+        return initial
+    taken = {name: value for name, value in initial.images.items() if data.get(name) is None}
+    merged["data"] = {**data, **taken}
+    shown = {name: f"data.{name}={word(value)}" for name, value in taken.items()}
+    guessed = [shown.pop(name) for name in ("mean", "std") if initial.usual and name in shown]
+    notes = [f"{' and '.join(shown.values())} as in the source"] if shown else []
+    if guessed:
+        notes.append(f"{' and '.join(guessed)} as for most weights of {initial.usual}; nothing beside the file tells")
+    return replace(initial, notes=(*initial.notes, *notes))
 
 
 def _weights_of_model(
