@@ -46,6 +46,8 @@ COMMANDS = {
     "fit digits.yaml --model.depth= 3": "there must be no space after the equals sign: --model.depth=3",
     "fit digits.yaml model.depth=3": "did you mean --model.depth=3? (options are given as --key=value)",
     "fit digits.yaml folder": "folder: unexpected argument, a folder",
+    "fit digits_short": "digits_short: unexpected argument, did you mean --config digits_short?",
+    "fit digits": "digits: unexpected argument, did you mean --config digits?",
     "fit --config": "--config needs a value: --config=CONFIG.yaml",
     "fit digits.yaml --experiment": "--experiment needs a value",
     "fit digits.yaml --out": "--out needs a value",
@@ -120,6 +122,11 @@ COMMANDS = {
 }
 FILES = {
     "fit --config=digit.yaml": "No such file or directory (did you mean digits.yaml?)",
+    "fit --config=digit.yaml --data.root=photos --model.width=3 --trainer.max_epoch=3 --data.batch_size=x": [
+        "did you mean digits.yaml?",
+        "trainer.max_epoch=3",
+        "data.batch_size=x",
+    ],
     "fit --config=families/tim": "(did you mean families/timm? lightning configs lists those of the package)",
     "fit --config=pooling": "config=pooling is the plan of an ablation, not a config: lightning ablate pooling",
     "fit --config=plan.yaml": "config=plan.yaml is the plan of an ablation, not a config: lightning ablate plan.yaml",
@@ -146,6 +153,10 @@ FILES = {
         "trainer.max_epoch=2",
     ],
     "fit images.yaml": "data.root is missing",
+    "fit images.yaml --data.rot=good": "data.rot=good: there is no such option (did you mean data.root?)",
+    "fit --config=imagefolder --data.rot=good --trainer.accelerator=cpu": (
+        "data.rot=good: there is no such option (did you mean data.root?)"
+    ),
     "fit images.yaml --data.root=nowhere": "data.root=nowhere is not a folder",
     "fit images.yaml --data.root=flat": "data.root=flat ... two folders, one for each class, found 0",
     "fit images.yaml --data.root=hollow": "hollow/train/b holds no images",
@@ -330,7 +341,8 @@ TOGETHER = {
         "optimizer.name=muon: ViT has no trained matrices before its classifier (choose"
     ),
     "fit digits.yaml --freeze=backbone --optimizer.layer_decay=0.7": (
-        "optimizer.layer_decay=0.7 does nothing: all parameters but those of one"
+        "optimizer.layer_decay=0.7 does nothing: all parameters but those of one ... give --optimizer.layer_decay=1; "
+        "--config linear_probe"
     ),
     "fit digits.yaml --freeze=backbone --lora.rank=2": (
         "freeze=backbone beside lora.rank=2: adapters freeze the backbone already"

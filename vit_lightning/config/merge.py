@@ -64,6 +64,8 @@ class Merged(NamedTuple):
     trained: Trained | None = None
     initial: InitialWeights | None = None
     """The source of the initial weights."""
+    complete: bool = True
+    """Whether all config files could be read."""
     weights: Mapping[str, Any] | None = None
     """Tensors of the file whose config names the network; None where the user does, or trusts that config."""
 
@@ -91,6 +93,7 @@ def merge_all(
             configs.append((path, as_ours(config, problems)))
         except UserError as error:
             problems += error.problems
+    complete = len(configs) == len(names)
     given = as_ours(_together(flags), problems)
     sources = [*(config for _, config in configs), given]
     first: Config = {}
@@ -114,7 +117,7 @@ def merge_all(
         initial = _with_its_images(initial, merged)
     _check_split(first, merged)
     weights = None if trust else _weights_of_model(first, merged, trained, initial)
-    return Merged(merged, problems, _sentences(dropped, configs, merged), trained, initial, weights)
+    return Merged(merged, problems, _sentences(dropped, configs, merged), trained, initial, complete, weights)
 
 
 def _together(flags: Sequence[tuple[str, str]]) -> Config:
