@@ -196,6 +196,16 @@ def test_the_configs_that_start_from_a_model_take_a_folder_of_images_and_their_s
     assert experiment.config["model"]["init_args"]["emb_size"] == 64
 
 
+def test_heads_that_a_file_does_not_tell_are_not_made_of_those_of_a_config_of_another_width(place, in_folder, capsys):
+    vit = ViT(image_size=16, patch_size=4, emb_size=192, depth=1, num_heads=3, num_classes=7)
+    torch.save(to_reference(vit, family="timm")[0], "tiny.pth")
+    sizes = ["--model.emb_size=128", "--model.num_heads=4", "--model.depth=1", "--model.patch_size=4"]
+    assert main(["fit", *start(place, "--init_from=tiny.pth", "--data.image_size=16"), *sizes]) == 2
+    said = capsys.readouterr().err
+    assert "than the model: emb_size 192, not 128; num_heads 3, not 4; " in said
+    assert "dim_head 64, not 32" in said
+
+
 def test_a_result_that_was_measured_before_the_configs_were_for_folders_has_its_own_options_of_the_data(in_folder):
     pytest.importorskip("datasets")
     write_images(in_folder / "images/a", 200)

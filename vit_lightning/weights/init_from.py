@@ -158,7 +158,8 @@ class InitialWeights:
         try:
             adapted = adapt(network, given, interpolation=interpolation, reset_head=why)
         except UserError as error:
-            options = [f"{name} {theirs}, not {ours}" for name, ours, theirs in differences if name != "scale"]
+            by_itself = _differences(network, self._by_itself(network, given))
+            options = [f"{name} {theirs}, not {ours}" for name, ours, theirs in by_itself if name != "scale"]
             problems = [*options, *error.problems]
             more = f" (and {len(problems) - 6} more differences)" if len(problems) > 6 else ""
             text = f"{KEY}={place} is of another architecture than the model: {'; '.join(problems[:6])}{more}"
@@ -166,6 +167,17 @@ class InitialWeights:
             raise UserError(f"{text} {way_out}") from error
         kept = others and any(name.startswith(heads_of(network)) for name in adapted.taken)
         return FirstWeights(place, family, adapted, notes, kept)
+
+    def _by_itself(
+        self, network: nn.Module, given: nn.Module | Mapping[str, Tensor]
+    ) -> nn.Module | Mapping[str, Tensor]:
+        """Returns a ViT as it is without the heads of the config, which say nothing about one of another width."""
+        if isinstance(network, ViT) and isinstance(given, ViT) and network.emb_size != given.emb_size:
+            with contextlib.suppress(UserError):  # the weights tell no heads: the config's are all that there is
+                return open_source(
+                    self.file, make_network=self.make_network, usual=False, trust=self.trust, key=KEY
+                ).network
+        return given
 
     def _weights_for(
         self, network: nn.Module
