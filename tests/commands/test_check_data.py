@@ -56,7 +56,31 @@ def test_everything_that_is_wrong_is_found(in_folder, capsys):
     page = (in_folder / "report" / "index.html").read_text()
     assert all(name in page for name in bad)
     assert Image.open(in_folder / "report" / "samples.png").size[0] > 100
-    assert "across splits" in output.out
+    lines = output.out.splitlines()
+    assert f"same across splits: val: {original} = test: {other}" in lines
+    assert f"same across splits: {' = '.join(across)}" in lines
+    assert f"same with other labels: {' = '.join(across)}" in lines
+    assert not any("more: " in line for line in lines)
+
+
+def test_the_first_images_in_several_splits_are_named_with_the_page_of_all(in_folder, capsys):
+    for number, (split, name) in enumerate((split, name) for split in ("train", "val", "test") for name in "ab"):
+        write_images(in_folder / "images" / split / name, 8, seed=number)
+    for path in sorted((in_folder / "images/test/a").iterdir())[:5]:
+        shutil.copy(path, in_folder / "images/train/a" / f"again {path.name}")
+    assert check(in_folder / "images") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("same across splits: train: ") for line in lines) == 3
+    assert "and 2 more: report/index.html" in lines
+
+
+def test_a_run_says_at_its_start_that_the_images_it_counts_hold_damaged_ones(in_folder, capsys):
+    dirty_folder(in_folder / "images")
+    flags = ["--data.class_path=ImageFolder", "--data.root=images", "--data.image_size=8", *SMALL, "--test=false"]
+    assert main(["fit", *flags, "--data.on_bad_image=skip", "--out=run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (images,) = [number for number, line in enumerate(lines) if line.startswith("images ")]
+    assert lines[images + 1] == "note        at least 4 of these are damaged and left out of the batches"
 
 
 def test_skipped_damage_is_reported_and_no_error(in_folder):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from tensors import write_images
+from runs import REPOSITORY
+from tensors import write_images, write_parquet
 
+from vit_lightning import load, to_reference
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.resume import read_run
@@ -141,6 +144,91 @@ def test_the_config_gives_the_heads_that_weights_do_not_tell(place, in_folder, c
         first.adapted.load(network)
         images = torch.rand(2, 3, 16, 16)
         torch.testing.assert_close(network.eval()(images), theirs(images))
+
+
+def saved_by_timm(place, *, beside=None):
+    """Saves a ViT for images of 16 pixels under timm's names, and what is known about its images beside it."""
+    vit = ViT(image_size=16, patch_size=4, emb_size=64, depth=1, num_heads=1, num_classes=7)
+    torch.save(to_reference(vit, family="timm")[0], place)
+    if beside is not None:
+        known = {"architecture": "vit", "pretrained_cfg": {"input_size": [3, 16, 16], **beside}}
+        Path(place).with_suffix(".json").write_text(json.dumps(known))
+
+
+def images_of(experiment):
+    data = experiment.config["data"]["init_args"]
+    return data["image_size"], data["mean"], data["std"]
+
+
+def test_size_and_normalisation_of_the_images_are_those_of_the_source(place, in_folder, capsys):
+    saved_by_timm("bare.pth")
+    saved_by_timm("told.pth", beside={"mean": [0.4, 0.5, 0.6], "std": [0.1, 0.2, 0.3]})
+    told, bare = (resolve([*start(place, f"--init_from={name}.pth")]) for name in ("told", "bare"))
+    assert images_of(told) == (16, [0.4, 0.5, 0.6], [0.1, 0.2, 0.3])
+    assert images_of(bare) == (16, [0.5] * 3, [0.5] * 3), "as load and predict assume"
+    with pytest.warns(UserWarning, match="those of most weights of timm"):
+        known, assumed = load("told.pth"), load("bare.pth")
+    assert (known.image_size, known.mean, assumed.std) == ((16, 16), [0.4, 0.5, 0.6], [0.5] * 3)
+    run = resolve(start(place, f"--init_from={place / 'run'}"))
+    assert images_of(run)[0] == 16
+    given = ["--data.image_size=[24,8]", "--data.mean=[0.1,0.2,0.3]"]
+    experiment = resolve([*start(place, "--init_from=bare.pth"), *given])
+    assert images_of(experiment) == ([24, 8], [0.1, 0.2, 0.3], [0.5] * 3)
+    assert main(["fit", *start(place, "--init_from=bare.pth"), "--trainer.fast_dev_run=true"]) == 0
+    said = capsys.readouterr().out
+    assert "weights     data.image_size=16 as in the source\n" in said
+    assert "weights     data.mean=[0.5, 0.5, 0.5] and data.std=[0.5, 0.5, 0.5] as for most weights of timm" in said
+    other = next(text for text in experiment.initial.notes if text.startswith("images are normalised"))
+    assert other.endswith("those of most weights of timm mean 0.5, 0.5, 0.5 and std 0.5, 0.5, 0.5")
+
+
+@pytest.mark.parametrize("name", ["finetune", "linear_probe", "lora"])
+def test_the_configs_that_start_from_a_model_take_a_folder_of_images_and_their_sizes_from_it(name, place, in_folder):
+    if name == "lora":
+        pytest.importorskip("peft")
+    saved_by_timm("told.pth", beside={"mean": [0.4, 0.5, 0.6], "std": [0.1, 0.2, 0.3]})
+    experiment = resolve([f"--config={name}", f"--data.root={place / 'three'}", "--init_from=told.pth"])
+    assert experiment.replaced == ()
+    data = experiment.config["data"]["init_args"]
+    assert images_of(experiment) == (16, [0.4, 0.5, 0.6], [0.1, 0.2, 0.3])
+    assert [change["class_path"] for change in data["augment"]] == ["vit_lightning.HorizontalFlip"]
+    assert data["min_area"] >= 0.5
+    assert experiment.config["model"]["init_args"]["emb_size"] == 64
+
+
+def test_heads_that_a_file_does_not_tell_are_not_made_of_those_of_a_config_of_another_width(place, in_folder, capsys):
+    vit = ViT(image_size=16, patch_size=4, emb_size=192, depth=1, num_heads=3, num_classes=7)
+    torch.save(to_reference(vit, family="timm")[0], "tiny.pth")
+    sizes = ["--model.emb_size=128", "--model.num_heads=4", "--model.depth=1", "--model.patch_size=4"]
+    assert main(["fit", *start(place, "--init_from=tiny.pth", "--data.image_size=16"), *sizes]) == 2
+    said = capsys.readouterr().err
+    assert "than the model: emb_size 192, not 128; num_heads 3, not 4; " in said
+    assert "dim_head 64, not 32" in said
+
+
+def test_a_result_that_was_measured_before_the_configs_were_for_folders_has_its_own_options_of_the_data(in_folder):
+    pytest.importorskip("datasets")
+    write_images(in_folder / "images/a", 200)
+    write_images(in_folder / "images/b", 200, seed=1)
+    write_parquet(in_folder / "tables/train.parquet", in_folder / "images")
+    saved_by_timm("model_best.pth.tar")
+    text = (REPOSITORY / "experiments/README.md").read_text()
+    shown = re.search(r"^    lightning fit (--config experiments/finetune.yaml (?:.*\\\n)*.*)$", text, re.MULTILINE)[1]
+    words = [
+        word.replace("experiments/", f"{REPOSITORY}/experiments/") for word in shlex.split(shown.replace("\\\n", ""))
+    ]
+    experiment = resolve([*words, "--data.path=tables", "--data.image_column=image", "--model.num_heads=1"])
+    changes = experiment.config["data"]["init_args"].pop("augment")
+    assert [(change["class_path"], change.get("init_args", {}).get("padding")) for change in changes] == [
+        ("vit_lightning.RandomCrop", 4),
+        ("vit_lightning.HorizontalFlip", None),
+    ]
+    expected = {"min_area": 1.0, "centre_share": 1.0, "batch_size": 128, "num_workers": 0, "shots": 100}
+    expected |= {"mean": [0.4914, 0.4822, 0.4465], "std": [0.247, 0.2435, 0.2616], "image_size": 40}
+    data = experiment.config["data"]["init_args"]
+    assert {name: data[name] for name in expected} == expected
+    optimizer = experiment.settings.optimizer
+    assert (optimizer.lr, optimizer.layer_decay, optimizer.warmup_fraction) == (1e-3, 0.75, 0.1)
 
 
 def test_heads_that_were_assumed_are_said_at_the_start_of_a_run(place, in_folder, capsys):

@@ -114,6 +114,23 @@ def test_a_later_preset_or_class_says_what_it_replaces(tmp_path):
     assert not merge_all([("config", str(second)), ("config", str(first))], "fit").replaced
 
 
+def test_a_class_of_the_data_says_all_that_it_replaces_and_what_holds_in_its_place(tmp_path):
+    config = tmp_path / "cifar.yaml"
+    config.write_text(
+        "data: {class_path: HuggingFaceSet, path: a, name: b, image_column: img, image_size: 32, min_area: 1.0, "
+        "mean: [0.5, 0.5, 0.5], in_memory: true, val_share: 0.1, batch_size: 128, "
+        "augment: [{class_path: vit_lightning.RandomCrop, padding: 4}, HorizontalFlip]}\n"
+    )
+    flags = [("config", str(config)), ("data", "ImageFolder"), ("data.root", "photos"), ("data.mean", "[0.1,0.1,0.1]")]
+    assert merge_all(flags, "fit").replaced == [
+        "data.class_path=ImageFolder replaces path=a, name=b, image_column=img, image_size=32, min_area=1.0, "
+        "mean=[0.5, 0.5, 0.5], in_memory=true, val_share=0.1, batch_size=128, "
+        "augment=[RandomCrop(padding=4), HorizontalFlip] of cifar.yaml; "
+        "ImageFolder has image_size=224, min_area=0.08, in_memory=null, batch_size=64, augment=null where nothing is "
+        "given"
+    ]
+
+
 def test_a_flag_is_a_small_config():
     assert config_of_flag("a.init_args.b", "1") == {"a": {"b": "1"}}
     assert config_of_flag("a", "[1, {class_path: B, init_args: {c: 2}}]") == {"a": [1, {"class_path": "B", "c": 2}]}

@@ -1,6 +1,7 @@
 """The table of mistakes: what the command answers to each, before anything is trained or written.
 
-A row is a command line and its answer: one string for each line of it, in which ``...`` stands for any words between.
+A row is a command line and its answer: one string for each line of it, in which ``...`` stands for any words between,
+and ``$`` for its end.
 All mistakes of a command line are named at once, so that a row may hold several. The files that the rows name are made
 by ``place``; mistakes in other files are in the tests of what reads those.
 """
@@ -8,6 +9,7 @@ by ``place``; mistakes in other files are in the tests of what reads those.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 import shutil
@@ -46,6 +48,8 @@ COMMANDS = {
     "fit digits.yaml --model.depth= 3": "there must be no space after the equals sign: --model.depth=3",
     "fit digits.yaml model.depth=3": "did you mean --model.depth=3? (options are given as --key=value)",
     "fit digits.yaml folder": "folder: unexpected argument, a folder",
+    "fit digits_short": "digits_short: unexpected argument, did you mean --config digits_short?",
+    "fit digits": "digits: unexpected argument, did you mean --config digits?",
     "fit --config": "--config needs a value: --config=CONFIG.yaml",
     "fit digits.yaml --experiment": "--experiment needs a value",
     "fit digits.yaml --out": "--out needs a value",
@@ -56,6 +60,17 @@ COMMANDS = {
     "fit digits.yaml --ckpt=run": "ckpt=run: there is no such option",
     "fit --resume=folder": "resume=folder is not a run folder with a config.yaml",
     "fit --resume=nowhere": "resume=nowhere is not a run folder",
+    "fit --resume=runs/digits/nothing": (
+        "is not a run folder with a config.yaml (did you mean runs/digits/b? the newest of 2 runs in runs/digits)"
+    ),
+    "fit --resume=runs/digits": "(did you mean runs/digits/b? the newest of 2 runs in runs/digits)",
+    "test --ckpt=runs/digits": "holds neither checkpoints/best.ckpt nor ... (did you mean runs/digits/b? the newest of",
+    "predict --ckpt=runs/digits flat": (
+        "ckpt=runs/digits holds runs and is none itself (did you mean runs/digits/b? the newest of 2 runs in"
+    ),
+    "predict --ckpt=runs/digits/nothing flat": "is neither a run folder nor a file (did you mean runs/digits/b?",
+    "predict --ckpt=good/nothing.pth flat": "ckpt=good/nothing.pth is neither a run folder nor a file$",
+    "predict --ckpt=good/weigths.pth flat": "(did you mean good/weights.safetensors?)$",
     "fit --resume=run --config=digits.yaml": "config=digits.yaml beside --resume",
     "test": "ckpt is missing",
     "test --ckpt": "--ckpt needs a value: --ckpt=RUN_FOLDER",
@@ -120,6 +135,11 @@ COMMANDS = {
 }
 FILES = {
     "fit --config=digit.yaml": "No such file or directory (did you mean digits.yaml?)",
+    "fit --config=digit.yaml --data.root=photos --model.width=3 --trainer.max_epoch=3 --data.batch_size=x": [
+        "did you mean digits.yaml?",
+        "trainer.max_epoch=3",
+        "data.batch_size=x",
+    ],
     "fit --config=families/tim": "(did you mean families/timm? lightning configs lists those of the package)",
     "fit --config=pooling": "config=pooling is the plan of an ablation, not a config: lightning ablate pooling",
     "fit --config=plan.yaml": "config=plan.yaml is the plan of an ablation, not a config: lightning ablate plan.yaml",
@@ -146,6 +166,10 @@ FILES = {
         "trainer.max_epoch=2",
     ],
     "fit images.yaml": "data.root is missing",
+    "fit images.yaml --data.rot=good": "data.rot=good: there is no such option (did you mean data.root?)",
+    "fit --config=imagefolder --data.rot=good --trainer.accelerator=cpu": (
+        "data.rot=good: there is no such option (did you mean data.root?)"
+    ),
     "fit images.yaml --data.root=nowhere": "data.root=nowhere is not a folder",
     "fit images.yaml --data.root=flat": "data.root=flat ... two folders, one for each class, found 0",
     "fit images.yaml --data.root=hollow": "hollow/train/b holds no images",
@@ -291,6 +315,12 @@ TOGETHER = {
         "model.preset=CRATE-T/4 needs block=CrateBlock, attention=MSSA and feed_forward=ISTA beside it"
     ),
     "fit --config=families/crate --model.block=TransformerEncoderBlock": "feed_forward=ISTA needs block=CrateBlock",
+    "fit digits.yaml --model.block=odd.Wider --model.drop_path=0": (
+        "model.block: Wider returns (b, n, 65) for tokens (b, n, 64): the width must stay"
+    ),
+    "fit digits.yaml --model.attention=odd.Half": (
+        "model.attention: Half returns (b, n, 32) for tokens (b, n, 64): the width must stay"
+    ),
     "fit digits.yaml --checkpoint.monitor=val/auc": "checkpoint.monitor=val/auc is not logged (choose ",
     "fit digits.yaml --checkpoint.mode=max": "checkpoint.mode=max: lower values of val/loss are better (give mode=min)",
     "fit digits.yaml --metrics=[F1Score] --checkpoint.monitor=val/f1": "val/acc5, val/f1_score, ",
@@ -330,7 +360,8 @@ TOGETHER = {
         "optimizer.name=muon: ViT has no trained matrices before its classifier (choose"
     ),
     "fit digits.yaml --freeze=backbone --optimizer.layer_decay=0.7": (
-        "optimizer.layer_decay=0.7 does nothing: all parameters but those of one"
+        "optimizer.layer_decay=0.7 does nothing: all parameters but those of one ... give --optimizer.layer_decay=1; "
+        "--config linear_probe"
     ),
     "fit digits.yaml --freeze=backbone --lora.rank=2": (
         "freeze=backbone beside lora.rank=2: adapters freeze the backbone already"
@@ -375,6 +406,17 @@ TABLE: dict[str, Any] = {**COMMANDS, **FILES, **KEYS, **VALUES, **TOGETHER}
 PARSER_S_OWN = {"fit --config=mode.yaml"}
 """Rows whose answer holds the parser's own words, as long as they are."""
 
+WIDER = """from torch import nn
+class Wider(nn.Module):
+    def __init__(self, emb_size, attention, feed_forward, norm):
+        super().__init__()
+        self.norm, self.line = norm(emb_size), nn.Linear(emb_size, emb_size + 1)
+    def forward(self, tokens):
+        return self.line(self.norm(tokens))
+class Half(nn.Linear):
+    def __init__(self, emb_size, num_heads=1):
+        super().__init__(emb_size, emb_size // 2)
+"""
 CALLBACK = "model: {patch_size: 4}\ntrainer:\n  callbacks: [{class_path: lightning.pytorch.callbacks.%s}]\n"
 AUGMENT = "model: {patch_size: 4}\ndata: {augment: [{class_path: HorizontalFlip}, {class_path: RandomCrop, %s}]}\n"
 DIGITS = (REPOSITORY / "experiments" / "digits.yaml").read_text()
@@ -412,6 +454,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, trained: tuple[Path, Any]) -
         path.write_text(text)
     (folder / "binary.yaml").write_bytes(bytes(range(128, 256)))
     shutil.copytree(trained[0], folder / "run")
+    for name in ("a", "b"):
+        shutil.copytree(trained[0], folder / "runs" / "digits" / name)
+        os.utime(folder / "runs" / "digits" / name, ns=(ord(name), ord(name)))
     write_images(folder / "flat", 3)
     for root in ("good", "hollow", "extra", "damaged"):
         for name in ("a", "b"):
@@ -422,6 +467,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, trained: tuple[Path, Any]) -
         write_images(folder / "extra" / "val" / name, 2)
     for image in (folder / "damaged" / "train" / "b").iterdir():
         image.write_bytes(image.read_bytes()[:300])
+    for name in ("tiny.pth", "weights.safetensors"):
+        (folder / "good" / name).touch()
+    (folder / "odd.py").write_text(WIDER)
     torch.save({"state_dict": {"network.head.linear.weight": torch.zeros(10, 3)}}, folder / "other.ckpt")
     (folder / "damaged.ckpt").write_bytes((folder / "other.ckpt").read_bytes()[:500])
     return folder
@@ -450,7 +498,9 @@ def test_a_mistake_is_named_with_its_remedy(words, here, monkeypatch, capfd):
     expected = [answer] if isinstance(answer, str) else answer
     assert len(lines) == len(expected) <= 15, err
     for text in expected:
-        pattern = re.compile(".*".join(map(re.escape, text.split(" ... "))))
+        pattern = re.compile(
+            ".*".join(map(re.escape, text.removesuffix("$").split(" ... "))) + "$" * text.endswith("$")
+        )
         assert any(map(pattern.search, lines)), f"{text!r} is not in\n{err}"
     assert words in PARSER_S_OWN or max(map(len, lines)) < 500
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tensors import randomise
 from torchvision import models
 
-from vit_lightning import CIFAR10, UserError, ViT, load
+from vit_lightning import CIFAR10, UserError, ViT, load, to_reference
 from vit_lightning.config.networks import make_teacher, network_in_file
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, find_checkpoint, read_checkpoint
 from vit_lightning.training.probes import features
@@ -191,3 +191,11 @@ def test_a_sealed_checkpoint_with_other_contents_is_refused_in_words(trained, tm
     change(held)
     with pytest.raises(UserError, match=message):
         load(written(held, tmp_path / "other.ckpt"))
+
+
+@pytest.mark.parametrize(("family", "end"), [("timm", "timm has no such option that we know"), ("", "ViT has no such")])
+def test_a_misspelt_fact_is_named_before_what_it_was_to_tell_is_missed(family, end, tmp_path):
+    vit = ViT(image_size=16, patch_size=4, emb_size=24, depth=1, num_heads=3, num_classes=7)
+    torch.save(to_reference(vit, family=family)[0] if family else vit.state_dict(), tmp_path / "bare.pth")
+    with pytest.raises(UserError, match=f"config.num_head=6: {end}.*did you mean num_heads"):
+        load(tmp_path / "bare.pth", config={"num_head": 6})

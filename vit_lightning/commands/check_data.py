@@ -32,6 +32,8 @@ from vit_lightning.storage.folder import write_whole
 Report = dict[str, Any]
 DUPLICATES = ("within_splits", "across_splits", "with_other_labels")
 """Kinds of groups of equal images, as in the keys of ``data.json``."""
+NAMED = 3
+"""Groups of equal images of a kind that are named on the screen."""
 SHOWN = 32
 """Images on the sheet of ``show-batch``."""
 
@@ -67,6 +69,7 @@ def check_data(experiment: Experiment) -> Report:
         _draw_samples(data, found, folder / "samples.png")
         write_whole(folder / "index.html", page(report, experiment.name))
     say(text(report))
+    say(found_files(report, folder / "index.html"))
     say(f"report      {folder / 'index.html'}")
     damaged = [line for split in SPLITS for line in report["splits"][split]["damaged"]]
     if damaged and data.on_bad_image == "error":
@@ -171,6 +174,21 @@ def text(report: Report) -> str:
     facts = {f"duplicates {kind.replace('_', ' ')}": str(len(report[f"duplicates_{kind}"])) for kind in DUPLICATES}
     facts |= {name: ", ".join(f"{value:.4f}" for value in report[name]) for name in ("mean", "std")}
     return "\n".join([aligned(rows), *(f"{name:<30} {value}" for name, value in facts.items())])
+
+
+def found_files(report: Report, page: Path) -> str:
+    """Returns the first groups of equal images that are in several splits or classes, which make results wrong.
+
+    Args:
+        report: the report.
+        page: the page that lists all.
+    """
+    lines = []
+    for kind in DUPLICATES[1:]:
+        groups = report[f"duplicates_{kind}"]
+        lines += [f"same {kind.replace('_', ' ')}: {' = '.join(group)}" for group in groups[:NAMED]]
+        lines += [f"and {len(groups) - NAMED} more: {page}"] * (len(groups) > NAMED)
+    return "\n".join(lines)
 
 
 def page(report: Report, title: str) -> str:

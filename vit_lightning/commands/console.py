@@ -22,6 +22,7 @@ from vit_lightning.config.check_values import warmup_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files, trust_flag
 from vit_lightning.data.base import ImageData
+from vit_lightning.data.image_files import ImageFolder
 from vit_lightning.data.splits import Split
 from vit_lightning.limits import refuse
 from vit_lightning.metric_facts import Stage, facts_of
@@ -204,6 +205,8 @@ class Start(Callback):
                 say(row("note", data.notice))
             if data.own_loaders:
                 say(row("images", _splits(data, test=self.experiment.test)))
+            if data.on_bad_image == "skip":
+                say(row("note", _left_out(data)))
             for split, place in data.places.items():
                 say(row("note", f"{SPLIT_WORDS[split]} images are kept {place}"))
             say(row("training", _length(trainer, data)))
@@ -229,6 +232,13 @@ def _splits(data: ImageData, *, test: bool) -> str:
     sizes = ", ".join(f"{data.image_count(split):,} {SPLIT_WORDS[split]}" for split in used)
     cut = " and ".join(SPLIT_WORDS[split] for split in used if split in data.cut_splits)
     return f"{sizes}{f' ({cut} cut from the training images by split_seed={data.split_seed})' * bool(cut)}"
+
+
+def _left_out(data: ImageData) -> str:
+    """Returns a sentence on damaged images, which are in the numbers of images and are left out of their batches."""
+    count = len(data.seen_damage()) if isinstance(data, ImageFolder) else 0
+    seen = f"at least {count:,} of these {'is' if count == 1 else 'are'} damaged and left out of the batches"
+    return seen if count else "of these, damaged ones are left out of the batches"
 
 
 def _length(trainer: Trainer, data: ImageData) -> str:

@@ -30,6 +30,7 @@ from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
 from vit_lightning.training.probes import features
 from vit_lightning.weights.sources import Source, open_source
+from vit_lightning.weights.trust import HINT, HINT_IN_PYTHON
 
 AnImage = str | PathLike[str] | Image.Image | np.ndarray[Any, Any]
 Images = AnImage | Sequence[AnImage] | Tensor
@@ -91,14 +92,17 @@ def load(
     Raises:
         UserError: it is not there, damaged, needs code that may not be imported, or its architecture cannot be told.
     """
-    found = open_source(
-        str(source),
-        make_network=network_in_file,
-        image_size=image_size,
-        num_classes=num_classes,
-        config=config,
-        trust=trust,
-    )
+    try:
+        found = open_source(
+            str(source),
+            make_network=network_in_file,
+            image_size=image_size,
+            num_classes=num_classes,
+            config=config,
+            trust=trust,
+        )
+    except UserError as error:
+        raise UserError(text.replace(HINT, HINT_IN_PYTHON) for text in error.problems) from error.__cause__
     for note in found.notes:
         warnings.warn(f"{found.place}: {note}", stacklevel=2)
     return Model(found)

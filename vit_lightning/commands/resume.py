@@ -31,6 +31,7 @@ from vit_lightning.storage.checkpoint_files import (
     Restored,
     network_weights,
     newest_checkpoint,
+    newest_run,
     read_checkpoint,
 )
 from vit_lightning.storage.folder import hold, is_first, refuse_links, release, try_hold, write_whole
@@ -81,7 +82,8 @@ def read_run(folder: Path, arguments: Sequence[str] = ()) -> Experiment:
         if key in ("config", "out", "print_config", "init_from")
     ]
     if not (folder / "config.yaml").is_file():
-        problems.append(f"resume={folder} is not a run folder with a config.yaml (choose one, or auto, must, never)")
+        choices = newest_run(folder) or " (choose one, or auto, must, never)"
+        problems.append(f"resume={folder} is not a run folder with a config.yaml{choices}")
     refuse(problems)
     refuse_links(folder)
     # the initial weights may be gone by now; they are needed only if the run has no checkpoint yet

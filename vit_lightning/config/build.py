@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
@@ -22,7 +23,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config
 from vit_lightning.config.foreign import OURS
 from vit_lightning.config.merge import Merged
-from vit_lightning.config.names import near
+from vit_lightning.config.names import find_class, near
 from vit_lightning.config.networks import (
     CONFIGURED,
     data_facts,
@@ -76,11 +77,12 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     reader = Reader(ADAPTERS, merged.problems, complete=not merged.problems)
     general = _read_general(reader, config)
     setting_parts = {key: _read_settings(reader, key, config) for key in Settings._fields}
-    data_part, data = _read_data(reader, with_class(config, "data"))
+    data_part, data = _read_data(reader, with_class(config, "data", complete=merged.complete))
     facts = None if data is None else data_facts(data)
     module = read_module(reader, config)
     has_network = module is not WRONG and takes(module, "model")
-    network = read_network(reader, with_class(config, "model"), facts) if has_network else None
+    model = with_class(config, "model", complete=merged.complete)
+    network = read_network(reader, model, facts) if has_network else None
     trainer = Part(Trainer, reader.arguments(trainer_options(), _options_of_trainer(reader, config), "trainer"))
     with bounded(merged.weights, "a metric"):
         metrics = read_metrics(reader, config.get("metrics"), 10 if data is None else data.num_classes)
@@ -112,7 +114,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     reader.problems += compiler_problems() if general.get("compile") and command in COMPILES else []
     if data is not None and module is not WRONG and not module.name:
         reader.problems += monitor_problems(trainer, settings["checkpoint"], _logged(data, metrics))
-    refuse(reader.problems)
+    refuse(_without_consequences(reader.problems))
     assert data is not None
 
     used = {key: part if key not in CONFIGURED or takes(module, key) else None for key, part in setting_parts.items()}
@@ -135,10 +137,25 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     )
 
 
-def with_class(config: Config, key: str) -> Any:
-    """Returns what a merged config says of ``model`` or ``data``, with its class."""
+def with_class(config: Config, key: str, *, complete: bool = True) -> Any:
+    """Returns what a merged config says of ``model`` or ``data``, with its class.
+
+    Where a file of the config could not be read (not ``complete``), it may name another class than the default: then
+    options that the default does not have are left out, and nothing is said about them.
+    """
     given = config.get(key) or {}
-    return {"class_path": DEFAULT_CLASSES[key], **given} if isinstance(given, Mapping) else given
+    if not isinstance(given, Mapping):
+        return given
+    default = DEFAULT_CLASSES[key]
+    known = given if complete or "class_path" in given else signature_of(find_class(default)).options
+    return {"class_path": default, **{name: value for name, value in given.items() if name in known}}
+
+
+def _without_consequences(problems: Sequence[str]) -> list[str]:
+    """Returns problems without those of an option that another one was meant to be: it has not got its value yet."""
+    meant = [name for text in problems for name in re.findall(r"\(did you mean ([\w.]+)\?\)$", text)]
+    begins = tuple(f"{name}{end}" for name in meant for end in ("=", " is missing"))
+    return [text for text in problems if not begins or not text.startswith(begins)]
 
 
 def _read_general(reader: Reader, config: Config) -> dict[str, Any]:

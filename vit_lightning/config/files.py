@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.config.shipped import CONFIG_FILES, near_configs
+from vit_lightning.config.shipped import CONFIG_FILES, find_config, near_configs
 from vit_lightning.errors import UserError
 from vit_lightning.storage.parsing import parse_yaml
 
@@ -52,6 +52,8 @@ def refuse_words(words: Sequence[str]) -> None:
     if Path(first).is_dir():
         raise UserError(f"{first}: unexpected argument, a folder (a run's is given as --resume or --ckpt)")
     meant = f", did you mean --{first}?" if "=" in first else ""
+    if not first.startswith("-") and find_config(first).is_file():
+        meant = f", did you mean --config {first}?"
     raise UserError(f"{first}: unexpected argument{meant} (options are given as --key=value)")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +16,9 @@ from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.options import BESIDE_OTHER_CLASS, DEFAULT_CLASSES, GROUPS, TRAINED
 from vit_lightning.config.own_files import also_search
 from vit_lightning.config.shipped import find_config
+from vit_lightning.config.signatures import signature_of
 from vit_lightning.data.image_files import data_of_files
+from vit_lightning.data.image_set import ImageSet
 from vit_lightning.errors import UserError
 from vit_lightning.models.presets import PRESETS, Preset
 from vit_lightning.models.vit import ViT
@@ -60,6 +64,8 @@ class Merged(NamedTuple):
     trained: Trained | None = None
     initial: InitialWeights | None = None
     """The source of the initial weights."""
+    complete: bool = True
+    """Whether all config files could be read."""
     weights: Mapping[str, Any] | None = None
     """Tensors of the file whose config names the network; None where the user does, or trusts that config."""
 
@@ -87,6 +93,7 @@ def merge_all(
             configs.append((path, as_ours(config, problems)))
         except UserError as error:
             problems += error.problems
+    complete = len(configs) == len(names)
     given = as_ours(_together(flags), problems)
     sources = [*(config for _, config in configs), given]
     first: Config = {}
@@ -106,9 +113,11 @@ def merge_all(
         merged.pop("ckpt", None)  # it has been read
     if names and "experiment" not in merged:
         merged["experiment"] = Path(names[-1]).stem
+    if initial is not None:
+        initial = _with_its_images(initial, merged)
     _check_split(first, merged)
     weights = None if trust else _weights_of_model(first, merged, trained, initial)
-    return Merged(merged, problems, _sentences(dropped, configs), trained, initial, weights)
+    return Merged(merged, problems, _sentences(dropped, configs, merged), trained, initial, complete, weights)
 
 
 def _together(flags: Sequence[tuple[str, str]]) -> Config:
@@ -133,17 +142,45 @@ def _add(together: Config, more: Config) -> None:
             together[key] = [*as_list(before), *as_list(value)] if key.endswith("+") else value
 
 
-def _sentences(dropped: Sequence[Dropped], configs: Sequence[tuple[Path, Config]]) -> list[str]:
+def _sentences(dropped: Sequence[Dropped], configs: Sequence[tuple[Path, Config]], merged: Config) -> list[str]:
     """Returns a sentence on each reason why values of config files are dropped; those of a checkpoint are complete."""
-    values: dict[str, list[str]] = {}
-    for reason, group, name, value in dropped:
-        having = [path.name for path, config in configs if value_at(config, f"{group}.{name}") is not None]
-        if having and value is not None:
-            values.setdefault(f"{reason} replaces {{}} of {having[-1]}", []).append(f"{name}={word(value)}")
+    lost: dict[tuple[str, str], list[Dropped]] = {}
+    for one in dropped:
+        having = [path.name for path, config in configs if value_at(config, f"{one.group}.{one.name}") is not None]
+        if having and one.value is not None:
+            lost.setdefault((one.reason, having[-1]), []).append(one)
     return [
-        text.format(", ".join(items[:8]) + (f" and {len(items) - 8} more" if len(items) > 8 else ""))
-        for text, items in values.items()
+        f"{reason} replaces {', '.join(f'{one.name}={_shown(one.value)}' for one in items)} of {file}"
+        f"{_in_their_place(items, value_at(merged, items[0].group))}"
+        for (reason, file), items in lost.items()
     ]
+
+
+def _in_their_place(dropped: Sequence[Dropped], given: Any) -> str:
+    """Returns the defaults that hold where another class has options of the same names; empty for a preset."""
+    arguments: Config = given if isinstance(given, dict) else {"class_path": given}
+    kind = None
+    with contextlib.suppress(UserError):  # of a file of the user's own, which is told where it is read
+        kind = find_class(full_name(str(arguments.get("class_path"))))
+    options = signature_of(kind).options if isinstance(kind, type) and not arguments.get("preset") else {}
+    defaults = {one.name: options[one.name].default for one in dropped if one.name in {*options} - {*arguments}}
+    now = [
+        f"{one.name}={word(defaults[one.name])}"
+        for one in dropped
+        if isinstance(defaults.get(one.name, ...), str | int | float | tuple | list | None)
+        if defaults[one.name] != one.value
+    ]
+    return f"; {getattr(kind, '__name__', kind)} has {', '.join(now)} where nothing is given" if now else ""
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as it is said: a class as a call."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    if not isinstance(value, dict) or "class_path" not in value:
+        return word(value)
+    arguments = ", ".join(f"{name}={_shown(item)}" for name, item in value.items() if name != "class_path")
+    return str(value["class_path"]).rpartition(".")[2] + (f"({arguments})" if arguments else "")
 
 
 def _config_of_checkpoint(
@@ -226,6 +263,32 @@ def _config_of_source(sources: Sequence[Config], *, trust: bool) -> tuple[Initia
     for_vit = not named or find_class(full_name(named[-1])) is ViT
     initial = initial.described(for_vit=for_vit, heads=heads)
     return initial, {"model": flatten(initial.model)}
+
+
+def _with_its_images(initial: InitialWeights, merged: Config) -> InitialWeights:
+    """Fills in size, mean and std of the images as those of a source where the config gives none.
+
+    Only for data that takes images of any size; ``predict`` takes the same for the source itself.
+
+    Args:
+        initial: the source; comes back with a sentence on what was taken from it.
+        merged: the config, which is changed.
+    """
+    given = merged.get("data")
+    data: Config = given if isinstance(given, dict) else {}
+    kind = None
+    with contextlib.suppress(UserError):  # of a file of the user's own, which is told where the data are read
+        kind = find_class(full_name(str(data.get("class_path"))))
+    if not (isinstance(kind, type) and issubclass(kind, ImageSet)):
+        return initial
+    taken = {name: value for name, value in initial.images.items() if data.get(name) is None}
+    merged["data"] = {**data, **taken}
+    shown = {name: f"data.{name}={word(value)}" for name, value in taken.items()}
+    guessed = [shown.pop(name) for name in ("mean", "std") if initial.usual and name in shown]
+    notes = [f"{' and '.join(shown.values())} as in the source"] if shown else []
+    if guessed:
+        notes.append(f"{' and '.join(guessed)} as for most weights of {initial.usual}; nothing beside the file tells")
+    return replace(initial, notes=(*initial.notes, *notes))
 
 
 def _weights_of_model(

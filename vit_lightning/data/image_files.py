@@ -135,10 +135,13 @@ class ImageFolder(ImageSet):
         return {split: self._files(folder) for split, folder in self._folders.items()}
 
     def damaged_files(self) -> list[str]:
-        """Returns what is wrong with files whose ends show it; nothing where they are skipped, or are very many."""
+        """Returns the damage that is seen where it is an error; nothing where damaged images are skipped."""
+        return self.seen_damage() if self.on_bad_image == "error" else []
+
+    def seen_damage(self) -> list[str]:
+        """Returns what is wrong with files whose ends show it; nothing where they are very many."""
         files = [file for split in SPLITS for file in self._splits[split].images]
-        seen = self.on_bad_image == "error" and len(files) <= SEEN_FILES
-        return [text for file in files if (text := damage_of(file))] if seen else []
+        return [text for file in files if (text := damage_of(file))] if len(files) <= SEEN_FILES else []
 
     def _files(self, folder: Path) -> Encoded:
         images = [sorted(images_in(folder / name)) for name in self.class_names]

@@ -50,7 +50,8 @@ class TransformerEncoderBlock(NamedSequential):
     x = x + attention(norm(x))
     x = x + feed_forward(norm(x))
 
-    A block of your own has the same six arguments in the same order (``model.block.class_path`` in a config).
+    A block of your own has the same six arguments in the same order (``model.block.class_path`` in a config). Attention
+    and feed-forward part come as modules, layer_scale and drop_path as numbers: those of this block.
 
     Args:
         emb_size: width of the tokens.
@@ -58,7 +59,8 @@ class TransformerEncoderBlock(NamedSequential):
         feed_forward: the feed-forward part, (b, n, e) -> (b, n, e); FeedForwardBlock when not given.
         norm: makes a norm from emb_size.
         layer_scale: initial value of LayerScale on both branches; none when not given.
-        drop_path: probability of dropping a branch in training.
+        drop_path: probability of dropping a branch of this block in training, a number and no module; ViT's drop_path
+            is that of the last block.
 
     Raises:
         UserError: the feed-forward part, such as ISTA, must have no residual and names the block that it needs.
@@ -163,7 +165,7 @@ class ParallelBlock(TransformerEncoderBlock):
 
 
 EncoderBlock = Callable[[int, nn.Module, nn.Module, Layer, float | None, float], nn.Module]
-"""Makes a block from emb_size, attention, feed-forward part, norm, layer_scale and drop_path."""
+"""Makes a block from emb_size, attention, feed-forward part, norm, and as numbers layer_scale and its drop_path."""
 
 
 class TransformerEncoder(nn.Sequential):

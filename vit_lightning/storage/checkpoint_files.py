@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from vit_lightning.errors import CannotResume, UserError, first_line, named
 from vit_lightning.limits import meant
+from vit_lightning.notation import counted
 from vit_lightning.storage.wandb_sources import WANDB, artifact_path
 
 LAST, PREVIOUS, BEST = (Path(f"checkpoints/{name}.ckpt") for name in ("last", "previous", "best"))
@@ -370,12 +371,29 @@ def find_checkpoint(source: str | Path, key: str = "ckpt") -> Path:
     if path.is_dir():
         found = [path / name for name in (BEST, LAST) if (path / name).is_file()]
         if not found:
-            raise UserError(f"{key}={path}: the folder holds neither {BEST} nor {LAST}")
+            raise UserError(f"{key}={path}: the folder holds neither {BEST} nor {LAST}{newest_run(path)}")
         return found[0]
     if not path.is_file():
-        hint = meant(str(path), map(str, path.parent.glob("*")))
-        raise UserError(f"{key}={path} is neither a run folder nor a file{hint}")
+        raise UserError(f"{key}={path} is neither a run folder nor a file{_near(path) or newest_run(path)}")
     return path
+
+
+def _near(path: Path) -> str:
+    """Returns the file or folder whose name is like that of one that is not there; as a hint in brackets."""
+    names = {other.stem: other for other in path.parent.glob("*")}
+    found = meant(path.stem, names)
+    return next((f" (did you mean {names[name]}?)" for name in names if found == f" (did you mean {name}?)"), "")
+
+
+def newest_run(path: Path) -> str:
+    """Returns the newest run in a folder, or beside a path that is not there, as a hint in brackets; or nothing."""
+    folder = path if path.is_dir() else path.parent
+    begun = [found.parent for found in folder.glob("*/config.yaml")] if folder != Path() else []
+    runs = [run for run in begun if (run / BEST).is_file() or (run / LAST).is_file()]
+    if not runs:
+        return ""
+    newest = max(runs, key=lambda run: (run.stat().st_mtime_ns, run.name))
+    return f" (did you mean {newest}? the newest of {counted(len(runs), 'run')} in {folder})"
 
 
 def _download(source: str, key: str) -> Path:

@@ -25,6 +25,7 @@ from vit_lightning.storage.checkpoint_files import (
     LAST,
     check_checkpoint,
     find_checkpoint,
+    newest_run,
     read_archive,
 )
 from vit_lightning.storage.wandb_sources import artifact_path
@@ -175,6 +176,8 @@ def _file_in(folder: Path) -> Path:
     for name, form in {"model.onnx": "ONNX", "model.pt2": "torch.export"}.items():
         if not found and (folder / name).is_file():
             raise UserError(f"{folder} is a {form} export: give an export of the form safetensors or hf")
+    if not found and (run := newest_run(folder)):
+        raise UserError(f"{folder} holds runs and is none itself{run}")
     if not found:
         raise UserError(f"the folder holds neither {BEST} nor {LAST} nor {', '.join(IN_FOLDER)}")
     return found[0]

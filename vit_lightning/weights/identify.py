@@ -6,6 +6,7 @@ are read from those, whatever the family, and the family's table of arguments wr
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Mapping
@@ -14,8 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from vit_lightning.errors import UserError
+from vit_lightning.limits import meant, refuse
 from vit_lightning.models.crate import SIZES as CRATE_SIZES
 from vit_lightning.models.presets import PRESETS
+from vit_lightning.models.vit import ViT
 from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
 from vit_lightning.weights.convert import FAMILIES, find_family, from_reference
@@ -259,6 +262,8 @@ def _as_family(
     table, layout = reading.table, reading.layout
     words = {**table.defaults, **table.without}
     known = {name: value for name, value in stated.items() if name in words or name == "id2label"} | given
+    with table.checked(given):
+        refuse(table.unknown(table.flatten(given)))
     clues = _Clues(reading, known, model)
     options = clues.options()
     written = table.write(options, layout)
@@ -273,6 +278,12 @@ def _as_family(
 
 
 def _identify_ours(tensors: Tensors, given: Config, model: Mapping[str, Any] | None) -> Identified:
+    names = inspect.signature(ViT).parameters
+    refuse(
+        f"config.{name}={value}: ViT has no such option{meant(name, names)}"
+        for name, value in given.items()
+        if name not in names
+    )
     sizes = {name: value for name, value in given.items() if name in SIZES}
     more = {name: value for name, value in given.items() if name not in SIZES}
     reading = Reading(_OUR_TABLE, {}, OPTIONS, {name: tuple(tensor.shape) for name, tensor in tensors.items()})

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from vit_lightning.errors import UserError
 from vit_lightning.models.resize import ResizePositions
 from vit_lightning.models.vit import ViT
-from vit_lightning.sizes import Size, pair
+from vit_lightning.sizes import Size, pair, side
 from vit_lightning.weights.adapt import TOKENS, Adapted, adapt, heads_of, merged
 from vit_lightning.weights.convert import from_reference
 from vit_lightning.weights.describe import describe, model_config
 from vit_lightning.weights.files import WeightsFile, naming, read_weights
 from vit_lightning.weights.identify import OURS, identify
 from vit_lightning.weights.options import TRAINING_ALONE, is_dropout
-from vit_lightning.weights.sources import MakeNetwork, open_source
+from vit_lightning.weights.sources import MakeNetwork, open_source, usual_normalisation
 from vit_lightning.weights.trust import refuse_untrusted
 
 KEY = "init_from"
@@ -64,6 +64,8 @@ class InitialWeights:
             and sizes that follow from the data are left out.
         notes: sentences on what was assumed of it.
         unknown: why it is not known.
+        images: image_size, mean and std of its images, each only where it is known, or usual for its family.
+        usual: family of which most weights have that mean and std, where nothing tells those of the source.
     """
 
     file: WeightsFile
@@ -72,6 +74,8 @@ class InitialWeights:
     model: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    images: Mapping[str, Any] = field(default_factory=dict)
+    usual: str = ""
 
     def described(self, *, for_vit: bool = True, heads: Mapping[str, Any] | None = None) -> InitialWeights:
         """Returns the weights with their architecture.
@@ -83,29 +87,35 @@ class InitialWeights:
         Raises:
             UserError: the architecture is unknown.
         """
-        file = self.file
-        if file.checkpoint is None and not for_vit:
-            return self
-        with naming(KEY, file):
+        known = replace(self, images=_facts_of_images(self.file.view or {}))
+        if self.file.checkpoint is None and not for_vit:
+            return known
+        with naming(KEY, self.file):
             try:
-                model, notes = self._identified(heads or {})
+                found = known._identified(heads or {})
             except UserError as error:
-                if _has_our_names(file):  # a part of a ViT, or one without its config
-                    return replace(self, unknown=tuple(error.problems))
+                if _has_our_names(self.file):  # a part of a ViT, or one without its config
+                    return replace(known, unknown=tuple(error.problems))
                 raise
             if not self.trust:
-                refuse_untrusted({"model": model})
-            return replace(self, model=_architecture(model or {}), notes=notes)
+                refuse_untrusted({"model": found.model})
+            return replace(found, model=_architecture(found.model))
 
-    def _identified(self, heads: Mapping[str, Any]) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    def _identified(self, heads: Mapping[str, Any]) -> InitialWeights:
+        """Returns the weights with the whole ``model`` of a config, and with what it says about their images."""
         if self.file.checkpoint is not None:
-            return self.file.checkpoint["config"]["model"], ()
+            return replace(self, model=self.file.checkpoint["config"]["model"] or {})
         found = identify(self.file, model=heads)
-        if found.family == OURS:
-            return found.config, found.notes
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            tensors = {name: tensor.to("meta") for name, tensor in self.file.tensors.items()}
-            return model_config(from_reference(tensors, family=found.family, config=found.config)), found.notes
+        model, usual = found.config, {}
+        if found.family != OURS:
+            with torch.device("meta"), torch.random.fork_rng(devices=[]):
+                tensors = {name: tensor.to("meta") for name, tensor in self.file.tensors.items()}
+                vit = from_reference(tensors, family=found.family, config=found.config)
+            model = model_config(vit)
+            usual = usual_normalisation(vit, found.family) if vit.in_channels == 3 else {}
+        images = {**usual, **self.images, **_facts_of_images(model.get("init_args", {}))}
+        family = found.family if usual and "mean" not in self.images else ""
+        return replace(self, model=model, notes=found.notes, images=images, usual=family)
 
     def fitted(
         self,
@@ -137,16 +147,19 @@ class InitialWeights:
         if differences:
             told = ", ".join(f"{name} is {ours} and not {theirs}" for name, ours, theirs in differences)
             notes += (f"the weights compute something else than in the source: {told}",)
-        ours, theirs = _normalisation(mean, std), _normalisation(view.get("mean"), view.get("std"))
+        images = {**self.images, **view}
+        ours, theirs = _normalisation(mean, std), _normalisation(images.get("mean"), images.get("std"))
         if ours and theirs and ours != theirs:
-            notes += (f"images are normalised with {ours}, those of the source {theirs}",)
+            whose = f"most weights of {self.usual}" if self.usual else "the source"
+            notes += (f"images are normalised with {ours}, those of {whose} {theirs}",)
         others = class_names is not None and list(class_names) != view.get("class_names")
         known = others and _are_names(class_names) and _are_names(view.get("class_names"))
         why = "new head (reset_head)" if reset_head else "new head: other classes" if known else ""
         try:
             adapted = adapt(network, given, interpolation=interpolation, reset_head=why)
         except UserError as error:
-            options = [f"{name} {theirs}, not {ours}" for name, ours, theirs in differences if name != "scale"]
+            by_itself = _differences(network, self._by_itself(network, given))
+            options = [f"{name} {theirs}, not {ours}" for name, ours, theirs in by_itself if name != "scale"]
             problems = [*options, *error.problems]
             more = f" (and {len(problems) - 6} more differences)" if len(problems) > 6 else ""
             text = f"{KEY}={place} is of another architecture than the model: {'; '.join(problems[:6])}{more}"
@@ -154,6 +167,17 @@ class InitialWeights:
             raise UserError(f"{text} {way_out}") from error
         kept = others and any(name.startswith(heads_of(network)) for name in adapted.taken)
         return FirstWeights(place, family, adapted, notes, kept)
+
+    def _by_itself(
+        self, network: nn.Module, given: nn.Module | Mapping[str, Tensor]
+    ) -> nn.Module | Mapping[str, Tensor]:
+        """Returns a ViT as it is without the heads of the config, which say nothing about one of another width."""
+        if isinstance(network, ViT) and isinstance(given, ViT) and network.emb_size != given.emb_size:
+            with contextlib.suppress(UserError):  # the weights tell no heads: the config's are all that there is
+                return open_source(
+                    self.file, make_network=self.make_network, usual=False, trust=self.trust, key=KEY
+                ).network
+        return given
 
     def _weights_for(
         self, network: nn.Module
@@ -195,6 +219,20 @@ def _architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a model without regularisation and sizes of the data."""
     arguments = {name: value for name, value in model.get("init_args", {}).items() if name not in NOT_TAKEN}
     return _without_dropouts({**model, "init_args": arguments}) if model else {}
+
+
+def _facts_of_images(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns image_size, mean and std of colour images, as ``data`` of a config has them, where they are given."""
+    size = given.get("image_size")
+    sides = [size] if isinstance(size, int) else list(size) if isinstance(size, list | tuple) else []
+    facts: dict[str, Any] = {}
+    if len(sides) in (1, 2) and all(type(number) is int for number in sides):
+        facts["image_size"] = side(pair(sides[0] if len(sides) == 1 else (sides[0], sides[1])))
+    for name in ("mean", "std"):
+        values = given.get(name)
+        if isinstance(values, list | tuple) and len(values) == 3 and all(type(one) in (int, float) for one in values):
+            facts[name] = [float(one) for one in values]
+    return facts
 
 
 def _without_dropouts(node: Any) -> Any:

@@ -195,11 +195,10 @@ def _opened(file: WeightsFile, known: _Known, *, ours: bool) -> Source:
     view = {**view, "class_names": names, **known.facts}
     if isinstance(network, ViT):
         view |= {"image_size": network.image_size, "in_channels": network.in_channels}
-    if known.usual and "mean" not in view and family in _USUAL and view.get("in_channels") == 3:
-        is_deit = "patch_embedding.distillation_token.token" in network.state_dict()
-        mean, std = _IMAGENET if is_deit else _USUAL[family]
-        view |= {"mean": mean, "std": std}
-        text = f"mean {mean} and std {std} of its images are those of most weights of {family}"
+    usual = usual_normalisation(network, family) if known.usual and "mean" not in view else {}
+    if usual and view.get("in_channels") == 3:
+        view |= usual
+        text = f"mean {usual['mean']} and std {usual['std']} of its images are those of most weights of {family}"
         notes += (f"{text}; nothing beside the file tells (config={{'mean': ..., 'std': ...}} gives others)",)
     return Source(
         place=file.place,
@@ -211,6 +210,15 @@ def _opened(file: WeightsFile, known: _Known, *, ours: bool) -> Source:
         config=None if file.checkpoint is None else file.checkpoint["config"],
         path=file.path,
     )
+
+
+def usual_normalisation(network: nn.Module, family: str) -> dict[str, list[float]]:
+    """Returns mean and std of the images of most published weights of a family; nothing where they are not known."""
+    if family not in _USUAL:
+        return {}
+    is_deit = "patch_embedding.distillation_token.token" in network.state_dict()
+    mean, std = _IMAGENET if is_deit else _USUAL[family]
+    return {"mean": mean, "std": std}
 
 
 def _network(file: WeightsFile, known: _Known, *, ours: bool) -> tuple[str, nn.Module, tuple[str, ...]]:

@@ -13,12 +13,14 @@ from einops import EinopsError, rearrange
 from torch import Tensor
 
 from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.limits import meant, refuse
 from vit_lightning.weights.fields import Field
 from vit_lightning.weights.options import OPTIONS, Options, Shapes
 
 Config = dict[str, Any]
 Layout = dict[str, Any]
+FACTORY = ("constructor", "create_model")
+"""Keys that say which of the reference's factories takes the arguments."""
 Tensors = dict[str, Tensor]
 
 
@@ -231,6 +233,16 @@ class Family:
         given = [argument for argument in self.fields if argument.theirs in arguments]
         return [problem for argument in given for problem in argument.problems(arguments[argument.theirs])]
 
+    def unknown(self, arguments: Config) -> list[str]:
+        """Returns a problem for each argument that the reference does not have."""
+        known = {**self.defaults, **self.without}
+        all_names = f" (it has {', '.join(known)})"
+        return [
+            f"config.{key}={value}: {self.name} has no such option that we know{meant(key, known) or all_names}"
+            for key, value in arguments.items()
+            if key not in (*known, *FACTORY, *self.inert)
+        ]
+
     def write(self, options: Options, layout: Layout) -> Config:
         """Returns a complete config; options that it cannot express come out different when it is read again."""
         config = {field.theirs: field.write(options[field.options[0]]) for field in self.fields if field.ours}
@@ -238,14 +250,9 @@ class Family:
 
     def _complete(self, config: Mapping[str, Any]) -> Config:
         """Returns the config with the defaults of the reference."""
-        factory = ("constructor", "create_model")  # which of the reference's factories takes these arguments
-        given = {key: value for key, value in config.items() if key not in factory and key not in self.inert}
+        given = {key: value for key, value in config.items() if key not in FACTORY and key not in self.inert}
         known = {**self.defaults, **self.without}
-        problems = [
-            f"config.{key}={value}: {self.name} has no such option that we know (it has {', '.join(known)})"
-            for key, value in given.items()
-            if key not in known
-        ]
+        problems = self.unknown(given)
         problems += [f"config.{key} is missing" for key, value in known.items() if value is ... and key not in given]
         problems += [
             f"config.{key}={given[key]}: we do not have this option of {self.name}, only {key}={value}"

@@ -45,6 +45,7 @@ FILES = (".csv", ".json", ".parquet", ".txt", ".yaml", ".zip", ".bin", ".ckpt", 
 READ_FROM = ("hf-hub:", "hf_hub:", "local-dir:", "http://", "https://", "file:")
 """Beginnings of names of models that are fetched, or read from another place, when they are made."""
 HINT = "if you wrote or read that code: --trust on the command line, trust=True in Python"
+HINT_IN_PYTHON = "if you wrote or read that code: trust=True"
 
 
 def refuse_untrusted(config: Mapping[str, Any]) -> None:
