@@ -10,7 +10,7 @@ from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.pytorch import LightningModule, Trainer
 
 from vit_lightning.config.adapters import ADAPTERS, Chosen, read_loss, read_metrics, read_optimizer
-from vit_lightning.config.check_network import check_network
+from vit_lightning.config.check_network import check_network, optimizer_problems
 from vit_lightning.config.check_values import (
     average_problems,
     compiler_problems,
@@ -20,7 +20,7 @@ from vit_lightning.config.check_values import (
 )
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config
-from vit_lightning.config.foreign import OURS
+from vit_lightning.config.foreign import OURS, as_lightning_trains, lacks_optimizer
 from vit_lightning.config.merge import Merged
 from vit_lightning.config.names import near
 from vit_lightning.config.networks import (
@@ -75,10 +75,12 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     config = merged.config
     reader = Reader(ADAPTERS, merged.problems, complete=not merged.problems)
     general = _read_general(reader, config)
+    module = read_module(reader, config)
+    if module is not WRONG:
+        config = as_lightning_trains(config, module.target)
     setting_parts = {key: _read_settings(reader, key, config) for key in Settings._fields}
     data_part, data = _read_data(reader, with_class(config, "data"))
     facts = None if data is None else data_facts(data)
-    module = read_module(reader, config)
     has_network = module is not WRONG and takes(module, "model")
     network = read_network(reader, with_class(config, "model"), facts) if has_network else None
     trainer = Part(Trainer, reader.arguments(trainer_options(), _options_of_trainer(reader, config), "trainer"))
@@ -101,7 +103,9 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
         if module is not WRONG and module.name and not reader.problems:
             filled = {**data_facts(data), **settings, "network": empty, "metrics": {}, "distillation": None}
             with problems_of(reader, "", module, "module"):
-                empty_network(lambda: module_from(module, filled), "module", merged.weights)
+                made = empty_network(lambda: module_from(module, filled), "module", merged.weights)
+                if lacks_optimizer(module.target):
+                    reader.problems += optimizer_problems(made, settings["optimizer"])
         if command in TRAINS and settings["distillation"] is not None and settings["distillation"].teacher:
             with problems_of(reader, "", None):
                 teacher = make_teacher(settings["distillation"].teacher, data, trust=general.get("trust", False))

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from vit_lightning.config.files import Config
-from vit_lightning.config.names import find_class, full_name
+from vit_lightning.config.names import can_be_class, find_class, full_name
 from vit_lightning.errors import UserError
 
 OURS = {
@@ -36,6 +36,10 @@ def as_ours(config: Config, problems: list[str]) -> Config:
     if "ckpt_path" in config:
         config["ckpt"] = config.pop("ckpt_path")
     schedule = config.pop("lr_scheduler", None)
+    if isinstance(schedule, str) and can_be_class(schedule):
+        schedule = {"class_path": schedule}
+    if isinstance(schedule, dict):
+        schedule = {"interval": "epoch", **schedule}
     if schedule is not None:
         config["optimizer"] = {**(config.get("optimizer") or {}), "schedule": schedule}
     if isinstance(trainer := config.get("trainer"), dict):
@@ -51,6 +55,25 @@ def as_ours(config: Config, problems: list[str]) -> Config:
     if isinstance(model, dict) and "module" not in config and _is_module(model.get("class_path")):
         config["module"] = config.pop("model")
     return config
+
+
+def as_lightning_trains(config: Config, module: Any) -> Config:
+    """Returns a merged config whose learning rate is constant where no schedule is given, as that of LightningCLI.
+
+    Args:
+        config: the config.
+        module: the class of a LightningModule that leaves its optimizer to the config.
+    """
+    given = config.get("optimizer")
+    given = {"class_path": given} if isinstance(given, str) and can_be_class(given) else given
+    if lacks_optimizer(module) and isinstance(given, dict) and given.get("class_path") is not None:
+        return {**config, "optimizer": {"schedule": "constant", **given}}
+    return config
+
+
+def lacks_optimizer(module: Any) -> bool:
+    """Whether a LightningModule has no configure_optimizers; as Lightning's command line, ours gives it one."""
+    return bool(module.configure_optimizers is LightningModule.configure_optimizers)
 
 
 def _is_module(name: Any) -> bool:

@@ -18,6 +18,7 @@ from torch import nn
 
 from vit_lightning.config.adapters import ADAPTERS, given_alone
 from vit_lightning.config.files import Config, flatten
+from vit_lightning.config.foreign import lacks_optimizer
 from vit_lightning.config.named_weights import load_named_weights, timm_name, without_weights
 from vit_lightning.config.own_files import empty_caches, files_of, where
 from vit_lightning.config.signatures import signature_of
@@ -227,8 +228,8 @@ def read_module(reader: Reader, config: Config) -> Any:
 
 def takes(part: Part, key: str) -> bool:
     """Whether the module takes what a group of options configures."""
-    if key == "optimizer" and part.target.configure_optimizers is LightningModule.configure_optimizers:
-        return True  # as Lightning's command line, ours gives it one
+    if key == "optimizer" and lacks_optimizer(part.target):
+        return True
     return ("network" if key == "model" else key) in filled_in(part.target)
 
 
@@ -253,10 +254,12 @@ def module_from(part: Part, available: Mapping[str, Any]) -> LightningModule:
         available: values of all arguments that are filled in.
     """
     given, kind = {name: available[name] for name in filled_in(part.target)}, part.target
-    lacks_optimizer = kind.configure_optimizers is LightningModule.configure_optimizers
-    if lacks_optimizer:
-        kind = type(kind.__name__, (ConfiguredOptimizer, kind), {"__module__": kind.__module__})
-    module: LightningModule = replace(part, target=kind).make(**given)
-    if lacks_optimizer:
-        module.optimizer_config = available["optimizer"]
-    return module
+    if not lacks_optimizer(kind):
+        made: LightningModule = part.make(**given)
+        return made
+    more: dict[str, Any] = {"__module__": kind.__module__}
+    if getattr(available["optimizer"], "make", None) is not None and not hasattr(kind, "no_decay"):
+        more["no_decay"] = lambda self: set()  # as Lightning's command line, which gives its class all weights alike
+    module: Any = replace(part, target=type(kind.__name__, (ConfiguredOptimizer, kind), more)).make(**given)
+    module.optimizer_config = available["optimizer"]
+    return module  # type: ignore[no-any-return]
