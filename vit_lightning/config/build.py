@@ -27,6 +27,7 @@ from vit_lightning.config.networks import (
     CONFIGURED,
     data_facts,
     empty_network,
+    fact_problems,
     make_teacher,
     module_from,
     problems_of,
@@ -81,7 +82,9 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     setting_parts = {key: _read_settings(reader, key, config) for key in Settings._fields}
     data_part, data = _read_data(reader, with_class(config, "data"))
     facts = None if data is None else data_facts(data)
-    has_network = module is not WRONG and takes(module, "model")
+    if module is not WRONG and facts is not None:
+        reader.problems += fact_problems(module, config.get("module"), facts)
+    has_network = module is not WRONG and takes(module, "model") and not (module.name and config.get("model") is None)
     network = read_network(reader, with_class(config, "model"), facts) if has_network else None
     trainer = Part(Trainer, reader.arguments(trainer_options(), _options_of_trainer(reader, config), "trainer"))
     with bounded(merged.weights, "a metric"):

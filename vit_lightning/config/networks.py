@@ -65,8 +65,7 @@ def read_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None) ->
     if facts is not None:
         for option, fact in names.items():
             if option in known and option in arguments and not _agrees(option, arguments[option], facts[fact]):
-                text = f"does not fit the data, which has {facts[fact]} (leave it out)"
-                reader.problems.append(f"model.{option}={arguments[option]} {text}")
+                reader.problems.append(_unlike_data(f"model.{option}", arguments[option], facts[fact]))
             if option in known:
                 arguments[option] = facts[fact]
     if name.startswith("timm."):  # whose classes have classes as defaults, which they alone know to read
@@ -216,14 +215,36 @@ def read_module(reader: Reader, config: Config) -> Any:
         return Part(ViTClassifier, {})
     if (found := reader.find(LightningModule, config["module"], "module")) is None:
         return WRONG
-    name, kind, _ = found
+    name, kind, arguments = found
     if not (inspect.isclass(kind) and issubclass(kind, LightningModule)):
         text = "must be a LightningModule, such as a subclass of ViTClassifier"
         reader.problems.append(f"module.class_path={name} {text}")
         return WRONG
     signature, filled = signature_of(kind), filled_in(kind)
+    for fact in [fact for fact in FACTS if fact in filled]:  # compared with the data when there is any
+        arguments.pop(fact, None)
+    if "network" in arguments and "network" in filled:
+        del arguments["network"]
+        reader.problems.append("module.network: it is the network of model (give one of the two)")
+    if "network" in filled and config.get("model") is None:
+        hint = "give model, such as {preset: Ti/4}"
+        reader.problems.append(f"model is missing: module.class_path={name} takes a network ({hint})")
     options = {key: option for key, option in signature.options.items() if key not in filled}
     return reader.made_of(found, signature._replace(options=options), "module")
+
+
+def fact_problems(part: Part, given: Any, facts: Mapping[str, Any]) -> list[str]:
+    """Returns the arguments of a module that are facts of the data, and are given otherwise."""
+    own = [fact for fact in FACTS if isinstance(given, Mapping) and fact in given and fact in filled_in(part.target)]
+    return [
+        _unlike_data(f"module.{fact}", given[fact], facts[fact])
+        for fact in own
+        if not _agrees(fact, given[fact], facts[fact])
+    ]
+
+
+def _unlike_data(option: str, given: Any, fact: Any) -> str:
+    return f"{option}={given} does not fit the data, which has {fact} (leave it out)"
 
 
 def takes(part: Part, key: str) -> bool:
