@@ -375,7 +375,8 @@ def test_a_config_s_own_checkpoints_do_not_stand_in_the_way_of_testing(in_folder
         "trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: {monitor: val/loss}}]}\n"
     )
     results = run("--config=page.yaml")
-    assert len(list(Path("out/checkpoints").iterdir())) == 4
+    assert {path.name for path in Path("out/checkpoints").iterdir()} == {"best.ckpt", "last.ckpt", "previous.ckpt"}
+    assert len(list(Path("out/model_checkpoints").iterdir())) == 1
     assert evaluate(resolve(["--ckpt=out"], "test"), "test")["test/acc"] == results["test/acc"]
 
 

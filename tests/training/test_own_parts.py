@@ -70,6 +70,29 @@ def test_a_scheduler_of_torch_follows_our_warmup():
     assert used == pytest.approx([0.01 / 3, 0.02 / 3, 0.01, *expected], rel=1e-12)
 
 
+def test_a_schedule_of_epochs_keeps_its_rate_for_the_steps_of_each(in_folder):
+    (in_folder / "mine.py").write_text("def falling(done, total): return 1 - done / total\n")
+    own = settings_of("--optimizer.schedule={class_path: mine.falling, interval: epoch}").optimizer
+    torchs = settings_of("--optimizer.schedule={class_path: StepLR, step_size: 2, interval: epoch}").optimizer
+    network = small()
+    used = train(network, *optimizer_and_schedule(network, own, total_steps=10, steps_per_epoch=4), 10)
+    assert used == pytest.approx([0.01] * 4 + [0.01 * 2 / 3] * 4 + [0.01 / 3] * 2, rel=1e-12)
+    used = train(network, *optimizer_and_schedule(network, torchs, total_steps=10, steps_per_epoch=4), 10)
+    assert used == pytest.approx([0.01] * 8 + [0.001] * 2, rel=1e-12)
+    with pytest.raises(UserError, match=r"schedule.interval=batch must be one of step, epoch"):
+        settings_of("--optimizer.schedule={class_path: StepLR, step_size: 2, interval: batch}")
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "decay"), [("AdamW", 0.001, 0.01), ("NAdam", 0.002, 0.0), ("Adagrad", 0.01, 0.0)]
+)
+def test_a_class_of_torch_has_its_own_defaults(name, lr, decay):
+    experiment = resolve([*SMALL, f"--optimizer.class_path={name}"])
+    assert (experiment.settings.optimizer.lr, experiment.settings.optimizer.weight_decay) == (lr, decay)
+    written = flatten(experiment.config["optimizer"])
+    assert (written["lr"], written["weight_decay"]) == (lr, decay)
+
+
 def test_a_loss_of_torch_takes_its_arguments():
     settings = settings_of("--loss.class_path=CrossEntropyLoss", "--loss.label_smoothing=0.3")
     logits, labels = torch.randn(5, 10), torch.arange(5)

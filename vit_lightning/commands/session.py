@@ -14,7 +14,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 
 from vit_lightning.commands.console import quiet, say
@@ -33,6 +33,7 @@ from vit_lightning.storage.checkpoint_files import (
 from vit_lightning.storage.folder import is_first, new_folder, read_json
 from vit_lightning.storage.metrics import json_number
 from vit_lightning.training.callbacks import TrainingBar
+from vit_lightning.training.checkpoints import Checkpoints
 from vit_lightning.training.lightning_detours import (
     change_loaders,
     end_each_epoch_once,
@@ -44,6 +45,8 @@ from vit_lightning.training.lightning_detours import (
 from vit_lightning.training.resources import AUTO, auto_precision
 
 Results = dict[str, Any]
+MODEL_CHECKPOINTS = "model_checkpoints"
+"""Folder in a run folder with what a ModelCheckpoint of the config writes, unless it has a folder of its own."""
 
 
 @contextlib.contextmanager
@@ -121,9 +124,13 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
     loggers = [logger for logger in as_list(arguments["logger"]) if not isinstance(logger, bool)]
     wants_bar = arguments["enable_progress_bar"] is not False
     if wants_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
-        own = [*own, TrainingBar()]
+        monitor = next((each.settings.monitor for each in own if isinstance(each, Checkpoints)), "")
+        own = [*own, TrainingBar(monitor)]
     if not own_loggers:
         callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
+    for callback in callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+            callback.dirpath = str(folder.resolve() / MODEL_CHECKPOINTS)  # else among ours
     plugins, precision = as_list(arguments["plugins"]), arguments["precision"]
     if precision == AUTO:
         began = read_json(folder / "environment.json").get("precision")  # of a run that is resumed

@@ -35,9 +35,21 @@ from vit_lightning.errors import UserError, first_line
 from vit_lightning.metric_facts import METRICS, Goal
 from vit_lightning.training.losses import LossConfig, OwnLoss
 from vit_lightning.training.optim import OptimizerConfig, OwnOptimizerConfig
-from vit_lightning.training.schedules import Schedule, factors_of_function, factors_of_scheduler
+from vit_lightning.training.schedules import (
+    Interval,
+    OwnSchedule,
+    Schedule,
+    factors_of_function,
+    factors_of_scheduler,
+)
 
-SCHEDULE = Option("schedule", Schedule | Callable[[Optimizer], LRScheduler], "cosine")
+
+class OtherSchedule(LRScheduler):
+    """Place of a schedule of others, from which none derives: ``_schedule`` reads them all."""
+
+
+SCHEDULE = Option("schedule", Schedule | Callable[[Optimizer], OtherSchedule], "cosine")
+INTERVAL = Option("interval", Interval, "step")
 
 Options = dict[str, Option]
 
@@ -109,15 +121,26 @@ def _augmentation(reader: Reader, found: Found, path: str) -> Any:
 
 
 def _schedule(reader: Reader, found: Found, path: str) -> Any:
-    """Returns a function of done and of all steps as a schedule."""
-    if inspect.isclass(found.target):
+    """Returns a scheduler of torch, or a function of done and of all steps, as a schedule."""
+    is_class = inspect.isclass(found.target)
+    if is_class and not issubclass(found.target, LRScheduler):
         rule = "must be a torch.optim.lr_scheduler class, or a function of two steps"
         reader.problems.append(f"{path}.class_path={found.name} {rule}")
         return WRONG
-    return reader.made_of(found, signature_of(found.target, 2), path, "factory")
+    theirs = signature_of(found.target, 1 if is_class else 2).options
+    return _joined(reader, found, theirs, {"interval": INTERVAL}, path, _own_schedule)
 
 
-ADAPTERS: dict[Any, Adapter] = {ImageData: _data, Augmentation: _augmentation, LRScheduler: _schedule}
+def _own_schedule(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> OwnSchedule:
+    bound, is_class = partial(target, **theirs), inspect.isclass(target)
+    return OwnSchedule(
+        target.__name__,
+        lambda lr, steps: factors_of_scheduler(bound, lr, steps) if is_class else factors_of_function(bound, steps),
+        ours.get("interval", "step"),
+    )
+
+
+ADAPTERS: dict[Any, Adapter] = {ImageData: _data, Augmentation: _augmentation, OtherSchedule: _schedule}
 """What makes a part of a class of others, by the class of ours, or of torch, in whose place it stands."""
 
 
@@ -150,6 +173,10 @@ def read_optimizer(reader: Reader, given: Any) -> Any:
         return Joined(target, {}, "", options=values, join=partial(_own_optimizer, name))
     kept = {key: ours[key] for key in BESIDE_OTHER_CLASS["optimizer"]}
     taken = signature_of(target, 1)
+    for key in ("lr", "weight_decay"):
+        default = taken.options[key].default if key in taken.options else None
+        if isinstance(default, int | float):
+            kept[key] = kept[key]._replace(default=float(default))
     if "weight_decay" not in taken.options and not taken.others:
         kept["weight_decay"] = kept["weight_decay"]._replace(default=0.0)
     theirs = {key: option for key, option in taken.options.items() if key not in kept}
@@ -163,11 +190,9 @@ def _own_optimizer(name: str, target: Any, theirs: dict[str, Any], ours: dict[st
         taken = [key for key in ("lr", "weight_decay") if key in signature_of(target, 1).options]
         make = partial(target, **{key: ours[key] for key in taken}, **theirs)
         given = {"name": name, "make": make, "own_arguments": (*taken, *theirs)}
-    if isinstance(schedule := ours.get("schedule"), partial):
-        ours["schedule"], of_class = schedule.func.__name__, inspect.isclass(schedule.func)
-        given["factors"] = lambda lr, steps: (
-            factors_of_scheduler(schedule, lr, steps) if of_class else factors_of_function(schedule, steps)
-        )
+    if isinstance(schedule := ours.get("schedule"), OwnSchedule):
+        given |= {"own_schedule": schedule}
+        ours["schedule"] = schedule.name
     return OwnOptimizerConfig(**ours, **given) if given else OptimizerConfig(**ours)
 
 

@@ -11,7 +11,7 @@ from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.pytorch import LightningModule, Trainer
 
 from vit_lightning.config.adapters import ADAPTERS, Chosen, read_loss, read_metrics, read_optimizer
-from vit_lightning.config.check_network import check_network
+from vit_lightning.config.check_network import check_network, optimizer_problems
 from vit_lightning.config.check_values import (
     average_problems,
     compiler_problems,
@@ -21,13 +21,14 @@ from vit_lightning.config.check_values import (
 )
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config
-from vit_lightning.config.foreign import OURS
+from vit_lightning.config.foreign import OURS, as_lightning_trains, lacks_optimizer
 from vit_lightning.config.merge import Merged
 from vit_lightning.config.names import find_class, near
 from vit_lightning.config.networks import (
     CONFIGURED,
     data_facts,
     empty_network,
+    fact_problems,
     make_teacher,
     module_from,
     problems_of,
@@ -76,11 +77,15 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     config = merged.config
     reader = Reader(ADAPTERS, merged.problems, complete=not merged.problems)
     general = _read_general(reader, config)
+    module = read_module(reader, config)
+    if module is not WRONG:
+        config = as_lightning_trains(config, module.target)
     setting_parts = {key: _read_settings(reader, key, config) for key in Settings._fields}
     data_part, data = _read_data(reader, with_class(config, "data", complete=merged.complete))
     facts = None if data is None else data_facts(data)
-    module = read_module(reader, config)
-    has_network = module is not WRONG and takes(module, "model")
+    if module is not WRONG and facts is not None:
+        reader.problems += fact_problems(module, config.get("module"), facts)
+    has_network = module is not WRONG and takes(module, "model") and not (module.name and config.get("model") is None)
     model = with_class(config, "model", complete=merged.complete)
     network = read_network(reader, model, facts) if has_network else None
     trainer = Part(Trainer, reader.arguments(trainer_options(), _options_of_trainer(reader, config), "trainer"))
@@ -103,7 +108,9 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
         if module is not WRONG and module.name and not reader.problems:
             filled = {**data_facts(data), **settings, "network": empty, "metrics": {}, "distillation": None}
             with problems_of(reader, "", module, "module"):
-                empty_network(lambda: module_from(module, filled), "module", merged.weights)
+                made = empty_network(lambda: module_from(module, filled), "module", merged.weights)
+                if lacks_optimizer(module.target):
+                    reader.problems += optimizer_problems(made, settings["optimizer"])
         if command in TRAINS and settings["distillation"] is not None and settings["distillation"].teacher:
             with problems_of(reader, "", None):
                 teacher = make_teacher(settings["distillation"].teacher, data, trust=general.get("trust", False))

@@ -60,7 +60,7 @@ def check_network(
         if len(reader.problems) == before:
             reader.problems += network_problems(empty, shape, data.num_classes)
             reader.problems += _fine_tune(empty, settings["lora"], general.get("freeze"), shape)
-            reader.problems += _optimizer_problems(empty, settings["optimizer"])
+            reader.problems += optimizer_problems(empty, settings["optimizer"])
             initial = _weights(empty, data, general, merged)
     return part, empty, initial
 
@@ -104,7 +104,7 @@ def _fine_tune(network: nn.Module, lora: LoraConfig | None, freeze: str | None, 
     return problems
 
 
-def _optimizer_problems(network: nn.Module, optimizer: OptimizerConfig | None) -> list[str]:
+def optimizer_problems(network: nn.Module, optimizer: OptimizerConfig | None) -> list[str]:
     """Returns why the parameters of a network cannot be grouped."""
     if optimizer is not None:
         with contextlib.suppress(UserError):  # its own problems are found elsewhere

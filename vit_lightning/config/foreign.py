@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
-from vit_lightning.config.files import Config
-from vit_lightning.config.names import find_class, full_name
+from vit_lightning.config.files import Config, as_list
+from vit_lightning.config.names import HOMES, can_be_class, find_class, full_name
+from vit_lightning.config.signatures import signature_of
+from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 
 OURS = {
@@ -36,6 +39,10 @@ def as_ours(config: Config, problems: list[str]) -> Config:
     if "ckpt_path" in config:
         config["ckpt"] = config.pop("ckpt_path")
     schedule = config.pop("lr_scheduler", None)
+    if isinstance(schedule, str) and can_be_class(schedule):
+        schedule = {"class_path": schedule}
+    if isinstance(schedule, dict):
+        schedule = {"interval": "epoch", **schedule}
     if schedule is not None:
         config["optimizer"] = {**(config.get("optimizer") or {}), "schedule": schedule}
     if isinstance(trainer := config.get("trainer"), dict):
@@ -48,14 +55,70 @@ def as_ours(config: Config, problems: list[str]) -> Config:
                 shown = str(value).lower() if isinstance(value, bool) else value
                 problems.append(f"trainer.{name}={shown}: {OURS[name]}")
     model = config.get("model")
-    if isinstance(model, dict) and "module" not in config and _is_module(model.get("class_path")):
+    if (
+        isinstance(model, dict)
+        and "module" not in config
+        and issubclass(_class_of(model.get("class_path")), LightningModule)
+    ):
         config["module"] = config.pop("model")
+    module = config.get("module")
+    if isinstance(module, dict) and "network" in module and config.get("model") is None:
+        config["module"] = {name: value for name, value in module.items() if name != "network"}
+        config["model"] = module["network"]
     return config
 
 
-def _is_module(name: Any) -> bool:
+def as_lightning_trains(config: Config, module: Any) -> Config:
+    """Returns a merged config with what LightningCLI takes where nothing is given, or from another place.
+
+    A learning rate without a schedule is constant, a LightningDataModule has the classes of the module, and the best
+    checkpoint is that of the first ``ModelCheckpoint``.
+
+    Args:
+        config: the config.
+        module: the class of the LightningModule.
+    """
+    more: Config = {}
+    optimizer = config.get("optimizer")
+    optimizer = {"class_path": optimizer} if isinstance(optimizer, str) and can_be_class(optimizer) else optimizer
+    if lacks_optimizer(module) and isinstance(optimizer, dict) and optimizer.get("class_path") is not None:
+        more["optimizer"] = {"schedule": "constant", **optimizer}
+    given, data = config.get("module"), config.get("data")
+    data = {"class_path": data} if isinstance(data, str) else data
+    if isinstance(given, dict) and "num_classes" in given and isinstance(data, dict):
+        kind = _class_of(data.get("class_path"))
+        if issubclass(kind, LightningDataModule) and not issubclass(kind, ImageData):
+            own = {} if "num_classes" in signature_of(kind).options else {"num_classes": given["num_classes"]}
+            more["data"] = {**own, **data}
+    checkpoint = config.get("checkpoint") or {}
+    if isinstance(checkpoint, dict) and "monitor" not in checkpoint:
+        more["checkpoint"] = {**_monitored(config.get("trainer")), **checkpoint}
+    return {**config, **more}
+
+
+def _monitored(trainer: Any) -> Config:
+    """Returns monitor and mode of the first ``ModelCheckpoint`` that has a monitor; nothing without one."""
+    callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
+    for item in as_list(callbacks):
+        given = item if isinstance(item, dict) else {"class_path": item}
+        kind = _class_of(given.get("class_path"), HOMES["Callback"])
+        if issubclass(kind, ModelCheckpoint):
+            known = {name: option.default for name, option in signature_of(kind).options.items()} | given
+            found = {name: known[name] for name in ("monitor", "mode") if isinstance(known.get(name), str)}
+            if found.get("monitor", "null") != "null":
+                return found
+    return {}
+
+
+def lacks_optimizer(module: Any) -> bool:
+    """Whether a LightningModule has no configure_optimizers; as Lightning's command line, ours gives it one."""
+    return bool(module.configure_optimizers is LightningModule.configure_optimizers)
+
+
+def _class_of(name: Any, home: str = "") -> type:
+    """Returns the class of a name; object where it is none."""
     try:
-        found = find_class(full_name(name)) if isinstance(name, str) else None
+        found = find_class(full_name(name, home)) if isinstance(name, str) else None
     except UserError:  # which is named when the config is read
-        return False
-    return inspect.isclass(found) and issubclass(found, LightningModule)
+        return object
+    return found if inspect.isclass(found) else object

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from vit_lightning.config.files import Config, as_flag, as_list, flatten, read_config, value_at, word
 from vit_lightning.config.foreign import as_ours
-from vit_lightning.config.names import find_class, full_name, is_same_class
+from vit_lightning.config.names import can_be_class, find_class, full_name, is_same_class
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.options import BESIDE_OTHER_CLASS, DEFAULT_CLASSES, GROUPS, TRAINED
 from vit_lightning.config.own_files import also_search
@@ -375,11 +375,6 @@ def _replace_class(before: Config, value: Config | str, key: str, dropped: list[
     lost = [name for name in before if name not in (*kept, "class_path")]
     dropped += [Dropped(reason, key, name, before[name]) for name in lost]
     return {**kept, **given} if kept or isinstance(value, dict) else value
-
-
-def can_be_class(text: str) -> bool:
-    """Whether a text can name a class; words such as adam cannot."""
-    return "." in text or text[:1].isupper()
 
 
 def config_of_flag(key: str, value: str) -> Config:

@@ -51,6 +51,11 @@ USUAL_NAMES = {
 """Names of options in other programs, and ours."""
 
 
+def can_be_class(text: str) -> bool:
+    """Whether a text can name a class; words such as adam cannot."""
+    return "." in text or text[:1].isupper()
+
+
 def full_name(name: str, home: str = "") -> str:
     """Returns the name of a class with its module, which may be left out for our own and for those of a home."""
     if name in vit_lightning.__all__:

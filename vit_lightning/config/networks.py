@@ -18,6 +18,7 @@ from torch import nn
 
 from vit_lightning.config.adapters import ADAPTERS, given_alone
 from vit_lightning.config.files import Config, flatten
+from vit_lightning.config.foreign import lacks_optimizer
 from vit_lightning.config.named_weights import load_named_weights, timm_name, without_weights
 from vit_lightning.config.own_files import empty_caches, files_of, where
 from vit_lightning.config.signatures import signature_of
@@ -64,8 +65,7 @@ def read_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None) ->
     if facts is not None:
         for option, fact in names.items():
             if option in known and option in arguments and not _agrees(option, arguments[option], facts[fact]):
-                text = f"does not fit the data, which has {facts[fact]} (leave it out)"
-                reader.problems.append(f"model.{option}={arguments[option]} {text}")
+                reader.problems.append(_unlike_data(f"model.{option}", arguments[option], facts[fact]))
             if option in known:
                 arguments[option] = facts[fact]
     if name.startswith("timm."):  # whose classes have classes as defaults, which they alone know to read
@@ -215,20 +215,42 @@ def read_module(reader: Reader, config: Config) -> Any:
         return Part(ViTClassifier, {})
     if (found := reader.find(LightningModule, config["module"], "module")) is None:
         return WRONG
-    name, kind, _ = found
+    name, kind, arguments = found
     if not (inspect.isclass(kind) and issubclass(kind, LightningModule)):
         text = "must be a LightningModule, such as a subclass of ViTClassifier"
         reader.problems.append(f"module.class_path={name} {text}")
         return WRONG
     signature, filled = signature_of(kind), filled_in(kind)
+    for fact in [fact for fact in FACTS if fact in filled]:  # compared with the data when there is any
+        arguments.pop(fact, None)
+    if "network" in arguments and "network" in filled:
+        del arguments["network"]
+        reader.problems.append("module.network: it is the network of model (give one of the two)")
+    if "network" in filled and config.get("model") is None:
+        hint = "give model, such as {preset: Ti/4}"
+        reader.problems.append(f"model is missing: module.class_path={name} takes a network ({hint})")
     options = {key: option for key, option in signature.options.items() if key not in filled}
     return reader.made_of(found, signature._replace(options=options), "module")
 
 
+def fact_problems(part: Part, given: Any, facts: Mapping[str, Any]) -> list[str]:
+    """Returns the arguments of a module that are facts of the data, and are given otherwise."""
+    own = [fact for fact in FACTS if isinstance(given, Mapping) and fact in given and fact in filled_in(part.target)]
+    return [
+        _unlike_data(f"module.{fact}", given[fact], facts[fact])
+        for fact in own
+        if not _agrees(fact, given[fact], facts[fact])
+    ]
+
+
+def _unlike_data(option: str, given: Any, fact: Any) -> str:
+    return f"{option}={given} does not fit the data, which has {fact} (leave it out)"
+
+
 def takes(part: Part, key: str) -> bool:
     """Whether the module takes what a group of options configures."""
-    if key == "optimizer" and part.target.configure_optimizers is LightningModule.configure_optimizers:
-        return True  # as Lightning's command line, ours gives it one
+    if key == "optimizer" and lacks_optimizer(part.target):
+        return True
     return ("network" if key == "model" else key) in filled_in(part.target)
 
 
@@ -253,10 +275,12 @@ def module_from(part: Part, available: Mapping[str, Any]) -> LightningModule:
         available: values of all arguments that are filled in.
     """
     given, kind = {name: available[name] for name in filled_in(part.target)}, part.target
-    lacks_optimizer = kind.configure_optimizers is LightningModule.configure_optimizers
-    if lacks_optimizer:
-        kind = type(kind.__name__, (ConfiguredOptimizer, kind), {"__module__": kind.__module__})
-    module: LightningModule = replace(part, target=kind).make(**given)
-    if lacks_optimizer:
-        module.optimizer_config = available["optimizer"]
-    return module
+    if not lacks_optimizer(kind):
+        made: LightningModule = part.make(**given)
+        return made
+    more: dict[str, Any] = {"__module__": kind.__module__}
+    if getattr(available["optimizer"], "make", None) is not None and not hasattr(kind, "no_decay"):
+        more["no_decay"] = lambda self: set()  # as Lightning's command line, which gives its class all weights alike
+    module: Any = replace(part, target=type(kind.__name__, (ConfiguredOptimizer, kind), more)).make(**given)
+    module.optimizer_config = available["optimizer"]
+    return module  # type: ignore[no-any-return]

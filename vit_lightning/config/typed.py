@@ -19,7 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, is_typeddict
 
-from vit_lightning.config.names import HOMES, find_class, full_name, hint, hint_of_class, near, public_name
+from vit_lightning.config.names import (
+    HOMES,
+    can_be_class,
+    find_class,
+    full_name,
+    hint,
+    hint_of_class,
+    near,
+    public_name,
+)
 from vit_lightning.config.signatures import REQUIRED, Option, Signature, signature_of
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
@@ -387,7 +396,7 @@ class Reader:
             default: the class that need not be named.
         """
         home = next((HOMES[kind.__name__] for kind in getattr(base, "__mro__", ()) if kind.__name__ in HOMES), "")
-        if isinstance(given, str) and ("." in given or given[:1].isupper()):  # any other text is no class
+        if isinstance(given, str) and can_be_class(given):
             given = {"class_path": given}
         if not isinstance(given, Mapping) or not isinstance(named := given.get("class_path", ""), str):
             self.problems.append(f"{path}={given} must be a class")

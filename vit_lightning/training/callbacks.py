@@ -28,6 +28,7 @@ from vit_lightning.training.lightning_detours import (
     log_again,
     logged_steps,
     longest_wait,
+    numbers_for_bar,
     numbers_of_epoch,
 )
 
@@ -289,6 +290,10 @@ WIDE_BAR = "{desc} {percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt}{postfix},
 NARROW_BAR = "{desc} |{bar}|{postfix}, {remaining} left"
 
 
+_OF_STEPS = ("train/loss_step", *(f"train/{name}" for name in METRICS))
+"""What ViTClassifier logs for the bar, and the line of an epoch shows in another way or not at all."""
+
+
 def _has_screen() -> bool:
     """Whether stderr is a terminal that tells its size: tqdm shows nothing on one of no lines."""
     return sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines > 0
@@ -299,10 +304,14 @@ class TrainingBar(ProgressBar):
 
     Without a terminal each epoch prints one line to stdout instead. Of more than ``FEW_EPOCHS`` epochs, or if nobody
     knows how many there will be, only the first has one, the last, and one every ``SECONDS_BETWEEN_LINES`` at most.
+
+    Args:
+        monitor: name of a metric that is shown, beside those that a module of the user's logs with ``prog_bar=True``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, monitor: str = "") -> None:
         super().__init__()
+        self._monitor, self._of_validation = monitor, dict[str, float]()
         self._bar: tqdm[Any] = tqdm(disable=True)
         self._enabled = True
         self._epochs = ""
@@ -335,6 +344,7 @@ class TrainingBar(ProgressBar):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validated = not trainer.sanity_checking
+        self._of_validation = numbers_for_bar(trainer, self._monitor)
         self._show(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -390,6 +400,8 @@ class TrainingBar(ProgressBar):
             if name in metrics and (stage == "train" or self._validated):  # else of an earlier epoch
                 value = float(metrics[name])
                 parts.append(f"{stage} {facts.label} {f'{100 * value:6.2f} %' if facts.percent else f'{value:.4f}'}")
+        own = numbers_for_bar(trainer, self._monitor) | (self._of_validation if self._validated else {})
+        parts += [f"{name} {own[name]:.4f}" for name in sorted(own) if name not in (*names, *_OF_STEPS)]
         self._measure_speed(trainer)
         (began, first), done = self._began, logged_steps(trainer)
         left = ""
@@ -418,6 +430,7 @@ class TrainingBar(ProgressBar):
         names = {"train/loss_step": "loss"}
         names |= {f"train/{name}": name for name in shown if is_wide or f"val/{name}" not in metrics}
         names |= {f"val/{name}": f"val {name}" for name in shown}
+        names |= {name: name for name in sorted(metrics) if name not in (*names, *_OF_STEPS, "v_num")}
         values = [f"{text} {metrics[name]:.3f}" for name, text in names.items() if name in metrics]
         self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}{self._epochs}", refresh=False)
         self._bar.set_postfix_str(", ".join(filter(None, [*values, self._speed])), refresh=False)

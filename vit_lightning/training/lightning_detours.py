@@ -219,6 +219,21 @@ def numbers_of_epoch(trainer: Trainer) -> dict[str, Tensor]:
     return {name: torch.as_tensor(value).cpu() for name, value in numbers.items()}
 
 
+def numbers_for_bar(trainer: Trainer, monitor: str) -> dict[str, float]:
+    """Returns what was logged for Lightning's bar in the epoch or the validation that has just ended.
+
+    Lightning itself also keeps the numbers of earlier ones.
+
+    Args:
+        trainer: the Trainer.
+        monitor: name of a metric that belongs to them in any case.
+    """
+    results: Any = trainer._results
+    steps, epoch = (results.metrics(on_step=on_step) for on_step in (True, False))
+    found = steps["pbar"] | epoch["pbar"] | {name: one for name, one in epoch["callback"].items() if name == monitor}
+    return {name: float(number) for name, number in found.items() if name.removesuffix("_step") + "_epoch" not in found}
+
+
 def row_to_come(trainer: Trainer) -> dict[str, Any]:
     """Returns the row that Lightning logs only after the checkpoint; a kill in between would lose it."""
     connector = trainer._logger_connector

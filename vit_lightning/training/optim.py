@@ -34,10 +34,10 @@ class OptimizerConfig:
 
     Args:
         name: adamw, adam, sgd, lamb, lion, or muon (Muon for the matrices of the encoder, AdamW for all other
-            parameters). In its place class_path gives any torch.optim class, with its own arguments.
-        lr: learning rate after the warm-up.
-        weight_decay: weight decay of matrices; none for norms, biases, class token and positions. Decoupled, except for
-            adam and sgd, which add it to the gradient.
+            parameters). In its place class_path gives any torch.optim class, with its own arguments and defaults.
+        lr: learning rate after the warm-up; by default 0.001, but that of the class which class_path gives.
+        weight_decay: weight decay of matrices, by default 0.05, but that of the class which class_path gives; none for
+            norms, biases, class token and positions. Decoupled, except for adam and sgd, which add it to the gradient.
         betas: decay rates of the moments; by default (0.9, 0.999), but (0.9, 0.99) for lion.
         eps: epsilon of adamw, adam, lamb and muon.
         momentum: momentum of sgd (default 0.9) and muon (default 0.95).
@@ -45,7 +45,8 @@ class OptimizerConfig:
         layer_decay: learning rate of each block relative to the next one; 1 for the same learning rate everywhere.
         schedule: cosine or linear decay from lr to min_lr; wsd (warm-up, stable, decay) keeps lr and decays linearly to
             min_lr at the end; constant keeps lr. Also a class of torch.optim.lr_scheduler, or a function of step and
-            total steps after the warm-up that returns a factor of lr, with its arguments.
+            total steps after the warm-up that returns a factor of lr, with its arguments; with interval=epoch beside
+            them they count epochs.
         decay_fraction: fraction of training in which wsd decays.
         warmup_epochs: epochs of linear warm-up from warmup_lr to lr; at most those of the training.
         warmup_steps: optimizer steps of warm-up, in place of warmup_epochs.
@@ -147,12 +148,12 @@ class OwnOptimizerConfig(OptimizerConfig):
         make: returns the optimizer of parameter groups, which have ``lr``, ``weight_decay`` and ``lr_scale``; None for
             the one of ``name``.
         own_arguments: its arguments.
-        factors: returns the factors of lr in the steps after the warm-up; None for those of ``schedule``.
+        own_schedule: the factors of lr after the warm-up; None for those of ``schedule``.
     """
 
     make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None
     own_arguments: tuple[str, ...] = ()
-    factors: OwnSchedule | None = None
+    own_schedule: OwnSchedule | None = None
 
     @property
     def arguments(self) -> Collection[str] | None:
@@ -162,9 +163,9 @@ class OwnOptimizerConfig(OptimizerConfig):
     def problems(self, groups: list[dict[str, Any]]) -> list[str]:
         """Returns the reasons for which these groups cannot be trained or a run not resumed, found on a few weights."""
         problems = []
-        if self.factors is not None:
+        if self.own_schedule is not None:
             try:
-                self.factors(self.lr or 1.0, 4)
+                self.own_schedule.factors(self.lr or 1.0, 4)
             except UserError as error:
                 problems += [f"schedule={self.schedule}: {problem}" for problem in error.problems]
         if self.make is not None and (problem := self._optimizer_problem(groups)):
@@ -305,13 +306,11 @@ def optimizer_and_schedule(
     optimizer = _make_optimizer(network, config, _groups(network, config))
     lr = config.lr or 1.0  # with lr=0, min_lr and warmup_lr are 0 as well
     warmup_steps = config.count_warmup(total_steps=total_steps, steps_per_epoch=steps_per_epoch)
-    own: Sequence[float] = ()
-    if isinstance(config, OwnOptimizerConfig) and config.factors is not None:
-        own = config.factors(lr, max(1, total_steps - warmup_steps))
+    own, length = _own_factors(config, lr, total_steps - warmup_steps, steps_per_epoch)
 
     def factor(step: int) -> float:  # no partial: LambdaLR would put it into checkpoints
         if own and step >= warmup_steps:
-            return own[min(step - warmup_steps, len(own) - 1)]
+            return own[min((step - warmup_steps) // length, len(own) - 1)]
         return lr_factor(
             step,
             total_steps=total_steps,
@@ -323,6 +322,14 @@ def optimizer_and_schedule(
         )
 
     return optimizer, LambdaLR(optimizer, factor)
+
+
+def _own_factors(config: OptimizerConfig, lr: float, steps: int, steps_per_epoch: int) -> tuple[Sequence[float], int]:
+    """Returns the factors of lr of a schedule of the user's, none without one, and the steps that each is for."""
+    if not isinstance(config, OwnOptimizerConfig) or config.own_schedule is None:
+        return (), 1
+    length = steps_per_epoch if config.own_schedule.interval == "epoch" else 1
+    return config.own_schedule.factors(lr, max(1, math.ceil(steps / length))), length
 
 
 class ConfiguredGroups(Callback):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -13,8 +13,21 @@ from vit_lightning.errors import UserError, with_place
 
 Schedule = Literal["cosine", "linear", "wsd", "constant"]
 
-OwnSchedule = Callable[[float, int], Sequence[float]]
-"""Factors of lr in the steps after the warm-up, from lr and their number."""
+Interval = Literal["step", "epoch"]
+
+
+class OwnSchedule(NamedTuple):
+    """A schedule of the user's.
+
+    Args:
+        name: its class or function.
+        factors: returns factors of lr after the warm-up, from lr and their number.
+        interval: whether there is one for each step, or for each epoch.
+    """
+
+    name: str
+    factors: Callable[[float, int], Sequence[float]]
+    interval: Interval = "step"
 
 
 def lr_factor(
@@ -73,7 +86,7 @@ def factors_of_function(function: Callable[[int, int], float], steps: int) -> li
 
 
 def factors_of_scheduler(make: Callable[[torch.optim.Optimizer], LRScheduler], lr: float, steps: int) -> list[float]:
-    """Returns the learning rates of a torch scheduler that is stepped after every optimizer step, relative to ``lr``.
+    """Returns the learning rates of a torch scheduler that is stepped after each of some steps, relative to ``lr``.
 
     Raises:
         UserError: it fails, such as one that needs a metric.

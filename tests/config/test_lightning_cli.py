@@ -1,0 +1,206 @@
+"""A config of LightningCLI trains here what it trains there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.cli import LightningCLI
+from runs import SMALL, logged_rows
+
+from vit_lightning import UserError, ViTClassifier
+from vit_lightning.cli import main
+from vit_lightning.config.resolve import resolve
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+
+PARTS = """
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class DM(LightningDataModule):
+    def __init__(self, batch_size=8):
+        super().__init__()
+        self.batch_size = batch_size
+
+    def train_dataloader(self):
+        labels = torch.arange(48) % 3
+        images = torch.rand(48, 1, 8, 8, generator=torch.Generator().manual_seed(0)) + labels[:, None, None, None]
+        return DataLoader(TensorDataset(images, labels), self.batch_size)
+
+    val_dataloader = train_dataloader
+
+
+class Lit(LightningModule):
+    rates = []
+
+    def __init__(self, num_classes, hidden=16):
+        super().__init__()
+        torch.manual_seed(1)  # whatever has drawn before
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
+
+    def training_step(self, batch, batch_idx):
+        images, labels = batch
+        self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        return cross_entropy(self.layers(images), labels)
+
+    def validation_step(self, batch, batch_idx):
+        images, labels = batch
+        self.log("val_loss", cross_entropy(self.layers(images), labels), batch_size=len(labels))
+        right = self.layers(images).argmax(dim=1) == labels
+        self.log("accuracy", right.float().mean(), prog_bar=True, batch_size=len(labels))
+
+    def on_train_epoch_end(self):
+        self.log("number", float(self.current_epoch), prog_bar=True)
+
+
+class Net(nn.Sequential):
+    def __init__(self, num_classes, width=4):
+        super().__init__(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, num_classes))
+
+
+class Holder(Lit):
+    def __init__(self, network):
+        LightningModule.__init__(self)
+        self.layers = network
+"""
+CONFIG = """
+trainer:
+  accelerator: cpu
+  max_epochs: 4
+  callbacks:
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {monitor: val_loss, save_last: true}
+model: {class_path: cli_parts.Lit, init_args: {num_classes: 3, hidden: 16}}
+data: {class_path: cli_parts.DM, init_args: {batch_size: 8}}
+optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.01}}
+lr_scheduler: {class_path: torch.optim.lr_scheduler.CosineAnnealingLR, init_args: {T_max: 4}}
+"""
+FIT = ("fit", "--config=cli.yaml", "--wandb.mode=disabled", "--test=false")
+
+
+@pytest.fixture
+def cli(in_folder, monkeypatch) -> Path:
+    (in_folder / "cli_parts.py").write_text(PARTS)
+    (in_folder / "cli.yaml").write_text(CONFIG)
+    monkeypatch.syspath_prepend(in_folder)
+    monkeypatch.setattr(sys, "argv", ["main.py"])
+    yield in_folder
+    sys.modules.pop("cli_parts", None)
+
+
+def rates() -> list[float]:
+    """Returns the learning rates of the steps since the last call."""
+    taken = sys.modules["cli_parts"].Lit.rates
+    found = [*taken]
+    taken.clear()
+    return found
+
+
+def theirs(folder: Path, *flags: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Returns learning rates and weights of a training by LightningCLI itself."""
+    quiet = (
+        "--trainer.logger=false",
+        "--trainer.enable_progress_bar=false",
+        f"--trainer.default_root_dir={folder}/cli",
+    )
+    module = LightningCLI(args=["fit", "--config=cli.yaml", *quiet, *flags]).model
+    return rates(), {name: weight.detach().clone() for name, weight in module.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"lr_scheduler": {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 30}}},
+        {"lr_scheduler": None, "optimizer": {"class_path": "torch.optim.NAdam"}},
+    ],
+    ids=["cosine", "step", "constant"],
+)
+def test_a_config_of_lightning_s_command_line_trains_the_same_weights(cli, changed):
+    """Of LightningCLI itself: its learning rates epoch by epoch, and the class's own weight decay, of all weights."""
+    config = {name: value for name, value in {**yaml.safe_load(CONFIG), **changed}.items() if value is not None}
+    Path("cli.yaml").write_text(yaml.safe_dump(config))
+    expected_rates, expected = theirs(cli)
+    assert main([*FIT, "--out=run"]) == 0
+    assert rates() == pytest.approx(expected_rates, rel=1e-12)
+    state = read_checkpoint(Path("run/checkpoints/last.ckpt"))["state_dict"]
+    for name, weight in expected.items():
+        torch.testing.assert_close(state[name], weight, rtol=0, atol=1e-6)
+
+
+def test_a_schedule_of_epochs_goes_on_in_a_resumed_run(in_folder, monkeypatch):
+    """Also from within an epoch; config.yaml says that it counts epochs."""
+    flags = ["fit", *SMALL, "--trainer.max_epochs=3", "--wandb.mode=disabled", "--test=false", "--data.batch_size=200"]
+    flags += ["--trainer.log_every_n_steps=1", "--checkpoint.every_n_steps=1"]
+    Path("cli.yaml").write_text("lr_scheduler: {class_path: ExponentialLR, gamma: 0.5}\n")
+    flags.append("--config=cli.yaml")
+
+    def stop(self, *_):
+        if self.global_step == 10:
+            raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ViTClassifier, "on_train_batch_end", stop)
+        with pytest.raises(RuntimeError, match="killed"):
+            main([*flags, "--out=run"])
+    assert main(["fit", "--resume=run"]) == 0
+    steps = {row["step"]: row["lr"] for row in logged_rows(Path("run")) if "lr" in row}
+    assert [steps[step] for step in range(21)] == pytest.approx([1e-3] * 7 + [5e-4] * 7 + [2.5e-4] * 7, rel=1e-6)
+    schedule = yaml.safe_load(Path("run/config.yaml").read_text())["optimizer"]["schedule"]
+    assert schedule["init_args"] == {"gamma": 0.5, "last_epoch": -1, "interval": "epoch"}
+
+
+def test_a_config_of_lightning_s_command_line_runs_with_its_classes_monitor_and_checkpoints(cli, capsys):
+    """The module's num_classes is that of the data; ModelCheckpoint's monitor chooses best.ckpt, too."""
+    assert main([*FIT, "--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=2", "--out=run"]) == 0
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert (config["checkpoint"]["monitor"], config["checkpoint"]["mode"]) == ("val_loss", "min")
+    assert config["data"]["init_args"]["num_classes"] == 3
+    assert config["module"] == {"class_path": "cli_parts.Lit", "init_args": {"hidden": 16}}
+    names = {folder: {path.name for path in Path("run", folder).iterdir()} for folder in CHECKPOINTS}
+    assert names == CHECKPOINTS
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    of_validation = r"accuracy \d\.\d{4}  val_loss \d\.\d{4}"
+    assert [bool(re.search(of_validation, line)) for line in lines] == [False, True, False]
+    assert not any("number" in line for line in lines), "logged only after the line, which would show the last epoch's"
+    assert (
+        resolve(["--config=cli.yaml", "--checkpoint.monitor=accuracy", "--test=false"]).settings.checkpoint.monitor
+        == "accuracy"
+    )
+
+
+CHECKPOINTS = {
+    "checkpoints": {"best.ckpt", "last.ckpt", "previous.ckpt"},
+    "model_checkpoints": {"epoch=1-step=12.ckpt", "last.ckpt"},
+}
+
+
+def test_facts_of_the_data_that_a_module_is_given_must_be_true(cli):
+    flags = ["--config=cli.yaml", "--test=false"]
+    with pytest.raises(UserError, match=r"^module.num_classes=3 does not fit the data, which has 4 \(leave it out\)$"):
+        resolve([*flags, "--data.num_classes=4"])
+    with pytest.raises(UserError, match=r"^data.num_classes=None: give data.num_classes"):
+        resolve(["--module=cli_parts.Lit", "--data=cli_parts.DM", "--test=false"])
+
+
+def test_a_network_inside_a_module_is_the_model_and_must_be_given(cli):
+    network = "{class_path: cli_parts.Net, init_args: {num_classes: 3, width: 5}}"
+    given = "cli_parts.Lit, init_args: {num_classes: 3, hidden: 16}"
+    Path("cli.yaml").write_text(CONFIG.replace(given, f"cli_parts.Holder, init_args: {{network: {network}}}"))
+    config = resolve(["--config=cli.yaml", "--data.num_classes=3", "--test=false"]).config
+    assert config["module"] == {"class_path": "cli_parts.Holder"}
+    assert config["model"] == {"class_path": "cli_parts.Net", "init_args": {"num_classes": 3, "width": 5}}
+    Path("cli.yaml").write_text(CONFIG.replace(given, "cli_parts.Holder"))
+    with pytest.raises(UserError) as caught:
+        resolve(["--config=cli.yaml", "--data.num_classes=3", "--test=false"])
+    assert caught.value.problems == [
+        "model is missing: module.class_path=cli_parts.Holder takes a network (give model, such as {preset: Ti/4})"
+    ]
