@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -53,6 +55,8 @@ LATE = 1.5
 """Exponent of late spending."""
 KEPT = 0.05
 """Fraction of the level that is kept for pairs beyond the planned maximum."""
+FAR = 1000
+"""Pairs up to which studies that are extended share one integration of their boundaries."""
 UNLIKELY = 0.2
 """Probability of an answer by the last analysis, below which a comparison ends without one."""
 
@@ -102,8 +106,13 @@ class Design:
     @property
     def analyses(self) -> tuple[int, ...]:
         """Pairs of each analysis; without any, nothing is ever claimed."""
-        regular = range(FIRST, self.max_pairs + 1, STEP)
-        return tuple(sorted({*regular, *self.extended, self.max_pairs} if regular else ()))
+        return tuple(n for n in self._grid if n <= self.max_pairs)
+
+    @property
+    def _grid(self) -> tuple[int, ...]:
+        """Pairs of each analysis, and of those that would follow if the study was extended."""
+        far = range(FIRST, max(FAR, self.max_pairs) + 1, STEP)
+        return tuple(sorted({*far, *self.extended, self.max_pairs})) if self.max_pairs >= FIRST else ()
 
     def levels(self, level: float, count: int | None = None) -> Values:
         """Returns the nominal one-sided level of each analysis, such that all together have a level.
@@ -117,8 +126,8 @@ class Design:
         """
         if self.planned > FIRST:
             level /= 1 - math.log10(level) / HELD_BACK
-        spent = tuple(level * self._spent(n / self.planned) for n in self.analyses)
-        return nominal_levels(self.analyses, spent, count)
+        spent = tuple(level * self._spent(n / self.planned) for n in self._grid)
+        return nominal_levels(self._grid, spent, len(self.analyses[:count]))
 
     def _spent(self, time: float) -> float:
         """Returns the fraction of a level that is spent by some pairs, in units of the planned maximum."""
@@ -209,7 +218,7 @@ def follow(differences: Values, design: Design, by_others: Values | None = None)
     centred = differences - differences[..., :1]  # differences that are all alike then have a deviation of exactly 0
     squares = (centred**2).cumsum(-1)[..., n - 1] - centred.cumsum(-1)[..., n - 1] ** 2 / n
     sd = np.sqrt(np.maximum(squares, 0.0) / (n - 1))
-    error, freedom = _moderated(sd, n, by_others)
+    error, freedom = moderated(sd, n, by_others)
     levels = [design.levels(level) for level in (design.level / design.sides, design.level)]
     (halves, whole), effect = (found[: len(pairs)] for found in levels), design.smallest_effect
     half, outer = (special.stdtrit(freedom, 1 - found) * error for found in (halves, whole))
@@ -274,7 +283,7 @@ def _borrowed(n: Any, by_others: Values | None) -> Values:
     return given * known
 
 
-def _moderated(sd: Values, n: NDArray[np.int_], by_others: Values | None) -> tuple[Values, Values]:
+def moderated(sd: Values, n: NDArray[np.int_], by_others: Values | None) -> tuple[Values, Values]:
     """Returns the standard error of the mean and its degrees of freedom (Smyth 2004, SAGMB 3, equation 5).
 
     His prior is here what the other arms tell; its degrees of freedom are fixed, as a few arms cannot tell how far
@@ -307,7 +316,6 @@ def _sign_p(values: Values, n: NDArray[np.int_], design: Design) -> Values:
     return np.where(alike, np.where((n == FIRST) & (design.planned > FIRST), 1.0, p), math.nan)
 
 
-@functools.cache
 def nominal_levels(pairs: tuple[int, ...], spent: tuple[float, ...], count: int | None = None) -> Values:
     """Returns the one-sided level of each analysis, such that all up to each one have the levels that are spent.
 
@@ -319,23 +327,36 @@ def nominal_levels(pairs: tuple[int, ...], spent: tuple[float, ...], count: int 
         spent: one-sided level of all analyses up to each one.
         count: number of analyses that are wanted, the first ones; None for all.
     """
-    found: list[float] = []
+    found, later = _integration(pairs, spent)
+    wanted = len(pairs[:count])
+    found += itertools.islice(later, max(0, wanted - len(found)))
+    assert len(found) >= wanted, "the integration was interrupted"
+    return np.array(found[:wanted])
+
+
+@functools.cache
+def _integration(pairs: tuple[int, ...], spent: tuple[float, ...]) -> tuple[list[float], Iterator[float]]:
+    """Returns the levels that are known by now, and those that follow: whoever wants more goes on from there."""
+    return [], _integrate(pairs, spent)
+
+
+def _integrate(pairs: tuple[int, ...], spent: tuple[float, ...]) -> Iterator[float]:
+    """Yields the level of one analysis after the other."""
     before, spent_before = 0, 0.0
     points, density = np.zeros(1), np.ones(1)  # all paths begin at zero
-    for n, spent_by_now in zip(pairs[:count], spent[:count], strict=True):
+    for n, spent_by_now in zip(pairs, spent, strict=True):
         step = math.sqrt(n - before)
         z = _boundary(points / step, density, math.sqrt(n) / step, spent_by_now - spent_before)
-        found.append(float(special.ndtr(-z)))
+        yield float(special.ndtr(-z))
         low, high = -8 * math.sqrt(n), z * math.sqrt(n)
-        nodes, weights = _nodes(64 + int(3 * (high - low) / step))
+        nodes, weights = _nodes(64 * math.ceil(1 + 3 * (high - low) / step / 64))
         sums = (high - low) / 2 * nodes + (high + low) / 2
         moved = np.exp(-(((sums[:, None] - points) / step) ** 2) / 2) @ density / (step * math.sqrt(2 * math.pi))
         points, density = sums, moved * weights * (high - low) / 2
         before, spent_before = n, spent_by_now
-    return np.array(found)
 
 
-_nodes = functools.cache(np.polynomial.legendre.leggauss)  # takes most of the time otherwise
+_nodes = functools.cache(np.polynomial.legendre.leggauss)  # takes most of the time otherwise, hence few numbers of them
 
 
 def _boundary(points: Values, density: Values, unit: float, spend: float) -> float:
@@ -360,7 +381,7 @@ def p_value(differences: Values, design: Design, by_others: Values | None = None
         return math.nan
     n = np.array(course.pairs)
     with np.errstate(divide="ignore", invalid="ignore"):
-        error, freedom = _moderated(course.sd, n, by_others)
+        error, freedom = moderated(course.sd, n, by_others)
         t = np.abs(course.mean) / error
     signs = np.minimum(_sign_p(differences, n, design), _sign_p(-differences, n, design))
     seen = np.where(np.isnan(signs), special.stdtr(freedom, -t), signs)
