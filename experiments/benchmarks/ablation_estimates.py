@@ -21,8 +21,7 @@ from ablation_errors import Scene, Values, study_of
 from scipy import special
 
 from vit_lightning.report.comparisons import compare
-from vit_lightning.report.sequential import FIRST, Design, at, follow, variances_by_others
-from vit_lightning.report.sequential import _moderated as moderated
+from vit_lightning.report.sequential import FIRST, Design, at, follow, moderated, variances_by_others
 from vit_lightning.report.variance import components, estimate, spread_p
 
 ALPHA, MAX_SEEDS = 0.05, 40

@@ -127,7 +127,7 @@ class Design:
         if self.planned > FIRST:
             level /= 1 - math.log10(level) / HELD_BACK
         spent = tuple(level * self._spent(n / self.planned) for n in self._grid)
-        return nominal_levels(self._grid, spent, len(self.analyses) if count is None else count)
+        return nominal_levels(self._grid, spent, len(self.analyses[:count]))
 
     def _spent(self, time: float) -> float:
         """Returns the fraction of a level that is spent by some pairs, in units of the planned maximum."""
@@ -330,6 +330,7 @@ def nominal_levels(pairs: tuple[int, ...], spent: tuple[float, ...], count: int 
     found, later = _integration(pairs, spent)
     wanted = len(pairs[:count])
     found += itertools.islice(later, max(0, wanted - len(found)))
+    assert len(found) >= wanted, "the integration was interrupted"
     return np.array(found[:wanted])
 
 
