@@ -18,9 +18,10 @@ from torchvision import models
 from vit_lightning import Digits, Distillation, DistillationConfig, LossConfig, Teacher, UserError, ViT, ViTClassifier
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.trained import evaluate
-from vit_lightning.config.networks import make_teacher
+from vit_lightning.config.networks import make_teacher, network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.weights.sources import open_source
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 SIZES = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10, "emb_size": 16, "depth": 1}
@@ -152,6 +153,28 @@ def test_a_student_learns_from_a_run_of_ours(in_folder):
     assert "is neither a run folder nor a file" in str(caught.value)
 
 
+def test_a_teacher_takes_images_of_another_size(in_folder):
+    """Its positions are those that init_from would start with, and a warning says so."""
+    fit(resolve([*SMALL, "--out=teacher", "--test=false"]))
+    with pytest.warns(UserWarning, match=r"teacher=teacher: trained on 8x8 pixels, its positions are resized to 32x32"):
+        teacher = make_teacher("teacher", Larger())
+    source = open_source("teacher", make_network=network_in_file, image_size=32)
+    images = torch.randn(2, 1, 32, 32)
+    statistics = [torch.tensor(each)[:, None, None] for each in (Larger.mean, Larger.std, Digits.mean, Digits.std)]
+    mean, std, own_mean, own_std = statistics
+    with torch.no_grad():
+        expected = source.network(((images * std + mean) - own_mean) / own_std)
+    torch.testing.assert_close(teacher(images), expected)
+
+
+class Larger(Digits):
+    mean, std = (0.1,), (0.4,)
+
+    @property
+    def image_size(self):
+        return 32, 32
+
+
 def make(flags):
     from vit_lightning.commands.module import make_module
 
@@ -193,7 +216,9 @@ def test_teachers_of_torchvision_and_timm(monkeypatch):
         means.append(teacher(torch.zeros(2, 3, 32, 32)).shape)
     assert means == [(2, 10), (2, 10)]
     classes["num_classes"] = 1000
-    with pytest.raises(UserError, match=r"teacher=torchvision:resnet18 knows 1000 classes, the data has 10"):
+    with pytest.raises(
+        UserError, match=r"teacher=torchvision:resnet18 knows 1000 classes, the data has 10 \(fine-tune it"
+    ):
         make_teacher("torchvision:resnet18", Pictures())
     with pytest.raises(UserError, match=r"does not take the images of the data, 1x8x8"):
         make_teacher("torchvision:resnet18", Digits())

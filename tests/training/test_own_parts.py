@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from runs import SMALL
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
-from vit_lightning import UserError, ViT
+from vit_lightning import UserError, ViT, ViTClassifier
+from vit_lightning.cli import main
 from vit_lightning.config.files import flatten
 from vit_lightning.config.resolve import resolve
+from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.training.losses import make_loss
 from vit_lightning.training.optim import optimizer_and_schedule, parameter_groups
 
@@ -98,6 +103,73 @@ def test_a_loss_of_torch_takes_its_arguments():
     logits, labels = torch.randn(5, 10), torch.arange(5)
     expected = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.3)
     assert make_loss(settings.loss)(logits, labels) == expected
+
+
+WEIGHTS = [1.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 5.0]
+
+
+def test_a_list_of_numbers_is_a_tensor_where_a_loss_takes_one(in_folder):
+    text = "from torch.nn.functional import cross_entropy as ce\nfrom torch import Tensor\n\n"
+    (in_folder / "mine.py").write_text(
+        f"{text}def weighted(a, b, weight: Tensor | None = None): return ce(a, b, weight)\n"
+    )
+    logits, labels = torch.randn(5, 10), torch.arange(5, 10)
+    expected = torch.nn.functional.cross_entropy(logits, labels, torch.tensor(WEIGHTS))
+    for name in ("CrossEntropyLoss", "mine.weighted"):
+        experiment = resolve([*SMALL, f"--loss={{class_path: {name}, weight: [1, 2, 1, 1, 1, 1, 1, 1, 1, 5.0]}}"])
+        loss = make_loss(experiment.settings.loss)
+        assert loss(logits, labels) == expected
+        assert not loss.state_dict(), "the config's numbers are no state"
+        assert loss.double()(logits.double(), labels) == pytest.approx(float(expected))
+        assert experiment.config["loss"]["init_args"]["weight"] == WEIGHTS
+        (in_folder / "again.yaml").write_text(experiment.to_yaml())
+        assert resolve(["--config=again.yaml"]).config == {**experiment.config, "experiment": "run"}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("[1, 2]", "loss.class_path=CrossEntropyLoss: with labels: "),
+        ("[1, a]", "loss.weight=[1, 'a'] must be a list of finite numbers or null"),
+        ("[1, [2, 3]]", "loss.weight=[1, [2, 3]] must be a list of finite numbers or null"),
+        ("{class_path: torch.tensor, data: [1, 2]}", "loss.weight: give the numbers alone, [1, 2]"),
+    ],
+)
+def test_numbers_that_make_no_tensor_are_refused(given, problem):
+    with pytest.raises(UserError) as caught:
+        settings_of(f"--loss={{class_path: CrossEntropyLoss, weight: {given}}}")
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith(problem)
+
+
+def test_weights_of_classes_train_and_resume_with_those_of_the_config(in_folder, monkeypatch):
+    """Bit for bit; and with others, or without any, where the change is allowed."""
+    flags = ["fit", *SMALL, "--trainer.max_epochs=2", "--wandb.mode=disabled", "--test=false", "--data.batch_size=200"]
+    flags += [f"--loss={{class_path: CrossEntropyLoss, weight: {WEIGHTS}}}", "--checkpoint.every_n_steps=1"]
+    assert main([*flags, "--out=whole"]) == 0
+
+    def stop(self, *_):
+        if self.global_step == 9:
+            raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ViTClassifier, "on_train_batch_end", stop)
+        with pytest.raises(RuntimeError, match="killed"):
+            main([*flags, "--out=run"])
+    for name in ("others", "none"):
+        shutil.copytree("run", name)
+    assert main(["fit", "--resume=run"]) == 0
+    assert main(["fit", "--resume=others", "--loss.weight=[9,1,1,1,1,1,1,1,1,1]", "--allow-config-change=loss"]) == 0
+    assert main(["fit", "--resume=none", "--loss.weight=null", "--allow-config-change=loss"]) == 0
+    ends = {name: read_checkpoint(Path(name, "checkpoints/last.ckpt")) for name in ("whole", "run", "others", "none")}
+    heads = {name: end["state_dict"]["network.head.linear.weight"] for name, end in ends.items()}
+    assert torch.equal(heads["whole"], heads["run"])
+    assert len({float(head.sum()) for head in heads.values()}) == 3
+
+
+def test_weights_of_classes_train_in_half_precision(in_folder):
+    flags = [*SMALL, "--trainer.fast_dev_run=true", "--trainer.precision=bf16-true"]
+    assert main(["fit", *flags, f"--loss={{class_path: CrossEntropyLoss, weight: {WEIGHTS}}}"]) == 0
 
 
 def test_a_later_class_or_name_replaces_the_earlier_one_and_keeps_the_other_options(in_folder):

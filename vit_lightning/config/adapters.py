@@ -33,7 +33,7 @@ from vit_lightning.data.per_image import PerImage
 from vit_lightning.data.wrapped import WrappedDataModule, WrappedDataset
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.metric_facts import METRICS, Goal
-from vit_lightning.training.losses import LossConfig, OwnLoss
+from vit_lightning.training.losses import LossConfig, OwnLoss, TensorLoss
 from vit_lightning.training.optim import OptimizerConfig, OwnOptimizerConfig
 from vit_lightning.training.schedules import (
     Interval,
@@ -158,6 +158,10 @@ def read_loss(reader: Reader, given: Any) -> Any:
 
 
 def _own_loss(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> OwnLoss:
+    tensors = {name: value for name, value in theirs.items() if isinstance(value, Tensor)}
+    if tensors:
+        others = {name: value for name, value in theirs.items() if name not in tensors}
+        return OwnLoss(partial(TensorLoss, target, others, tensors), name=target.__name__)
     bound = partial(target, **theirs)
     return OwnLoss(bound if inspect.isclass(target) else lambda: bound, name=target.__name__)
 

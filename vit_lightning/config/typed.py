@@ -19,6 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, is_typeddict
 
+import torch
+from torch import Tensor
+
 from vit_lightning.config.names import (
     HOMES,
     can_be_class,
@@ -83,6 +86,17 @@ class Part:
         if not self.name:
             return arguments
         return {"class_path": self.name, **({"init_args": arguments} if arguments else {})}
+
+
+@dataclass(frozen=True)
+class Numbers(Part):
+    """Numbers, or nested lists of them, that a class of others takes as a tensor."""
+
+    def make(self, **more: Any) -> Tensor:
+        return torch.tensor(self.arguments["numbers"], dtype=torch.get_default_dtype())
+
+    def plain(self) -> Any:
+        return self.arguments["numbers"]
 
 
 def _call_by_name(target: Any, names: Mapping[str, Any], given: Mapping[str, Any], *values: Any) -> Any:
@@ -310,6 +324,8 @@ class Reader:
             if fixed and any(item is WRONG for item in items):
                 return WRONG
             return {tuple: tuple, set: set, frozenset: frozenset}.get(origin, list)(x for x in items if x is not WRONG)
+        if kind is Tensor and not (isinstance(given, str) and can_be_class(given)):
+            return self._tensor(given, path)
         if (place := place_of(kind)) is not None:
             return self.part(place, given, path, default)
         if isinstance(given, Mapping) and "class_path" in given:
@@ -319,6 +335,21 @@ class Reader:
         if isinstance(given, list | tuple):
             return [self.value(Any, item, f"{path}.{number}") for number, item in enumerate(given)]
         return scalar(given)
+
+    def _tensor(self, given: Any, path: str) -> Any:
+        """Returns numbers as a tensor, or the class that a config names in their place."""
+        if isinstance(given, Mapping):
+            if str(given.get("class_path")) not in ("torch.tensor", "torch.as_tensor", "torch.Tensor"):
+                return self.part(Place(Tensor), given, path)
+            numbers = next((value for key, value in given.items() if key != "class_path"), "[...]")
+            self.problems.append(f"{path}: give the numbers alone, {numbers}")
+            return WRONG
+        try:
+            numbers = _floats(given)
+            torch.tensor(numbers)  # refuses lists of several lengths
+        except (ValueError, TypeError):
+            return self._refused(Tensor, given, path)
+        return Numbers(torch.tensor, {"numbers": numbers})
 
     def _refused(self, kind: Any, given: Any, path: str) -> Any:
         meant = [f" (did you mean {name}?)" for name in near(str(given), map(str, choices_of(kind)))]
@@ -333,8 +364,9 @@ class Reader:
         if type(None) in members(kind) and given in (None, "null"):
             return None
         tried: list[tuple[Any, Reader]] = []
-        # a text may be a number, an int also a float; typing keeps no order of the types of Optional[Union[...]]
-        for one in sorted(members(kind), key=lambda one: (one is str, one is float)):
+        # a text may be a number, an int also a float, a list also a tensor; typing keeps no order of the types of
+        # Optional[Union[...]]
+        for one in sorted(members(kind), key=lambda one: (one is Tensor, one is str, one is float)):
             reader = Reader(self.adapters, complete=self.complete, unread={*self.unread})
             value = reader.value(one, given, path, default)
             if not reader.problems:
@@ -485,6 +517,11 @@ def plain_value(kind: Any, given: Any) -> Any:
     return value
 
 
+def _floats(given: Any) -> Any:
+    """Returns numbers, or nested lists of them, as floats; raises as ``plain_value`` where they are others."""
+    return [_floats(item) for item in given] if isinstance(given, list | tuple) else plain_value(float, given)
+
+
 def _time(given: Any) -> timedelta:
     if not isinstance(given, str):
         return given if isinstance(given, timedelta) else timedelta(**given)
@@ -511,4 +548,6 @@ def words(kind: Any) -> str:
         return f"a list of {len(parts)} values"
     if origin in (*LISTS, tuple):
         return "a list"
+    if kind is Tensor:
+        return "a list of finite numbers"
     return "a mapping" if origin in MAPPINGS or is_typeddict(kind) else PLAIN.get(kind, "a class")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +67,7 @@ class OwnLoss:
         with torch.random.fork_rng(devices=[]):
             criterion = self.make()
             if isinstance(criterion, nn.Module) and any(weight.requires_grad for weight in criterion.parameters()):
-                return [f"{type(criterion).__name__} has parameters, which the optimizer does not train"]
+                return [f"{self.name} has parameters, which the optimizer does not train"]
             for kind, targets in kinds.items():
                 if problem := _problem(criterion, torch.randn(4, classes, requires_grad=True), targets):
                     return [f"with {kind}: {problem}"]
@@ -84,6 +86,38 @@ def _problem(criterion: Criterion, logits: Tensor, targets: Tensor) -> str:
     except Exception as fault:  # whatever the user's code raises
         return f"{with_place(fault)} (it is called with logits, then targets)"
     return ""
+
+
+class TensorLoss(nn.Module):
+    """A loss with tensors among its arguments, such as weights of the classes.
+
+    They have device and type of the logits, and are no state: in a resumed run those of the config hold.
+
+    Args:
+        target: class or function of the loss; a class that is a module registers them as its buffers.
+        arguments: its other arguments.
+        tensors: its tensors by name.
+    """
+
+    def __init__(self, target: Any, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._tensors, self._is_class = dict(tensors), inspect.isclass(target)
+        self.criterion: Any = partial(target, **arguments)
+        if self._is_class:
+            self.criterion = self.criterion(**tensors)
+            buffers = self.criterion.named_buffers(recurse=False) if isinstance(self.criterion, nn.Module) else ()
+            given = {id(tensor) for tensor in tensors.values()}
+            self._tensors = {name: tensor for name, tensor in buffers if id(tensor) in given}
+            for name, tensor in self._tensors.items():
+                self.criterion.register_buffer(name, tensor, persistent=False)
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        self._tensors = {name: tensor.to(logits) for name, tensor in self._tensors.items()}
+        if self._is_class:  # again, since a module in half precision has rounded its buffers
+            for name, tensor in self._tensors.items():
+                setattr(self.criterion, name, tensor)
+        loss: Tensor = self.criterion(logits, targets, **({} if self._is_class else self._tensors))
+        return loss
 
 
 class BinaryCrossEntropy(nn.Module):

@@ -140,6 +140,8 @@ def open_teacher(
 ) -> Source:
     """Returns a trained network that gives logits for a student's images; arguments as those of ``open_source``.
 
+    The positions of a ViT of ours are resized, as those of ``init_from``.
+
     Args:
         place: the teacher.
         shape: channels, height and width of the student's images.
@@ -152,12 +154,19 @@ def open_teacher(
         UserError: it is not there, takes other images, or has other classes.
     """
     source = open_source(place, make_network=make_network, ours=False, trust=trust, key=key)
+    if source.vit is not None and source.vit.image_size != shape[1:]:
+        trained = "x".join(map(str, source.vit.image_size))
+        size: Any = shape[1:]
+        source = open_source(place, make_network=make_network, image_size=size, ours=False, trust=trust, key=key)
+        note = f"trained on {trained} pixels, its positions are resized to {shape[1]}x{shape[2]}"
+        source = replace(source, notes=(*source.notes, note))
     if not {"mean", "std"} <= source.view.keys():
         raise UserError(f"{key}={place}: mean and std of its images are not known")
     text = "x".join(map(str, shape))
     logits = _logits(source.network, shape, f"{key}={place} does not take the images of the data, {text}")
     if tuple(logits.shape) != (2, num_classes):
-        raise UserError(f"{key}={place} knows {logits.shape[-1]} classes, the data has {num_classes}")
+        hint = "fine-tune it on this data first, with init_from"
+        raise UserError(f"{key}={place} knows {logits.shape[-1]} classes, the data has {num_classes} ({hint})")
     return source
 
 

@@ -56,11 +56,13 @@ def refuse_untrusted(config: Mapping[str, Any]) -> None:
             datasets, optimizers, parts of a Trainer nor functions of tensors.
     """
     known, named = ", ".join(PACKAGES), list(_names(config))
-    refuse(
-        f"{option}={name} is of none of the packages that a file of weights may name ({known}); {HINT}"
+    others = [
+        f"{option}={name}"
         for option, name, names_class in named
         if not _is_known(name) and (names_class or _could_be_imported(name))
-    )
+    ]
+    text = f"of none of the packages that a file of weights may name ({known}); {HINT}"
+    refuse([f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} {text}"] if others else [])
     refuse(
         f"{option}={name}: a file of weights may name modules, datasets and functions of tensors alone; {HINT}"
         for option, name, _ in named
