@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from fake_runs import start_as_if_online
 from runs import SMALL
 
 from vit_lightning import UserError
@@ -19,7 +20,8 @@ from vit_lightning.config.files import changes
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import CannotResume
 from vit_lightning.storage.checkpoint_files import read_checkpoint, seal
-from vit_lightning.storage.metrics import read_metrics
+from vit_lightning.storage.metrics import read_metrics, write_results
+from vit_lightning.storage.wandb_mirror import WandbMirror
 
 
 def start(*flags: str, allowed: tuple[str, ...] = ()):
@@ -240,3 +242,50 @@ def test_sync_sends_files_of_the_run_alone(results, capsys, kind, name):
     os.mkfifo(path) if kind == "pipe" else path.symlink_to(Path("elsewhere").absolute())
     assert main(["sync", "out"]) == 2
     assert f"out/{name}: a link to another place, or no file" in capsys.readouterr().err
+
+
+def break_results(folder: Path) -> None:
+    write_results(folder, {"test/acc": 1.0})
+
+
+def break_rows(folder: Path) -> None:
+    (folder / "metrics.jsonl").write_text('{"step": 0, "val/acc": [1]}\n')
+
+
+def break_pictures(folder: Path) -> None:
+    (folder / "curves.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 3\nshowpage\n")
+
+
+def break_validations(folder: Path) -> None:
+    for path in (folder / "validation").glob("*.json"):
+        path.write_text('{"step": 20, "confidence": [], "sample": 3, "classes": 4}')
+
+
+@pytest.mark.parametrize("harm", [break_results, break_rows, break_pictures, break_validations])
+def test_sync_says_what_is_wrong_with_the_files_of_a_run(results, capsys, monkeypatch, harm):
+    monkeypatch.setattr(WandbMirror, "start", start_as_if_online)
+    monkeypatch.setattr("subprocess.Popen", None)  # Pillow asks Ghostscript to draw PostScript
+    assert main(["sync", "out"]) == 0
+    harm(Path("out"))
+    assert main(["sync", "out"]) == 2
+    said = capsys.readouterr().err
+    assert "lightning sync: out" in said
+    assert "NoneType" not in said
+
+
+@pytest.mark.usefixtures("in_time")
+def test_logs_of_wandb_are_redacted_in_the_run_alone(results, monkeypatch):
+    monkeypatch.setattr(WandbMirror, "start", start_as_if_online)
+    monkeypatch.setenv("MY_TOKEN", "a-secret-of-mine")
+    for number in (1, 2):
+        Path(f"out/wandb/run-{number}").mkdir(parents=True)
+    Path("home").mkdir()
+    for path in (Path("home/x.log"), Path("home/y.log"), Path("out/wandb/run-1/logs/own.log")):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("a-secret-of-mine")
+    Path("out/wandb/run-1/logs/x.log").symlink_to(Path("home/x.log").absolute())
+    Path("out/wandb/run-2/logs").symlink_to(Path("home").absolute())
+    os.mkfifo("out/wandb/run-1/logs/pipe.log")
+    assert main(["sync", "out"]) == 0
+    assert "a-secret-of-mine" not in Path("out/wandb/run-1/logs/own.log").read_text()
+    assert [path.read_text() for path in Path("home").iterdir()] == ["a-secret-of-mine"] * 2

@@ -76,11 +76,12 @@ def sync_run(folder: Path) -> None:
     mirror = WandbMirror(folder, run_id(folder), settings, config)
     mirror.start(otherwise=())
     if mirror.mode == "online":
-        mirror.catch_up(folder)
-        if results := read_results(folder):
-            mirror.log_results(results)
-        else:
-            mirror.log_tables()
+        with foreign(folder):
+            mirror.catch_up(folder)
+            if results := read_results(folder):
+                mirror.log_results(results)
+            else:
+                mirror.log_tables()
     mirror.finish()
     if mirror.mode != "online" or mirror.reason:
         raise UserError(f"{folder} was not sent: {mirror.reason} (for an API key: wandb login)")
