@@ -266,6 +266,58 @@ def test_row_25_what_the_config_of_a_checkpoint_names_is_neither_imported_nor_ca
     assert "--trust" in text
 
 
+INTO_HOME = {"dirpath": "HOME", "filename": "bashrc"}
+ELSEWHERE: dict[str, dict[str, object]] = {
+    "out": {"out": "HOME/new"},
+    **{
+        name: {"trainer.profiler": {"class_path": f"lightning.pytorch.profilers.{name}", "init_args": INTO_HOME}}
+        for name in ("SimpleProfiler", "PyTorchProfiler")
+    },
+    "short name": {"trainer.profiler": {"class_path": "SimpleProfiler", "init_args": INTO_HOME}},
+    "CIFAR10": {"data": {"class_path": "CIFAR10", "init_args": {"root": "HOME/new"}}},
+    "HuggingFaceSet": {"data": {"class_path": "HuggingFaceSet", "init_args": {"path": "a/b", "cache": "HOME/new"}}},
+    "download": {
+        "data": {"class_path": "torchvision.datasets.MNIST", "init_args": {"root": "HOME/new", "download": True}}
+    },
+    "demo": {
+        "data": {
+            "class_path": "lightning.pytorch.demos.mnist_datamodule.MNISTDataModule",
+            "init_args": {"data_dir": "HOME/new"},
+        }
+    },
+    "callback": {
+        "trainer.callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": INTO_HOME}]
+    },
+    "logger": {
+        "trainer.logger": {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "HOME/new"}}
+    },
+    "teacher": {"distillation.teacher": "HOME/teacher", "init_from": "HOME/first"},
+}
+"""What a config may name that writes to a place, or reads from one; HOME is outside the working folder."""
+TAKEN = ("out", "SimpleProfiler", "PyTorchProfiler", "short name", "callback", "logger", "teacher")
+"""Those of them that a test of the model does without."""
+
+
+@pytest.mark.parametrize("what", ELSEWHERE)
+def test_row_25_the_config_of_a_checkpoint_writes_nothing_elsewhere(tmp_path, trained, what):
+    home, folder = tmp_path / "home", tmp_path / "here"
+    home.mkdir()
+    folder.mkdir()
+    (home / "test-bashrc.txt").write_text("mine")
+    with_config(json.loads(json.dumps(ELSEWHERE[what]).replace("HOME", str(home))), trained, folder / "evil.ckpt")
+    if what in TAKEN:
+        assert harness.command(folder, "test", "--ckpt=evil.ckpt", WANDB_MODE="disabled") == 0, harness.log(folder)
+    else:
+        assert "--trust" in refused(folder, "test", "--ckpt=evil.ckpt")
+    assert {path.name: path.read_text() for path in home.iterdir()} == {"test-bashrc.txt": "mine"}
+
+
+def test_row_25_where_the_user_says_data_of_a_checkpoint_are_downloaded(tmp_path, trained, monkeypatch):
+    with_config(ELSEWHERE["CIFAR10"], trained, tmp_path / "x.ckpt")
+    text = refused(tmp_path, "test", "--ckpt=x.ckpt", f"--data.root={tmp_path.parent}/sets")
+    assert "of another architecture" in text  # and nothing of the place
+
+
 @pytest.mark.parametrize("name", ["foreign.Thing ", "foreign.", "foreign.Thing-2", "foreign.1"])
 @pytest.mark.parametrize("where", ["model", "data", "callbacks"])
 def test_row_25_nor_by_a_name_that_is_none(foreign, tmp_path, trained, where, name):

@@ -240,6 +240,30 @@ def test_files_that_a_link_takes_from_elsewhere_are_not_shown(tmp_path):
     assert "errors.csv: a link to another place" in page
 
 
+def test_pictures_are_png_files_of_the_run_itself(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run")
+    Image.new("RGB", (3, 3), (1, 2, 3)).save(tmp_path / "secret.png")
+    (run / "test_images.png").symlink_to(tmp_path / "secret.png")
+    (run / "worst_errors.png").write_bytes(POSTSCRIPT + b"\n" * 50_000)  # what is larger is drawn anew
+    monkeypatch.setattr("subprocess.Popen", None)  # Pillow asks Ghostscript to draw PostScript
+    assert main(["board", str(run)]) == 0
+    page = (run / "board.html").read_text()
+    assert "test_images.png: a link to another place" in page
+    assert "worst_errors.png: cannot identify image file" in page
+    for content in ((tmp_path / "secret.png").read_bytes(), POSTSCRIPT):
+        assert base64.b64encode(content)[:40].decode() not in page
+
+
+@pytest.mark.usefixtures("in_time")
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_lock_that_is_no_file_holds_no_run(tmp_path, kind):
+    run = make_run(tmp_path / "run")
+    (run / "results.json").unlink()
+    os.mkfifo(run / ".lock") if kind == "pipe" else (run / ".lock").symlink_to("/dev/zero")
+    assert main(["board", str(run)]) == 0
+    assert "running" not in read_board([run])["runs"][0]["state"]
+
+
 def test_folders_without_a_run_are_named(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["board", str(tmp_path / "missing"), str(tmp_path / "empty"), "--out=x.html"]) == 2
@@ -250,6 +274,7 @@ def test_folders_without_a_run_are_named(tmp_path, capsys):
     assert "out=x.txt must end with .html" in capsys.readouterr().err
 
 
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\nshowpage\n"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 

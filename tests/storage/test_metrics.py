@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,3 +41,9 @@ def test_a_float32_keeps_its_own_digits():
     assert json_number(torch.tensor(0.2)) == 0.2
     assert json_number(0.1 + 0.2) == 0.1 + 0.2
     assert json_number(16777217.0) == 16777217.0
+
+
+@pytest.mark.parametrize("place", [str, Path])
+def test_rows_are_read_from_a_text_or_a_path(tmp_path, place):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "x": 1}\n')
+    assert read_metrics(place(tmp_path)) == [{"step": 0, "x": 1}]

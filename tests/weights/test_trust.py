@@ -22,7 +22,7 @@ from vit_lightning.config.networks import make_teacher, network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint
 from vit_lightning.weights.init_from import open_initial_weights
-from vit_lightning.weights.trust import bounded, refuse_untrusted
+from vit_lightning.weights.trust import bounded, refuse_downloads, refuse_untrusted
 
 FOREIGN = """
 from pathlib import Path
@@ -195,6 +195,36 @@ def test_what_a_file_of_weights_may_name(trained):
             "trainer": {"callbacks": [{"class_path": "lightning.pytorch.callbacks.EarlyStopping"}], "strategy": "ddp"},
         }
     )
+
+
+OUTSIDE = {"root": "/photos", "cache": "/photos", "augment": [{"class_path": "RandomCrop"}]}
+
+
+@pytest.mark.parametrize(
+    ("data", "refused"),
+    [
+        ({"class_path": "ImageFolder", **OUTSIDE}, False),
+        ({"class_path": "torchvision.datasets.ImageFolder", **OUTSIDE}, False),
+        ({"class_path": "torchvision.datasets.MNIST", **OUTSIDE, "download": False}, False),
+        ({"class_path": "torchvision.datasets.MNIST", **OUTSIDE, "download": True}, True),
+        ({"class_path": "torchvision.datasets.MNIST", "arguments": str({**OUTSIDE, "download": True})}, True),
+        ({"class_path": "vit_lightning.data.small_sets.CIFAR10", "init_args": OUTSIDE}, True),
+        ({"class_path": "CIFAR10", "root": "data/../sets"}, False),
+        ({"class_path": "CIFAR10", "root": "../sets"}, True),
+        ("{class_path: HuggingFaceSet, cache: ~/x}", True),
+        ("{class_path: HuggingFaceSet, cache: /photos}", True),
+        ({"class_path": "timm.data.ImageDataset", "reader": "hfds/a/b", **OUTSIDE}, True),
+        ("Digits", False),
+        (None, False),
+    ],
+)
+def test_where_a_file_of_weights_may_not_have_data_downloaded(data, refused):
+    if not refused:
+        refuse_downloads(data)
+        return
+    with pytest.raises(UserError, match=r"is outside of the working folder.*--trust"):
+        refuse_downloads(data)
+    refuse_downloads(data, ("root", "cache"))
 
 
 def test_all_is_named_at_once():

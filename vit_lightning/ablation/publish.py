@@ -12,7 +12,7 @@ from vit_lightning.report.report import Report, make_report
 from vit_lightning.report.study import Study
 from vit_lightning.report.wandb_report import log_report
 from vit_lightning.report.write import write_report
-from vit_lightning.storage.folder import hold, runs_in
+from vit_lightning.storage.folder import hold, refuse_links, runs_in
 from vit_lightning.storage.metrics import read_results
 from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror, run_id
 
@@ -67,18 +67,21 @@ def sync_run(folder: Path) -> None:
     Raises:
         UserError: the folder holds no run, or W&B cannot be reached.
     """
+    refuse_links(folder)
     if not (folder / "metrics.jsonl").is_file():
         raise UserError(f"{folder} is not a run folder: it has no metrics.jsonl")
     config = read_run_config(folder)  # plain data: no class that it names is imported
-    settings = WandbConfig(**{**config.get("wandb", {}), "mode": "online"})
+    with foreign(folder / "config.yaml"):
+        settings = WandbConfig(**{**(config.get("wandb") or {}), "mode": "online"})
     mirror = WandbMirror(folder, run_id(folder), settings, config)
     mirror.start(otherwise=())
     if mirror.mode == "online":
-        mirror.catch_up(folder)
-        if results := read_results(folder):
-            mirror.log_results(results)
-        else:
-            mirror.log_tables()
+        with foreign(folder):
+            mirror.catch_up(folder)
+            if results := read_results(folder):
+                mirror.log_results(results)
+            else:
+                mirror.log_tables()
     mirror.finish()
     if mirror.mode != "online" or mirror.reason:
         raise UserError(f"{folder} was not sent: {mirror.reason} (for an API key: wandb login)")

@@ -26,7 +26,7 @@ from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import new_folder, to_csv, write_whole
 from vit_lightning.weights.sources import Source
-from vit_lightning.weights.trust import refuse_untrusted
+from vit_lightning.weights.trust import refuse_downloads, refuse_untrusted
 
 Columns = dict[str, np.ndarray[Any, Any]]
 
@@ -108,6 +108,7 @@ def test_images(source: Source, *, trust: bool) -> ImageData:
         raise UserError(f"ckpt={source.place} is of no run with test images: name images or folders")
     if not trust:
         refuse_untrusted({"data": source.config["data"]})
+        refuse_downloads(source.config["data"])
     elif source.path is not None and (folder := run_folder_of(source.path)) is not None:
         also_search(folder)
     data = make_data(source.config)

@@ -313,7 +313,9 @@ def unfinished_run(
         if any(key in NEVER or not _is_allowed(key, allowed) for key in changed):
             passed_over.append(f"{folder} is unfinished, but differs in {', '.join(changed)}")
             continue
-        lock = try_hold(folder)
+        lock = None
+        with contextlib.suppress(UserError):  # its lock is no file, and so none of ours
+            lock = try_hold(folder)
         if lock is None:
             continue
         if read_results(folder) is None:

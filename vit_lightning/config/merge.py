@@ -13,7 +13,7 @@ from vit_lightning.config.files import Config, as_flag, as_list, flatten, read_c
 from vit_lightning.config.foreign import as_ours
 from vit_lightning.config.names import can_be_class, find_class, full_name, is_same_class
 from vit_lightning.config.networks import network_in_file
-from vit_lightning.config.options import BESIDE_OTHER_CLASS, DEFAULT_CLASSES, GROUPS, TRAINED
+from vit_lightning.config.options import BESIDE_OTHER_CLASS, DEFAULT_CLASSES, GROUPS, TRAINED, RunOptions
 from vit_lightning.config.own_files import also_search
 from vit_lightning.config.shipped import find_config
 from vit_lightning.config.signatures import signature_of
@@ -30,7 +30,7 @@ from vit_lightning.weights.hubs import LIBRARIES, model_of_library
 from vit_lightning.weights.identify import OURS
 from vit_lightning.weights.init_from import FROM_DATA, InitialWeights, open_initial_weights
 from vit_lightning.weights.sources import open_source
-from vit_lightning.weights.trust import refuse_untrusted
+from vit_lightning.weights.trust import refuse_downloads, refuse_untrusted
 
 
 class Dropped(NamedTuple):
@@ -116,6 +116,9 @@ def merge_all(
     if initial is not None:
         initial = _with_its_images(initial, merged)
     _check_split(first, merged)
+    if trained is not None and not trust:
+        own = [key for config in sources if isinstance(config.get("data"), dict) for key in config["data"]]
+        refuse_downloads(first.get("data"), own)
     weights = None if trust else _weights_of_model(first, merged, trained, initial)
     return Merged(merged, problems, _sentences(dropped, configs, merged), trained, initial, complete, weights)
 
@@ -197,12 +200,19 @@ def _config_of_checkpoint(
         raise UserError(f"ckpt={places[-1]} holds no config")
     if facts is not None:
         config["data"] = data_of_files(places[-1], trained.checkpoint)
-    config.pop("distillation", None)  # its teacher may be gone
+    # its teacher may be gone; where a call writes, and whom it trusts, is said by that call alone
+    config = _without(config, "distillation", *RunOptions.__dataclass_fields__)
     if not trust and not of_library:  # which the user has named
         refuse_untrusted(config)
+    if not trust and isinstance(config.get("trainer"), dict):  # a profiler writes where it says
+        config["trainer"] = _without(config["trainer"], "profiler")
     if isinstance(config.get("model"), dict):  # these come from the data, which may give other sizes
         config["model"] = {name: value for name, value in config["model"].items() if name not in FROM_DATA[:2]}
     return trained, {**config, "init_from": None}  # the weights are the checkpoint's own
+
+
+def _without(config: Config, *names: str) -> Config:
+    return {key: value for key, value in config.items() if str(key).rstrip("+") not in names}
 
 
 def _trained_by_run(place: str) -> Trained:

@@ -7,11 +7,13 @@ import csv
 import errno
 import fcntl
 import io
+import itertools
 import json
 import logging
 import os
 import platform
 import shutil
+import stat
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +27,9 @@ from vit_lightning.errors import UserError
 LOCK = ".lock"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a disk that is full, or of a limit for this user."""
+
+
+NO_FILE = "a link to another place, or no file (put the file itself into the folder)"
 
 
 class InUse(UserError):
@@ -102,11 +107,14 @@ def try_hold(folder: Path) -> int | None:
 
     A POSIX record lock: the kernel drops it when the process dies, data-loading workers do not inherit it, and it works
     on shared file systems. On a file system without locks it warns and takes the folder to be free.
+
+    Raises:
+        UserError: the lock is a link to another place, or no file.
     """
     path = folder / LOCK
     while True:
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = _open_lock(folder, os.O_RDWR | os.O_CREAT)
         except OSError:  # another process has just removed the folder, or it cannot be written to
             return None
         try:
@@ -136,8 +144,8 @@ def release(folder: Path, lock: int) -> None:
 def in_use(folder: Path) -> bool:
     """Whether another process holds a folder; unlike ``try_hold`` it writes nothing."""
     try:
-        handle = os.open(folder / LOCK, os.O_RDONLY)
-    except OSError:
+        handle = _open_lock(folder, os.O_RDONLY)
+    except (OSError, UserError):
         return False
     try:
         fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -146,6 +154,20 @@ def in_use(folder: Path) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+def _open_lock(folder: Path, flags: int) -> int:
+    """Opens the lock of a folder, which may be anybody's: no link, which would be written to elsewhere, and no pipe."""
+    path = folder / LOCK
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            return handle
+        os.close(handle)
+    except OSError:
+        if (path.is_file() and not path.is_symlink()) or not os.path.lexists(path):
+            raise
+    raise UserError(f"{path}: {NO_FILE}")
 
 
 def is_run(folder: Path) -> bool:
@@ -213,15 +235,20 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Checks that all of a folder is its own files, before they are read or written; W&B's links are its own.
+    """Checks that all of a folder is its own files, before they are read or written; but for the links of W&B's runs.
 
     Raises:
         UserError: some are links to another place, pipes or devices.
     """
     home = folder.resolve()
-    paths = (path for path in sorted(folder.rglob("*")) if "wandb" not in path.relative_to(folder).parts)
+    paths = (path for path in sorted(folder.rglob("*")) if not _is_of_wandb(path.relative_to(folder)))
     if away := [str(path) for path in paths if _leads_away(path, home)]:
-        raise UserError(f"{', '.join(away)}: a link to another place, or no file (put the file itself into the folder)")
+        raise UserError(f"{', '.join(away)}: {NO_FILE}")
+
+
+def _is_of_wandb(path: Path) -> bool:
+    """Whether a path lies in W&B's folder of a run, such as ``wandb/offline-run-1``."""
+    return any(first == "wandb" and "run-" in second for first, second in itertools.pairwise(path.parent.parts))
 
 
 def _leads_away(path: Path, home: Path) -> bool:

@@ -125,10 +125,10 @@ def json_number(value: float | Tensor) -> float | str:
     return float(str(single)) if float(single) == number else number
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
+def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """Returns the rows of ``metrics.jsonl`` without damaged lines and rows that a resumed run has logged again."""
     rows: list[dict[str, Any]] = []
-    for line in (folder / "metrics.jsonl").read_bytes().splitlines():
+    for line in Path(folder, "metrics.jsonl").read_bytes().splitlines():
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):  # truncated, not UTF-8, or nested without end

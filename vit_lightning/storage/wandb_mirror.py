@@ -29,11 +29,11 @@ from vit_lightning.limits import at_least, refuse
 from vit_lightning.metric_facts import RAW_ACCURACY, goal_of, metric_names
 from vit_lightning.storage import wandb_internals as internals
 from vit_lightning.storage.console_log import ConsoleLog
-from vit_lightning.storage.folder import read_json
+from vit_lightning.storage.folder import is_plain, read_json
 from vit_lightning.storage.metrics import read_metrics
 from vit_lightning.storage.redaction import Redaction
 from vit_lightning.storage.wandb_artifacts import log_models
-from vit_lightning.storage.wandb_values import histogram_values, read_histograms, tables, validation_values
+from vit_lightning.storage.wandb_values import histogram_values, picture, read_histograms, tables, validation_values
 
 UPLOAD_SECONDS = 900.0
 """Seconds that the upload of checkpoints may take."""
@@ -265,8 +265,10 @@ class WandbMirror(Logger):
 
     def catch_up(self, folder: Path) -> None:
         """Sends the rows of ``metrics.jsonl`` that W&B lacks, for example after a kill."""
-        if self.mode != "online" or not (folder / "metrics.jsonl").is_file():
-            return
+        if self.mode == "online" and (folder / "metrics.jsonl").is_file():
+            self._guarded(lambda: self._catch_up(folder))
+
+    def _catch_up(self, folder: Path) -> None:
         rows = dict(merged_by_step(read_metrics(folder)))
         files = {path: read_json(path) for path in (folder / "validation").glob("*.json")}
         validations = {
@@ -288,7 +290,7 @@ class WandbMirror(Logger):
 
     def log_images(self, images: Mapping[str, Path], step: int | None = None) -> None:
         """Logs PNG files by name."""
-        self._log(lambda: {name: self._wandb.Image(str(path)) for name, path in images.items()}, step)
+        self._log(lambda: {name: picture(self._wandb, path) for name, path in images.items()}, step)
 
     def log_table(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Logs a table, for which wandb waits for the server."""
@@ -357,8 +359,9 @@ class WandbMirror(Logger):
                 self.reason = "W&B did not answer in time"
         internals.call_in_time(self._wandb, self._wandb.teardown, 5.0)  # else the end of the process could hang
         internals.clear_cache(self.folder, offline=self.mode == "offline")
-        for path in (self.folder / "wandb").glob("*/logs/*.log"):  # W&B's own, which name folders
-            with contextlib.suppress(OSError, UnicodeDecodeError):  # one is a link to the cache
+        logs = (self.folder / "wandb").glob("*/logs/*.log")  # W&B's own, which name folders
+        for path in [log for log in logs if is_plain(log, self.folder)]:
+            with contextlib.suppress(OSError, UnicodeDecodeError):
                 path.write_text(self._redacted(path.read_text(encoding="utf-8")), encoding="utf-8")
 
     def _tell_of(self, fault: BaseException) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
+import os
 import pkgutil
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any, get_type_hints
 
@@ -35,6 +37,10 @@ OF_TENSORS = ("torch.nn.functional.", "torchmetrics.functional.", "torchvision.o
 """Modules whose functions and classes compute on tensors and do nothing else; others may unpickle files."""
 UNPICKLES = ("torchvision.datasets.lsun",)
 """Modules whose datasets unpickle a file in the working folder, which anybody may have put there."""
+READERS = ("vit_lightning.data.image_files.", "torchvision.datasets.")
+"""Beginnings of the modules whose datasets only read where their options say, unless one of them is ``download``."""
+PLACES = ("root", "cache", "cache_dir", "data_dir")
+"""Options of data for the folder in which they keep what they download or unpack."""
 CLASS_KEYS = {"class_path", "model", "module", "data", "metrics", "augment", "transform", "dataset_class"}
 CLASS_KEYS |= {"callbacks", "logger", "plugins", "profiler", "strategy"}
 """Options whose value, if it is text, may be the path of a class."""
@@ -75,6 +81,52 @@ def refuse_untrusted(config: Mapping[str, Any]) -> None:
     )
 
 
+def refuse_downloads(data: Any, own: Container[str] = ()) -> None:
+    """Refuses data that would be downloaded or unpacked where a file of weights says, outside of the working folder.
+
+    Args:
+        data: the data of a config from a file of weights.
+        own: options of the data that the user gives too, which are the user's own word.
+    """
+    from lightning.pytorch import LightningDataModule
+
+    classes = [found for _, name, _ in _names(data) if inspect.isclass(found := _find(name))]
+    made = [found for found in classes if issubclass(found, Dataset | LightningDataModule)]
+    options = [item for node in _mappings(data) for item in node.items()]
+    downloads = any(key == "download" and value not in (False, None, "false", "null") for key, value in options)
+    if not downloads and all(f"{found.__module__}.".startswith(READERS) for found in made):
+        return
+    refuse(
+        f"data.{key}={value} is outside of the working folder, and a file of weights may not choose where data are "
+        f"downloaded or unpacked (give data.{key} yourself, where the command takes it); {HINT}"
+        for key, value in options
+        if key in PLACES and key not in own and isinstance(value, str) and not _is_inside(value)
+    )
+
+
+def _is_inside(place: str) -> bool:
+    """Whether a place lies in the working folder as it is written; a link in that folder is the user's."""
+    return Path(os.path.abspath(os.path.expanduser(place))).is_relative_to(Path.cwd())
+
+
+def _mappings(node: Any) -> Iterator[Mapping[Any, Any]]:
+    """Yields all mappings in plain data, also of texts that are YAML."""
+    if isinstance(node, Mapping):
+        yield node
+    if isinstance(node, Mapping | list | tuple):
+        for value in node.values() if isinstance(node, Mapping) else node:
+            yield from _mappings(value)
+    elif isinstance(node, str):
+        yield from _mappings(_of_yaml(node))
+
+
+def _of_yaml(text: str) -> Any:
+    """Returns the mapping or list that a text is as YAML; None if it is neither."""
+    with contextlib.suppress(UserError):
+        return found if isinstance(found := parse_yaml(text, ""), dict | list) else None
+    return None
+
+
 def _names(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str, bool]]:
     """Yields each text that could be the path of a class or function, its option, and whether classes stand there."""
     if isinstance(node, Mapping | list | tuple):
@@ -82,9 +134,7 @@ def _names(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str, bo
             if path or key not in TEXTS:
                 yield from _names(value, (*path, str(key)))
     elif isinstance(node, str):
-        with contextlib.suppress(UserError):  # a value may be YAML itself
-            if isinstance(inner := parse_yaml(node, ""), dict | list):
-                yield from _names(inner, path)
+        yield from _names(_of_yaml(node), path)
         name = f"vit_lightning.{node}" if node in vit_lightning.__all__ else node
         words = [key for key in path if not key.isdecimal()]
         if "." in name or ":" in name:
@@ -102,12 +152,17 @@ def _could_be_imported(name: str) -> bool:
     return importlib.util.find_spec(parts[0]) is not None  # of a package at the top, which this does not import
 
 
+def _find(name: str) -> Any:
+    """Returns what a name of a known package is the name of; None if it is of nothing."""
+    try:
+        return pkgutil.resolve_name(name) if _is_known(name) else None
+    except (ImportError, AttributeError, ValueError):
+        return None
+
+
 def _is_harmless(name: str) -> bool:
     """Whether a name of a known package is nothing that does more, when it is called, than make a part or compute."""
-    try:
-        found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError):  # nothing that could be called
-        return True
+    found = _find(name)  # None is nothing that could be called
     if getattr(found, "__module__", "") in UNPICKLES:
         return False
     if not callable(found) or f"{getattr(found, '__module__', '')}.".startswith(OF_TENSORS):
