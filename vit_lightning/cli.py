@@ -150,7 +150,7 @@ def _no_command(name: str, arguments: Sequence[str]) -> str:
 
 
 def _run(name: str, arguments: list[str], is_program: bool) -> int:
-    from vit_lightning.errors import UserError
+    from vit_lightning.errors import Diverged, UserError
     from vit_lightning.signals import STOP, end_further_rank, ended_by_signals, print_from_first, stopped_by
 
     try:
@@ -161,6 +161,8 @@ def _run(name: str, arguments: list[str], is_program: bool) -> int:
             end_further_rank(0)
     except UserError as error:
         _print_problems(name, error.problems)
+        if is_program and error.exit_code == Diverged.exit_code:  # of all ranks at once
+            end_further_rank(error.exit_code)
         return error.exit_code
     except BrokenPipeError:
         if _is_read(sys.stdout):
