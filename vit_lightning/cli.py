@@ -150,11 +150,12 @@ def _no_command(name: str, arguments: Sequence[str]) -> str:
 
 
 def _run(name: str, arguments: list[str], is_program: bool) -> int:
+    from vit_lightning.companion import start_companion
     from vit_lightning.errors import Diverged, UserError
     from vit_lightning.signals import STOP, end_further_rank, ended_by_signals, print_from_first, stopped_by
 
     try:
-        with ended_by_signals(is_program):
+        with ended_by_signals(start_companion if is_program else None):
             _call(name, COMMANDS[name], arguments)
         sys.stdout.flush()  # here, where a reader that has gone can be told from a fault
         if is_program:  # a signal late in the end of Python would end it with another code
