@@ -25,14 +25,16 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from vit_lightning.companion import ASLEEP, HANGS, activity, tell
 from vit_lightning.notation import show_time
-from vit_lightning.signals import end_at_once, end_process, noted, process_stat
+from vit_lightning.signals import end_at_once, end_process, is_launched, noted, process_stat
 from vit_lightning.storage.folder import is_first
 from vit_lightning.training.callbacks import Agreement
 from vit_lightning.training.checkpoints import Checkpoints
 from vit_lightning.training.lightning_detours import (
     awaited_worker,
+    call_around_connection,
     end_other_ranks,
     frames_of_threads,
+    further_ranks,
 )
 
 FIRST = 3.0
@@ -149,6 +151,31 @@ class Watchdog(Callback):
         self._longest = 0.0
         self._left = math.inf  # seconds until the run hangs
         self._makes_or_saves = False
+
+    def watch_connection(self, trainer: Trainer) -> None:
+        """Ends the run where the ranks do not connect, for as long as a first batch may take."""
+        if self.limit == 0.0 or trainer.num_devices * trainer.num_nodes == 1:
+            return
+        connected = threading.Event()
+
+        def begin() -> None:  # also before the test, when they have
+            threading.Thread(target=self._connects, args=(trainer, connected), daemon=True, name="connection").start()
+
+        call_around_connection(trainer, begin, connected.set)
+
+    def _connects(self, trainer: Trainer, connected: threading.Event) -> None:
+        others = {0: os.getppid()} if is_launched() else further_ranks(trainer)
+        looked = since = self._clock()
+        while not connected.wait(self.pause):
+            now = self._clock()
+            if now - looked > self.pause + ASLEEP:
+                since = now
+            looked = now
+            if now - since > FIRST * self.limit:
+                try:
+                    self._report_others(others, now - since)
+                finally:
+                    end_at_once(HANGS)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.limit == 0.0:
@@ -299,6 +326,22 @@ class Watchdog(Callback):
             if not self._report_file(state).is_file():
                 os.kill(state["pid"], signal.SIGKILL)
         self._state_file(self.rank).unlink(missing_ok=True)
+
+    def _report_others(self, others: dict[int, int], seconds: float) -> None:
+        """Names the ranks that have not connected, and kills those that are frozen."""
+        lines = [f"  rank {rank} (process {pid}): {activity(pid)}" for rank, pid in others.items()]
+        lines.sort(key=lambda line: not line.endswith("frozen"))
+        lines = lines or ["  the others, which another program has started"]
+        text = "\n".join([f"the ranks have not connected for {show_time(seconds)}:", *lines, ""])
+        hint = ""
+        if is_first():  # the others do not know the folder yet
+            hint = self._hint
+            with contextlib.suppress(OSError):
+                (self.folder / f"hang-rank0-{os.getpid()}.txt").write_text(text, encoding="utf-8")
+        print(f"lightning: hangs: {text}{hint}", end="", file=sys.stderr, flush=True)
+        for pid in others.values():
+            if activity(pid) == "frozen":
+                os.kill(pid, signal.SIGKILL)
 
     def _text(self, silent: list[dict[str, Any]]) -> str:
         for state in silent:
