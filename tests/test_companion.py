@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import itertools
 import os
 import signal
@@ -18,7 +19,7 @@ from processes import start
 
 from vit_lightning import companion
 from vit_lightning.companion import ASLEEP, HANGS, Companion, start_companion, tell
-from vit_lightning.signals import STOP, ended_by_signals, noted, parent_of
+from vit_lightning.signals import STOP, ended_by_signals, noted, parent_of, process_stat
 
 
 def hold(limit: float | None) -> None:
@@ -37,6 +38,15 @@ def stop_for_a_while() -> None:
         print("it stops", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
         tell(seconds=None)
+    sys.exit(0)
+
+
+def signal_at_the_end() -> None:
+    with ended_by_signals(start_companion):
+        print("it ends", flush=True)
+        time.sleep(0.5)
+    gc.collect()
+    os.kill(os.getpid(), signal.SIGTERM)
     sys.exit(0)
 
 
@@ -64,9 +74,9 @@ class Held:
             self.process.join()
             pytest.fail(f"it has not ended in {seconds} s: {self.err.read_text()}")
         until = time.monotonic() + 2.0
-        while parent_of(self.companion) is not None and time.monotonic() < until:
+        while process_stat(self.companion)[:1] not in ([], ["Z"]) and time.monotonic() < until:
             time.sleep(0.02)
-        assert parent_of(self.companion) is None, "its companion is left"
+        assert process_stat(self.companion)[:1] in ([], ["Z"]), "its companion is left"
         return code
 
 
@@ -104,6 +114,7 @@ def test_a_process_that_was_stopped_is_not_ended(tmp_path):
     time.sleep(5.0)
     os.kill(held.process.pid, signal.SIGCONT)
     assert held.ends(10.0) == 0
+    assert process_stat(held.companion) == [], "nobody has waited for its companion"
 
 
 class Beside:
@@ -154,6 +165,13 @@ def test_a_machine_that_was_asleep_has_all_its_time_again(beside):
     beside.now += 2.0 * ASLEEP
     assert beside.looks(55) == []
     assert beside.looks(10) == [HANGS]
+
+
+def test_signals_are_taken_until_the_end_of_the_process(tmp_path):
+    """Such as one that a further rank passes on while the first one ends."""
+    ends = Held(tmp_path, signal_at_the_end)
+    assert ends.ends(10.0) == 0
+    assert (tmp_path / "err").read_text() == ""
 
 
 def test_signals_that_a_thread_reads_are_left_to_it(beside):

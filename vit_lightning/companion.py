@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import itertools
@@ -63,14 +64,24 @@ def start_companion(signals: socket.socket) -> Tell:
         end.setblocking(False)
     process, (reading, codes) = os.getpid(), os.pipe()
     with contextlib.suppress(OSError):  # no more processes are allowed
-        if os.fork() == 0:
+        companion = os.fork()
+        if companion == 0:
             try:
                 Companion(process, signals, messages, codes).run()
             finally:
                 os._exit(1)
+        atexit.register(_stop, process, companion)
     messages.close()
     _exit_when_told(reading)
     return tell
+
+
+def _stop(process: int, companion: int) -> None:
+    """Ends the companion at the end of its process, and waits for it: it stays as a zombie where nobody does."""
+    if os.getpid() == process:
+        with contextlib.suppress(OSError):
+            os.kill(companion, signal.SIGKILL)
+            os.waitpid(companion, 0)
 
 
 def tell(**message: object) -> None:

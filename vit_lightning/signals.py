@@ -69,9 +69,10 @@ def ended_by_signals(accompany: Callable[[socket.socket], Tell] | None = None) -
     global _ended_by
     _ended_by = 0
     _ending.clear()
-    reading, writing = socket.socketpair()
-    writing.setblocking(False)
-    earlier = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    reading, end = socket.socketpair()
+    end.setblocking(False)
+    writing = end.detach()  # signals come as long as the process lives
+    earlier = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # else a child's signals come here
     tell = accompany(reading) if accompany else _tell_nobody  # before there is another thread
     threading.Thread(target=_watch, args=(reading, tell), daemon=True, name="signals").start()
@@ -89,7 +90,7 @@ def ended_by_signals(accompany: Callable[[socket.socket], Tell] | None = None) -
                 before.clear()  # the handlers stay
             else:
                 signal.set_wakeup_fd(earlier)
-                writing.close()
+                os.close(writing)
 
 
 @contextlib.contextmanager
