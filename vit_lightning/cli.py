@@ -150,17 +150,20 @@ def _no_command(name: str, arguments: Sequence[str]) -> str:
 
 
 def _run(name: str, arguments: list[str], is_program: bool) -> int:
-    from vit_lightning.errors import UserError
+    from vit_lightning.companion import start_companion
+    from vit_lightning.errors import Diverged, UserError
     from vit_lightning.signals import STOP, end_further_rank, ended_by_signals, print_from_first, stopped_by
 
     try:
-        with ended_by_signals(is_program):
+        with ended_by_signals(start_companion if is_program else None):
             _call(name, COMMANDS[name], arguments)
         sys.stdout.flush()  # here, where a reader that has gone can be told from a fault
         if is_program:  # a signal late in the end of Python would end it with another code
             end_further_rank(0)
     except UserError as error:
         _print_problems(name, error.problems)
+        if is_program and error.exit_code == Diverged.exit_code:  # of all ranks at once
+            end_further_rank(error.exit_code)
         return error.exit_code
     except BrokenPipeError:
         if _is_read(sys.stdout):

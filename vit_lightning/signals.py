@@ -8,6 +8,7 @@ import math
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -25,6 +26,9 @@ LIMIT = 8.0
 """Seconds that the end of a process may take, such as an upload to W&B, once nothing more is to be saved."""
 APART = 1.0
 """Seconds from which on a further signal asks a second time; ``timeout``, torchrun and Slurm send one twice at once."""
+
+Tell = Callable[..., None]
+"""Function that sends a message, given by keywords, to another process."""
 
 _ending = threading.Event()
 _ended_by = 0  # the signal
@@ -50,12 +54,14 @@ def handled(handler: Callable[[int, FrameType | None], object], numbers: Sequenc
 
 
 @contextlib.contextmanager
-def ended_by_signals(is_program: bool = False) -> Iterator[None]:
+def ended_by_signals(accompany: Callable[[socket.socket], Tell] | None = None) -> Iterator[None]:
     """Lets signals end the process of a command, soon also where its main thread waits in a call of C++.
 
     Args:
-        is_program: the process ends with the command. Signals do nothing then, while Python ends within ``LIMIT``
-            seconds; otherwise the earlier handlers are restored.
+        accompany: given if the process ends with the command; signals do nothing then, while Python ends within
+            ``LIMIT`` seconds, and otherwise the earlier handlers are restored. It starts what ends the process where it
+            holds Python's lock, by the signals that nobody has read from the socket, and gives a function to tell it
+            those that have been.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -63,11 +69,13 @@ def ended_by_signals(is_program: bool = False) -> Iterator[None]:
     global _ended_by
     _ended_by = 0
     _ending.clear()
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
+    reading, end = socket.socketpair()
+    end.setblocking(False)
+    writing = end.detach()  # signals come as long as the process lives
     earlier = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # else a child's signals come here
-    threading.Thread(target=_watch, args=(reading,), daemon=True, name="signals").start()
+    tell = accompany(reading) if accompany else _tell_nobody  # before there is another thread
+    threading.Thread(target=_watch, args=(reading, tell), daemon=True, name="signals").start()
     with handled(exit_by_signal) as before:
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)  # a further rank starts with them blocked
@@ -77,7 +85,7 @@ def ended_by_signals(is_program: bool = False) -> Iterator[None]:
                 raise SystemExit(128 + _ended_by) from None
             raise
         finally:
-            if is_program:
+            if accompany:
                 _ending.set()
                 before.clear()  # the handlers stay
             else:
@@ -143,16 +151,17 @@ class Requests:
         return now >= self.until
 
 
-def _watch(reading: int) -> None:
+def _watch(reading: socket.socket, tell: Tell) -> None:
     """Ends this process if it does not end by itself in time: after signals, or after the end of the first rank."""
-    requests, launched = Requests(), _is_launched()
+    requests, launched = Requests(), is_launched()
     while True:
         pause = 0.1 if requests.number else 1.0 if launched else None
         if select.select([reading], [], [], pause)[0]:
-            numbers = os.read(reading, 64)
+            numbers = reading.recv(64)
             if not numbers:
-                os.close(reading)
+                reading.close()
                 return
+            tell(signals=[*numbers])
             for number in set(numbers).intersection(STOP):
                 requests.add(number, time.monotonic())
         now = time.monotonic()
@@ -164,14 +173,37 @@ def _watch(reading: int) -> None:
             end_at_once(128 + requests.number)
 
 
+def _tell_nobody(**message: object) -> None:
+    pass
+
+
 def end_at_once(code: int) -> NoReturn:
     """Ends this process whatever its main thread waits for, with further ranks and workers that it has started."""
-    for path in Path("/proc").glob("[0-9]*/stat"):  # on Linux only
-        with contextlib.suppress(OSError):  # it has ended
-            if path.read_text().rpartition(")")[2].split()[1] == str(os.getpid()):
-                os.kill(int(path.parent.name), signal.SIGKILL)
+    kill_children(os.getpid())
     end_further_rank(code)
     os._exit(code)
+
+
+def kill_children(parent: int) -> None:
+    """Kills further ranks and workers that a process has started, but not this process itself; on Linux only."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        child = int(path.parent.name)
+        if child != os.getpid() and parent_of(child) == parent:
+            with contextlib.suppress(OSError):  # it has ended
+                os.kill(child, signal.SIGKILL)
+
+
+def parent_of(pid: int) -> int | None:
+    """Returns the parent of a process; None if there is none, or not on Linux."""
+    return int(stat[1]) if (stat := process_stat(pid)) else None
+
+
+def process_stat(pid: int | None) -> list[str]:
+    """Returns what Linux says of a process from its state on; nothing if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def stopped_by(number: int) -> str:
@@ -180,11 +212,11 @@ def stopped_by(number: int) -> str:
 
 def print_from_first(text: str) -> None:
     """Prints a line to stderr, unless this is another process than the first that Lightning launched."""
-    if not _is_launched():
+    if not is_launched():
         print(f"lightning: {text}", file=sys.stderr, flush=True)
 
 
-def _is_launched() -> bool:
+def is_launched() -> bool:
     """Whether Lightning started this process as a further rank on this machine."""
     return os.environ.get("LOCAL_RANK", "0") != "0" and "TORCHELASTIC_RUN_ID" not in os.environ
 
@@ -192,17 +224,25 @@ def _is_launched() -> bool:
 def end_further_rank(code: int) -> None:
     """Ends this process, if Lightning started it, as soon as the first rank has ended.
 
-    Not earlier, since Lightning kills the first a few seconds after it sees another rank end; and not later, since
-    Python would take seconds for it. A signal that ends this rank ends the first one too.
+    Not later, since Python would take seconds for it.
     """
-    if not _is_launched():
-        return
-    if code - 128 in STOP and os.getppid() == _parent:
+    if is_launched():
+        await_first_rank(os.getpid(), code)
+        os._exit(code)
+
+
+def await_first_rank(pid: int, code: int) -> None:
+    """Waits until the first rank has ended, since Lightning kills it a few seconds after it sees another rank end.
+
+    Args:
+        pid: the further rank that is to end, which Lightning started.
+        code: its exit code; a signal that ends it ends the first one too.
+    """
+    if code - 128 in STOP and parent_of(pid) == _parent:
         os.kill(_parent, code - 128)
     until = time.monotonic() + UNRESPONSIVE + LIMIT
-    while os.getppid() == _parent and time.monotonic() < until:
+    while parent_of(pid) == _parent and time.monotonic() < until:
         time.sleep(0.02)
-    os._exit(code)
 
 
 def exit_by_signal(number: int, frame: FrameType | None) -> None:

@@ -5,14 +5,15 @@ Points: setup, sanity, batch_start, forward, after_backward, after_opt_step, val
 place), ckpt_done (after it has), best_write and best_done (of best.ckpt alone), epoch_end, train_end, test. Kinds: a
 signal (KILL, TERM, INT, STOP), one to the whole process group (GROUP_TERM and so on), one in the middle of a write
 (LATE_TERM and so on: training has gone on, and the file is complete only when it is waited for), one in a step of ten
-seconds (SLOW_INT and so on), EXC, NAN, HUGE, SLEEP, HANG; FILL (fills the disk), FULL (no file can grow beyond 20 kB),
-BRIM (beyond 64 bytes) and FREE stand for the disk; LOSE deletes best.ckpt, MOVE moves the run folder. A run that
-torchrun or SLURM has started again has no faults.
+seconds (SLOW_INT and so on), EXC, NAN, HUGE, SLEEP, HANG, LOCK (holds Python's lock for ever); FILL (fills the disk),
+FULL (no file can grow beyond 20 kB), BRIM (beyond 64 bytes) and FREE stand for the disk; LOSE deletes best.ckpt, MOVE
+moves the run folder. A run that torchrun or SLURM has started again has no faults.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -91,6 +92,8 @@ class Fault(Callback):
             raise RuntimeError("injected")
         if kind in ("SLEEP", "HANG"):
             time.sleep(0.01 if kind == "SLEEP" else 1e6)
+        elif kind == "LOCK":
+            assert -1 in itertools.count()
         elif kind in GRADIENTS:
             for weight in self.module.parameters():
                 if weight.grad is not None:

@@ -14,8 +14,8 @@ import harness
 import pytest
 from test_group_signals import CODES, LAST, begin, ended, go_on, in_group, in_ranks, is_whole, setting, wholes  # noqa: F401
 
+from vit_lightning.companion import HANGS
 from vit_lightning.storage.checkpoint_files import read_checkpoint
-from vit_lightning.training.endings import EXIT_CODE
 
 SLOW = "0:*:batch_start:SLEEP,0:*:val:SLEEP"
 SECONDS = 6.0
@@ -150,24 +150,26 @@ def freeze(folder: Path, process: BaseProcess, what: str) -> int:
     return pid
 
 
-HANGS = {
+STOPS = {
     **{"rank 0": CASES // 2, "rank 1": CASES // 2, "worker": CASES},
     **{"callback of rank 0": 7, "callback of rank 1": 7, "callback in one process": 6, "first batch": 3},
+    **{"lock in one process": 3, "lock of rank 0": 3, "lock of rank 1": 3},
 }
 """What stops, and how often: a frozen rank, a frozen worker and a sleeping callback twenty times each."""
-AGAIN = [(what, again) for what, times in HANGS.items() for again in range(times)]
+AGAIN = [(what, again) for what, times in STOPS.items() for again in range(times)]
 
 
 def is_asleep(what: str) -> bool:
-    return "callback" in what or "batch" in what
+    return any(word in what for word in ("callback", "batch", "lock"))
 
 
 def hangs(folder: Path, what: str, *more: str) -> tuple[BaseProcess, tuple[str, ...], float, int]:
     """Begins a run in which something stops; returns its process, flags, the time, and the process that stopped."""
-    ranks = 1 if what in ("worker", "callback in one process") else 2
+    ranks = 1 if what == "worker" or what.endswith("one process") else 2
     flags = (*setting(2 if what == "worker" else 0, ranks), *more)
     rank, batches = int(what.endswith("rank 1")), 0 if what == "first batch" else 12
-    hang = f"{rank}:{batches}:{'after_opt_step' if batches else 'forward'}:HANG"
+    kind = "LOCK" if "lock" in what else "HANG"
+    hang = f"{rank}:{batches}:{'after_opt_step' if batches else 'forward'}:{kind}"
     process = begin(folder, *flags, fault=hang if is_asleep(what) else SLOW)
     if not is_asleep(what):
         pid = freeze(folder, process, what)
@@ -182,7 +184,7 @@ def test_row_12_the_watchdog_ends_what_hangs(tmp_path, wholes, what, again):  # 
     process, flags, since, pid = hangs(tmp_path, what, WATCHED)
     code = ended(process, 60)
     seconds = time.monotonic() - since
-    assert code == EXIT_CODE, harness.log(tmp_path)
+    assert code == HANGS, harness.log(tmp_path)
     nothing_is_left(tmp_path)
     reports = [path.read_text() for path in (tmp_path / "run").glob("hang-rank*.txt")]
     first, named, *_ = reports[0].splitlines()

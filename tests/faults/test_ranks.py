@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from runs import logged_rows
 from tensors import write_images
-from test_group_signals import begin, ended
+from test_files import finite
+from test_group_signals import begin, ended, setting
 
 RANKS = ("--trainer.devices=2", "--trainer.strategy=ddp")
 PLAIN = [
@@ -64,3 +65,20 @@ def test_a_split_may_be_smaller_than_the_number_of_ranks(tmp_path):
     assert second["index"].tolist() == [0, 1]
     for column in ("index", "label", "prediction"):
         assert first[column].tolist() == second[column].tolist()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("step", [5, 7])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_row_14_a_rank_whose_loss_is_none_stops_all(tmp_path, rank, step):
+    """Step 7 is the last of an epoch."""
+    flags = (*harness.FLAGS, *setting(workers=0, ranks=2), "--resume=auto")
+    assert ended(begin(tmp_path, "fit", *flags, fault=f"{rank}:{step}:forward:NAN"), 60) == 4, harness.log(tmp_path)
+    said = harness.log(tmp_path)
+    assert f"training diverged in step {step} (the first is 0): loss is nan" in said
+    assert "Traceback" not in said
+    assert (tmp_path / "run/diverged.json").is_file()
+    finite(tmp_path)
+    assert ended(begin(tmp_path, "fit", *flags), 60) == 4
+    assert "resumed as it is it would do so again (change what it needs" in harness.log(tmp_path)
+    assert "Traceback" not in harness.log(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import threading
@@ -260,6 +261,27 @@ def test_a_worker_that_sleeps_is_named_with_its_stack(tmp_path):
     place, stacks = found[0]
     assert place == f"waits for DataLoader worker 0 (process {batches._workers[0].pid}, running)"
     assert "__getitem__" in stacks
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_ranks_are_watched_while_they_connect(tmp_path, fails):
+    watched: list[bool] = []
+
+    def is_watched() -> bool:
+        return "connection" in {thread.name for thread in threading.enumerate()}
+
+    def connect() -> None:
+        watched.append(is_watched())
+        if fails:
+            raise RuntimeError("another rank has ended")
+
+    strategy = SimpleNamespace(setup_environment=connect, launcher=None)
+    Watchdog(tmp_path, 30.0).watch_connection(SimpleNamespace(strategy=strategy, num_devices=2, num_nodes=1))
+    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+        strategy.setup_environment()
+    time.sleep(0.1)
+    assert watched == [True]
+    assert not is_watched()
 
 
 def test_ranks_have_a_time_limit_of_four_times_that_of_the_watchdog():

@@ -25,13 +25,13 @@ from vit_lightning.ablation.claims import Claim
 from vit_lightning.ablation.ledger import Kind, Ledger, Planned
 from vit_lightning.ablation.plan import Plan
 from vit_lightning.commands.fit import fit
+from vit_lightning.companion import HANGS
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import OwnFault
 from vit_lightning.errors import CannotResume, Diverged, UserError
 from vit_lightning.signals import STOP, die_with, obey_parent
 from vit_lightning.storage.folder import InUse, read_json, write_whole
 from vit_lightning.storage.metrics import read_results
-from vit_lightning.training.endings import EXIT_CODE as HANGS
 
 FORK = multiprocessing.get_context("fork")
 GRACE = 30.0

@@ -136,6 +136,7 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
 
     predictions, stopwatch, guard = TestPredictions(), Stopwatch(), FiniteGuard(folder)
     checkpoints = Checkpoints(folder, settings.checkpoint, config, guard)
+    watchdog = Watchdog(folder, config["watchdog_minutes"])
     callbacks = [
         Start(experiment, mirror.begin),  # before the random numbers of a step are seeded
         StepSeeds(experiment.seed),
@@ -143,7 +144,7 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
         LearningRate(),
         EpochMetrics(),
         stopwatch,
-        Watchdog(folder, config["watchdog_minutes"]),
+        watchdog,
         Monitor(stopwatch, facts["flops"], shape),
         checkpoints,
         StopOnSignal(checkpoints),
@@ -152,6 +153,7 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
     ]
     trainer = make_trainer(trainer_arguments, folder, callbacks, [metrics, mirror])
     wait_at_most(trainer, 4 * config["watchdog_minutes"])
+    watchdog.watch_connection(trainer)
     if trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()
     return Run(experiment, folder, module, trainer, predictions, stopwatch, metrics, mirror, facts)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vit_lightning.errors import Diverged
+from vit_lightning.training.callbacks import Agreement
 
 SMALLEST_SCALE = 2.0**-20
 """Scale of a loss in float16 that 36 steps in a row with gradients that are not finite leave of the first, 65536."""
@@ -31,8 +32,14 @@ class _Step:
     lr: float
     total: Tensor
     """Sum of the losses, copied asynchronously from a GPU."""
+    scale: Tensor | None = None
+    """Scale of the loss in float16, copied in the same way."""
     copied: Any = None
-    """CUDA event of the copy; None on CPU."""
+    """CUDA event of the copies; None on CPU."""
+
+
+_Fault = tuple[list[_Step | None], str]
+"""Steps that may have led to numbers that are not finite, and which numbers these are."""
 
 
 class FiniteGuard(Callback):
@@ -40,7 +47,8 @@ class FiniteGuard(Callback):
 
     Each step checks its losses only: after a gradient that is not finite, the loss of the next step is not finite
     either, and the weights tell which of the two steps it was. On a GPU a loss is checked one step later, so that
-    training does not wait for it; there both steps are named. Before a checkpoint all of its numbers are checked.
+    training does not wait for it; there both steps are named. Before a checkpoint all of its numbers are checked. Ranks
+    stop together, a step later: one that stopped by itself would leave the others waiting for it.
 
     Args:
         folder: the run folder; ``diverged.json`` in it lists the steps and the images of their batches.
@@ -52,6 +60,8 @@ class FiniteGuard(Callback):
         self._indices: list[Tensor] = []
         self._before: _Step | None = None
         self._waiting: _Step | None = None
+        self._fault: _Fault | None = None
+        self._ranks = Agreement()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._losses, self._indices = [], []
@@ -68,47 +78,54 @@ class FiniteGuard(Callback):
             return
         total = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).sum()
         lr = optimizer.param_groups[0]["lr"]
-        step = _Step(trainer.global_step, self._losses, self._indices, lr, total)
+        step = _Step(trainer.global_step, self._losses, self._indices, lr, total, _scale(trainer, total))
         self._losses, self._indices = [], []
         if not total.is_cuda:
-            self._check(step, trainer)
+            self._stop_if_any(self._fault_of(step, trainer), trainer)
             return
         step.total = total.to("cpu", non_blocking=True)
+        step.scale = None if step.scale is None else step.scale.to("cpu", non_blocking=True)
         step.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         step.copied.record()
-        self._check_waiting(trainer, waiting=step)
+        self._stop_if_any(self._fault_of_waiting(trainer, waiting=step), trainer)
 
     def check_all(self, trainer: Trainer) -> None:
-        """Checks the steps not checked yet, and all numbers that a checkpoint would hold."""
-        self._check_waiting(trainer, waiting=None)
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        if scaler is not None and scaler.get_scale() < SMALLEST_SCALE:
-            self._stop([self._before], f"gradients in float16 are not finite at a scale of {SMALLEST_SCALE}", trainer)
+        """Checks the steps not checked yet, and all numbers that a checkpoint would hold; all ranks call it at once."""
+        fault = self._fault_of_waiting(trainer, waiting=None) or self._fault_of_state(trainer)
+        self._stop_if_any(fault, trainer, now=True)
+
+    def _fault_of_state(self, trainer: Trainer) -> _Fault | None:
         module = trainer.lightning_module
         if not _all_finite([*module.parameters(), *module.buffers()]):
-            self._stop([self._before], "weights are no longer finite", trainer)
+            return [self._before], "weights are no longer finite"
         states = [state for optimizer in trainer.optimizers for state in optimizer.state.values()]
         numbers = (value for state in states for value in state.values() if isinstance(value, Tensor))
-        if not _all_finite(numbers):
-            self._stop([self._before], "the optimizer's averages are no longer finite", trainer)
+        return None if _all_finite(numbers) else ([self._before], "the optimizer's averages are no longer finite")
 
-    def _check_waiting(self, trainer: Trainer, *, waiting: _Step | None) -> None:
+    def _fault_of_waiting(self, trainer: Trainer, *, waiting: _Step | None) -> _Fault | None:
         step, self._waiting = self._waiting, waiting
-        if step is not None:
-            self._check(step, trainer)
+        return None if step is None else self._fault_of(step, trainer)
 
-    def _check(self, step: _Step, trainer: Trainer) -> None:
+    def _fault_of(self, step: _Step, trainer: Trainer) -> _Fault | None:
         if step.copied is not None:
             step.copied.synchronize()
+        if step.scale is not None and step.scale.item() < SMALLEST_SCALE:
+            return [step], f"gradients in float16 are not finite at a scale of {SMALLEST_SCALE}"
         if math.isfinite(step.total.item()):
             self._before = step
-            return
+            return None
         if step.copied is not None:
-            self._stop([self._before, step], "a loss is not finite", trainer)
+            return [self._before, step], "a loss is not finite"
         if _all_finite(trainer.lightning_module.parameters()):
             bad = [loss for loss in map(float, step.losses) if not math.isfinite(loss)]
-            self._stop([step], f"loss is {bad[0]}", trainer)
-        self._stop([self._before], "gradients are not finite", trainer)
+            return [step], f"loss is {bad[0]}"
+        return [self._before], "gradients are not finite"
+
+    def _stop_if_any(self, fault: _Fault | None, trainer: Trainer, *, now: bool = False) -> None:
+        """Stops all ranks after a fault of one of them; ``now`` waits for what the others say of this step."""
+        self._fault = self._fault or fault
+        if self._ranks.largest(trainer, int(self._fault is not None), now=now):
+            self._stop(*(self._fault or ([self._before], "a loss of another rank is not finite")), trainer)
 
     def _stop(self, suspects: list[_Step | None], what: str, trainer: Trainer) -> None:
         steps = [step for step in suspects if step is not None]
@@ -129,6 +146,12 @@ class FiniteGuard(Callback):
             f"(trainer.gradient_clip_val=1); the images of the step are in {path}"
             + ("; the checkpoints are older and finite" if older else "")
         )
+
+
+def _scale(trainer: Trainer, total: Tensor) -> Tensor | None:
+    """Returns the scale of the loss in float16, without waiting for the device; None in other precisions."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    return None if scaler is None else scaler.scale(torch.ones_like(total))
 
 
 def _all_finite(tensors: Iterable[Tensor]) -> bool:

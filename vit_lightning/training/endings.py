@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -22,21 +23,28 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
+from vit_lightning.companion import ASLEEP, HANGS, activity, tell
 from vit_lightning.notation import show_time
-from vit_lightning.signals import end_at_once, end_process, noted
+from vit_lightning.signals import end_at_once, end_process, is_launched, noted, process_stat
 from vit_lightning.storage.folder import is_first
 from vit_lightning.training.callbacks import Agreement
 from vit_lightning.training.checkpoints import Checkpoints
-from vit_lightning.training.lightning_detours import awaited_worker, end_other_ranks, frames_of_threads
+from vit_lightning.training.lightning_detours import (
+    awaited_worker,
+    call_around_connection,
+    end_other_ranks,
+    frames_of_threads,
+    further_ranks,
+)
 
-EXIT_CODE = 75
-"""Exit code of a run that the watchdog has ended; the system's own for a failure that may pass, ``EX_TEMPFAIL``."""
-ASLEEP = 10.0
-"""Seconds by which this thread is late only if the process was stopped, or the machine asleep."""
 FIRST = 3.0
 """Times the limit that a first batch has, at most; less than ranks wait for one another."""
-ANSWER = 2.0
-"""Seconds that other ranks and data-loading workers have to show their stacks."""
+ANSWER = 4.0
+"""Seconds that other ranks, or the companions of those that hold Python's lock, and workers have to show stacks."""
+REPORT = 10.0
+"""Seconds that a report takes, at most."""
+LATE = 1.0
+"""Seconds by which this thread is late only if it cannot run, since another one holds Python's lock."""
 
 SAVES = ("storage/checkpoint_files.py", "training/checkpoints.py", "connectors/checkpoint_connector.py")
 COMPILES = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py")
@@ -112,7 +120,8 @@ class Watchdog(Callback):
     ``hang-rank0-PID.txt`` in the run folder, one for each rank, and stderr have the stacks of what waits. Time does not
     count while a rank compiles or saves, and while the process or the machine is stopped. The first batch of training,
     of validation and of the test, with all that comes before it, has ``FIRST`` times as long; a run of slow steps has
-    twice its longest pause. Ranks tell each other by files in the run folder, which works however they wait.
+    twice its longest pause. Ranks tell each other by files in the run folder, which works however they wait. The
+    companion of the process ends it where the thread of the watch cannot run, since another one holds Python's lock.
 
     Args:
         folder: the run folder.
@@ -140,6 +149,33 @@ class Watchdog(Callback):
         self._all: list[dict[str, Any]] = []  # the states of all ranks that this one has seen
         self._looked = self._since = clock()
         self._longest = 0.0
+        self._left = math.inf  # seconds until the run hangs
+        self._makes_or_saves = False
+
+    def watch_connection(self, trainer: Trainer) -> None:
+        """Ends the run where the ranks do not connect, for as long as a first batch may take."""
+        if self.limit == 0.0 or trainer.num_devices * trainer.num_nodes == 1:
+            return
+        connected = threading.Event()
+
+        def begin() -> None:  # also before the test, when they have
+            threading.Thread(target=self._connects, args=(trainer, connected), daemon=True, name="connection").start()
+
+        call_around_connection(trainer, begin, connected.set)
+
+    def _connects(self, trainer: Trainer, connected: threading.Event) -> None:
+        others = {0: os.getppid()} if is_launched() else further_ranks(trainer)
+        looked = since = self._clock()
+        while not connected.wait(self.pause):
+            now = self._clock()
+            if now - looked > self.pause + ASLEEP:
+                since = now
+            looked = now
+            if now - since > FIRST * self.limit:
+                try:
+                    self._report_others(others, now - since)
+                finally:
+                    end_at_once(HANGS)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.limit == 0.0:
@@ -195,12 +231,30 @@ class Watchdog(Callback):
         self._is_first = False
 
     def _watch(self, stopped: threading.Event) -> None:
-        while not stopped.wait(self.pause):
-            if self.hangs() and not stopped.is_set():
-                try:
-                    self._report()
-                finally:
-                    end_at_once(EXIT_CODE)
+        try:
+            while not stopped.wait(self.pause):
+                hangs = self.hangs()
+                if hangs and not stopped.is_set():
+                    tell(**self._facts(REPORT + 2.0 * self.pause))
+                    try:
+                        self._report()
+                    finally:
+                        end_at_once(HANGS)
+                tell(**self._facts(max(0.0, self._left) + self.pause + LATE))
+        finally:
+            tell(seconds=None)
+
+    def _facts(self, seconds: float) -> dict[str, Any]:
+        """Returns what the companion of this process needs to report a hang, so many seconds from now."""
+        own = next(state for state in self._all if state["rank"] == self.rank)
+        return {
+            "seconds": None if self._makes_or_saves else seconds,
+            "path": str(self._report_file(own).absolute()),
+            "rank": self.rank,
+            "text": f"{self._cause(self._looked - self._since + seconds)}\n  rank {self.rank} (process {own['pid']}): ",
+            "hint": self._hint if self.rank == 0 else "",
+            "stacks": self._stacks.fileno() if self._asks_workers else None,
+        }
 
     def hangs(self) -> bool:
         """Looks once, as the thread does after each pause, and returns whether the run hangs."""
@@ -210,14 +264,16 @@ class Watchdog(Callback):
         frames = frames_of_threads()
         state |= {"looks": state["looks"] + 1, "batches": self._batches, "is_first": self._is_first}
         state["place"] = place(frames.get(self._main))
-        if has_ended or makes_or_saves(frames, self._main):
+        self._makes_or_saves = makes_or_saves(frames, self._main)
+        if has_ended or self._makes_or_saves:
             state["goes_on"] += 1
         self._all = self._exchange(now)
         if has_slept or [other["goes_on"] for other in before] != [other["goes_on"] for other in self._all]:
             if has_ended and not (was_first or has_slept):
                 self._longest = max(self._longest, now - self._since)
             self._since = now
-        return now - self._since > self.patience or any(other["report"] for other in self._all)
+        self._left = self.patience - (now - self._since)
+        return self._left < 0.0 or any(other["report"] for other in self._all)
 
     @property
     def patience(self) -> float:
@@ -261,15 +317,31 @@ class Watchdog(Callback):
         own = next(state for state in self._all if state["rank"] == self.rank)
         with contextlib.suppress(OSError):
             self._report_file(own).write_text(f"{text}\n{stacks}", encoding="utf-8")
-        until = time.monotonic() + ANSWER + 2.0 * self.pause
+        until = time.monotonic() + ANSWER + self.pause
         while time.monotonic() < until and not all(self._report_file(state).is_file() for state in self._all):
             time.sleep(0.1)
-        hint = f"lightning: hangs: {text}to resume: lightning fit --resume {self.folder}\n" if self.rank == 0 else ""
+        hint = f"lightning: hangs: {text}{self._hint}" if self.rank == 0 else ""
         print(f"stacks of rank {self.rank}:\n{stacks}{hint}", end="", file=sys.stderr, flush=True)
         for state in frozen:
             if not self._report_file(state).is_file():
                 os.kill(state["pid"], signal.SIGKILL)
         self._state_file(self.rank).unlink(missing_ok=True)
+
+    def _report_others(self, others: dict[int, int], seconds: float) -> None:
+        """Names the ranks that have not connected, and kills those that are frozen."""
+        lines = [f"  rank {rank} (process {pid}): {activity(pid)}" for rank, pid in others.items()]
+        lines.sort(key=lambda line: not line.endswith("frozen"))
+        lines = lines or ["  the others, which another program has started"]
+        text = "\n".join([f"the ranks have not connected for {show_time(seconds)}:", *lines, ""])
+        hint = ""
+        if is_first():  # the others do not know the folder yet
+            hint = self._hint
+            with contextlib.suppress(OSError):
+                (self.folder / f"hang-rank0-{os.getpid()}.txt").write_text(text, encoding="utf-8")
+        print(f"lightning: hangs: {text}{hint}", end="", file=sys.stderr, flush=True)
+        for pid in others.values():
+            if activity(pid) == "frozen":
+                os.kill(pid, signal.SIGKILL)
 
     def _text(self, silent: list[dict[str, Any]]) -> str:
         for state in silent:
@@ -277,17 +349,22 @@ class Watchdog(Callback):
         waiting = [state for state in self._all if state["place"] == OTHERS or BACKWARD in state["place"]]
         order = sorted(self._all, key=lambda state: (state not in silent, state in waiting, state["batches"]))
         lines = [f"  rank {state['rank']} (process {state['pid']}): {state['place']}" for state in order]
-        passed = f"{show_time(self._looked - self._since)}, over {show_time(self.patience)}"
-        return "\n".join([f"no batch has ended for {passed}; what most likely hangs comes first:", *lines, ""])
+        return "\n".join([self._cause(self._looked - self._since), *lines, ""])
+
+    def _cause(self, seconds: float) -> str:
+        passed = f"{show_time(seconds)}, over {show_time(self.patience)}"
+        return f"no batch has ended for {passed}; what most likely hangs comes first:"
+
+    @property
+    def _hint(self) -> str:
+        return f"to resume: lightning fit --resume {self.folder}\n"
 
     def _all_stacks(self) -> str:
         """Returns the stacks of this process, and of those data-loading workers that are not frozen."""
         workers = multiprocessing.active_children() if self._asks_workers else []
         faulthandler.dump_traceback(self._stacks)
         for worker in workers:
-            os.write(
-                self._stacks.fileno(), f"\nprocess {worker.pid}, {worker.name}, {_activity(worker.pid)}\n".encode()
-            )
+            os.write(self._stacks.fileno(), f"\nprocess {worker.pid}, {worker.name}, {activity(worker.pid)}\n".encode())
             with contextlib.suppress(OSError):
                 os.kill(worker.pid or 0, signal.SIGUSR2)
             time.sleep(min(0.2, ANSWER / len(workers)))
@@ -331,23 +408,11 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 def _awaited(loader: Any) -> str:
     """Returns the data-loading worker whose batch is next; at the start of an epoch those that are frozen, or all."""
     number, processes = awaited_worker(loader)
-    frozen = [number for number, pid in processes.items() if _activity(pid) != "running"]
+    frozen = [number for number, pid in processes.items() if activity(pid) != "running"]
     numbers = (frozen or list(processes)) if number is None else [number]
-    return ", ".join(f"DataLoader worker {n} (process {processes[n]}, {_activity(processes[n])})" for n in numbers)
-
-
-def _activity(pid: int | None) -> str:
-    state = _stat(pid)[:1]
-    return "frozen" if state in (["T"], ["t"]) else "running" if state else "ended"
+    return ", ".join(f"DataLoader worker {n} (process {processes[n]}, {activity(processes[n])})" for n in numbers)
 
 
 def _started(pid: int) -> str:
     """Returns when a process of this machine was started; empty if there is none, or not on Linux."""
-    return "".join(_stat(pid)[19:20])
-
-
-def _stat(pid: int | None) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+    return "".join(process_stat(pid)[19:20])

@@ -90,6 +90,27 @@ def wait_at_most(trainer: Trainer, minutes: float) -> None:
         vars(trainer.strategy)["_timeout"] = datetime.timedelta(minutes=minutes)
 
 
+def call_around_connection(trainer: Trainer, begin: Callable[[], object], end: Callable[[], object]) -> None:
+    """Calls functions before and after the ranks connect, where Lightning has no hook."""
+    connect = trainer.strategy.setup_environment
+
+    def call() -> None:
+        begin()
+        try:
+            connect()
+        finally:
+            end()
+
+    trainer.strategy.setup_environment = call  # type: ignore[method-assign]
+
+
+def further_ranks(trainer: Trainer) -> dict[int, int]:
+    """Returns the processes of the ranks that this one has started, by rank."""
+    launcher = trainer.strategy.launcher
+    processes = launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []
+    return {rank: process.pid for rank, process in enumerate(processes, start=1)}
+
+
 def longest_wait(trainer: Trainer) -> datetime.timedelta | None:
     """Returns the time in which ranks wait for one another; None for that of torch."""
     return getattr(trainer.strategy, "_timeout", None)
