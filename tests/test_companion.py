@@ -50,6 +50,17 @@ def signal_at_the_end() -> None:
     sys.exit(0)
 
 
+def fork_a_watched_run() -> None:
+    """As an ablation does; here the run is killed in the middle."""
+    with ended_by_signals(start_companion):
+        if os.fork() == 0:
+            tell(seconds=0.5, path="", rank=0, text="", hint="", stacks=None)
+            os.kill(os.getpid(), signal.SIGKILL)
+        print("it goes on", flush=True)
+        time.sleep(4.0)
+    sys.exit(0)
+
+
 class Held:
     """A process that does one of these, and its companion."""
 
@@ -63,7 +74,7 @@ class Held:
             assert time.monotonic() < until, "it does not begin"
             time.sleep(0.05)
         pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-        (self.companion,) = [pid for pid in pids if parent_of(pid) == self.process.pid]
+        self.companion = min(pid for pid in pids if parent_of(pid) == self.process.pid)  # it is the first child
 
     def ends(self, seconds: float) -> int:
         """Returns the exit code of the process, and checks that nothing is left."""
@@ -115,6 +126,10 @@ def test_a_process_that_was_stopped_is_not_ended(tmp_path):
     os.kill(held.process.pid, signal.SIGCONT)
     assert held.ends(10.0) == 0
     assert process_stat(held.companion) == [], "nobody has waited for its companion"
+
+
+def test_a_companion_watches_no_process_that_its_own_has_forked(tmp_path):
+    assert Held(tmp_path, fork_a_watched_run).ends(10.0) == 0
 
 
 class Beside:

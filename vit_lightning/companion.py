@@ -71,9 +71,15 @@ def start_companion(signals: socket.socket) -> Tell:
             finally:
                 os._exit(1)
         atexit.register(_stop, process, companion)
+        os.register_at_fork(after_in_child=_forget)  # a run of an ablation is watched by the ablation
     messages.close()
     _exit_when_told(reading)
     return tell
+
+
+def _forget() -> None:
+    global _channel
+    _channel = None
 
 
 def _stop(process: int, companion: int) -> None:
