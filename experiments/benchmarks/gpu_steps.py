@@ -31,7 +31,7 @@ from torch.profiler import ProfilerActivity, profile
 from vit_lightning import ViT, accelerate
 from vit_lightning.commands.measuring import matrix_product, median, paired_rounds
 from vit_lightning.training.classifier import ViTClassifier
-from vit_lightning.training.compiled import compile_module, gpu_options
+from vit_lightning.training.compiled import REPLAYS, compile_module, gpu_options
 from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule, parameter_groups
 from vit_lightning.training.resources import peak_flops
 
@@ -60,7 +60,15 @@ def _vit(network: Network, **options: Any) -> ViT:
     return made
 
 
-def our_step(network: Network, place: Place, *, compiled: bool = True, compiled_for: str = "", **options: Any) -> Step:
+def our_step(
+    network: Network,
+    place: Place,
+    *,
+    compiled: bool = True,
+    compiled_for: str = "",
+    replays: bool = False,
+    **options: Any,
+) -> Step:
     """Returns a step as a run has it, without a Trainer: bf16, AdamW, the module compiled by ``compile_module``.
 
     Args:
@@ -68,12 +76,14 @@ def our_step(network: Network, place: Place, *, compiled: bool = True, compiled_
         place: its device.
         compiled: whether it is compiled.
         compiled_for: type of device for whose way it is compiled; empty for its own.
+        replays: whether a GPU replays CUDA graphs.
         options: options of the ViT.
     """
     torch.manual_seed(0)
     module = ViTClassifier(_vit(network, **options), optimizer=OptimizerConfig(lr=1e-4)).to(place.device).train()
     if compiled:
-        compile_module(module, network.batch, torch.device(compiled_for or place.device))
+        device = torch.device(compiled_for or place.device)
+        compile_module(module, network.batch, device, replays=replays)
     optimizer, _ = optimizer_and_schedule(module.network, module.optimizer_config, total_steps=1000, steps_per_epoch=10)
     batch = _batch(network, place)
 
@@ -242,7 +252,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "casts apart": ("", {"post_grad_custom_post_pass": None}),
     "by blocks": ("cpu", {}),
     "kernels joined": ("", {"combo_kernels": True}),
-    "CUDA graphs": ("", {"triton.cudagraphs": True}),
+    REPLAYS: ("", {}),  # CUDA graphs, by the option's own value
 }
 """Type of device for whose way a module is compiled, by default its own, and settings of Inductor."""
 
@@ -251,10 +261,11 @@ def forms(place: Place, network: str) -> Rows:
     """Ours compiled in several ways, interleaved."""
     made = {}
     for name, (device, settings) in FORMS.items():
+        replays = name == REPLAYS and place.on_gpu
         options = mock.patch("vit_lightning.training.compiled.gpu_options", return_value=gpu_options() | settings)
         # what one form has compiled stays when the next one is
         with options, mock.patch("torch._dynamo.reset"):
-            made[name] = our_step(sizes_of(network, place), place, compiled_for=device)
+            made[name] = our_step(sizes_of(network, place), place, compiled_for=device, replays=replays)
             for _ in range(4):
                 made[name]()
     turns = {"limit_s": 30.0, "synchronize": place.synchronize}

@@ -335,6 +335,21 @@ TOGETHER = {
     "fit digits.yaml --ema.decay=0.9 --trainer.callbacks='[{class_path: EMAWeightAveraging}]'": (
         "ema.decay=0.9 beside trainer.callbacks.EMAWeightAveraging"
     ),
+    "fit digits.yaml --compile=reduce-overheads": "compile=reduce-overheads must be",
+    "fit digits.yaml --compile=reduce-overhead --trainer.accumulate_grad_batches=2 --trainer.devices=2": (
+        "compile=reduce-overhead beside trainer.accumulate_grad_batches=2, trainer.devices=2: CUDA graphs need one GPU"
+    ),
+    "bench digits.yaml --compile=reduce-overhead --trainer.accelerator=cpu --trainer.strategy=ddp": (
+        "compile=reduce-overhead beside trainer.accelerator=cpu, trainer.strategy=ddp: ... (give compile=true)"
+    ),
+    "fit digits.yaml --compile=reduce-overhead --trainer.callbacks='[{class_path: ProgressiveImageSize, sizes: "
+    '{"0": 4}}, {class_path: GradientAccumulationScheduler, scheduling: {"1": 2}}]\'': (
+        "beside trainer.callbacks.ProgressiveImageSize, trainer.callbacks.GradientAccumulationScheduler: CUDA graphs"
+    ),
+    "fit digits.yaml --compile=reduce-overhead --module=lightning.pytorch.demos.BoringModel": [
+        "module.class_path=lightning.pytorch.demos.BoringModel takes no optimizer",
+        "beside lightning.pytorch.demos.BoringModel.training_step, lightning.pytorch.demos.BoringModel.step: CUDA",
+    ],
     "fit digits.yaml --ema.warmup=false --lora.alpha=3 --distillation.kind=soft": [
         "ema.warmup=False does nothing without decay",
         "lora.alpha=3.0 does nothing for rank=0 (give a rank",

@@ -39,6 +39,7 @@ from vit_lightning.cli import main
 from vit_lightning.commands.console import gpu_notes, start_lines
 from vit_lightning.commands.session import chosen_matmul
 from vit_lightning.config.resolve import resolve
+from vit_lightning.errors import UserError
 from vit_lightning.training.compiled import compile_module, gpu_options
 from vit_lightning.training.distillation import Distillation, DistillationConfig, Teacher
 from vit_lightning.training.joined_casts import CAST, JoinedCasts
@@ -200,6 +201,91 @@ def test_casts_are_joined_by_inductor_alone_and_on_a_gpu(device, ranks, monkeypa
     assert others == [[]]
     monkeypatch.setattr("vit_lightning.training.compiled.hasattr", lambda *_: False, raising=False)
     assert gpu_options() == {}, "of a torch without the hook"
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """A module whose compiled step writes the results of all batches to the same memory, as CUDA graphs do."""
+    torch.manual_seed(0)
+    module, calls = ViTClassifier(ViT(**SIZES)), []
+    memory = torch.zeros(4, 3)
+
+    def compiled(step, *, options, **others):
+        def call(batch, stage):
+            calls.append("step")
+            output = step(batch, stage)
+            memory.copy_(output.logits.detach())
+            return output._replace(logits=memory, heads=(memory,))
+
+        calls.append(options)
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: calls.append("mark"))
+    compile_module(module, 4, GPU, replays=True)
+    return module, calls
+
+
+def test_cuda_graphs_are_marked_before_each_step_and_give_copies(replayed):
+    module, (options, *calls) = replayed
+    assert options.pop("triton.cudagraphs") is True
+    assert [type(change) for change in options.values()] == [JoinedCasts], "as without them"
+    assert not calls
+    batches = [(torch.randn(4, 3, 8, 8), torch.arange(4) % 3) for _ in range(2)]
+    kept = []
+    for stage in ("train", "val", "train"):
+        module.zero_grad()
+        kept += [step_of(module, batch, stage) for batch in batches[:1]]
+        first = [kept[0].loss.clone(), kept[0].logits.clone(), kept[0].heads[0].clone()]
+    module.zero_grad()
+    step_of(module, batches[1])
+    assert replayed[1][1:] == ["mark", "step"] * 4
+    assert all(map(torch.equal, first, [kept[0].loss, kept[0].logits, kept[0].heads[0]]))
+    assert all(weight.grad is not None for weight in module.network.parameters())
+
+
+def test_cuda_graphs_refuse_a_batch_whose_gradients_would_be_added(replayed):
+    module, batch = replayed[0], (torch.randn(4, 3, 8, 8), torch.arange(4) % 3)
+    step_of(module, batch)
+    before = [weight.grad.clone() for weight in module.parameters()]
+    output = module.step(batch, "train")
+    with pytest.raises(UserError, match="gradients of an earlier batch are still there"):
+        output.loss.backward()
+    assert all(torch.equal(weight.grad, old) for weight, old in zip(module.parameters(), before, strict=True))
+    module.zero_grad()  # as Lightning does, between the forward and the backward pass
+    output = module.step(batch, "train")
+    output.loss.backward()
+    module.zero_grad(set_to_none=False)
+    with pytest.raises(UserError, match="compile=reduce-overhead"):
+        module.step(batch, "train").loss.backward()
+
+
+class OwnStep(ViTClassifier):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "ranks", "here"),
+    [
+        (ViTClassifier, CPU, 1, "not ViTClassifier on 1 CPU"),
+        (ViTClassifier, torch.device("mps"), 1, "not ViTClassifier on 1 MPS"),
+        (ViTClassifier, GPU, 2, "not ViTClassifier on 2 CUDA"),
+        (OwnStep, GPU, 1, "not OwnStep on 1 CUDA"),
+    ],
+)
+def test_cuda_graphs_are_for_one_gpu_and_our_step(kind, device, ranks, here):
+    with pytest.raises(UserError, match=here):
+        compile_module(kind(ViT(**SIZES)), 4, device, ranks=ranks, replays=True)
+
+
+def test_cuda_graphs_are_refused_before_training_where_the_device_is_no_gpu(in_folder, capsys):
+    given = [*SMALL, "--compile=reduce-overhead", "--trainer.accelerator=auto", "--test=false"]
+    assert resolve(given).config["compile"] == "reduce-overhead"
+    assert resolve([*SMALL, "--compile=true"]).config["compile"] is True
+    if not torch.cuda.is_available():
+        assert main(["fit", *given]) == 2
+        assert "compile=reduce-overhead is for a ViTClassifier on one CUDA GPU" in capsys.readouterr().err
 
 
 def test_a_process_that_has_met_nothing_compiles_a_step_once(monkeypatch):

@@ -15,7 +15,7 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier, classify
-from vit_lightning.training.compiled import compile_module
+from vit_lightning.training.compiled import REPLAYS, compile_module
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.fast_paths import accelerate
 from vit_lightning.training.fine_tuning import head_state
@@ -92,7 +92,8 @@ def compile_chosen(module: LightningModule, experiment: Experiment, trainer: Tra
     """Compiles a module in place for the device of a Trainer, where the config says so."""
     if experiment.compile:
         device, batch_size = trainer.strategy.root_device, getattr(experiment.data, "batch_size", None)
-        parts = compile_module(module, batch_size, device, ranks=trainer.world_size)
+        replays = experiment.config["compile"] == REPLAYS
+        parts = compile_module(module, batch_size, device, ranks=trainer.world_size, replays=replays)
         if isinstance(experiment.data, ImageData) and device.type != "cpu":
             experiment.data.transform.compile()
         several = f"one code for all {len(parts)} blocks, " if len(parts) > 1 else ""

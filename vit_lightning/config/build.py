@@ -16,6 +16,7 @@ from vit_lightning.config.check_values import (
     average_problems,
     compiler_problems,
     monitor_problems,
+    replay_problems,
     trainer_problems,
     warmup_problems,
 )
@@ -53,6 +54,7 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.limits import refuse
 from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
+from vit_lightning.training.compiled import REPLAYS
 from vit_lightning.training.losses import OwnLoss
 from vit_lightning.weights.trust import bounded
 
@@ -119,6 +121,8 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     if command == "fit" and general.get("resume") != "must" and not of_call.get("allowed_changes"):
         reader.problems += warmup_problems(trainer.arguments, settings["optimizer"])
     reader.problems += compiler_problems() if general.get("compile") and command in COMPILES else []
+    if general.get("compile") == REPLAYS and command in COMPILES and module is not WRONG:
+        reader.problems += replay_problems(trainer, module)
     if data is not None and module is not WRONG and not module.name:
         reader.problems += monitor_problems(trainer, settings["checkpoint"], _logged(data, metrics))
     refuse(_without_consequences(reader.problems))

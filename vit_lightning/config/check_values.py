@@ -12,13 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+
 from vit_lightning.config.files import as_list
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import Part
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.storage.redaction import secrets_of_environment
 from vit_lightning.training.checkpoints import CheckpointConfig
+from vit_lightning.training.compiled import REPLAYS, changed_steps
 from vit_lightning.training.ema import EMAConfig
+from vit_lightning.training.image_sizes import ProgressiveImageSize
 from vit_lightning.training.optim import OptimizerConfig
 from vit_lightning.training.probes import Probe
 
@@ -105,6 +109,25 @@ def compiler_problems() -> list[str]:
         missing.append("the headers of Python (python3-dev)")
     text = f"compile=true needs {' and '.join(missing)} (install what is missing, or give compile=false)"
     return [text] if missing else []
+
+
+_REPLAYS_WITH: dict[str, tuple[Any, ...]] = {"accelerator": ("auto", "gpu", "cuda"), "strategy": ("auto",)}
+_REPLAYS_WITH |= dict.fromkeys(("num_nodes", "accumulate_grad_batches"), (1,))
+_REPLAYS_WITHOUT = (GradientAccumulationScheduler, StochasticWeightAveraging, ProgressiveImageSize)
+
+
+def replay_problems(trainer: Part, module: Part) -> list[str]:
+    """Returns what CUDA graphs cannot train with: all batches of a shape share memory, also that of gradients."""
+    given = {name: value for name, value in trainer.arguments.items() if value is not None}
+    found = [name for name, values in _REPLAYS_WITH.items() if name in given and given[name] not in values]
+    devices = given.get("devices")
+    found += ["devices"] if (len(devices) if isinstance(devices, list) else devices) in range(2, 10**6) else []
+    texts = [f"trainer.{name}={getattr(given[name], 'name', given[name])}" for name in found]
+    kinds = [part.target for part in _callbacks(trainer) if issubclass(part.target, _REPLAYS_WITHOUT)]
+    texts += [f"trainer.callbacks.{kind.__name__}" for kind in kinds]
+    texts += [f"{module.name}.{name}" for name in changed_steps(module.target)]
+    rule = "CUDA graphs need one GPU, a ViTClassifier's steps, images of one size and gradients of one batch"
+    return [f"compile={REPLAYS} beside {', '.join(texts)}: {rule} (give compile=true)"] if texts else []
 
 
 def average_problems(trainer: Part, ema: EMAConfig | None) -> list[str]:

@@ -10,10 +10,14 @@ from einops import rearrange
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from vit_lightning.errors import UserError
 from vit_lightning.models.blocks import Branch
 from vit_lightning.models.layers import DropPath
 from vit_lightning.models.vit import ViT
-from vit_lightning.training.classifier import ViTClassifier
+from vit_lightning.training.classifier import StepOutput, ViTClassifier
+
+REPLAYS = "reduce-overhead"
+"""Value of the option ``compile``, as torch.compile names the mode, with which a GPU replays CUDA graphs."""
 
 
 def compile_module(
@@ -22,6 +26,7 @@ def compile_module(
     device: torch.device,
     *,
     ranks: int = 1,
+    replays: bool = False,
     backend: Any = "inductor",
 ) -> list[nn.Module]:
     """Compiles a module in place; names of weights stay, and copies of the network are not compiled.
@@ -38,11 +43,18 @@ def compile_module(
         batch_size: images of a whole batch, for which the code of a block is made; None if it is not known.
         device: device on which it will run.
         ranks: processes that train together.
+        replays: whether a GPU replays the step's kernels as CUDA graphs, one for each shape of a batch.
         backend: backend of ``torch.compile``.
 
     Returns:
         The compiled parts.
+
+    Raises:
+        UserError: CUDA graphs are not for this device or module.
     """
+    if replays and (device.type != "cuda" or ranks > 1 or changed_steps(type(module))):
+        here = f"{type(module).__name__} on {ranks} {device.type.upper()}"
+        raise UserError(f"compile={REPLAYS} is for a ViTClassifier on one CUDA GPU, not {here} (give compile=true)")
     torch._dynamo.reset()  # what earlier runs of this process compiled counts towards a limit
     torch._dynamo.config.skip_nnmodule_hook_guards = False  # probes and pictures add hooks
     torch._dynamo.config.optimize_ddp = False  # with it checkpointing does not compile; blocks need no other split
@@ -58,8 +70,9 @@ def compile_module(
     options = gpu_options() if device.type != "cpu" and backend == "inductor" else None
     if isinstance(module, ViTClassifier):
         if as_one and type(module).training_step is ViTClassifier.training_step:
+            options = {**(options or {}), "triton.cudagraphs": True} if replays else options
             step = torch.compile(module.step, backend=backend, options=options, dynamic=False)
-            module.step = step  # type: ignore[method-assign]
+            module.step = partial(_replay, module, step) if replays else step  # type: ignore[method-assign]
             return [module]
         networks = [module.network]
     else:
@@ -87,6 +100,29 @@ def gpu_options() -> dict[str, Any]:
     from vit_lightning.training.joined_casts import JoinedCasts
 
     return {hook: JoinedCasts()}
+
+
+def changed_steps(kind: type[Any]) -> list[str]:
+    """Returns the methods of a class by which its steps are others than those of a ViTClassifier."""
+    names = ("training_step", "step", "optimizer_zero_grad")
+    return [name for name in names if getattr(kind, name, None) is not getattr(ViTClassifier, name)]
+
+
+def _replay(module: ViTClassifier, step: Any, /, *args: Any, **kwargs: Any) -> StepOutput:
+    """Calls a step that is CUDA graphs and returns copies, as the next batch writes to the same memory."""
+    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+    loss, logits, heads = step(*args, **kwargs)
+    output = StepOutput(loss.clone(), logits.clone(), tuple(head.clone() for head in heads))
+    if output.loss.requires_grad:
+        output.loss.register_hook(partial(_refuse_gradients, module))  # type: ignore[no-untyped-call]
+    return output
+
+
+def _refuse_gradients(module: ViTClassifier, _: Tensor) -> None:
+    """Refuses gradients that are there before a backward pass, which lie where it writes its own."""
+    if any(weight.grad is not None for weight in module.parameters()):
+        text = "gradients of an earlier batch are still there, which CUDA graphs would overwrite (give compile=true)"
+        raise UserError(f"compile={REPLAYS}: {text}")
 
 
 def _parts(network: nn.Module) -> list[nn.Module]:
