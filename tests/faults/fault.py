@@ -3,11 +3,12 @@
 ``VITL_FAULT="rank:step:point:kind"``, several separated by commas; the step counts completed batches, ``*`` is each.
 Points: setup, sanity, batch_start, forward, after_backward, after_opt_step, val, ckpt_write (before the file takes its
 place), ckpt_done (after it has), best_write and best_done (of best.ckpt alone), epoch_end, train_end, test. Kinds: a
-signal (KILL, TERM, INT, STOP), one to the whole process group (GROUP_TERM and so on), one in the middle of a write
-(LATE_TERM and so on: training has gone on, and the file is complete only when it is waited for), one in a step of ten
-seconds (SLOW_INT and so on), EXC, NAN, HUGE, SLEEP, HANG, LOCK (holds Python's lock for ever); FILL (fills the disk),
-FULL (no file can grow beyond 20 kB), BRIM (beyond 64 bytes) and FREE stand for the disk; LOSE deletes best.ckpt, MOVE
-moves the run folder. A run that torchrun or SLURM has started again has no faults.
+signal (KILL, TERM, INT, STOP), one to the whole process group (GROUP_TERM and so on), one from rank 0 to rank 1
+(RANK1_TERM and so on), one in the middle of a write (LATE_TERM and so on: training has gone on, and the file is
+complete only when it is waited for), one in a step of ten seconds (SLOW_INT and so on), EXC, NAN, HUGE, SLEEP, HANG,
+LOCK (holds Python's lock for ever); FILL (fills the disk), FULL (no file can grow beyond 20 kB), BRIM (beyond 64 bytes)
+and FREE stand for the disk; LOSE deletes best.ckpt, MOVE moves the run folder. The file ``fault`` has the time. A run
+that torchrun or SLURM has started again has no faults.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import torch
 from lightning.pytorch import Callback
 
 from vit_lightning.storage import checkpoint_files as checkpoint_io
+from vit_lightning.training.lightning_detours import further_ranks
 
 GRADIENTS = {"NAN": torch.nan, "HUGE": 1e25}
 DISKS = {"FULL": 20_000, "BRIM": 64, "FREE": 0}
@@ -87,6 +89,9 @@ class Fault(Callback):
                 self.do(kind)
 
     def do(self, kind: str) -> None:
+        if kind != "SLEEP":
+            with contextlib.suppress(OSError):
+                Path("fault").write_text(str(time.monotonic()))  # the same in all processes
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         if kind == "EXC":
             raise RuntimeError("injected")
@@ -115,6 +120,9 @@ class Fault(Callback):
         elif kind.startswith("SLOW_"):
             os.kill(os.getpid(), getattr(signal, kind.replace("SLOW_", "SIG")))
             time.sleep(10.0)
+        elif kind.startswith("RANK1_"):
+            (second,) = further_ranks(self.trainer).values()
+            os.kill(second, getattr(signal, kind.replace("RANK1_", "SIG")))
         elif kind.startswith("GROUP_"):
             os.killpg(0, getattr(signal, kind.replace("GROUP_", "SIG")))
         else:

@@ -65,6 +65,24 @@ def test_row_08_a_slow_step_has_its_checkpoint(tmp_path, wholes, number, again):
 
 POINTS = ("0:setup", "0:sanity", "11:batch_start", "16:val", "16:ckpt_write", "32:test")
 WHO = ("group", "rank 0", "rank 1")
+LIMIT = 30.0
+"""Seconds from a fault on in which a run has ended."""
+
+
+def ended_after_fault(process: BaseProcess, folder: Path) -> int:
+    """Returns the exit code, and checks the seconds since the fault."""
+    code = ended(process, 120)
+    seconds = time.monotonic() - float((folder / "fault").read_text())
+    print(f"ended {seconds:.1f} s after the fault")
+    assert seconds < LIMIT
+    return code
+
+
+def faults(point: str, number: signal.Signals, who: str) -> str:
+    name = number.name[3:]
+    if (point, who) == ("16:ckpt_write", "rank 1"):  # rank 0 alone writes, and so knows when
+        return f"0:{point}:RANK1_{name}"
+    return f"{int(who == 'rank 1')}:{point}:{'GROUP_' if who == 'group' else ''}{name}"
 
 
 @pytest.mark.full
@@ -74,28 +92,42 @@ WHO = ("group", "rank 0", "rank 1")
         pytest.param(point, list(CODES)[(n + k + again) % 3], who, again, id=f"{point}-{who}-{again}")
         for n, point in enumerate(POINTS)
         for k, who in enumerate(WHO)
-        for again in range(CASES if (point, who) == ("0:setup", "rank 1") else 3)
-        if (point, who) != ("16:ckpt_write", "rank 1")  # which writes none
+        for again in range(3)
+    ]
+    + [
+        pytest.param("0:setup", signal.SIGTERM, "rank 1", again, id=f"0:setup-rank 1-SIGTERM-{again}")
+        for again in range(CASES)
     ],
 )
 def test_row_09_a_signal_at_each_point_of_two_ranks(tmp_path, wholes, point, number, who, again):  # noqa: F811
-    flags, rank = setting(workers=0, ranks=2), 1 if who == "rank 1" else 0
-    kind = ("GROUP_" if who == "group" else "") + number.name[3:]
-    process = begin(tmp_path, *flags, fault=f"{rank}:{point}:{kind}")
-    assert ended(process, 60) == CODES[number], harness.log(tmp_path)
+    flags = setting(workers=0, ranks=2)
+    process = begin(tmp_path, *flags, fault=faults(point, number, who))
+    assert ended_after_fault(process, tmp_path) == CODES[number], harness.log(tmp_path)
     nothing_is_left(tmp_path)
     is_whole(tmp_path, CODES[number])
     go_on(tmp_path, wholes(flags)[0], flags)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seconds", [0.5, 2.0, 4.0, 6.0])
+@pytest.mark.parametrize(
+    ("who", "seconds"), [*((who, seconds) for who in WHO for seconds in (0.5, 2.0, 4.0)), ("group", 6.0)]
+)
 @pytest.mark.parametrize("number", CODES)
-def test_row_09_a_signal_to_the_group_in_start_up(tmp_path, number, seconds):
+def test_row_09_a_signal_in_start_up(tmp_path, number, seconds, who):
+    """Two ranks, of which the second is a new program; seconds count from when the signalled one is there."""
     process = begin(tmp_path, *setting(workers=0, ranks=2), fault=SLOW, call=in_group)
+    if who == "rank 1":
+        wait_for("no second rank", lambda: bool(children(tmp_path, process.pid)))
+        (second,) = children(tmp_path, process.pid)
     process.join(seconds)
-    os.killpg(process.pid, number)
-    assert ended(process, 30) == CODES[number]
+    signalled = time.monotonic()
+    if who == "group":
+        os.killpg(process.pid, number)
+    else:
+        os.kill(process.pid if who == "rank 0" else second, number)
+    assert ended(process, LIMIT) == CODES[number], harness.log(tmp_path)
+    print(f"ended {time.monotonic() - signalled:.1f} s after the signal")
+    nothing_is_left(tmp_path)
     is_whole(tmp_path, CODES[number])
 
 
@@ -107,7 +139,7 @@ def test_row_09_a_signal_to_the_group_in_start_up(tmp_path, number, seconds):
 def test_row_10_a_dead_rank_ends_the_others(tmp_path, wholes, point, rank):  # noqa: F811
     flags = setting(workers=0, ranks=2)
     process = begin(tmp_path, *flags, fault=f"{rank}:{point}:KILL")
-    assert ended(process, 60) == (137 if rank == 0 else 1)
+    assert ended_after_fault(process, tmp_path) == (137 if rank == 0 else 1)
     nothing_is_left(tmp_path)
     go_on(tmp_path, wholes(flags)[0], flags)
 
@@ -198,6 +230,26 @@ def test_row_12_the_watchdog_ends_what_hangs(tmp_path, wholes, what, again):  # 
     assert "no batch has ended for" in harness.log(tmp_path)
     flags = tuple(flag for flag in flags if flag != WATCHED)
     go_on(tmp_path, wholes(flags)[0], flags)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_row_12_a_rank_that_is_frozen_in_start_up(tmp_path, frozen):
+    process = begin(tmp_path, *setting(workers=0, ranks=2), WATCHED, call=in_group)
+    wait_for("no second rank", lambda: bool(children(tmp_path, process.pid)))
+    process.join(1.0)
+    (second,) = children(tmp_path, process.pid)
+    pid = (process.pid, second)[frozen]
+    os.kill(pid, signal.SIGSTOP)
+    code = ended(process, 60)
+    said = harness.log(tmp_path)
+    assert code == (137 if frozen == 0 else HANGS), said
+    assert f"rank {frozen} (process {pid}): frozen" in said
+    assert "Traceback" not in said
+    nothing_is_left(tmp_path)
+    if frozen:
+        (report,) = (tmp_path / "run").glob("hang-rank0-*.txt")
+        assert f"rank 1 (process {pid}): frozen" in report.read_text()
 
 
 @pytest.mark.full

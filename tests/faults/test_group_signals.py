@@ -116,11 +116,12 @@ def wholes(tmp_path_factory, finished, whole):
 
 
 @pytest.mark.parametrize(
-    ("point", "number", "workers", "ranks"),
+    ("point", "number", "workers", "ranks", "again"),
     [
-        ("16:val", signal.SIGTERM, 2, 1),
+        ("16:val", signal.SIGTERM, 2, 1, 0),
+        *(pytest.param("16:val", signal.SIGTERM, 2, 1, again, marks=pytest.mark.full) for again in (1, 2)),
         *(
-            pytest.param(*case, marks=pytest.mark.full)
+            pytest.param(*case, again, marks=pytest.mark.full)
             for case in [
                 ("0:setup", signal.SIGTERM, 2, 1),
                 ("12:batch_start", signal.SIGTERM, 2, 1),
@@ -136,10 +137,11 @@ def wholes(tmp_path_factory, finished, whole):
                 ("32:test", signal.SIGTERM, 2, 1),
                 ("32:test", signal.SIGUSR1, 2, 2),
             ]
+            for again in range(3 if case[-1] == 1 else 1)  # test_ends.py has more of two ranks
         ),
     ],
 )
-def test_row_08_a_signal_to_the_group(tmp_path, wholes, point, number, workers, ranks):
+def test_row_08_a_signal_to_the_group(tmp_path, wholes, point, number, workers, ranks, again):
     flags = setting(workers, ranks)
     process = begin(tmp_path, *flags, fault=f"0:{point}:GROUP_{number.name[3:]}")
     assert ended(process, 120) == CODES[number], harness.log(tmp_path)

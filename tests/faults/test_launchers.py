@@ -22,13 +22,24 @@ from vit_lightning.storage.metrics import read_results
 FLAGS = [flag for flag in (*harness.FLAGS, *setting(workers=0, ranks=2)) if flag != "--data.batch_size=162"]
 
 
+GIVEN = "--config exp.yaml --trainer.devices=2 --out=runs/exp"
+"""What the scripts of the documentation train."""
+
+
+def script_of(name: str) -> str:
+    """Returns a script of the documentation, which trains our run."""
+    page = (REPOSITORY / "notebooks" / "runs.md").read_text(encoding="utf-8")
+    script = re.search(rf"<!-- {name} -->\n```bash\n(.*?)```", page, re.DOTALL)[1]
+    assert GIVEN in script
+    return script.replace(GIVEN, shlex.join(FLAGS))
+
+
 def environment(fault: str) -> dict[str, str]:
     bin_folder = str(Path(sys.executable).parent)
     return {
         **os.environ,
         "PATH": os.pathsep.join([bin_folder, os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join([str(harness.HERE), *sys.path]),
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "VITL_FAULT": fault,
     }
 
@@ -44,10 +55,15 @@ def whole(tmp_path_factory) -> dict[str, object]:
 @pytest.mark.full
 @pytest.mark.parametrize("fault", ["1:13:batch_start:KILL", "0:20:after_backward:EXC", "0:16:val:KILL"])
 def test_row_10_torchrun_starts_ranks_again(tmp_path, whole, fault):
-    command = ["torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=3", shutil.which("lightning")]
-    words = [*command, "fit", *FLAGS, "--resume=auto"]
     with (tmp_path / "log.txt").open("w") as log:
-        done = subprocess.run(words, cwd=tmp_path, env=environment(fault), stdout=log, stderr=log, timeout=300)
+        done = subprocess.run(
+            ["bash", "-c", script_of("torchrun")],
+            cwd=tmp_path,
+            env=environment(fault),
+            stdout=log,
+            stderr=log,
+            timeout=300,
+        )
     assert done.returncode == 0, harness.log(tmp_path)[-3000:]
     assert "resumes after" in harness.log(tmp_path)
     assert not harness.differences(whole, harness.outcome(tmp_path))
@@ -58,11 +74,7 @@ def test_row_10_torchrun_starts_ranks_again(tmp_path, whole, fault):
 def test_row_10_slurm_queues_a_run_again(tmp_path, whole, fault):
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         pytest.skip("no SLURM here")
-    page = (REPOSITORY / "notebooks" / "runs.md").read_text(encoding="utf-8")
-    script = re.search(r"<!-- slurm -->\n```bash\n(.*?)```", page, re.DOTALL)[1]
-    given = "--config exp.yaml --trainer.devices=2 --out=runs/exp"
-    assert given in script
-    (tmp_path / "train.sh").write_text(script.replace(given, shlex.join(FLAGS)))
+    (tmp_path / "train.sh").write_text(script_of("slurm"))
     command = ["sbatch", "--parsable", "--output=log.txt", "train.sh"]
     job = subprocess.run(command, cwd=tmp_path, env=environment(fault), capture_output=True, text=True, check=True)
     until, number = time.monotonic() + 400, job.stdout.strip()
