@@ -289,3 +289,11 @@ def test_logs_of_wandb_are_redacted_in_the_run_alone(results, monkeypatch):
     assert main(["sync", "out"]) == 0
     assert "a-secret-of-mine" not in Path("out/wandb/run-1/logs/own.log").read_text()
     assert [path.read_text() for path in Path("home").iterdir()] == ["a-secret-of-mine"] * 2
+
+
+def test_a_row_that_is_no_metric_ends_the_mirror_and_not_the_run(results, monkeypatch, capsys):
+    monkeypatch.setattr(WandbMirror, "start", start_as_if_online)
+    break_rows(Path("out"))
+    Path("out/results.json").unlink()
+    assert main(["fit", "--resume=out"]) == 0
+    assert "float() argument must be" in capsys.readouterr().out

@@ -18,6 +18,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import struct
 import sys
 import tempfile
@@ -99,6 +100,33 @@ CLASSES += (
 HOSTILE = ("os.system", "evil.Thing", "builtins.eval", "torch.load", "torch.hub.load", "subprocess.Popen")
 HOSTILE += ("torchvision.datasets.LSUN", "lightning.pytorch.LightningModule.load_from_checkpoint", "numpy.load")
 
+
+NO_FILES = ("folder", "pipe", "socket", "link", "loop", "environ", "way out", "new")
+"""What may stand in the place of a file; links come last."""
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\nshowpage\n" + b"\n" * 50_000
+ADDED = (".lock", ".lock", "wandb", "wandb/cache", "wandb/latest-run", "wandb/run-1/logs", "wandb/run-1/logs/x.log")
+ADDED += ("diverged.json", "validation/epoch-0009.png", "validation/images", "curves.png", "blocks.py", "test", "embed")
+"""What a run folder may have besides, or in place of what it has."""
+
+PROFILER = {"class_path": "SimpleProfiler", "init_args": {"dirpath": "..", "filename": "bashrc"}}
+DATASET = {"class_path": "torchvision.datasets.MNIST", "init_args": {"root": "../sets", "download": True}}
+ELSEWHERE: tuple[tuple[str, Any], ...] = (
+    ("out", "../out"),
+    ("trust", True),
+    ("resume", "auto"),
+    ("init_from", "../secret"),
+    ("trainer.profiler", PROFILER),
+    ("trainer.callbacks", [{"class_path": "ModelCheckpoint", "init_args": {"dirpath": "../kept"}}]),
+    ("trainer.logger", {"class_path": "CSVLogger", "init_args": {"save_dir": "../logs"}}),
+    ("trainer.default_root_dir", ".."),
+    ("distillation.teacher", "../secret"),
+    ("data", DATASET),
+    ("data", {"class_path": "CIFAR10", "init_args": {"root": "../sets"}}),
+    ("data", {"class_path": "HuggingFaceSet", "init_args": {"path": "a/b", "cache": "../sets"}}),
+    ("data", {"class_path": "ImageFolder", "init_args": {"root": "/etc"}}),
+    ("checkpoint.monitor", "../secret"),
+)
+"""What a config may say of places, by option."""
 
 ENCODER = {
     "class_path": "torch.nn.TransformerEncoderLayer",
@@ -204,6 +232,23 @@ def harm(content: bytes, draw: random.Random) -> bytes:
     return bytes(data)
 
 
+def put(path: Path, kind: str, draw: random.Random) -> None:
+    """Puts something else in the place of a file: what is no file, or what nobody expects in one."""
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(path))
+    elif kind in NO_FILES:
+        outside = Path.cwd().parent
+        targets = {"link": outside / "secret", "loop": path.absolute(), "way out": outside, "new": outside / "new"}
+        path.symlink_to(targets.get(kind, Path("/proc/self/environ")))
+    elif kind != "gone":
+        path.write_bytes({"empty": b"", "script": POSTSCRIPT}.get(kind) or draw.randbytes(300))
+
+
 def rewrite(path: Path, draw: random.Random, hostile: bool = True, *, links: bool = True) -> None:
     """Changes a file by what it holds: plain data, lines, bytes; or puts a folder, a link or a pipe in its place.
 
@@ -212,18 +257,7 @@ def rewrite(path: Path, draw: random.Random, hostile: bool = True, *, links: boo
     action, content = draw.random(), path.read_bytes()
     if action < 0.12:
         path.unlink()
-        kind = draw.choice(
-            ("gone", "folder", "pipe", "empty", "random", *(("link", "loop", "environ") if links else ()))
-        )
-        if kind == "folder":
-            path.mkdir()
-        elif kind == "pipe":
-            os.mkfifo(path)
-        elif kind in ("link", "loop", "environ"):
-            target = {"link": Path.cwd().parent / "secret", "loop": path.absolute()}
-            path.symlink_to(target.get(kind, Path("/proc/self/environ")))
-        elif kind != "gone":
-            path.write_bytes(b"" if kind == "empty" else draw.randbytes(300))
+        put(path, draw.choice(("gone", "empty", "random", "script", *NO_FILES[: None if links else 3])), draw)
         return
     try:
         if action < 0.3:
@@ -284,9 +318,30 @@ def sealed_case(made: Any, draw: random.Random) -> list[str]:
 
     contents = dict(made["checkpoint"])
     place = draw.choice(
-        ("config", "config", "config", "state_dict", "test_view", "loops", "callbacks", "", "", "pickle", "network")
+        (
+            "config",
+            "config",
+            "config",
+            "state_dict",
+            "test_view",
+            "loops",
+            "callbacks",
+            "",
+            "",
+            "pickle",
+            "network",
+            "elsewhere",
+        )
     )
-    if place == "network":
+    if place == "elsewhere":
+        contents["config"] = config = copy.deepcopy(contents["config"])
+        key, value = draw.choice(ELSEWHERE)
+        *parents, last = key.split(".")
+        for parent in parents:
+            config = config.setdefault(parent, {})
+        config[last] = copy.deepcopy(value)
+        contents["config"] = contents["config"] if draw.random() < 0.5 else bend(contents["config"], draw, hostile=True)
+    elif place == "network":
         contents["config"] = {**contents["config"], "model": bend(draw.choice(NETWORKS), draw, hostile=True)}
     elif place == "pickle":
         contents[draw.choice(("extra", "config", "test_view"))] = Payload()
@@ -305,7 +360,16 @@ def sealed_case(made: Any, draw: random.Random) -> list[str]:
             Path("run/results.json").unlink()
             return ["fit", "--resume=run"]
         return ["load", "run"]
+    if place == "elsewhere" or draw.random() < 0.15:
+        return draw.choice(measures(made, "x.ckpt"))
     return [*draw.choice((["load"], ["load"], ["summary", "--ckpt"], ["init_from"], ["convert"])), "x.ckpt"]
+
+
+def measures(made: Any, ckpt: str) -> list[list[str]]:
+    """Returns the commands that use a trained model on images, of its run or given."""
+    image = str(made["images"][0])
+    given = [["test"], ["validate"], ["predict"], ["predict", image], ["embed"], ["embed", image], ["inspect", image]]
+    return [[*words, f"--ckpt={ckpt}"] for words in given]
 
 
 def weights_case(made: Any, draw: random.Random) -> list[str]:
@@ -368,6 +432,10 @@ def image_case(made: Any, draw: random.Random) -> list[str]:
     return ["image", name]
 
 
+AUTO = ["fit", *SMALL, "--out=run", "--wandb.mode=disabled", "--pictures_every_n_epochs=1", "--resume=auto"]
+"""The command that made the run, resumed."""
+
+
 def run_case(made: Any, draw: random.Random) -> list[str]:
     shutil.copytree(made["run"], "run")
     small = [path for path in Path("run").rglob("*") if path.is_file() and path.suffix != ".ckpt"]
@@ -379,15 +447,24 @@ def run_case(made: Any, draw: random.Random) -> list[str]:
             ["fit", "--resume=run"],
             ["load", "run"],
             ["again", "run"],
+            ["sync", "run"],
+            ["sync", "run"],
+            AUTO,
+            draw.choice(measures(made, "run")),
         )
     )
-    if command[0] == "again":
+    if command[0] == "again" or (command == AUTO and draw.random() < 0.7):
         Path("run/results.json").unlink()
         small = [path for path in small if path.name != "results.json"]
-        command = ["fit", "--resume=run"]
+        command = AUTO if command == AUTO else ["fit", "--resume=run"]
     hostile = command[0] != "fit"  # the config of a run that is resumed is the user's own word
-    for path in draw.sample(small, draw.choice((1, 1, 2))):
+    for path in draw.sample(small, draw.choice((0, 1, 1, 2))):
         rewrite(path, draw, hostile)
+    if draw.random() < 0.3:
+        path = Path("run", draw.choice(ADDED))
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            put(path, draw.choice(("empty", "random", *NO_FILES)), draw)
     if draw.random() < 0.1:
         rewrite(draw.choice([*Path("run/checkpoints").iterdir()]), draw, hostile)
     return command
@@ -636,11 +713,13 @@ def run_cases(kind: str, first: int, last: int, made: str, home: str) -> None:
 
     from vit_lightning import load
     from vit_lightning.figures import board_page
+    from vit_lightning.storage.wandb_mirror import WandbMirror
 
     os.environ["WANDB_MODE"] = "disabled"
     resource.setrlimit(resource.RLIMIT_DATA, (6 << 30, 6 << 30))
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    WandbMirror.start = fake_runs.start_as_if_online
     board_page.get_plotlyjs = lambda: ""  # 4 MB, packed for each page
     ConstrainedLayoutEngine.execute = lambda self, figure: None  # draws each figure once more
     assert plotly

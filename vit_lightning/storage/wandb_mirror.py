@@ -265,8 +265,10 @@ class WandbMirror(Logger):
 
     def catch_up(self, folder: Path) -> None:
         """Sends the rows of ``metrics.jsonl`` that W&B lacks, for example after a kill."""
-        if self.mode != "online" or not (folder / "metrics.jsonl").is_file():
-            return
+        if self.mode == "online" and (folder / "metrics.jsonl").is_file():
+            self._guarded(lambda: self._catch_up(folder))
+
+    def _catch_up(self, folder: Path) -> None:
         rows = dict(merged_by_step(read_metrics(folder)))
         files = {path: read_json(path) for path in (folder / "validation").glob("*.json")}
         validations = {
