@@ -27,6 +27,7 @@ from vit_lightning.report.comparisons import compare, design_of, most_seeds, sta
 from vit_lightning.report.forecast import Spread, best_spending, needed_seeds
 from vit_lightning.report.sequential import FIRST, Answer, Spending, at, follow, variances_by_others
 from vit_lightning.report.study import MOST_SEEDS, Compare, Run, Study
+from vit_lightning.report.units import NONE
 
 Values = np.ndarray[Any, Any]
 PLANNED = (6, 20, 40)
@@ -348,9 +349,10 @@ def print_advice(studies: int, random: int) -> None:
         found = follow_advice(Scene((truth,), sd=sd, max_seeds=planned), studies, random)
         count = round(found.studies * found.advised)
         error = math.sqrt(found.answered * (1 - found.answered) / count) if count else math.nan
-        numbers = [f"{100 * found.studies / studies:.0f}", f"{100 * found.advised:.0f}", f"{found.seeds:.0f}"]
-        numbers += [f"{100 * found.ran:.0f}", f"{100 * found.answered:.0f} ({100 * error:.0f})"]
-        numbers += [f"{100 * found.false:.1f}"]
+        numbers = [f"{100 * found.studies / studies:.0f}", *[NONE] * 4, f"{100 * found.false:.1f}"]
+        if count:
+            numbers[1:3] = [f"{100 * found.advised:.0f}", f"{found.seeds:.0f}"]
+            numbers[3:5] = [f"{100 * found.ran:.0f}", f"{100 * found.answered:.0f} ({100 * error:.0f})"]
         print(f"| {planned} | {sd:g} | {truth:g} | {' | '.join(numbers)} |", flush=True)
 
 

@@ -44,6 +44,8 @@ ANSWERED = 0.98
 """Fraction of the comparisons; where early spending answers fewer, late spending is chosen."""
 FEWEST = 3
 """Pairs from which the spread of their differences is taken; it is a rough one before the first analysis."""
+CERTAIN = 3
+"""Most that may be known of a spread."""
 LIKELY = 0.5
 """Coverage of the interval of true differences among which advice looks for the one that is hardest to answer. By what
 the pairs tell of them on average, 58 to 70 % of those at half an effect were answered for 80; with .8, 94 to 100 %."""
@@ -67,6 +69,11 @@ class Spread:
     """Most pairs of one comparison, which tell whether seeds add to that."""
     freedom: int = 0
     """Degrees of freedom of the differences, by which the deviation is known; 0 where it is taken as it is."""
+
+    @property
+    def certainty(self) -> int:
+        """How much is known: nothing is measured, the least that it can be, roughly, as the first analysis tells."""
+        return 0 if not self.pairs else 1 + bool(self.freedom) + (self.seeds >= FIRST)
 
 
 def assumed_spread(rules: Compare, images: int | None) -> Spread | None:
