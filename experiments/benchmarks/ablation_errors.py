@@ -1,11 +1,13 @@
 """How often an ablation is wrong, what its intervals cover, and how many runs it takes: simulated studies.
 
     python experiments/benchmarks/ablation_errors.py [--studies 2000] [--random 0] [--only "5 arms, quiet"]
+    python experiments/benchmarks/ablation_errors.py --advice [--studies 400]
 
 Each study is followed to its end by the rules of ``report/sequential.py`` and ``report/comparisons.py``, with alpha
 spent as the forecast chooses. Differences are in units of the smallest effect. Fixed: runs of a design with as many
 runs of each arm, t-tests with Bonferroni's correction and the smallest such number that answers as many comparisons;
-nobody knows that number beforehand.
+nobody knows that number beforehand. Advice: what has no answer at its planned maximum is raised once to the number of
+seeds that the report names.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ import numpy as np
 from scipy import special
 
 from vit_lightning.report.comparisons import compare, design_of, most_seeds, standings
-from vit_lightning.report.forecast import Spread, best_spending
+from vit_lightning.report.forecast import Spread, best_spending, needed_seeds
 from vit_lightning.report.sequential import FIRST, Answer, Spending, at, follow, variances_by_others
-from vit_lightning.report.study import Compare, Run, Study
+from vit_lightning.report.study import MOST_SEEDS, Compare, Run, Study
+from vit_lightning.report.units import NONE
 
 Values = np.ndarray[Any, Any]
+PLANNED = (6, 20, 40)
+"""Maxima of the studies that follow the advice."""
 ALPHA, MAX_SEEDS, SD = 0.05, 60, 1.7
 """Of the scenes that do not say otherwise; SD is that of a difference."""
 IMAGES, ACCURACY, EFFECT = 360, 0.97, 0.005
@@ -295,12 +300,72 @@ SCENES = {
 }
 
 
+@dataclass(frozen=True)
+class Followed:
+    """Of studies of one comparison that have no answer at their planned maximum and follow the advice once."""
+
+    studies: int
+    advised: float
+    """Fraction for which some number of seeds is named."""
+    seeds: float
+    """Median of that number."""
+    ran: float
+    """Fraction of these whose next analysis takes place."""
+    answered: float
+    """Fraction of these that are answered by the advised number of seeds."""
+    false: float
+    """Of all studies, those with a false claim by then."""
+
+
+def follow_advice(scene: Scene, studies: int, random: int = 0) -> Followed:
+    """Follows studies to their planned maximum, and what is open then to the number of seeds that is advised."""
+    draw, rules = np.random.default_rng(random), scene.rules
+    seeds, ran, answered, false, unanswered = [], [], [], 0, 0
+    for values in results_of(replace(scene, max_seeds=MOST_SEEDS), studies, draw):
+        [one] = compare(study := study_of(values[:, : scene.max_seeds], scene))
+        if not (done := bool(one.course.decided[one.analysis])):
+            unanswered += 1
+            if advice := needed_seeds(study, [one]):
+                longer = replace(scene, max_seeds=advice, extended=(scene.max_seeds,), spending=rules.spending)
+                before, [one] = one.n, compare(study_of(values[:, :advice], longer))
+                done = bool(one.course.decided[one.analysis])
+                seeds.append(advice)
+                ran.append(one.n > before)
+                answered.append(done)
+        [truth] = scene.truth
+        wrong = {"better": truth <= 0, "worse": truth >= 0, "not better": truth >= 1, "not worse": truth <= -1}
+        false += any(wrong[claim] for claim in one.claims)
+    shares = [float(np.mean(found)) if found else math.nan for found in (ran, answered)]
+    middle = float(np.median(seeds)) if seeds else math.nan
+    return Followed(unanswered, len(seeds) / max(1, unanswered), middle, *shares, false / studies)
+
+
+def print_advice(studies: int, random: int) -> None:
+    """Prints what comes of the advice, for one arm beside the baseline."""
+    columns = ("planned", "sd", "true difference", "without answer, %", "advised, %", "median seeds", "ran, %")
+    print(f"| {' | '.join([*columns, 'answered, % (se)', 'false, %'])} |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for planned, sd, truth in itertools.product(PLANNED, (0.5, 1.0, 2.0, 4.0), (0.0, 0.5)):
+        found = follow_advice(Scene((truth,), sd=sd, max_seeds=planned), studies, random)
+        count = round(found.studies * found.advised)
+        error = math.sqrt(found.answered * (1 - found.answered) / count) if count else math.nan
+        numbers = [f"{100 * found.studies / studies:.0f}", *[NONE] * 4, f"{100 * found.false:.1f}"]
+        if count:
+            numbers[1:3] = [f"{100 * found.advised:.0f}", f"{found.seeds:.0f}"]
+            numbers[3:5] = [f"{100 * found.ran:.0f}", f"{100 * found.answered:.0f} ({100 * error:.0f})"]
+        print(f"| {planned} | {sd:g} | {truth:g} | {' | '.join(numbers)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", type=int, default=2000)
     parser.add_argument("--random", type=int, default=0)
     parser.add_argument("--only", nargs="*", choices=list(SCENES))
+    parser.add_argument("--advice", action="store_true")
     given = parser.parse_args()
+    if given.advice:
+        print_advice(given.studies, given.random)
+        return
     columns = ("false", "error", "covered", "all", "bias", "runs", "answered", "fixed")
     print(f"{'':<38}" + "".join(f"{name:>9}" for name in columns))
     for name in given.only or SCENES:

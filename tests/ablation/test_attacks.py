@@ -251,24 +251,31 @@ def test_going_on_after_the_end_keeps_the_earlier_maxima(in_folder):
     assert verdicts(study) == [("mean", 6, "undecided")]
     assert why_ended(compare(study)) == ": max_seeds=6 is reached"
     text = at_the_end(study, compare(study))
-    needed = re.fullmatch(r"nothing is left to run: max_seeds=6 is reached; about (\d+) would show 10 points", text)[1]
+    advice = r"compare.max_seeds=(\d+) gives an answer a chance of 80 % or more"
+    needed = int(re.fullmatch(rf"nothing is left to run: max_seeds=6 is reached; {advice}", text)[1])
     assert f" N{text[1:]}." in make_report(study).recommendation
-    longer = begin_with(max_seeds=8).study()
-    *_, runs, advice = forecast_sentences(longer, measured_spread(longer))
-    assert runs.endswith("; 12 runs ended, at most 4 left")
-    assert re.search(
-        r": raise compare.max_seeds to about \d+, or take, in a new plan, a larger compare.smallest", advice
-    )
-    assert f"compare.max_seeds to about {needed}, " in forecast_sentences(study, measured_spread(study))[-1]
     for most in (8, 12):
-        study = carry_out(begin_with(max_seeds=most), noisy)
+        ledger = begin_with(max_seeds=most)
+        assert ledger.pending() == [], "fewer than advised would not run"
+        study = carry_out(ledger, noisy)
     assert (study.compare.max_seeds, study.compare.extended, study.plan_changed) == (12, (6, 8), [])
     assert len(study.seeds) == 18
+    assert re.search(advice, at_the_end(study, compare(study)))[1] == str(needed), "it does not move"
     assert why_ended(compare(study)) == ": after 6 pairs an answer by 12 seeds has a chance below 20 %"
     with pytest.raises(UserError, match=r"max_seeds was 12, is 8: it can be raised alone"):
         begin_with(max_seeds=8)
     with pytest.raises(UserError, match=r"another question has its own --out and unused seeds, such as \{first: 18\}"):
         begin_with(max_seeds=12, smallest_effect=0.05)
+    shutil.copytree("runs/out", "runs/followed")
+    rules = {**PLAN["compare"], "smallest_effect": 0.1, "alpha": 0.001, "max_seeds": needed}
+    longer = (followed := begin("followed", compare=rules)).study()
+    chance, left = re.fullmatch(
+        rf"by the first 6 pairs, an answer by {needed} seeds has a chance of (?:over )?(\d+) %; 12 runs ended, "
+        r"at most (\d+) left",
+        forecast_sentences(longer, measured_spread(longer))[1],
+    ).groups()
+    assert (int(chance) >= 80, int(left)) == (True, 2 * (needed - 6))
+    assert compare(carry_out(followed, noisy))[0].n > 6
 
 
 def test_more_seeds_before_the_first_run_are_the_rule_from_the_start(in_folder):

@@ -149,8 +149,46 @@ def test_studies_followed_one_by_one_agree_with_the_benchmark(ablation_errors):
     truth = np.tile(scene.truth, 30)
     errors = [one.mean - true for one, true in zip(found, truth, strict=True) if one.analysis is not None]
     assert np.mean(errors) == pytest.approx(rates.bias)
-    ends = [(one.interval, true) for one, true in zip(found, truth, strict=True) if one.analysis is not None]
-    assert np.mean([low <= true <= high for (low, high), true in ends]) == pytest.approx(rates.covered)
+    ends = [
+        (one.course, one.analysis, true) for one, true in zip(found, truth, strict=True) if one.analysis is not None
+    ]
+    held = [course.low[place] <= true <= course.high[place] for course, place, true in ends]
+    assert np.mean(held) == pytest.approx(rates.covered)
+
+
+def test_the_interval_holds_at_all_analyses_at_once_and_more_seeds_do_not_widen_it(study):
+    """Also beyond the planned maximum, where little of the level is left and that of one analysis is wide."""
+    truth, draw, held, alone, ends = 0.004, np.random.default_rng(3), [], 0, []
+    for _ in range(150):
+        base, gaps, before = draw.normal(0.9, 0.005, 12), draw.normal(truth, 0.01, 12), None
+        seen = []
+        for most, extended in ((6, ()), (12, (6,))):
+            results = {"cls": base[:most], "mean": base[:most] + gaps[:most]}
+            made = with_results(study, results, images=None, smallest_effect=0.005, max_seeds=most, extended=extended)
+            [one] = compare(made)
+            one = replace(one, analysis=len(one.course.pairs) - 1)  # wherever it ended
+            low, high = one.interval
+            assert low <= one.mean <= high
+            seen.append(low <= truth <= high)
+            if before is not None:
+                wider = one.course.high[-1] - one.course.low[-1] > before[1] - before[0]
+                left = not before[0] <= one.mean <= before[1]
+                alone += wider
+                ends.append(left)
+                assert left or before[0] <= low < high <= before[1]
+            before = low, high
+        held.append(all(seen))
+    assert alone > 50, "intervals of one analysis widen"
+    assert np.mean(ends) < 0.05
+    assert np.mean(held) >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / 150)
+
+
+def test_studies_that_follow_the_advice_once_are_answered_about_as_often_as_it_says(ablation_errors):
+    found = ablation_errors.follow_advice(ablation_errors.Scene((0.5,), sd=0.72, max_seeds=6), 60)
+    assert found.studies >= 20
+    assert (found.advised, found.ran) == (1.0, 1.0), "no advice leads to a study in which nothing is left to run"
+    assert found.answered >= 0.8 - 2 * np.sqrt(0.8 * 0.2 / found.studies)
+    assert found.false <= 0.05
 
 
 def test_collapsed_runs_are_those_below_the_midpoint_of_chance_and_median(tmp_path):

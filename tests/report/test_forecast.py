@@ -95,8 +95,10 @@ def test_a_study_that_cannot_show_its_effect_says_so():
     assert f"{text_of_images}: raise compare." in text
     few = min(expect(rules, 2, spread.sd, truth).runs for truth in (0.0, 0.005))
     assert f"at most 120: {few / 10:.0f} min" in text
-    seeds = int(re.search(r"compare.max_seeds to about (\d+)", text)[1])
-    assert 0.9 < visible(dataclasses.replace(rules, max_seeds=seeds), 2, spread) / 0.005 < 1.1
+    seeds = int(re.search(r"compare.max_seeds to (\d+)", text)[1])
+    more, fewer = (dataclasses.replace(rules, max_seeds=count) for count in (seeds, int(0.85 * seeds)))
+    assert expect(more, 2, spread.sd, 0.005).better >= 0.8 > expect(fewer, 2, spread.sd, 0.005).better
+    assert "raise" not in "\n".join(forecast_sentences(make_plain(more, "ab"), spread))
     many = assumed_spread(rules, 10_000)
     assert expect(rules, 2, many.sd, 0.005).better > 0.8
     assert "raise" not in "\n".join(forecast_sentences(make_plain(rules, "ab"), many))
@@ -119,13 +121,18 @@ def test_one_pair_tells_the_disagreement_and_three_the_spread_of_other_metrics(t
     assert (found.pairs, found.images, found.disagreement) == (1, 360, pytest.approx(share))
     assert found.sd == pytest.approx(np.sqrt(share / 360))
     assert "two runs differ by at least " in forecast_sentences(one, found)[0], "seeds may add to that"
+    easy = dataclasses.replace(one, compare=dataclasses.replace(one.compare, smallest_effect=0.2))
+    said = forecast_sentences(easy, found)
+    assert said[1].startswith("if by no more, which 6 pairs will tell: 8 seeds show ")
+    assert said[1].endswith(" points with over 99 %")
     assert share == pytest.approx(np.var(correct[0] * 1.0 - correct[1]))
     for run in one.done[:1]:
         (one.folder / run.folder / "test_predictions.npz").write_bytes(b"PK no zip")
     assert measured_spread(one) is None, "a damaged file is one that tells nothing"
     study = make_study(tmp_path / "more", seeds=4, max_seeds=8, missing=[("mean without class token", 3)])
     several = measured_spread(study)
-    assert several.pairs == 7
+    assert (several.pairs, several.freedom) == (7, 5)
+    assert "allowing for how little 4 pairs tell of that: " in forecast_sentences(study, several)[1]
     assert "at least" not in forecast_sentences(study, several)[0]
     other = dataclasses.replace(study, compare=Compare("test/loss", 0.005, 8))
     gaps = np.array([[run.results["test/loss"] for run in study.done if run.arm == arm] for arm in ("cls", "mean")])
@@ -133,6 +140,14 @@ def test_one_pair_tells_the_disagreement_and_three_the_spread_of_other_metrics(t
     squares = [np.var(gaps[1] - gaps[0], ddof=1) * 3, np.var(np.array(third) - gaps[0][:3], ddof=1) * 2]
     assert measured_spread(other).sd == pytest.approx(np.sqrt(sum(squares) / 5))
     assert measured_spread(dataclasses.replace(one, compare=other.compare)) is None
+
+
+def test_power_allows_for_a_spread_of_few_pairs():
+    rules, deviations = Compare("score", 1.0, 6), 0.6 * np.sqrt(3 / np.random.default_rng(2).chisquare(3, 4000))
+    power = 1 - special.nctdtr(5, 1.0 * np.sqrt(6) / deviations, special.stdtrit(5, 1 - 0.025 * 0.95))
+    known, rough = (expect(rules, 2, 0.6, 1.0, freedom).better for freedom in (0, 3))
+    assert rough == pytest.approx(power.mean(), abs=0.04)
+    assert rough < known - 0.05
 
 
 def test_differences_that_vary_more_than_disagreement_explains_count_themselves(tmp_path):

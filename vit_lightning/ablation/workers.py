@@ -19,7 +19,7 @@ from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
 from vit_lightning.errors import UserError
 from vit_lightning.notation import counted, show_time
-from vit_lightning.report.forecast import forecast_sentences, measured_spread
+from vit_lightning.report.forecast import CERTAIN, forecast_sentences, measured_spread
 from vit_lightning.signals import STOP, handled
 from vit_lightning.storage.wandb_internals import import_late_parts, import_wandb
 
@@ -161,7 +161,8 @@ class Progress:
 
     def __init__(self, ledger: Ledger, options: WorkOptions, workers: int) -> None:
         self.ledger, self.options, self.workers = ledger, options, workers
-        self._forecast_is_known = measured_spread(ledger.study()) is not None
+        spread = measured_spread(ledger.study())
+        self._said = 0 if spread is None else spread.certainty
         self.started, self._shown = time.monotonic(), 0.0
         self.before, total = self._count()
         layout = "{percentage:3.0f}% |{bar}| {postfix}"
@@ -173,9 +174,10 @@ class Progress:
         seconds = f", {results['seconds']:.0f} s" if "seconds" in results else ""
         finished, total = self._count()
         lines = [f"{finished} of {total}: {run.name} {outcome}{seconds}{self._ahead(finished, total)}"]
-        study = None if self._forecast_is_known else self.ledger.study()
-        if study is not None and (spread := measured_spread(study)) is not None:  # once, by the first pairs of runs
-            self._forecast_is_known = True
+        study = self.ledger.study() if self._said < CERTAIN else None
+        spread = None if study is None else measured_spread(study)
+        if study is not None and spread is not None and spread.certainty > self._said and finished < total:
+            self._said = spread.certainty
             alone = self.ledger.expected_seconds(run)
             each = None if alone is None else alone / self.workers
             lines += [f"  {line}" for line in forecast_sentences(study, spread, each)]

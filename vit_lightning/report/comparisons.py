@@ -123,8 +123,24 @@ class ArmComparison:
 
     @functools.cached_property
     def interval(self) -> tuple[float, float]:
-        """The repeated confidence interval; excludes zero exactly if the verdict is better or worse."""
-        return self._ends(*((math.nan, math.nan) if self.analysis is None else self._at("low", "high")))
+        """The values that all repeated confidence intervals so far share; excludes zero if it is better or worse.
+
+        The intervals hold at all analyses at once, and so does what they share, which more runs do not widen. Where the
+        mean has left that (an early deviation was too small, by chance), it is the interval of this analysis alone.
+        """
+        return self._ends(*self._shared)
+
+    @functools.cached_property
+    def _shared(self) -> tuple[float, float]:
+        """The interval, of improvements."""
+        if self.analysis is None:
+            return math.nan, math.nan
+        seen = slice(self.analysis + 1)
+        low, high = float(self.course.low[seen].max()), float(self.course.high[seen].min())
+        if low <= self.course.mean[self.analysis] <= high:
+            return low, high
+        low, high = self._at("low", "high")
+        return low, high
 
     @property
     def low(self) -> float:
@@ -142,7 +158,7 @@ class ArmComparison:
         """
         if self.analysis is None:
             return self.interval
-        effect, (low, high, floor, ceiling) = self.design.smallest_effect, self._at("low", "high", "floor", "ceiling")
+        effect, (low, high), (floor, ceiling) = self.design.smallest_effect, self._shared, self._at("floor", "ceiling")
         if "not better" in self.claims and high >= effect:
             high = min(effect, max(ceiling, 0.0))
         if "not worse" in self.claims and low <= -effect:
@@ -353,7 +369,7 @@ def _standing(study: Study, arm: str, against: Sequence[ArmComparison], dropped:
         return Standing(arm, n, rank, decided, math.nan, math.nan, math.nan)
     sign = 1 if study.goal == "maximize" else -1
     mean = min(sign * one.mean for one in against)
-    low = min((float(one.course.low[-1]) for one in rivals), default=0.0)
-    high = 0.0 if arm in dropped else min(float(one.course.high[-1]) for one in against)
+    low = min((one._shared[0] for one in rivals), default=0.0)
+    high = 0.0 if arm in dropped else min(one._shared[1] for one in against)
     low, high = (min(low, 0.0), max(high, 0.0)) if math.isfinite(high - low) else (math.nan, math.nan)
     return Standing(arm, n, rank, decided, sign * mean, *((low, high) if sign > 0 else (-high, -low)))

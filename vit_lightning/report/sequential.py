@@ -55,6 +55,8 @@ LATE = 1.5
 """Exponent of late spending."""
 KEPT = 0.05
 """Fraction of the level that is kept for pairs beyond the planned maximum."""
+BLOCK = 64
+"""Nodes of an integration are a multiple of it, and so many are moved together."""
 FAR = 1000
 """Pairs up to which studies that are extended share one integration of their boundaries."""
 UNLIKELY = 0.2
@@ -349,11 +351,20 @@ def _integrate(pairs: tuple[int, ...], spent: tuple[float, ...]) -> Iterator[flo
         z = _boundary(points / step, density, math.sqrt(n) / step, spent_by_now - spent_before)
         yield float(special.ndtr(-z))
         low, high = -8 * math.sqrt(n), z * math.sqrt(n)
-        nodes, weights = _nodes(64 * math.ceil(1 + 3 * (high - low) / step / 64))
+        nodes, weights = _nodes(BLOCK * math.ceil(1 + 3 * (high - low) / step / BLOCK))
         sums = (high - low) / 2 * nodes + (high + low) / 2
-        moved = np.exp(-(((sums[:, None] - points) / step) ** 2) / 2) @ density / (step * math.sqrt(2 * math.pi))
-        points, density = sums, moved * weights * (high - low) / 2
+        moved = np.concatenate(
+            [_moved(points / step, density, part / step) for part in np.split(sums, len(sums) // BLOCK)]
+        )
+        points, density = sums, moved * weights * (high - low) / 2 / step
         before, spent_before = n, spent_by_now
+
+
+def _moved(points: Values, density: Values, sums: Values) -> Values:
+    """Returns the density of sums after a step of length 1 from points, both in order; no step is longer than 10."""
+    near = slice(*np.searchsorted(points, (sums[0] - 10, sums[-1] + 10)))
+    found: Values = np.exp(-((sums[:, None] - points[near]) ** 2) / 2) @ density[near] / math.sqrt(2 * math.pi)
+    return found
 
 
 _nodes = functools.cache(np.polynomial.legendre.leggauss)  # takes most of the time otherwise, hence few numbers of them

@@ -17,7 +17,7 @@ from vit_lightning.config.files import word
 from vit_lightning.report.sequential import Answer, Spending
 
 MOST_SEEDS = 1000
-"""Most seeds of a plan: the boundaries of so many analyses take up to 10 seconds."""
+"""Most seeds of a plan: the boundaries of so many analyses take a second."""
 
 
 @dataclass(frozen=True)

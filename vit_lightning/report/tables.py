@@ -210,8 +210,8 @@ def tuning_table(analysis: Analysis) -> Table:
 
 
 RANGE = (
-    "Range: the repeated confidence interval; an end beyond what not better or not worse excludes is the one-sided "
-    "bound at their level."
+    "Range: what the repeated confidence intervals of all analyses so far share; an end beyond what not better or not "
+    "worse excludes is the one-sided bound at their level."
 )
 
 
@@ -236,9 +236,10 @@ def difference_table(analysis: Analysis) -> Table:
             ("next analysis", lambda one: NONE if one.next is None or one.blocked else f"{one.next} pairs"),
         ],
         f"Numbers are those of the analysis that decided a comparison, else of the latest. Each comparison has the "
-        f"level {show_p(level)}; its repeated confidence interval covers the true difference with 1 minus that at all "
-        f"analyses together, on new images also if test images were drawn anew. {RANGE} Corrected: results decide when "
-        "a comparison stops, which shifts its difference; corrected, it is too high as often as too low, but still too "
+        f"level {show_p(level)}; its repeated confidence intervals cover the true difference with 1 minus that at all "
+        "analyses together, and so does what they share, which is shown (the latest one where the mean has left that). "
+        f"On new images: also if test images were drawn anew. {RANGE} Corrected: results decide when a comparison "
+        " stops, which shifts its difference; corrected, it is too high as often as too low, but still too "
         "large where it was luck that made it better or worse; with a single analysis it stays as it is. p is "
         f"corrected for all comparisons and analyses: compare it with {study.compare.alpha:g}.",
     )

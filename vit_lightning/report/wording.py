@@ -285,8 +285,9 @@ def why_ended(comparisons: Sequence[ArmComparison]) -> str:
 def at_the_end(study: Study, comparisons: Sequence[ArmComparison]) -> str:
     """Says that nothing is left to run, why, and what would answer what is undecided."""
     why = why_ended(comparisons)
-    asked = any(one.verdict in ("undecided", "not worse") and one.analysis is not None for one in comparisons)
-    return f"nothing is left to run{why}{more_seeds(study) if why and asked else ''}"
+    seen = [one for one in comparisons if one.analysis is not None and not one.blocked]
+    open_ones = [one for one in seen if one.verdict in ("undecided", "not worse")]
+    return f"nothing is left to run{why}{more_seeds(study, open_ones) if why and open_ones else ''}"
 
 
 def _failed(analysis: Analysis, name: str) -> str:
