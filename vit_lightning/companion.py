@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import itertools
 import json
 import math
 import os
@@ -141,9 +140,10 @@ class Companion:
             signal.signal(number, signal.SIG_IGN)
         die_with(self.process)
         os.chdir("/")
-        kept = sorted([2, self.signals.fileno(), self.messages.fileno(), self.codes])
-        for before, file in itertools.pairwise([-1, *kept, os.sysconf("SC_OPEN_MAX")]):
-            os.closerange(before + 1, file)  # else who reads a pipe of the process waits for this one too
+        kept = {2, self.signals.fileno(), self.messages.fileno(), self.codes}
+        for file in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
+            with contextlib.suppress(OSError):  # the folder that was listed
+                os.close(file)  # else who reads a pipe of the process waits for this one too
         while True:
             if self._unread:
                 select.select([self.messages], [], [], 0.1)
