@@ -39,6 +39,12 @@ def test_accumulated_gradients_train_as_whole_batches_do_at_the_end_of_an_epoch_
         torch.testing.assert_close(other, weights[0], rtol=1e-4, atol=1e-5)
 
 
+def test_a_training_step_needs_no_trainer():
+    module = ViTClassifier(small())
+    batch = torch.zeros(4, 1, 8, 8), torch.arange(4)
+    assert module.training_step(batch, 0) == module.step(batch, "train").loss
+
+
 def test_figures_of_an_epoch_are_those_of_all_its_images():
     seed_everything(0, verbose=False)
     module, data = ViTClassifier(small()), Digits(batch_size=100)

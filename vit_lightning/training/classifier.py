@@ -180,8 +180,13 @@ class ViTClassifier(ConfiguredOptimizer):
         output = self.step(batch, "train")
         self.log_metrics(output, batch[1], "train")
         log_again(self, "train/loss_step", output.loss, prog_bar=self._loss_in_bar)
-        weight = getattr(self.trainer.datamodule, "step_weight", _one)(batch_idx)  # type: ignore[attr-defined]
+        weight = self._step_weight(batch_idx)
         return output.loss if weight == 1.0 else output.loss * weight
+
+    def _step_weight(self, batch_idx: int) -> float:
+        """Returns the factor on the loss by which all images of a step weigh alike; 1 where the data do not tell it."""
+        of_data = getattr(self.trainer.datamodule, "step_weight", None) if is_attached(self) else None  # type: ignore[attr-defined]
+        return 1.0 if of_data is None else float(of_data(batch_idx))
 
     def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Returns the logits to callbacks."""
@@ -293,10 +298,6 @@ def _plain_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor
     known = (labels >= 0) & (labels < logits.shape[1])
     total, count = cross_entropy(logits, labels.where(known, -100), ignore_index=-100, reduction="sum"), known.sum()
     return total / count.clamp(min=1), count
-
-
-def _one(batch_idx: int) -> float:
-    return 1.0
 
 
 def _reset(*stages: nn.ModuleDict) -> None:
