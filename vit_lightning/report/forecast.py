@@ -72,7 +72,7 @@ class Spread:
 
     @property
     def certainty(self) -> int:
-        """How much is known: nothing is measured, the least that it can be, roughly, as the first analysis tells."""
+        """Number for how much is known: nothing, the least that it can be, roughly, or as the first analysis tells."""
         return 0 if not self.pairs else 1 + bool(self.freedom) + (self.seeds >= FIRST)
 
 
