@@ -4,7 +4,8 @@
 
 Simulated studies with normal results and at most 40 seeds; a run's standard deviation and the true difference of all
 arms to the baseline are in smallest effects. A two-sided interval contradicts an equivalent verdict where it reaches
-beyond the smallest effect; a range ends before it (``ArmComparison.low`` and ``high``).
+beyond the smallest effect; a range ends before it (``ArmComparison.low`` and ``high``). Intervals are what those of all
+analyses share, or the latest one where the mean has left that (``ArmComparison.interval``).
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ def rates(arms: int, sd: float, truth: float, studies: int) -> tuple[float, floa
     runs = sd * np.random.default_rng(7).standard_normal((studies, arms + 1, 40))
     course = follow(truth + runs[:, 1:] - runs[:, :1], design)
     low, high, floor, ceiling = (at(getattr(course, name), course.stop) for name in ("low", "high", "floor", "ceiling"))
+    latest, mean = (low, high), at(course.mean, course.stop)
+    low, high = (
+        at(np.maximum.accumulate(course.low, -1), course.stop),
+        at(np.minimum.accumulate(course.high, -1), course.stop),
+    )
+    left = (mean < low) | (mean > high)
+    low, high = (np.where(left, one, shared) for one, shared in zip(latest, (low, high), strict=True))
     better, worse, not_better, not_worse = (at(made, course.stop) for made in course.claims.values())
     top = np.where(not_better & (high >= 1), np.clip(ceiling, 0, 1), high)
     bottom = np.where(not_worse & (low <= -1), np.clip(floor, -1, 0), low)

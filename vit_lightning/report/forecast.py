@@ -47,8 +47,8 @@ FEWEST = 3
 CERTAIN = 3
 """Most that may be known of a spread."""
 LIKELY = 0.5
-"""Coverage of the interval of true differences among which advice looks for the one that is hardest to answer. By what
-the pairs tell of them on average, 58 to 70 % of those at half an effect were answered for 80; with .8, 94 to 100 %."""
+"""Coverage of the interval of true differences among which advice looks for the one that is hardest to answer. With
+what the pairs tell on average instead, 58 to 70 % were answered for 80 at half an effect; with .8, 94 to 100 %."""
 PATHS = 500
 """Simulated continuations behind a chance of an answer; its standard error is 2 %."""
 
@@ -72,7 +72,7 @@ class Spread:
 
     @property
     def certainty(self) -> int:
-        """How much is known: nothing is measured, the least that it can be, roughly, as the first analysis tells."""
+        """Number for how much is known: nothing, the least that it can be, roughly, or as the first analysis tells."""
         return 0 if not self.pairs else 1 + bool(self.freedom) + (self.seeds >= FIRST)
 
 
@@ -412,11 +412,11 @@ def _advice(study: Study, comparisons: Sequence[ArmComparison]) -> str:
     """Says how many seeds give comparisons answers, or what else does."""
     chance, rules = f"{100 * POWER:.0f} %", study.compare
     gives = (
-        f"gives an answer a chance of {chance} or more"
+        f"gives an answer a chance of about {chance}"
         if len(comparisons) == 1
-        else f"answers {chance} of the open ones or more"
+        else f"answers about {chance} of the open ones"
     )
-    gives = f"ranks {chance} of the arms that are left" if rules.arms == "best" else gives
+    gives = f"ranks about {chance} of the arms that are left" if rules.arms == "best" else gives
     if needed := needed_seeds(study, comparisons):
         return f"; compare.max_seeds={needed} {gives}"
     images = " or more test images" if any(one.images for one in comparisons) else ""
