@@ -152,14 +152,16 @@ def with_class(config: Config, key: str, *, complete: bool = True) -> Any:
     """Returns what a merged config says of ``model`` or ``data``, with its class.
 
     Where a file of the config could not be read (not ``complete``), it may name another class than the default: then
-    options that the default does not have are left out, and nothing is said about them.
+    options that the default does not have are left out, and nothing is said about them, unless they are near its own.
     """
     given = config.get(key) or {}
     if not isinstance(given, Mapping):
         return given
     default = DEFAULT_CLASSES[key]
-    known = given if complete or "class_path" in given else signature_of(find_class(default)).options
-    return {"class_path": default, **{name: value for name, value in given.items() if name in known}}
+    if complete or "class_path" in given:
+        return {"class_path": default, **given}
+    known = signature_of(find_class(default)).options
+    return {"class_path": default, **{name: given[name] for name in given if name in known or near(name, known, 0.7)}}
 
 
 def _without_consequences(problems: Sequence[str]) -> list[str]:
