@@ -390,11 +390,13 @@ def test_a_sweep_of_a_single_fit(in_folder, wandb_sweeps, monkeypatch, capsys):
         "auto",
         27,
     )
-    monkeypatch.setattr(sys, "argv", ["lightning", *words, "--out=x"])
-    assert main([*words, "--out=x"]) == 2
+    wrong = [*words, "--out=x", "--wandb.mode=disabled"]
+    monkeypatch.setattr(sys, "argv", ["lightning", *wrong])
+    assert main(wrong) == 2
     said = capsys.readouterr().err
     assert "wandb-sweep=s.yaml is there already (choose a new file)" in said
     assert "out=x must be left out: each run of a sweep has a folder of its own" in said
+    assert "wandb.mode=disabled must be online: W&B searches by what runs send it" in said
     sweeps = pytest.importorskip("sweeps", reason="W&B's schema: pip install --no-deps sweeps jsonref")
     assert sweeps.schema_violations_from_proposed_config(sweep) == []
 

@@ -239,9 +239,11 @@ def write_sweep(experiment: Experiment, path: Path, words: Sequence[str]) -> Non
     chosen, flags = experiment.settings.checkpoint, [*read_flags(words[1:])]
     given, options = dict(flags), options_of(experiment.config)
     rates = {key: options.get(key) for key in ("optimizer.lr", "optimizer.weight_decay")}
+    tracked = experiment.settings.wandb.mode
     problems = problems_of(
         ("out", given.get("out"), "out" not in given, "left out: each run of a sweep has a folder of its own"),
         ("resume", given.get("resume"), given.get("resume") in (None, "auto", "never"), "auto or never"),
+        ("wandb.mode", tracked, tracked not in ("disabled", "offline"), "online: W&B searches by what runs send it"),
     )
     kept = [f"--{key}={value}" for key, value in flags if key not in ("wandb-sweep", "wandb_sweep", *rates)]
     command = ["fit", *kept, *["--resume=auto"] * ("resume" not in given)]
