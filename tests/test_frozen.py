@@ -93,6 +93,8 @@ def resolved(name: str) -> Experiment:
         source = ["--data.root=images"]
     if "HuggingFaceSet" in text:
         source = ["--data.path=tables", "--data.image_column=image", "--data.cache=tables/cache"]
+    if "init_from: SOURCE" in text:  # to be given
+        source.append("--init_from=null")
     return resolve([f"--config={CONFIGS[name]}", *source])
 
 

@@ -358,6 +358,7 @@ TOGETHER = {
     "fit digits.yaml --trainer.gradient_clip_algorithm=value": (
         "trainer.gradient_clip_algorithm=value does nothing without trainer.gradient_clip_val"
     ),
+    "fit --config finetune --data.root=good": "init_from=SOURCE is neither a run folder nor a file",
     "fit digits.yaml --optimizer.class_path=NAdam --optimizer.name=sgd": "name=sgd beside optimizer.class_path",
     "fit digits.yaml --optimizer.class_path=LBFGS": "LBFGS doesn't support per-parameter options",
     "fit digits.yaml --optimizer.class_path=SparseAdam": "SparseAdam does not support dense gradients",
