@@ -21,6 +21,11 @@ os.environ["WANDB_MODE"] = "disabled"  # but where W&B is what is tested
 gc.disable()  # else imports are a tenth slower
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts those tests first that fork trainings from this process, which fail once torch has threads in it."""
+    items.sort(key=lambda item: item.path.name != "test_ablation_faults.py")
+
+
 def pytest_collection_finish() -> None:
     """Leaves all that was imported out of each garbage collection, and so out of what forked workers copy."""
     gc.enable()
