@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -32,6 +35,21 @@ def example(name: str) -> str:
     found = re.search(rf"<!-- {name} -->\n```\w+\n(.*?)```", page, re.DOTALL)
     assert found is not None
     return found[1]
+
+
+@contextmanager
+def killed_after(step: int) -> Iterator[None]:
+    """Ends a training in this process behind an optimizer step, as nothing that it would do at its end is done."""
+    from vit_lightning import ViTClassifier
+
+    def stop(self: Any, *_: Any) -> None:
+        if self.global_step == step:
+            raise RuntimeError("killed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ViTClassifier, "on_train_batch_end", stop)
+        with pytest.raises(RuntimeError, match="killed"):
+            yield
 
 
 def logged_rows(folder: Path) -> list[dict[str, Any]]:

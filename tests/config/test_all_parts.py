@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from runs import example
+from runs import example, killed_after
 
-from vit_lightning import UserError, ViTClassifier
+from vit_lightning import UserError
 from vit_lightning.cli import main
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
@@ -61,7 +61,7 @@ def test_a_network_a_classifier_and_data_beside_the_config_are_used_from_another
     assert Path("run/parts.py").is_file()
 
 
-def test_a_loss_optimizer_schedule_and_metric_train_and_resume_exactly(parts, monkeypatch):
+def test_a_loss_optimizer_schedule_and_metric_train_and_resume_exactly(parts):
     flags = ("--config=exp.yaml", "--data.count=300", "--data.batch_size=8", "--trainer.callbacks=[]")
     flags += ("--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--wandb.mode=disabled", "--optimizer.beta=0.5")
     flags += ("--optimizer.schedule.cycles=2", "--metrics=[F1Score, {class_path: parts.Worst, power: 2, name: sure}]")
@@ -69,15 +69,8 @@ def test_a_loss_optimizer_schedule_and_metric_train_and_resume_exactly(parts, mo
     assert main(["fit", *flags, "--out=whole"]) == 0
     whole = json.loads(Path("whole/results.json").read_text())
     assert {"val/f1_score", "test/f1_score", "val/sure", "test/sure"} <= set(whole)
-
-    def stop(self, *_):
-        if self.global_step == 30:
-            raise RuntimeError("killed")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ViTClassifier, "on_train_batch_end", stop)
-        with pytest.raises(RuntimeError, match="killed"):
-            main(["fit", *flags, "--checkpoint.every_n_steps=25", "--out=cut"])
+    with killed_after(30):
+        main(["fit", *flags, "--checkpoint.every_n_steps=25", "--out=cut"])
     assert not Path("cut/results.json").exists()
     assert main(["fit", "--resume", "cut"]) == 0
     ends = [read_checkpoint(Path(name, "checkpoints/last.ckpt")) for name in ("whole", "cut")]

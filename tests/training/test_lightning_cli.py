@@ -10,9 +10,9 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.cli import LightningCLI
-from runs import SMALL, logged_rows
+from runs import SMALL, killed_after, logged_rows
 
-from vit_lightning import UserError, ViTClassifier
+from vit_lightning import UserError
 from vit_lightning.cli import main
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
@@ -136,21 +136,14 @@ def test_a_config_of_lightning_s_command_line_trains_the_same_weights(cli, chang
         torch.testing.assert_close(state[name], weight, rtol=0, atol=1e-6)
 
 
-def test_a_schedule_of_epochs_goes_on_in_a_resumed_run(in_folder, monkeypatch):
+def test_a_schedule_of_epochs_goes_on_in_a_resumed_run(in_folder):
     """Also from within an epoch; config.yaml says that it counts epochs."""
     flags = ["fit", *SMALL, "--trainer.max_epochs=3", "--wandb.mode=disabled", "--test=false", "--data.batch_size=200"]
     flags += ["--trainer.log_every_n_steps=1", "--checkpoint.every_n_steps=1"]
     Path("cli.yaml").write_text("lr_scheduler: {class_path: ExponentialLR, gamma: 0.5}\n")
     flags.append("--config=cli.yaml")
-
-    def stop(self, *_):
-        if self.global_step == 10:
-            raise RuntimeError("killed")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ViTClassifier, "on_train_batch_end", stop)
-        with pytest.raises(RuntimeError, match="killed"):
-            main([*flags, "--out=run"])
+    with killed_after(10):
+        main([*flags, "--out=run"])
     assert main(["fit", "--resume=run"]) == 0
     steps = {row["step"]: row["lr"] for row in logged_rows(Path("run")) if "lr" in row}
     assert [steps[step] for step in range(21)] == pytest.approx([1e-3] * 7 + [5e-4] * 7 + [2.5e-4] * 7, rel=1e-6)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import SMALL
+from runs import SMALL, killed_after
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
-from vit_lightning import UserError, ViT, ViTClassifier
+from vit_lightning import UserError, ViT
 from vit_lightning.cli import main
 from vit_lightning.config.files import flatten
 from vit_lightning.config.resolve import resolve
@@ -142,20 +142,13 @@ def test_numbers_that_make_no_tensor_are_refused(given, problem):
     assert caught.value.problems[0].startswith(problem)
 
 
-def test_weights_of_classes_train_and_resume_with_those_of_the_config(in_folder, monkeypatch):
+def test_weights_of_classes_train_and_resume_with_those_of_the_config(in_folder):
     """Bit for bit; and with others, or without any, where the change is allowed."""
     flags = ["fit", *SMALL, "--trainer.max_epochs=2", "--wandb.mode=disabled", "--test=false", "--data.batch_size=200"]
     flags += [f"--loss={{class_path: CrossEntropyLoss, weight: {WEIGHTS}}}", "--checkpoint.every_n_steps=1"]
     assert main([*flags, "--out=whole"]) == 0
-
-    def stop(self, *_):
-        if self.global_step == 9:
-            raise RuntimeError("killed")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ViTClassifier, "on_train_batch_end", stop)
-        with pytest.raises(RuntimeError, match="killed"):
-            main([*flags, "--out=run"])
+    with killed_after(9):
+        main([*flags, "--out=run"])
     for name in ("others", "none"):
         shutil.copytree("run", name)
     assert main(["fit", "--resume=run"]) == 0

@@ -468,8 +468,8 @@ def _changes(ledger: Ledger, now: dict[str, Any], plan: Plan) -> list[str]:
     found += [f"arm {arm} is gone" for arm in began["arms"] if arm not in now["arms"]]
     pairs = [("", _rules(began), _rules(now))]
     for arm, experiment in plan.experiments.items():
-        if arm in began["configs"]:
-            pairs.append((f"arm {arm}: ", _as_now(began["configs"][arm], experiment), now["configs"][arm]))
+        before, config = began["configs"].get(arm, now["configs"][arm]), now["configs"][arm]
+        pairs.append((f"arm {arm}: ", _as_now(before, experiment) if changes(before, config) else before, config))
     for place, first, second in pairs:
         found += [f"{place}{key} was {old}, is {value}" for key, (old, value) in changes(first, second).items()]
     most, least = (facts["compare"]["max_seeds"] for facts in (now, began))

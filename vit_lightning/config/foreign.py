@@ -9,10 +9,9 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from vit_lightning.config.files import Config, as_list
-from vit_lightning.config.names import HOMES, can_be_class, find_class, full_name
+from vit_lightning.config.names import HOMES, can_be_class, class_of
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.data.base import ImageData
-from vit_lightning.errors import UserError
 
 OURS = {
     "default_root_dir": "results are written to runs/ (leave it out, or give --out NEW_FOLDER)",
@@ -58,7 +57,7 @@ def as_ours(config: Config, problems: list[str]) -> Config:
     if (
         isinstance(model, dict)
         and "module" not in config
-        and issubclass(_class_of(model.get("class_path")), LightningModule)
+        and issubclass(class_of(model.get("class_path")), LightningModule)
     ):
         config["module"] = config.pop("model")
     module = config.get("module")
@@ -86,7 +85,7 @@ def as_lightning_trains(config: Config, module: Any) -> Config:
     given, data = config.get("module"), config.get("data")
     data = {"class_path": data} if isinstance(data, str) else data
     if isinstance(given, dict) and "num_classes" in given and isinstance(data, dict):
-        kind = _class_of(data.get("class_path"))
+        kind = class_of(data.get("class_path"))
         if issubclass(kind, LightningDataModule) and not issubclass(kind, ImageData):
             own = {} if "num_classes" in signature_of(kind).options else {"num_classes": given["num_classes"]}
             more["data"] = {**own, **data}
@@ -101,7 +100,7 @@ def _monitored(trainer: Any) -> Config:
     callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
     for item in as_list(callbacks):
         given = item if isinstance(item, dict) else {"class_path": item}
-        kind = _class_of(given.get("class_path"), HOMES["Callback"])
+        kind = class_of(given.get("class_path"), HOMES["Callback"])
         if issubclass(kind, ModelCheckpoint):
             known = {name: option.default for name, option in signature_of(kind).options.items()} | given
             found = {name: known[name] for name in ("monitor", "mode") if isinstance(known.get(name), str)}
@@ -113,12 +112,3 @@ def _monitored(trainer: Any) -> Config:
 def lacks_optimizer(module: Any) -> bool:
     """Whether a LightningModule has no configure_optimizers; as Lightning's command line, ours gives it one."""
     return bool(module.configure_optimizers is LightningModule.configure_optimizers)
-
-
-def _class_of(name: Any, home: str = "") -> type:
-    """Returns the class of a name; object where it is none."""
-    try:
-        found = find_class(full_name(name, home)) if isinstance(name, str) else None
-    except UserError:  # which is named when the config is read
-        return object
-    return found if inspect.isclass(found) else object

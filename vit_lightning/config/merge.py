@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 from vit_lightning.config.files import Config, as_flag, as_list, flatten, read_config, value_at, word
 from vit_lightning.config.foreign import as_ours
-from vit_lightning.config.names import can_be_class, find_class, full_name, is_same_class
+from vit_lightning.config.names import can_be_class, class_of, find_class, full_name, is_same_class
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.options import BESIDE_OTHER_CLASS, DEFAULT_CLASSES, GROUPS, TRAINED, RunOptions
 from vit_lightning.config.own_files import also_search
@@ -162,10 +161,8 @@ def _sentences(dropped: Sequence[Dropped], configs: Sequence[tuple[Path, Config]
 def _in_their_place(dropped: Sequence[Dropped], given: Any) -> str:
     """Returns the defaults that hold where another class has options of the same names; empty for a preset."""
     arguments: Config = given if isinstance(given, dict) else {"class_path": given}
-    kind = None
-    with contextlib.suppress(UserError):  # of a file of the user's own, which is told where it is read
-        kind = find_class(full_name(str(arguments.get("class_path"))))
-    options = signature_of(kind).options if isinstance(kind, type) and not arguments.get("preset") else {}
+    kind = class_of(arguments.get("class_path"))
+    options = {} if kind is object or arguments.get("preset") else signature_of(kind).options
     defaults = {one.name: options[one.name].default for one in dropped if one.name in {*options} - {*arguments}}
     now = [
         f"{one.name}={word(defaults[one.name])}"
@@ -173,7 +170,7 @@ def _in_their_place(dropped: Sequence[Dropped], given: Any) -> str:
         if isinstance(defaults.get(one.name, ...), str | int | float | tuple | list | None)
         if defaults[one.name] != one.value
     ]
-    return f"; {getattr(kind, '__name__', kind)} has {', '.join(now)} where nothing is given" if now else ""
+    return f"; {kind.__name__} has {', '.join(now)} where nothing is given" if now else ""
 
 
 def _shown(value: Any) -> str:
@@ -286,10 +283,7 @@ def _with_its_images(initial: InitialWeights, merged: Config) -> InitialWeights:
     """
     given = merged.get("data")
     data: Config = given if isinstance(given, dict) else {}
-    kind = None
-    with contextlib.suppress(UserError):  # of a file of the user's own, which is told where the data are read
-        kind = find_class(full_name(str(data.get("class_path"))))
-    if not (isinstance(kind, type) and issubclass(kind, ImageSet)):
+    if not issubclass(class_of(data.get("class_path")), ImageSet):
         return initial
     taken = {name: value for name, value in initial.images.items() if data.get(name) is None}
     merged["data"] = {**data, **taken}

@@ -94,6 +94,15 @@ def find_class(name: str) -> Any:
         return None
 
 
+def class_of(name: Any, home: str = "") -> type:
+    """Returns the class that a config names, object where it is none: it is refused where it is read."""
+    try:
+        found = find_class(full_name(name, home)) if isinstance(name, str) else None
+    except UserError:  # of a file of the user's
+        return object
+    return found if inspect.isclass(found) else object
+
+
 def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
     """Returns the known names that a wrong one may have meant, the most likely first."""
     lower = {item.lower(): item for item in known}

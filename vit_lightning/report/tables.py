@@ -239,7 +239,7 @@ def difference_table(analysis: Analysis) -> Table:
         f"level {show_p(level)}; its repeated confidence intervals cover the true difference with 1 minus that at all "
         "analyses together, and so does what they share, which is shown (the latest one where the mean has left that). "
         f"On new images: also if test images were drawn anew. {RANGE} Corrected: results decide when a comparison "
-        " stops, which shifts its difference; corrected, it is too high as often as too low, but still too "
+        "stops, which shifts its difference; corrected, it is too high as often as too low, but still too "
         "large where it was luck that made it better or worse; with a single analysis it stays as it is. p is "
         f"corrected for all comparisons and analyses: compare it with {study.compare.alpha:g}.",
     )

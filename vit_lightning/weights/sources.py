@@ -153,11 +153,13 @@ def open_teacher(
     Raises:
         UserError: it is not there, takes other images, or has other classes.
     """
-    source = open_source(place, make_network=make_network, ours=False, trust=trust, key=key)
+    with naming(key, place):
+        file = read_weights(place, key)
+    source = open_source(file, make_network=make_network, ours=False, trust=trust, key=key)
     if source.vit is not None and source.vit.image_size != shape[1:]:
         trained = "x".join(map(str, source.vit.image_size))
         size: Any = shape[1:]
-        source = open_source(place, make_network=make_network, image_size=size, ours=False, trust=trust, key=key)
+        source = open_source(file, make_network=make_network, image_size=size, ours=False, trust=trust, key=key)
         note = f"trained on {trained} pixels, its positions are resized to {shape[1]}x{shape[2]}"
         source = replace(source, notes=(*source.notes, note))
     if not {"mean", "std"} <= source.view.keys():
