@@ -144,27 +144,13 @@ def test_training_batches_are_full_but_for_the_last():
 @pytest.mark.parametrize("group", [1, 2, 3, 8])
 def test_a_step_weighs_all_its_images_alike_whatever_its_batches_and_ranks(group):
     for size, batch_size, ranks in SPLITS:
-        on_ranks = on_all_ranks(size, batch_size, ranks)
-        counted = train_batch_count(size, batch_size, ranks)
+        on_ranks, counted = on_all_ranks(size, batch_size, ranks), train_batch_count(size, batch_size, ranks)
         for batches in {counted, max(1, counted // 2)}:
+            facts = {"size": size, "batch_size": batch_size, "ranks": ranks, "batches": batches, "group": group}
             for first in range(0, batches, group):
                 numbers = range(first, min(first + group, batches))
-                sizes = [[len(on_ranks[rank][number].indices) for rank in range(ranks)] for number in numbers]
-                weights = [
-                    [
-                        step_weight(
-                            number,
-                            size=size,
-                            batch_size=batch_size,
-                            rank=rank,
-                            ranks=ranks,
-                            batches=batches,
-                            group=group,
-                        )
-                        for rank in range(ranks)
-                    ]
-                    for number in numbers
-                ]
+                sizes = [[len(requests[number].indices) for requests in on_ranks] for number in numbers]
+                weights = [[step_weight(number, rank=rank, **facts) for rank in range(ranks)] for number in numbers]
                 total = sum(map(sum, sizes))
                 of_an_image = torch.tensor(weights, dtype=torch.float64) / torch.tensor(sizes) / (group * ranks)
                 torch.testing.assert_close(of_an_image, torch.full_like(of_an_image, 1 / total))
