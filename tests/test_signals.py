@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
 from vit_lightning import signals
-from vit_lightning.signals import APART, LIMIT, UNRESPONSIVE, Requests, noted
+from vit_lightning.signals import APART, LIMIT, UNRESPONSIVE, Requests, ended_by_signals, noted
 
 
 def due(requests: Requests, *, noting: bool = False, ending: bool = False) -> float | None:
@@ -63,3 +64,27 @@ def test_a_second_ctrl_c_interrupts_the_step(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class Finalized:
+    """What is interrupted by a signal where Python ignores exceptions, as it does between a fork and its return."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        signal.raise_signal(self.number)
+
+
+def wait(number: int) -> None:
+    with ended_by_signals():
+        Finalized(number)
+        time.sleep(5)
+
+
+@pytest.mark.parametrize("number", signals.STOP)
+def test_a_signal_is_not_lost_where_python_ignores_exceptions(number, capfd):
+    with pytest.raises(SystemExit) as ended:
+        wait(number)
+    assert ended.value.code == 128 + number
+    assert not capfd.readouterr().err

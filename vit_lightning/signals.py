@@ -76,7 +76,7 @@ def ended_by_signals(accompany: Callable[[socket.socket], Tell] | None = None) -
     os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # else a child's signals come here
     tell = accompany(reading) if accompany else _tell_nobody  # before there is another thread
     threading.Thread(target=_watch, args=(reading, tell), daemon=True, name="signals").start()
-    with handled(exit_by_signal) as before:
+    with handled(exit_by_signal) as before, _raised_again():
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)  # a further rank starts with them blocked
             yield
@@ -91,6 +91,26 @@ def ended_by_signals(accompany: Callable[[socket.socket], Tell] | None = None) -
             else:
                 signal.set_wakeup_fd(earlier)
                 os.close(writing)
+
+
+@contextlib.contextmanager
+def _raised_again() -> Iterator[None]:
+    """Raises the end of the process once more where Python ignores it: in a finalizer, or in what a fork calls."""
+    earlier, pid = sys.unraisablehook, os.getpid()
+
+    def receive(lost: Any) -> None:
+        if lost.exc_type is not SystemExit or not _ended_by:
+            earlier(lost)
+        elif os.getpid() == pid:  # a worker is ended by its parent
+            _ending.clear()
+            main = threading.main_thread().ident  # not now, as it would be lost too
+            threading.Timer(0.01, signal.pthread_kill, (main, _ended_by)).start()
+
+    sys.unraisablehook = receive
+    try:
+        yield
+    finally:
+        sys.unraisablehook = earlier
 
 
 @contextlib.contextmanager

@@ -144,6 +144,40 @@ NETWORKS: tuple[dict[str, Any], ...] = (
 )
 """Networks of other packages, whose sizes nothing of ours limits."""
 
+TIMER = {"class_path": "lightning.pytorch.callbacks.Timer", "init_args": {"duration": "00:01:00:00"}}
+MONITOR = {
+    "class_path": "lightning.pytorch.callbacks.ModelCheckpoint",
+    "init_args": {"monitor": "val/acc", "mode": "max"},
+}
+LIGHTNING_CLI = {
+    "seed_everything": True,
+    "ckpt_path": None,
+    "trainer": {"accelerator": "cpu", "max_epochs": 1, "barebones": False, "callbacks": [TIMER, MONITOR]},
+    "model": {"class_path": "ViT", "init_args": {"patch_size": 2, "emb_size": 16, "depth": 1, "num_heads": 2}},
+    "data": {"class_path": "vit_lightning.Digits", "init_args": {"batch_size": 8}},
+    "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.01, "momentum": 0.9}},
+    "lr_scheduler": {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 2, "gamma": 0.5}},
+}
+SHORT_NAMES = {
+    "model": {"patch_size": 4, "attention": "RotaryAttention", "emb_size": 16, "depth": 1, "num_heads": 2},
+    "data": "vit_lightning.Digits",
+    "optimizer": "torch.optim.AdamW",
+    "lr_scheduler": {"class_path": "ExponentialLR", "gamma": 0.9},
+    "loss": {"class_path": "torch.nn.CrossEntropyLoss", "weight": [1.0] * 10},
+    "metrics": ["Accuracy", {"class_path": "F1Score", "average": "macro"}],
+    "ema": {"decay": 0.9},
+    "lora": {"rank": 2},
+    "checkpoint": {"monitor": "val/acc", "every_n_steps": 1},
+    "wandb": {"mode": "disabled", "tags": ["a"]},
+    "trainer": {
+        "callbacks": "LearningRateMonitor",
+        "logger": {"class_path": "CSVLogger", "save_dir": "logs"},
+        "profiler": "simple",
+        "max_epochs": 1,
+    },
+}
+"""Configs of another program and with short names, beside those of the repository."""
+
 
 # ---- what is changed
 
@@ -292,7 +326,8 @@ class Payload:
 def configs() -> list[Any]:
     files = [*REPOSITORY.glob("experiments/*.yaml"), *REPOSITORY.glob("experiments/families/*.yaml")]
     texts = [re.sub(r"depth: \d+", "depth: 1", path.read_text()) for path in sorted(files)]  # for time
-    return [text for text in texts if "vit_lightning.Digits" in text]
+    texts = [text for text in texts if "vit_lightning.Digits" in text]
+    return [*texts, *map(yaml.safe_dump, (LIGHTNING_CLI, SHORT_NAMES))]
 
 
 def config_case(made: Any, draw: random.Random) -> list[str]:
@@ -716,6 +751,8 @@ def run_cases(kind: str, first: int, last: int, made: str, home: str) -> None:
     from vit_lightning.storage.wandb_mirror import WandbMirror
 
     os.environ["WANDB_MODE"] = "disabled"
+    if kind == "config":  # which may name a function that downloads, as an optimizer too: it is the user's own
+        os.environ["TORCH_HOME"] = "downloads"
     resource.setrlimit(resource.RLIMIT_DATA, (6 << 30, 6 << 30))
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

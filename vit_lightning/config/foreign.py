@@ -42,8 +42,12 @@ def as_ours(config: Config, problems: list[str]) -> Config:
         schedule = {"class_path": schedule}
     if isinstance(schedule, dict):
         schedule = {"interval": "epoch", **schedule}
-    if schedule is not None:
-        config["optimizer"] = {**(config.get("optimizer") or {}), "schedule": schedule}
+    optimizer = config.get("optimizer") or {}
+    if schedule is not None and isinstance(optimizer, (str, dict)):
+        optimizer = {"class_path": optimizer} if isinstance(optimizer, str) else optimizer
+        if "schedule" in optimizer:
+            problems.append("lr_scheduler and optimizer.schedule are the same option (leave one of them out)")
+        config["optimizer"] = {**optimizer, "schedule": schedule}
     if isinstance(trainer := config.get("trainer"), dict):
         defaults = {name: inspect.signature(Trainer).parameters[name].default for name in OURS}
         given = {name: value for name, value in trainer.items() if name in OURS}

@@ -347,7 +347,7 @@ class Reader:
         try:
             numbers = _floats(given)
             torch.tensor(numbers)  # refuses lists of several lengths
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return self._refused(Tensor, given, path)
         return Numbers(torch.tensor, {"numbers": numbers})
 
