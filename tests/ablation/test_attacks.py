@@ -251,7 +251,7 @@ def test_going_on_after_the_end_keeps_the_earlier_maxima(in_folder):
     assert verdicts(study) == [("mean", 6, "undecided")]
     assert why_ended(compare(study)) == ": max_seeds=6 is reached"
     text = at_the_end(study, compare(study))
-    advice = r"compare.max_seeds=(\d+) gives an answer a chance of about 80 %"
+    advice = r"compare.max_seeds=(\d+) gives an answer with a chance of about 80 %"
     needed = int(re.fullmatch(rf"nothing is left to run: max_seeds=6 is reached; {advice}", text)[1])
     assert f" N{text[1:]}." in make_report(study).recommendation
     for most in (8, 12):

@@ -363,10 +363,13 @@ TOGETHER = {
     "fit digits.yaml --optimizer.class_path=LBFGS": "LBFGS doesn't support per-parameter options",
     "fit digits.yaml --optimizer.class_path=SparseAdam": "SparseAdam does not support dense gradients",
     "fit digits.yaml --optimizer.class_path=Rprop": "Rprop has no weight decay (give optimizer.weight_decay=0)",
-    "fit digits.yaml --optimizer.schedule.class_path=ReduceLROnPlateau": "required positional argument: 'metrics'",
+    "fit digits.yaml --optimizer.schedule.class_path=ReduceLROnPlateau": (
+        "ReduceLROnPlateau follows a metric, but learning rates are known before the training here"
+    ),
     "fit digits.yaml --lr_scheduler=ExponentialLR --optimizer.schedule=cosine": (
         "lr_scheduler and optimizer.schedule are the same option (leave one of them out)"
     ),
+    "fit digits.yaml --loss.weight=[1,2]": "loss.weight=[1, 2]: give loss.class_path=CrossEntropyLoss beside it",
     f"fit digits.yaml --loss.class_path=CrossEntropyLoss --loss.weight=[1{'0' * 400}]": "loss.weight=[10 ... must be",
     "fit digits.yaml --loss.class_path=CrossEntropyLoss --loss.reduction=none": (
         "shape (4,), torch.float32 where a tensor of one"

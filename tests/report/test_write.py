@@ -214,7 +214,9 @@ def test_each_verdict_says_all_that_is_claimed_and_what_it_is_worth(tmp_path):
     half = found(0.005, 0.008, seeds=8)
     assert headline(half) == "'mean' is not worse than 'cls' by 1 point, not shown better"
     assert recommendation(half).startswith("Keep 'cls': no arm is shown to be better; 'mean' may be taken as well.")
-    assert re.search(r"; compare.max_seeds=\d+ gives an answer a chance of about 80 %\.$", recommendation(half))
+    assert re.search(
+        r"; compare.max_seeds=\d+ tells whether it is better with a chance of about 80 %\.$", recommendation(half)
+    )
     assert next_step(half, half.comparisons[0]) == "stop: no loss of 1 point, no gain shown"
 
 

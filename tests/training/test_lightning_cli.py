@@ -177,6 +177,16 @@ CHECKPOINTS = {
 }
 
 
+def test_options_of_the_model_are_those_of_a_module_that_takes_no_network(cli):
+    """As with LightningCLI: of flags, in either form, and of a further config."""
+    Path("over.yaml").write_text("model: {init_args: {hidden: 8}}")
+    for flag in ("--model.hidden=8", "--model.init_args.hidden=8", "--config=over.yaml"):
+        config = resolve(["--config=cli.yaml", flag, "--test=false"]).config
+        assert config["module"] == {"class_path": "cli_parts.Lit", "init_args": {"hidden": 8}}
+    with pytest.raises(UserError, match=r"^module.hiden=8: there is no such option \(did you mean module.hidden\?\)$"):
+        resolve(["--config=cli.yaml", "--model.hiden=8", "--test=false"])
+
+
 def test_facts_of_the_data_that_a_module_is_given_must_be_true(cli):
     flags = ["--config=cli.yaml", "--test=false"]
     with pytest.raises(UserError, match=r"^module.num_classes=3 does not fit the data, which has 4 \(leave it out\)$"):

@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
+import vit_lightning
 from vit_lightning.config.check_values import warmup_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files, trust_flag
@@ -51,12 +52,19 @@ def row(name: str, text: str) -> str:
     return f"{name:<11} {text}"
 
 
+def _warning_text(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+    """Returns a warning as Lightning prints it, of our own without the line of code."""
+    is_ours = Path(filename).is_relative_to(Path(vit_lightning.__file__).parent)
+    return f"warning: {message}\n" if is_ours else f"{filename}:{lineno}: {message}\n"
+
+
 def quiet() -> None:
     """Hides messages that Lightning prints at every start, and its advice that does not fit our data loaders."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     # printed only when the config asks for it
     logging.getLogger("lightning.pytorch.callbacks.model_summary").setLevel(logging.INFO)
+    warnings.formatwarning = _warning_text
     for message in (
         ".*does not have many workers.*",
         ".*smaller than the logging interval.*",
@@ -87,11 +95,13 @@ def print_summary(folder: Path, results: dict[str, Any]) -> None:
 
 def stage_line(stage: Stage, results: Mapping[str, Any]) -> str:
     """Returns the metrics of a stage in one line, with the interval of the accuracy; an empty text without any."""
-    names = [name for name in results if name.startswith(f"{stage}/") and not name.endswith(("/acc_low", "/acc_high"))]
+    starts = f"{stage}/", f"{stage}_"  # a module of the user's may log test_acc
+    names = [name for name in results if name.startswith(starts) and not name.endswith(("/acc_low", "/acc_high"))]
+    names = [name for name in names if not isinstance(results[name], int)]  # of images
     shown = []
     for name in sorted(names, key=lambda name: name.endswith("/loss")):  # the loss comes last
         value, facts = float(results[name]), facts_of(name)
-        label = name.removeprefix(f"{stage}/") if facts is None else facts.label
+        label = name[len(stage) + 1 :] if facts is None else facts.label
         low, high = (results.get(f"{name}_{end}") for end in ("low", "high"))
         between = "" if low is None or high is None else f" (95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
         shown.append(f"{label} {f'{100 * value:.2f} %' if facts and facts.percent else f'{value:.4f}'}{between}")

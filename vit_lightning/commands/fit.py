@@ -214,6 +214,7 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
                 say(path.read_text(encoding="utf-8").strip())
         print_summary(folder, results)
         say(_ties(experiment, folder))
+        say(_stopped_early(trainer))
         run.mirror.finish()
         write_results(folder, results)
     if left_out := sum(map(len, data.bad_images.values())):
@@ -231,6 +232,13 @@ def _ties(experiment: Experiment, folder: Path) -> str:
     ties = values.count(best)
     alike = f"{ties} of {counted(len(values), 'validation')} have the best {monitor}, {best:.4f}"
     return row("ties", f"{alike}, on {counted(count, 'image')}: the first is kept") if ties > 1 else ""
+
+
+def _stopped_early(trainer: Trainer) -> str:
+    """Says which of Lightning's ``EarlyStopping`` ended the training, and why; else nothing."""
+    reasons = [one.stopping_reason_message for one in trainer.early_stopping_callbacks if one.stopping_reason.value]
+    ended = " ".join(str(reason).removesuffix(" Signaling Trainer to stop.") for reason in reasons)
+    return row("stopped", f"by EarlyStopping: {ended}") if reasons else ""
 
 
 def _test(run: Run, results: Results) -> Results:

@@ -19,7 +19,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
 from vit_lightning.config.names import HOMES
@@ -127,6 +127,10 @@ def _schedule(reader: Reader, found: Found, path: str) -> Any:
         rule = "must be a torch.optim.lr_scheduler class, or a function of two steps"
         reader.problems.append(f"{path}.class_path={found.name} {rule}")
         return WRONG
+    if is_class and issubclass(found.target, ReduceLROnPlateau):
+        rule = "follows a metric, but learning rates are known before the training here (choose cosine, linear or wsd)"
+        reader.problems.append(f"{path}.class_path={found.name} {rule}")
+        return WRONG
     theirs = signature_of(found.target, 1 if is_class else 2).options
     return _joined(reader, found, theirs, {"interval": INTERVAL}, path, _own_schedule)
 
@@ -151,6 +155,9 @@ def read_loss(reader: Reader, given: Any) -> Any:
     name, target, arguments = found
     ours = signature_of(LossConfig)
     if not name:
+        of_torch = signature_of(nn.CrossEntropyLoss).options
+        for key in [key for key in arguments if key in of_torch and key not in ours.options]:
+            reader.problems.append(f"loss.{key}={arguments.pop(key)}: give loss.class_path=CrossEntropyLoss beside it")
         return reader.made_of(found, ours, "loss")
     theirs = signature_of(target, 0 if inspect.isclass(target) else 2).options
     _refuse_ours(reader, "loss", name, arguments, theirs, ours.options)

@@ -71,6 +71,25 @@ def as_ours(config: Config, problems: list[str]) -> Config:
     return config
 
 
+def of_the_module(config: Config, earlier: Config) -> Config:
+    """Returns a config with what it gives ``model`` under ``module``, where earlier ones have a module without network.
+
+    So that ``--model.width=64`` is an option of the LightningModule that LightningCLI's config has under ``model``.
+    """
+    module, model = earlier.get("module"), config.get("model")
+    kind = class_of(module.get("class_path")) if isinstance(module, dict) else object
+    if (
+        isinstance(model, dict)
+        and "class_path" not in model
+        and issubclass(kind, LightningModule)
+        and "network" not in signature_of(kind).options
+    ):
+        config = {name: value for name, value in config.items() if name != "model"}
+        given = config.get("module")
+        config["module"] = {**model, **(given if isinstance(given, dict) else {})}
+    return config
+
+
 def as_lightning_trains(config: Config, module: Any) -> Config:
     """Returns a merged config with what LightningCLI takes where nothing is given, or from another place.
 

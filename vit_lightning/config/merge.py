@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_lightning.config.files import Config, as_flag, as_list, flatten, read_config, value_at, word
-from vit_lightning.config.foreign import as_ours
+from vit_lightning.config.foreign import as_ours, of_the_module
 from vit_lightning.config.names import can_be_class, class_of, find_class, full_name, is_same_class
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.options import BESIDE_OTHER_CLASS, DEFAULT_CLASSES, GROUPS, TRAINED, RunOptions
@@ -106,7 +106,8 @@ def merge_all(
             problems += error.problems
     merged: Config = {}
     dropped: list[Dropped] = []
-    for config in (first, *sources):
+    for source in (first, *sources):
+        config = of_the_module(source, merged)
         merged = merge(merged, {k: v for k, v in config.items() if v is not None or k not in GROUPS}, dropped=dropped)
     if command in TRAINED:
         merged.pop("ckpt", None)  # it has been read

@@ -239,7 +239,8 @@ class WrappedDataModule(ImageData):
         count = num_classes or getattr(module, "num_classes", None) or (len(names) if names else None)
         if not isinstance(count, int) or count < 2:
             raise UserError(
-                f"num_classes={count}: give data.num_classes, or {name_of(self.module)} an attribute num_classes"
+                f"num_classes={count}: give data.num_classes, {name_of(self.module)} an attribute num_classes, "
+                "or num_classes to a LightningModule that takes it"
             )
         if names and len(names) != count:
             raise UserError(f"class_names has {len(names)} names for {count} classes")

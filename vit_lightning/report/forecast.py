@@ -370,8 +370,8 @@ def forecast_sentences(study: Study, spread: Spread, seconds: float | None = Non
     lines += [
         f"{_condition(spread)}{rules.max_seeds} seeds show an improvement of {unit.rounded(seen)} with "
         f"{100 * POWER:.0f} % power, of {effect} with {_chance_text(differ.better)}",
-        f"about {alike.runs:.0f} runs if the arms are alike ({_chance_text(alike.answered)} of them answered), "
-        f"{differ.runs:.0f} runs if {who} better by {effect}; {most}",
+        f"about {alike.runs:.0f} runs if the arms are alike ({_chance_text(alike.answered)} of the comparisons "
+        f"answered), {differ.runs:.0f} runs if {who} better by {effect}; {most}",
     ]
     if short := shortfall(study, spread):
         images = spread.images if spread.disagreement is not None else None
@@ -411,11 +411,10 @@ def more_seeds(study: Study, comparisons: Sequence[ArmComparison]) -> str:
 def _advice(study: Study, comparisons: Sequence[ArmComparison]) -> str:
     """Says how many seeds give comparisons answers, or what else does."""
     chance, rules = f"{100 * POWER:.0f} %", study.compare
-    gives = (
-        f"gives an answer a chance of about {chance}"
-        if len(comparisons) == 1
-        else f"answers about {chance} of the open ones"
-    )
+    gives = f"answers about {chance} of the open ones"
+    if len(comparisons) == 1:
+        can_be_kept = comparisons[0].verdict == "not worse"
+        gives = f"{'tells whether it is better' if can_be_kept else 'gives an answer'} with a chance of about {chance}"
     gives = f"ranks about {chance} of the arms that are left" if rules.arms == "best" else gives
     if needed := needed_seeds(study, comparisons):
         return f"; compare.max_seeds={needed} {gives}"
