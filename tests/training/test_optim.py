@@ -153,6 +153,14 @@ def test_last_rate_of_a_cosine_is_min_lr(min_lr):
     assert used[-1] == pytest.approx([min_lr, min_lr], abs=1e-12)
 
 
+@pytest.mark.parametrize(("schedule", "warned"), [("cosine", 1), ("constant", 0)])
+def test_a_single_step_of_learning_rate_zero_is_said(schedule, warned, recwarn):
+    optimizer_and_schedule(ViT(), OptimizerConfig(schedule=schedule), total_steps=1, steps_per_epoch=1)
+    assert [str(one.message) for one in recwarn] == [
+        "the only step of the training has learning rate 0 (give optimizer.schedule=constant)"
+    ] * warned
+
+
 def test_rate_zero_stays_zero_and_leaves_the_weights():
     network = nn.Linear(2, 2)
     before = network.weight.detach().clone()
@@ -218,7 +226,7 @@ def test_frozen_parameters_do_not_move():
 def test_an_empty_group_is_left_out(frozen):
     network = nn.Linear(4, 3)
     getattr(network, frozen).requires_grad_(False)
-    optimizer, _ = optimizer_and_schedule(network, OptimizerConfig(), total_steps=1, steps_per_epoch=1)
+    optimizer, _ = optimizer_and_schedule(network, OptimizerConfig(), total_steps=2, steps_per_epoch=2)
     assert [len(group["params"]) for group in optimizer.param_groups] == [1]
 
 
