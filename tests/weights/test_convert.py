@@ -347,6 +347,16 @@ def test_arrays_are_imported_and_keep_their_dtype(dtype):
     assert {tensor.numpy().dtype for tensor in back.values()} == {np.dtype(dtype)}
 
 
+@pytest.mark.parametrize("other", ["float64", "float16", "bfloat16", "float8_e4m3fn"])
+def test_a_model_of_weights_of_several_dtypes_has_one(other):
+    _, state, config = fresh("timm")
+    state["blocks.0.norm1.weight"] = state["blocks.0.norm1.weight"].to(getattr(torch, other))
+    vit = from_reference(state, family="timm", config=config).eval()
+    whole = torch.float64 if other == "float64" else torch.float32
+    assert {weight.dtype for weight in vit.parameters()} == {whole}
+    assert vit(images(2, 3, 8, 8).to(whole)).isfinite().all()
+
+
 def test_weights_are_copies_in_both_directions():
     _, state, config = fresh("timm")
     before = {name: tensor.clone() for name, tensor in state.items()}

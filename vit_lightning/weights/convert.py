@@ -52,7 +52,8 @@ def from_reference(
         config: the reference's own arguments as plain data; those that are not given have its defaults.
 
     Returns:
-        A ViT in training mode. Its ``reference`` keeps family, config and layout.
+        A ViT in training mode, of the weights' dtype; if they have several, of float64 if it is among them, else of
+        float32. Its ``reference`` keeps family, config and layout.
 
     Raises:
         UserError: names options that we do not have, and missing, unexpected and misshapen tensors.
@@ -68,9 +69,9 @@ def from_reference(
     _check_tensors(given, {**expected, **table.extra(options, layout)}, family)
     state = to_ours(given, names)
     dtypes = {tensor.dtype for tensor in state.values()}
-    if len(dtypes) == 1:
-        vit.to(dtypes.pop())
-    vit.load_state_dict({name: state[name].clone() for name in vit.state_dict()}, assign=True)
+    several = torch.float64 if torch.float64 in dtypes else torch.float32
+    dtype = dtypes.pop() if len(dtypes) == 1 else several
+    vit.to(dtype).load_state_dict({name: state[name].to(dtype, copy=True) for name in vit.state_dict()}, assign=True)
     vit.reference = {"family": family, "config": copy.deepcopy(dict(config)), "layout": layout}
     return vit
 
