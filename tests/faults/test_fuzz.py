@@ -623,11 +623,13 @@ class Watch:
         ):
             for path in arguments[: 2 if event == "os.rename" else 1]:
                 if isinstance(path, str | bytes):
-                    self.note(os.fsdecode(path), "written")
+                    self.note(os.fsdecode(path), "written", follows=event == "os.truncate")
 
-    def note(self, path: str, what: str) -> None:
+    def note(self, path: str, what: str, *, follows: bool = True) -> None:
+        """Keeps a deed outside; one that does not follow links is done to the link."""
         home, self.home = self.home, None  # realpath is no deed of the case
-        real = os.path.realpath(path)
+        folder, name = os.path.split(path)
+        real = os.path.realpath(path) if follows else os.path.join(os.path.realpath(folder), name)
         self.home = home
         if what == "read" and (real.endswith("/secret") or real in ("/etc/passwd",) or real.endswith("/environ")):
             self.found.append(f"{path} is read")
