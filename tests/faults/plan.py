@@ -112,7 +112,7 @@ if __name__ == "__main__":
     path = Path(sys.argv[1]).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     os.chdir(Path(__file__).parents[2])
-    say = ["git", "describe", "--always", "--dirty"]
+    say = ["git", "--no-optional-locks", "describe", "--always", "--dirty"]
     commit = subprocess.run(say, capture_output=True, text=True).stdout.strip() or "unknown"
     os.environ |= {FILE: str(path), READ: str(len(path.read_text()) if path.exists() else 0), COMMIT: commit}
     places = dict.fromkeys(place.partition("::")[0] for place in reversed(PLACES))

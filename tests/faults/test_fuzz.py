@@ -610,7 +610,7 @@ class Watch:
         elif event == "open" and isinstance(arguments[0], str | bytes):
             path, mode, flags = os.fsdecode(arguments[0]), arguments[1] or "", arguments[2] or 0
             writes = any(letter in str(mode) for letter in "wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            self.note(path, "written" if writes else "read")
+            self.note(path, "written" if writes else "read", follows=not flags & os.O_NOFOLLOW)
         elif event in (
             "os.rename",
             "os.remove",

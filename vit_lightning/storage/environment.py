@@ -80,9 +80,8 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 
 def _run_git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "--no-optional-locks", *arguments]  # else a run that is killed meanwhile leaves .git/index.lock
     try:
-        return subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5, check=True
-        ).stdout
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=5, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
