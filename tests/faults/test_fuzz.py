@@ -420,7 +420,8 @@ def weights_case(made: Any, draw: random.Random) -> list[str]:
         shutil.copytree(source, name)
         rewrite(
             draw.choice(
-                [path for path in Path(name).iterdir() if path.suffix == ".json"] * 2 + [*Path(name).iterdir()]
+                sorted(path for path in Path(name).iterdir() if path.suffix == ".json") * 2
+                + sorted(Path(name).iterdir())
             ),
             draw,
             links=False,
@@ -473,7 +474,7 @@ AUTO = ["fit", *SMALL, "--out=run", "--wandb.mode=disabled", "--pictures_every_n
 
 def run_case(made: Any, draw: random.Random) -> list[str]:
     shutil.copytree(made["run"], "run")
-    small = [path for path in Path("run").rglob("*") if path.is_file() and path.suffix != ".ckpt"]
+    small = sorted(path for path in Path("run").rglob("*") if path.is_file() and path.suffix != ".ckpt")
     command = draw.choice(
         (
             ["board", "run"],
@@ -501,13 +502,13 @@ def run_case(made: Any, draw: random.Random) -> list[str]:
             path.parent.mkdir(parents=True, exist_ok=True)
             put(path, draw.choice(("empty", "random", *NO_FILES)), draw)
     if draw.random() < 0.1:
-        rewrite(draw.choice([*Path("run/checkpoints").iterdir()]), draw, hostile)
+        rewrite(draw.choice(sorted(Path("run/checkpoints").iterdir())), draw, hostile)
     return command
 
 
 def ledger_case(made: Any, draw: random.Random) -> list[str]:
     shutil.copytree(made["ledger"], "study")
-    files = [path for path in Path("study").rglob("*") if path.is_file()]
+    files = sorted(path for path in Path("study").rglob("*") if path.is_file())
     chosen = [Path("study/ledger.json")] if draw.random() < 0.4 else draw.sample(files, draw.choice((1, 1, 3)))
     for path in chosen:
         rewrite(path, draw)

@@ -101,9 +101,10 @@ def ablate(config: AblateConfig) -> None:
     with foreign(folder):
         ledger, changed = open_ledger(folder, plan, threads=config.threads, create=not config.dry_run)
         ledger.planned()
-    devices = devices_of(plan)
-    workers = workers_of(config.workers, devices, ledger.facts["threads"])
-    print(describe(plan, config, ledger, workers), flush=True)
+        devices = devices_of(plan)
+        workers = workers_of(config.workers, devices, ledger.facts["threads"])
+        description = describe(plan, config, ledger, workers)
+    print(description, flush=True)
     left = ledger.retry(config.only) if config.retry and not config.dry_run else []
     for text in [*(f"changed: {text}" for text in changed), *left]:
         print(f"  {text}", flush=True)
