@@ -162,11 +162,11 @@ def test_a_lightning_module_of_its_own_kind_runs_predicts_and_shows_its_errors(l
     assert not (tmp_path / "unknown").exists()
     options = lightning(*flags, "--model.depth=3", "--optimizer.lr=0.2")
     assert options.returncode == 2
-    assert "model.depth=3" in options.stderr
-    assert "takes no optimizer or network" in options.stderr
+    assert "module.depth=3: there is no such option" in options.stderr
+    assert "takes no optimizer" in options.stderr
     untested = lightning("fit", "--config=digits_short", "--module=lightning.pytorch.demos.boring_classes.DemoModel")
     assert untested.returncode == 2
-    assert "DemoModel has no test_step (give it one, or test=false)" in untested.stderr
+    assert "DemoModel has no test_step (give it one, or fit with test=false)" in untested.stderr
     broken = Running(command, *flags, "--out=broken", folder=tmp_path, environment={"BREAK": "1"}).finish()
     assert broken.returncode == 1
     assert "project/my_parts.py, line 62\n    return self.no_such_thing" in broken.stderr

@@ -57,7 +57,9 @@ COMMANDS = {
     "fit digits.yaml --trust=yes": "trust=yes must be true or false",
     "fit digits.yaml --help.lost": "help.lost: there is no such group",
     "fit digits.yaml --out=flat": "out=flat ... not empty",
-    "fit digits.yaml --ckpt=run": "ckpt=run: there is no such option",
+    "fit digits.yaml --ckpt_path=run": (
+        "ckpt=run: there is no such option (--resume=RUN goes on with a run, --init_from=SOURCE begins ... weights)"
+    ),
     "fit --resume=folder": "resume=folder is not a run folder with a config.yaml",
     "fit --resume=nowhere": "resume=nowhere is not a run folder",
     "fit --resume=runs/digits/nothing": (

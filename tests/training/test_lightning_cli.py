@@ -187,6 +187,21 @@ def test_options_of_the_model_are_those_of_a_module_that_takes_no_network(cli):
         resolve(["--config=cli.yaml", "--model.hiden=8", "--test=false"])
 
 
+def test_what_only_the_training_shows_is_said_without_a_traceback(cli, capsys):
+    """A metric that the module does not log, and a test without a test_step; the way of its loss is known before."""
+    with pytest.raises(
+        UserError, match=r"^checkpoint.mode=max: lower values of val_loss are better \(give mode=min\)$"
+    ):
+        resolve(["--config=cli.yaml", "--checkpoint.monitor=val_loss", "--test=false"])
+    stopping = '{"class_path": "EarlyStopping", "monitor": "val/loss"}'
+    assert main([*FIT, f"--trainer.callbacks+={stopping}", "--out=run"]) == 2
+    assert "Early stopping conditioned on metric `val/loss` which is not available" in capsys.readouterr().err
+    assert main([*FIT, "--out=other"]) == 0
+    assert "test again" not in capsys.readouterr().out
+    assert main(["test", "--ckpt=other", "--trust"]) == 2
+    assert "has no test_step (give it one, or fit with test=false)" in capsys.readouterr().err
+
+
 def test_facts_of_the_data_that_a_module_is_given_must_be_true(cli):
     flags = ["--config=cli.yaml", "--test=false"]
     with pytest.raises(UserError, match=r"^module.num_classes=3 does not fit the data, which has 4 \(leave it out\)$"):

@@ -80,7 +80,7 @@ def print_summary(folder: Path, results: dict[str, Any]) -> None:
     best = f"   (best checkpoint, step {results['best_step']:,} of {results['steps']:,})"
     lengths = counted(results["epochs"], "epoch"), counted(results["steps"], "step")
     lines = [
-        stage_line("test", results),
+        tested := stage_line("test", results),
         (line := stage_line("val", results)) and line + best,
         row(
             "training",
@@ -88,7 +88,7 @@ def print_summary(folder: Path, results: dict[str, Any]) -> None:
             f"{results['images_per_second']:,.0f} images/s; in all {results['seconds']:.0f} s",
         ),
         row("run", str(folder)),
-        row("test again", f"lightning test --ckpt {folder}{trust_flag()}"),
+        row("test again", f"lightning test --ckpt {folder}{trust_flag()}") if tested else "",
     ]
     say("\n".join(filter(None, lines)))
 

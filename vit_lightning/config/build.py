@@ -96,13 +96,15 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
 
     _, run = (_make(reader, "", _part_of(kind, general)) for kind in OPTION_KINDS)
     settings = {key: _make(reader, key, part) for key, part in setting_parts.items()}
-    tested = command == "fit" and general.get("test")
+    tested = command == "test" or (command == "fit" and general.get("test"))
     if module is not WRONG:
         reader.problems += [*unused_problems(module, config), *_frozen_problems(module, settings, general)]
         if tested and module.target.test_step is LightningModule.test_step:
-            reader.problems.append(f"module.class_path={module.name} has no test_step (give it one, or test=false)")
+            reader.problems.append(
+                f"module.class_path={module.name} has no test_step (give it one, or fit with test=false)"
+            )
     if tested and isinstance(data, WrappedDataModule) and not data.has_test:
-        reader.problems.append(f"data.{data.title} has no test_dataloader (give it one, or test=false)")
+        reader.problems.append(f"data.{data.title} has no test_dataloader (give it one, or fit with test=false)")
     teacher, initial = None, None
     if data is not None:
         reader.problems += _loss_problems(settings["loss"], data)
@@ -187,6 +189,9 @@ def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str
     groups |= {"trainer": Trainer, **{key: type(settings) for key, settings in Settings()._asdict().items()}}
     inner = {last: f"{key}.{last}" for key in reversed(groups) for last in signature_of(groups[key]).options}
     likely = near(name, names, 0.8) or [inner[last] for last in near(name.rpartition("-")[2], inner, 0.7)]
+    if name == "ckpt":
+        instead = "--resume=RUN goes on with a run, --init_from=SOURCE begins with its weights"
+        return f"{name}={value}: there is no such option ({instead})"
     if isinstance(value, dict | list) or not likely:
         return unknown(name, value, "", names)
     return f"{name}={value}: there is no such option (did you mean {likely[0]}?)"

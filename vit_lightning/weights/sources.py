@@ -76,7 +76,7 @@ class _Known(NamedTuple):
     def network(self, config: Mapping[str, Any], path: Path | None) -> nn.Module:
         """Returns the network of a config from a file of weights."""
         if config["model"] is None:
-            raise UserError("its module takes no model, so that there is no network to load")
+            raise UserError("its module takes no network, so that there is no network to load")
         if not self.trust:
             refuse_untrusted({"model": config["model"]})
         folder = None if path is None else run_folder_of(path)
