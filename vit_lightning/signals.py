@@ -32,6 +32,7 @@ Tell = Callable[..., None]
 
 _ending = threading.Event()
 _ended_by = 0  # the signal
+_lost = False  # whether Python has ignored the end that was raised
 _noting = False  # while a training ends by itself after a signal, however long its step takes
 _parent = os.getppid()  # as this process begins: later the parent may have ended
 
@@ -96,21 +97,22 @@ def ended_by_signals(accompany: Callable[[socket.socket], Tell] | None = None) -
 @contextlib.contextmanager
 def _raised_again() -> Iterator[None]:
     """Raises the end of the process once more where Python ignores it: in a finalizer, or in what a fork calls."""
+    global _lost
     earlier, pid = sys.unraisablehook, os.getpid()
 
     def receive(lost: Any) -> None:
+        global _lost
         if lost.exc_type is not SystemExit or not _ended_by:
             earlier(lost)
         elif os.getpid() == pid:  # a worker is ended by its parent
-            _ending.clear()
-            main = threading.main_thread().ident  # not now, as it would be lost too
-            threading.Timer(0.01, signal.pthread_kill, (main, _ended_by)).start()
+            _lost = True  # _watch sends the signal again: what is raised here would be lost too
 
     sys.unraisablehook = receive
     try:
         yield
     finally:
         sys.unraisablehook = earlier
+        _lost = False
 
 
 @contextlib.contextmanager
@@ -173,6 +175,7 @@ class Requests:
 
 def _watch(reading: socket.socket, tell: Tell) -> None:
     """Ends this process if it does not end by itself in time: after signals, or after the end of the first rank."""
+    global _lost
     requests, launched = Requests(), is_launched()
     while True:
         pause = 0.1 if requests.number else 1.0 if launched else None
@@ -184,6 +187,10 @@ def _watch(reading: socket.socket, tell: Tell) -> None:
             tell(signals=[*numbers])
             for number in set(numbers).intersection(STOP):
                 requests.add(number, time.monotonic())
+        if _lost:
+            _lost = False
+            _ending.clear()
+            os.kill(os.getpid(), requests.number)
         now = time.monotonic()
         if launched and not requests.is_urgent and os.getppid() != _parent:
             requests = Requests(signal.SIGKILL, now, now + UNRESPONSIVE + LIMIT, is_urgent=True)
