@@ -36,7 +36,7 @@ def slurm() -> None:
 @pytest.mark.full
 def test_an_array_of_jobs_of_which_some_are_killed(slurm, tmp_path):
     """One is asked to end and queued again, one is killed and queued again: the same results, bit for bit."""
-    write_plan(tmp_path, ARMS, fixed={"trainer.max_epochs": 24})
+    write_plan(tmp_path, ARMS, fixed={"trainer.max_epochs": 48})
     complete(tmp_path, "whole", workers=1)
     options = json.dumps({"timeout_min": 20, "cpus_per_task": 1})
     out = tmp_path / "slurm"
