@@ -371,6 +371,10 @@ TOGETHER = {
     "fit digits.yaml --lr_scheduler=ExponentialLR --optimizer.schedule=cosine": (
         "lr_scheduler and optimizer.schedule are the same option (leave one of them out)"
     ),
+    "fit digits.yaml --model.depth=abc --model.dept=3": [
+        "model.dept=3: there is no such option (did you mean model.depth?)",
+        "model.depth=abc must be an int",
+    ],
     "fit digits.yaml --loss.weight=[1,2]": "loss.weight=[1, 2]: give loss.class_path=CrossEntropyLoss beside it",
     f"fit digits.yaml --loss.class_path=CrossEntropyLoss --loss.weight=[1{'0' * 400}]": "loss.weight=[10 ... must be",
     "fit digits.yaml --loss.class_path=CrossEntropyLoss --loss.reduction=none": (

@@ -167,10 +167,13 @@ def with_class(config: Config, key: str, *, complete: bool = True) -> Any:
 
 
 def _without_consequences(problems: Sequence[str]) -> list[str]:
-    """Returns problems without those of an option that another one was meant to be: it has not got its value yet."""
+    """Returns problems without those of an option that another one was meant to be: it has not got its value yet.
+
+    A value of a wrong type is one by itself.
+    """
     meant = [name for text in problems for name in re.findall(r"\(did you mean ([\w.]+)\?\)$", text)]
     begins = tuple(f"{name}{end}" for name in meant for end in ("=", " is missing"))
-    return [text for text in problems if not begins or not text.startswith(begins)]
+    return [text for text in problems if " must be " in text or not begins or not text.startswith(begins)]
 
 
 def _read_general(reader: Reader, config: Config) -> dict[str, Any]:
