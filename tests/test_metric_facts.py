@@ -29,7 +29,10 @@ def test_a_metric_is_added_by_one_row(monkeypatch):
     assert unit_of("test/f1") == unit_of("test/acc")
 
 
-@pytest.mark.parametrize(("name", "goal"), [("test/acc", "maximize"), ("test/ece", "minimize"), ("mine", "maximize")])
+@pytest.mark.parametrize(
+    ("name", "goal"),
+    [("test/acc", "maximize"), ("test/ece", "minimize"), ("mine", "maximize"), ("val_loss", "minimize")],
+)
 def test_direction_comes_from_the_table(name, goal):
     assert goal_of(name) == goal
 

@@ -142,9 +142,15 @@ def facts_of(name: str) -> MetricFacts | None:
 
 
 def goal_of(name: str) -> Goal:
-    """Returns whether higher or lower values of a logged metric are better; higher outside the table."""
+    """Returns whether higher or lower values of a logged metric are better; outside the table lower of a loss alone."""
     facts = facts_of(name)
-    return "maximize" if facts is None else facts.goal
+    usual: Goal = "minimize" if is_loss(name) else "maximize"
+    return usual if facts is None else facts.goal
+
+
+def is_loss(name: str) -> bool:
+    """Whether a metric is a loss by its name, such as ``val_loss`` of a module of the user's."""
+    return name.endswith("loss")
 
 
 def metric_names(*stages: Stage, classes: int | None = None, table: Mapping[str, MetricFacts] = METRICS) -> list[str]:

@@ -156,7 +156,7 @@ def test_a_lightning_module_of_its_own_kind_runs_predicts_and_shows_its_errors(l
     rows = list(csv.DictReader((tmp_path / "predicted" / "predictions.csv").open()))
     assert len(rows) == 360
     assert sum(row["label"] == row["prediction"] for row in rows) > 100
-    unknown = lightning(*flags, "--checkpoint.monitor=val/acc", "--out=unknown")
+    unknown = lightning(*flags, "--checkpoint.monitor=val/acc", "--checkpoint.mode=max", "--out=unknown")
     assert unknown.returncode == 2
     assert "checkpoint.monitor=val/acc is not logged (choose val_loss, or --trainer.num_sanity" in unknown.stderr
     assert not (tmp_path / "unknown").exists()

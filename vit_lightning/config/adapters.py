@@ -122,13 +122,12 @@ def _augmentation(reader: Reader, found: Found, path: str) -> Any:
 
 def _schedule(reader: Reader, found: Found, path: str) -> Any:
     """Returns a scheduler of torch, or a function of done and of all steps, as a schedule."""
-    is_class = inspect.isclass(found.target)
+    is_class, rule = inspect.isclass(found.target), ""
     if is_class and not issubclass(found.target, LRScheduler):
         rule = "must be a torch.optim.lr_scheduler class, or a function of two steps"
-        reader.problems.append(f"{path}.class_path={found.name} {rule}")
-        return WRONG
-    if is_class and issubclass(found.target, ReduceLROnPlateau):
+    elif is_class and issubclass(found.target, ReduceLROnPlateau):
         rule = "follows a metric, but learning rates are known before the training here (choose cosine, linear or wsd)"
+    if rule:
         reader.problems.append(f"{path}.class_path={found.name} {rule}")
         return WRONG
     theirs = signature_of(found.target, 1 if is_class else 2).options

@@ -125,8 +125,9 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     reader.problems += compiler_problems() if general.get("compile") and command in COMPILES else []
     if general.get("compile") == REPLAYS and command in COMPILES and module is not WRONG:
         reader.problems += replay_problems(trainer, module)
-    if data is not None and module is not WRONG and not module.name:
-        reader.problems += monitor_problems(trainer, settings["checkpoint"], _logged(data, metrics))
+    if data is not None and module is not WRONG:
+        known = [] if module.name else _logged(data, metrics)
+        reader.problems += monitor_problems(trainer, settings["checkpoint"], known)
     refuse(_without_consequences(reader.problems))
     assert data is not None
 

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, Stochasti
 from vit_lightning.config.files import as_list
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import Part
-from vit_lightning.metric_facts import facts_of
+from vit_lightning.metric_facts import facts_of, goal_of, is_loss
 from vit_lightning.storage.redaction import secrets_of_environment
 from vit_lightning.training.checkpoints import CheckpointConfig
 from vit_lightning.training.compiled import REPLAYS, changed_steps
@@ -145,21 +145,24 @@ def _callbacks(trainer: Part) -> list[Part]:
 def monitor_problems(trainer: Part, checkpoint: CheckpointConfig | None, known: Sequence[str]) -> list[str]:
     """Returns monitored metrics that nothing logs, or whose worst value would count as the best.
 
-    None if the config has custom callbacks, which may log anything.
+    Args:
+        trainer: the Trainer with its callbacks; those of others may log anything.
+        checkpoint: the options of checkpoints, None where they are wrong.
+        known: metrics that the module logs; none of a module of the user's, which may log anything.
     """
     callbacks = _callbacks(trainer)
-    if not all(callback.name.startswith(("lightning.", "vit_lightning.")) for callback in callbacks):
-        return []
+    all_known = bool(known) and all(one.name.startswith(("lightning.", "vit_lightning.")) for one in callbacks)
     probes = [name for callback in callbacks if issubclass(callback.target, Probe) for name in callback.target.logs]
     monitors = {f"trainer.callbacks.{one.target.__name__}": (one.target, one.arguments) for one in callbacks}
     monitors["checkpoint"] = (CheckpointConfig, {} if checkpoint is None else vars(checkpoint))
     problems = []
     for key, (kind, given) in monitors.items():
         metric, option = given.get("monitor"), signature_of(kind).options.get("mode")
-        mode, facts = given.get("mode", option and option.default), facts_of(metric or "")
-        if metric not in (None, *known, *probes):
+        mode, goal = given.get("mode", option and option.default), goal_of(metric or "")[:3]
+        has_goal = metric is not None and (facts_of(metric) is not None or is_loss(metric))
+        if all_known and metric not in (None, *known, *probes):
             problems.append(f"{key}.monitor={metric} is not logged (choose {', '.join([*known, *probes])})")
-        elif facts is not None and mode in {"max", "min"} - {facts.goal[:3]}:
+        elif has_goal and mode in {"max", "min"} - {goal}:
             better = f"{'lower' if mode == 'max' else 'higher'} values of {metric} are better"
-            problems.append(f"{key}.mode={mode}: {better} (give mode={facts.goal[:3]})")
+            problems.append(f"{key}.mode={mode}: {better} (give mode={goal})")
     return problems

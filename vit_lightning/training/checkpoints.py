@@ -44,9 +44,7 @@ class CheckpointConfig:
     every_minutes: float | None = None
 
     def __post_init__(self) -> None:
-        worst = self.mode == "max" and self.monitor.endswith("loss")
-        wrong = [f"mode=max: lower values of {self.monitor} are better (give mode=min)"] if worst else []
-        refuse(at_least(1, every_n_steps=self.every_n_steps), at_least(0, every_minutes=self.every_minutes), wrong)
+        refuse(at_least(1, every_n_steps=self.every_n_steps), at_least(0, every_minutes=self.every_minutes))
 
 
 class Checkpoints(Checkpoint):
