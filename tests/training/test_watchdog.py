@@ -159,9 +159,9 @@ def test_a_rank_that_stands_still_is_named_before_those_that_wait(tmp_path, caps
     first, _ = two_ranks(tmp_path)
     (tmp_path / "hang-rank1-101.txt").touch()
     assert first.hangs(60) is not None
-    first.dog._stacks = (tmp_path / "stacks").open("w+b")
     first.dog._all[0]["place"] = endings.OTHERS
-    first.dog._report()
+    with (tmp_path / "stacks").open("w+b") as first.dog._stacks:
+        first.dog._report()
     said = capsys.readouterr().err
     assert "no batch has ended for 30 min" in said
     frozen, waiting = said.index("rank 1 (process 101): the whole process"), said.index("rank 0 (process 100): waits")

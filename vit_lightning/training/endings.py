@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -190,13 +190,13 @@ class Watchdog(Callback):
             faulthandler.register(signal.SIGUSR2, self._stacks)  # data-loading workers inherit it and the file
             self._asks_workers = True
         self._stopped = threading.Event()
-        threading.Thread(target=self._watch, args=(self._stopped,), daemon=True, name="watchdog").start()
+        threading.Thread(target=self._watch, args=(self._stopped, self._stacks), daemon=True, name="watchdog").start()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._stopped is not None and not self._stopped.is_set():
-            self._stopped.set()
             if self._asks_workers:
                 faulthandler.unregister(signal.SIGUSR2)
+            self._stopped.set()
             self._state_file(self.rank).unlink(missing_ok=True)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -230,7 +230,7 @@ class Watchdog(Callback):
         self._batches += 1
         self._is_first = False
 
-    def _watch(self, stopped: threading.Event) -> None:
+    def _watch(self, stopped: threading.Event, stacks: IO[bytes]) -> None:
         try:
             while not stopped.wait(self.pause):
                 hangs = self.hangs()
@@ -243,6 +243,7 @@ class Watchdog(Callback):
                 tell(**self._facts(max(0.0, self._left) + self.pause + LATE))
         finally:
             tell(seconds=None)
+            stacks.close()
 
     def _facts(self, seconds: float) -> dict[str, Any]:
         """Returns what the companion of this process needs to report a hang, so many seconds from now."""
