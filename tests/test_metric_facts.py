@@ -31,9 +31,17 @@ def test_a_metric_is_added_by_one_row(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "goal"),
-    [("test/acc", "maximize"), ("test/ece", "minimize"), ("mine", "maximize"), ("val_loss", "minimize")],
+    [
+        ("test/acc", "maximize"),
+        ("test/ece", "minimize"),
+        ("val_accuracy", "maximize"),
+        ("test_ece_epoch", "minimize"),
+        ("val_loss/dataloader_idx_0", "minimize"),
+        ("val_neg_log_loss", None),
+        ("mine", None),
+    ],
 )
-def test_direction_comes_from_the_table(name, goal):
+def test_direction_comes_from_the_table_or_from_a_name_that_tells(name, goal):
     assert goal_of(name) == goal
 
 

@@ -151,7 +151,7 @@ def _no_command(name: str, arguments: Sequence[str]) -> str:
 
 def _run(name: str, arguments: list[str], is_program: bool) -> int:
     from vit_lightning.companion import start_companion
-    from vit_lightning.errors import Diverged, UserError, mistake_in
+    from vit_lightning.errors import Diverged, UserError
     from vit_lightning.signals import STOP, end_further_rank, ended_by_signals, print_from_first, stopped_by
 
     try:
@@ -174,11 +174,6 @@ def _run(name: str, arguments: list[str], is_program: bool) -> int:
             raise
         where = f"{fault.filename2 or fault.filename}: " if fault.filename else ""
         _print_problems(name, [f"{where}{fault.strerror}: not everything could be written"])
-        return 2
-    except Exception as fault:
-        if not (text := mistake_in(fault)):
-            raise
-        _print_problems(name, [text])
         return 2
     except SystemExit as end:
         if end.code in [128 + number for number in STOP]:

@@ -37,13 +37,6 @@ class Diverged(UserError):
     exit_code = 4
 
 
-def mistake_in(fault: Exception) -> str:
-    """Returns what Lightning says of a mistake in a config that only the training showed; empty for other errors."""
-    text = " ".join(str(fault).split())
-    of_config = type(fault).__name__ == "MisconfigurationException"  # Lightning need not be imported for it
-    return text if of_config or text.startswith("Early stopping conditioned on metric") else ""
-
-
 @contextmanager
 def named(place: str) -> Iterator[None]:
     """Puts the place, such as ``data.``, before each problem of a UserError inside."""

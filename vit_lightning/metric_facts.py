@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -141,16 +142,19 @@ def facts_of(name: str) -> MetricFacts | None:
     return METRICS.get(name.rpartition("/")[2])
 
 
-def goal_of(name: str) -> Goal:
-    """Returns whether higher or lower values of a logged metric are better; outside the table lower of a loss alone."""
-    facts = facts_of(name)
-    usual: Goal = "minimize" if is_loss(name) else "maximize"
-    return usual if facts is None else facts.goal
+def goal_of(name: str) -> Goal | None:
+    """Returns whether higher or lower values of a logged metric are better; None if its name does not tell.
 
-
-def is_loss(name: str) -> bool:
-    """Whether a metric is a loss by its name, such as ``val_loss`` of a module of the user's."""
-    return name.endswith("loss")
+    Names of accuracies and losses that a module of the user's may log are known too, such as ``val_accuracy``, with
+    what Lightning adds: ``test_loss_epoch``, ``test_loss/dataloader_idx_0``.
+    """
+    plain = re.sub(r"(_epoch|_step)?(/dataloader_idx_\d+)?$", "", name)
+    plain = re.sub(r"^(train|val|test)[/_]", "", plain)
+    if plain in METRICS:
+        return METRICS[plain].goal
+    if plain.endswith(("acc", "accuracy")):
+        return "maximize"
+    return "minimize" if plain.endswith("loss") and "neg" not in plain else None
 
 
 def metric_names(*stages: Stage, classes: int | None = None, table: Mapping[str, MetricFacts] = METRICS) -> list[str]:

@@ -187,7 +187,7 @@ def _watch(reading: socket.socket, tell: Tell) -> None:
             tell(signals=[*numbers])
             for number in set(numbers).intersection(STOP):
                 requests.add(number, time.monotonic())
-        if _lost:
+        if _lost and requests.number:
             _lost = False
             _ending.clear()
             os.kill(os.getpid(), requests.number)

@@ -15,6 +15,7 @@ from runs import REPOSITORY
 from tensors import write_images
 
 from vit_lightning.ablation.ablate import AblateConfig, ablate
+from vit_lightning.ablation.ledger import open_ledger
 from vit_lightning.ablation.plan import PlanReader, Tune, plan_help, read_plan, slug
 from vit_lightning.ablation.wandb_sweep import plain_flags, write_sweep
 from vit_lightning.cli import main
@@ -253,7 +254,7 @@ NO_CONFIG = changed(NAMED, config=None)
     [
         ({"config": 3}, ["config=3 must be a path"]),
         ({"compare": None}, ["compare is missing: {metric: test/acc"]),
-        ({"compare": "test/acc"}, ["compare=test/acc must hold metric, smallest_effect, max_seeds, alpha"]),
+        ({"compare": "test/acc"}, ["compare=test/acc must hold metric, smallest_effect, max_seeds, goal, alpha"]),
         (
             {"compare": {"metrik": "test/acc", "arms": "all", "until": "better"}},
             [
@@ -339,6 +340,18 @@ def test_what_selects_what_is_reported_and_what_is_tried(in_folder):
     assert "cls and same come to the same config: there is nothing to compare" in said
     assert "all arms must select by the same metric, not by val/acc (max), val/loss (min)" in said
     assert "tune.options: optimizer.lr=fast must be a finite float" in said
+
+
+def test_the_goal_of_a_metric_that_its_name_does_not_tell_must_be_given(in_folder):
+    Path("own_goal.py").write_text("from vit_lightning import ViTClassifier\n\n\nclass Own(ViTClassifier):\n    pass\n")
+    plan = changed(NAMED, fixed={"module": "own_goal.Own"})
+    plan["compare"]["metric"] = "test_nll"
+    assert "compare.goal is missing: whether higher (maximize) or lower values (minimize) of test_nll" in problems(plan)
+    plan["compare"]["goal"] = "minimize"
+    ledger, _ = open_ledger(Path("ablation"), read_plan(write(plan)))
+    assert ledger.study().goal == "minimize"
+    plan["compare"]["metric"] = "test/acc"
+    assert "compare.goal=minimize: that of test/acc is maximize (leave it out)" in problems(plan)
 
 
 def test_a_run_of_w_and_b_s_agent_is_the_same_run(in_folder, wandb_sweeps):

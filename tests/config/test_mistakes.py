@@ -58,7 +58,7 @@ COMMANDS = {
     "fit digits.yaml --help.lost": "help.lost: there is no such group",
     "fit digits.yaml --out=flat": "out=flat ... not empty",
     "fit digits.yaml --ckpt_path=run": (
-        "ckpt=run: there is no such option (--resume=RUN goes on with a run, --init_from=SOURCE begins ... weights)"
+        "ckpt=run: there is no such option (--init_from=SOURCE begins ... lightning fit --resume=RUN goes on ... run)"
     ),
     "fit --resume=folder": "resume=folder is not a run folder with a config.yaml",
     "fit --resume=nowhere": "resume=nowhere is not a run folder",
@@ -328,6 +328,12 @@ TOGETHER = {
     "fit digits.yaml --metrics=[F1Score] --checkpoint.monitor=val/f1": "val/acc5, val/f1_score, ",
     "fit digits.yaml --trainer.callbacks='[{class_path: KNNProbe}]' --checkpoint.monitor=val/linear_acc": (
         "checkpoint.monitor=val/linear_acc is not logged ... val/knn_acc"
+    ),
+    "fit digits.yaml --metrics=[HammingDistance] --checkpoint.monitor=val/hamming_distance --checkpoint.mode=max": (
+        "checkpoint.mode=max: lower values of val/hamming_distance are better (give mode=min)"
+    ),
+    "fit digits.yaml --metrics=[F1Score] --trainer.callbacks='[{class_path: EarlyStopping, monitor: val/f1_score}]'": (
+        "trainer.callbacks.EarlyStopping.mode=min: higher values of val/f1_score are better (give mode=max)"
     ),
     "fit digits.yaml --metrics=[ConfusionMatrix] --model.depth=0": [
         "MulticlassConfusionMatrix: it gives (10, 10)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -41,14 +42,20 @@ def children(folder: Path, first: int) -> list[int]:
     """Processes that the first one has started: its workers, or where it has none the second rank."""
 
     def parent(pid: int) -> int:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return 0
 
     return [pid for pid in harness.orphans(folder) if pid != first and parent(pid) == first]
 
 
 def second_ranks(folder: Path, first: int) -> list[int]:
     """The second rank, once it is a new program: until then it may be another process that the first one forks."""
-    return [pid for pid in children(folder, first) if b"\0LOCAL_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
+    found = []
+    for pid in children(folder, first):
+        with contextlib.suppress(OSError):
+            found += [pid] if b"\0LOCAL_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes() else []
+    return found
 
 
 def nothing_is_left(folder: Path, seconds: float = 30.0) -> None:

@@ -19,7 +19,7 @@ from vit_lightning.storage.checkpoint_files import read_checkpoint
 
 PARTS = """
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -59,6 +59,11 @@ class Lit(LightningModule):
 
     def on_train_epoch_end(self):
         self.log("number", float(self.current_epoch), prog_bar=True)
+
+
+class Watch(Callback):
+    def __init__(self, monitor, mode):
+        pass
 
 
 class Net(nn.Sequential):
@@ -183,16 +188,29 @@ def test_options_of_the_model_are_those_of_a_module_that_takes_no_network(cli):
     for flag in ("--model.hidden=8", "--model.init_args.hidden=8", "--config=over.yaml"):
         config = resolve(["--config=cli.yaml", flag, "--test=false"]).config
         assert config["module"] == {"class_path": "cli_parts.Lit", "init_args": {"hidden": 8}}
+    Path("text.yaml").write_text("{module: cli_parts.Lit, model: {hidden: 8}}")
+    flags = ["--config=text.yaml", "--data=cli_parts.DM", "--data.num_classes=3", "--module.num_classes=3"]
+    assert resolve([*flags, "--test=false"]).config["module"]["init_args"] == {"hidden": 8}
+    other = ["--module=vit_lightning.ViTClassifier", "--model.patch_size=4", "--data.num_classes=3", "--test=false"]
+    config = resolve(["--config=cli.yaml", *other, "--lr_scheduler=null"]).config
+    assert (config["model"]["init_args"]["patch_size"], config["optimizer"]["init_args"]["schedule"]) == (4, "constant")
     with pytest.raises(UserError, match=r"^module.hiden=8: there is no such option \(did you mean module.hidden\?\)$"):
         resolve(["--config=cli.yaml", "--model.hiden=8", "--test=false"])
 
 
 def test_what_only_the_training_shows_is_said_without_a_traceback(cli, capsys):
     """A metric that the module does not log, and a test without a test_step; the way of its loss is known before."""
-    with pytest.raises(
-        UserError, match=r"^checkpoint.mode=max: lower values of val_loss are better \(give mode=min\)$"
-    ):
-        resolve(["--config=cli.yaml", "--checkpoint.monitor=val_loss", "--test=false"])
+    flags = ["--config=cli.yaml", "--test=false"]
+    assert resolve([*flags, "--checkpoint.monitor=val_loss"]).config["checkpoint"]["mode"] == "min"
+    with pytest.raises(UserError, match=r"^checkpoint.mode=max: lower values of val_loss .* \(give mode=min\)$"):
+        resolve([*flags, "--checkpoint.monitor=val_loss", "--checkpoint.mode=max"])
+    with pytest.raises(UserError, match=r"^checkpoint.mode is missing: whether higher \(max\) or lower \(min\) values"):
+        resolve([*flags, "--checkpoint.monitor=val_nll"])
+    theirs = '{"class_path": "cli_parts.Watch", "monitor": ["val_loss", "accuracy"], "mode": "max"}'
+    assert resolve([*flags, f"--trainer.callbacks+={theirs}"]), "what a callback of others takes is its own"
+    assert main([*FIT, "--trainer.limit_val_batches=0.01", "--out=none"]) == 2
+    assert "limit_val_batches" in capsys.readouterr().err
+    assert not Path("none").exists()
     stopping = '{"class_path": "EarlyStopping", "monitor": "val/loss"}'
     assert main([*FIT, f"--trainer.callbacks+={stopping}", "--out=run"]) == 2
     assert "Early stopping conditioned on metric `val/loss` which is not available" in capsys.readouterr().err

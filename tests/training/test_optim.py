@@ -153,14 +153,6 @@ def test_last_rate_of_a_cosine_is_min_lr(min_lr):
     assert used[-1] == pytest.approx([min_lr, min_lr], abs=1e-12)
 
 
-@pytest.mark.parametrize(("schedule", "warned"), [("cosine", 1), ("constant", 0)])
-def test_a_single_step_of_learning_rate_zero_is_said(schedule, warned, recwarn):
-    optimizer_and_schedule(ViT(), OptimizerConfig(schedule=schedule), total_steps=1, steps_per_epoch=1)
-    assert [str(one.message) for one in recwarn if one.category is UserWarning] == [
-        "the only step of the training has learning rate 0 (give optimizer.schedule=constant)"
-    ] * warned
-
-
 def test_rate_zero_stays_zero_and_leaves_the_weights():
     network = nn.Linear(2, 2)
     before = network.weight.detach().clone()

@@ -246,12 +246,13 @@ class Ledger:
 
     def _study(self, runs: list[Run]) -> Study:
         facts = self.facts
-        metric = facts["compare"]["metric"]
+        compare = Compare(**facts["compare"])
+        known = recorded_goal(compare.metric, [*facts["configs"].values()]) or goal_of(compare.metric)
         return Study(
             **{key: facts[key] for key in ("name", "question", "config", "metric", "baseline", "arms", "seeds")},
             folder=self.folder,
-            goal=recorded_goal(metric, [*facts["configs"].values()]) or goal_of(metric),
-            compare=Compare(**facts["compare"]),
+            goal=compare.goal or known or "maximize",
+            compare=compare,
             split_varies=facts["split_varies"],
             runs=runs,
             factors=facts["factors"],
@@ -554,11 +555,12 @@ def _code() -> dict[str, str]:
 def _rules(facts: dict[str, Any]) -> dict[str, Any]:
     """Returns the rules of a plan as a config has them: all must stay as they were before the first run."""
     tune = facts["tune"] or {"seeds": []}
+    compare = dataclasses.asdict(Compare(**facts["compare"]))  # newer rules at their defaults, in a ledger without them
     return {
         "baseline": facts["baseline"],
         "threads": facts["threads"],
         "checkpoint": {"monitor": facts["metric"]},
         "seeds": {"first": facts["seeds"][0], "split": "varies" if facts["split_varies"] else "fixed"},
-        "compare": {key: value for key, value in facts["compare"].items() if key not in MAY_CHANGE},
+        "compare": {key: value for key, value in compare.items() if key not in MAY_CHANGE},
         "tune": {**tune, "replicates": bool(tune.get("replicates"))},
     }

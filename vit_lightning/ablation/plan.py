@@ -24,7 +24,7 @@ from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import WRONG, Reader
 from vit_lightning.errors import UserError
 from vit_lightning.limits import problems_of, refuse
-from vit_lightning.metric_facts import facts_of, metric_names, with_own
+from vit_lightning.metric_facts import facts_of, goal_of, metric_names, with_own
 from vit_lightning.report.comparisons import most_seeds
 from vit_lightning.report.sequential import FIRST
 from vit_lightning.report.study import MOST_SEEDS, TUNING, Compare, combinations
@@ -506,8 +506,14 @@ def _problems_of(plan: Plan, experiment: Experiment) -> list[str]:
         problems.append(
             f"checkpoint.monitor={monitor} must be a metric of validation in an ablation (choose {choices})"
         )
+    known, goal = table.get(metric.rpartition("/")[2]), plan.compare.goal
     if metric and metric not in reported and not foreign:
         problems.append(f"compare.metric={metric} must be a metric of test (choose {', '.join(reported)})")
+    elif known and goal not in (None, known.goal):
+        problems.append(f"compare.goal={goal}: that of {metric} is {known.goal} (leave it out)")
+    elif metric and not (known or goal or goal_of(metric)):
+        either = f"whether higher (maximize) or lower values (minimize) of {metric} are better"
+        problems.append(f"compare.goal is missing: {either}")
     if not experiment.test or experiment.trainer["limit_test_batches"] == 0:
         problems.append("test=false or trainer.limit_test_batches=0: without a test there is nothing to compare")
     if runs := experiment.trainer["fast_dev_run"]:

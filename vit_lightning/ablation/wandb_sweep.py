@@ -40,7 +40,7 @@ def write_sweep(plan: Plan, path: Path, chosen: Mapping[str, Mapping[str, Any]])
     arms = [{**common, "arm": arm, "options": {**plan.arms[arm], **chosen.get(arm, {})}} for arm in plan.arms]
     seeds, chooser = plan.seeds[: plan.compare.max_seeds], plan.checkpoint
     sweep = {"method": "grid", "parameters": {"arm": {"values": arms}, "seed_everything": {"values": seeds}}}
-    how = write_sweep_file(path, ["fit", *plan.flags], chooser.monitor, chooser.mode, sweep)
+    how = write_sweep_file(path, ["fit", *plan.flags], chooser.monitor, str(chooser.mode), sweep)
     what = f"{len(arms) * len(seeds)} runs, all that the plan compares"
     return f"{how}: {what}, since agents do not stop arms that are decided"
 

@@ -205,7 +205,7 @@ class Start(Callback):
         self._has_trained = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        note = _check_warmup(trainer, pl_module, self.experiment)
+        note = _check_schedule(trainer, pl_module, self.experiment)
         if trainer.is_global_zero:
             data = self.experiment.data
             height, width = data.image_size
@@ -276,14 +276,17 @@ def _steps(trainer: Trainer) -> tuple[int, int]:
     return per_epoch, total
 
 
-def _check_warmup(trainer: Trainer, module: LightningModule, experiment: Experiment) -> str:
-    """Returns a note where the learning rate only rises; empty where it does not.
+def _check_schedule(trainer: Trainer, module: LightningModule, experiment: Experiment) -> str:
+    """Returns a note where the learning rate only rises, or is 0; empty where neither is so.
 
     Raises:
         UserError: the warm-up of a new run is longer than its training, in another unit than the config's.
     """
     per_epoch, total = _steps(trainer)
     config = module.optimizer_config if isinstance(module, ConfiguredOptimizer) else OptimizerConfig()
+    first = trainer.optimizers[0].param_groups[0] if isinstance(module, ConfiguredOptimizer) else {}
+    if total == 1 and first.get("lr") == 0.0 < first["initial_lr"]:
+        return "the only step of the training has learning rate 0 (give optimizer.schedule=constant)"
     if not total or config.count_warmup(total_steps=total, steps_per_epoch=per_epoch) < total:
         return ""
     if not trainer.global_step:

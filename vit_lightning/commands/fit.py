@@ -228,7 +228,7 @@ def _ties(experiment: Experiment, folder: Path) -> str:
     monitor, data = experiment.settings.checkpoint.monitor, experiment.data
     count = data.image_count("val") if data.own_loaders else 0
     values = [float(line[monitor]) for line in read_metrics(folder) if monitor in line] if count < FEW_IMAGES else []
-    best = {"max": max, "min": min}[experiment.settings.checkpoint.mode](values, default=0.0)
+    best = (min if experiment.settings.checkpoint.mode == "min" else max)(values, default=0.0)
     ties = values.count(best)
     alike = f"{ties} of {counted(len(values), 'validation')} have the best {monitor}, {best:.4f}"
     return row("ties", f"{alike}, on {counted(count, 'image')}: the first is kept") if ties > 1 else ""

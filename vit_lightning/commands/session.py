@@ -89,6 +89,7 @@ def own_faults(folder: Path | None) -> Iterator[None]:
 
     Raises:
         OwnFault: in place of the error.
+        UserError: a mistake in the config that Lightning met.
     """
     try:
         yield
@@ -99,6 +100,8 @@ def own_faults(folder: Path | None) -> Iterator[None]:
             raise UserError(f"compile=true: torch cannot compile it: {one_line(fault)} (give compile=false)") from fault
         text = own_traceback(fault)
         if text is None:
+            if isinstance(fault, MisconfigurationException) or str(fault).startswith("Early stopping conditioned on"):
+                raise UserError(" ".join(str(fault).split())) from fault  # a mistake that only the training shows
             raise
         if folder is not None and folder.is_dir():
             log = folder / ("error.log" if is_first() else f"error-rank{_get_rank()}.log")

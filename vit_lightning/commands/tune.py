@@ -201,7 +201,7 @@ def scale_batch(experiment: Experiment, *, max_batch_size: int = 8192, steps: in
 
 
 def try_out(experiment: Experiment) -> Results:
-    """Trains, validates and tests on a few batches (``trainer.fast_dev_run``), and writes nothing."""
+    """Trains, validates and, with ``test``, tests on a few batches (``trainer.fast_dev_run``), and writes nothing."""
     seed_everything(experiment.seed, verbose=False)
     data, module = experiment.data, make_module(experiment)
     start_weights(module, experiment)
@@ -209,8 +209,10 @@ def try_out(experiment: Experiment) -> Results:
     compile_chosen(module, experiment, trainer)
     with own_faults(None), chosen_matmul(experiment):
         trainer.fit(module, datamodule=data)
-        trainer.test(module, datamodule=data, verbose=False)
-    say("fast_dev_run: training, validation and test work; nothing was written")
+        if experiment.test:
+            trainer.test(module, datamodule=data, verbose=False)
+    tried = "training, validation and test" if experiment.test else "training and validation"
+    say(f"fast_dev_run: {tried} work; nothing was written")
     return logged(trainer, "")
 
 
@@ -256,7 +258,7 @@ def write_sweep(experiment: Experiment, path: Path, words: Sequence[str]) -> Non
     early = {"type": "hyperband", "min_iter": max(1, validations // 9), "eta": 3}
     sweep = {"method": "bayes", "parameters": parameters, "early_terminate": early}
     comments = SWEEP.format(path=path)
-    how = write_sweep_file(path, command, chosen.monitor, chosen.mode, sweep, comments=comments, problems=problems)
+    how = write_sweep_file(path, command, chosen.monitor, str(chosen.mode), sweep, comments=comments, problems=problems)
     say(f"{path}: change its parameters, then {how}")
 
 

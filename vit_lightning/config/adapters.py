@@ -155,8 +155,9 @@ def read_loss(reader: Reader, given: Any) -> Any:
     ours = signature_of(LossConfig)
     if not name:
         of_torch = signature_of(nn.CrossEntropyLoss).options
+        place = "in place of loss.name" if "name" in arguments else "beside it"
         for key in [key for key in arguments if key in of_torch and key not in ours.options]:
-            reader.problems.append(f"loss.{key}={arguments.pop(key)}: give loss.class_path=CrossEntropyLoss beside it")
+            reader.problems.append(f"loss.{key}={arguments.pop(key)}: give loss.class_path=CrossEntropyLoss {place}")
         return reader.made_of(found, ours, "loss")
     theirs = signature_of(target, 0 if inspect.isclass(target) else 2).options
     _refuse_ours(reader, "loss", name, arguments, theirs, ours.options)

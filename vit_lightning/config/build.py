@@ -19,6 +19,7 @@ from vit_lightning.config.check_values import (
     replay_problems,
     trainer_problems,
     warmup_problems,
+    with_mode,
 )
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config
@@ -53,7 +54,7 @@ from vit_lightning.config.typed import WRONG, Part, Place, Reader, plain, unknow
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.limits import refuse
-from vit_lightning.metric_facts import STEP_METRICS, metric_names, with_own
+from vit_lightning.metric_facts import STEP_METRICS, Goal, goal_of, metric_names, with_own
 from vit_lightning.training.compiled import REPLAYS
 from vit_lightning.training.losses import OwnLoss
 from vit_lightning.weights.trust import bounded
@@ -94,6 +95,10 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     with bounded(merged.weights, "a metric"):
         metrics = read_metrics(reader, config.get("metrics"), 10 if data is None else data.num_classes)
 
+    logged = {} if data is None else _logged(data, metrics)
+    if setting_parts["checkpoint"] is not WRONG:
+        setting_parts["checkpoint"] = with_mode(setting_parts["checkpoint"], logged)
+
     _, run = (_make(reader, "", _part_of(kind, general)) for kind in OPTION_KINDS)
     settings = {key: _make(reader, key, part) for key, part in setting_parts.items()}
     tested = command == "test" or (command == "fit" and general.get("test"))
@@ -126,8 +131,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     if general.get("compile") == REPLAYS and command in COMPILES and module is not WRONG:
         reader.problems += replay_problems(trainer, module)
     if data is not None and module is not WRONG:
-        known = [] if module.name else _logged(data, metrics)
-        reader.problems += monitor_problems(trainer, settings["checkpoint"], known)
+        reader.problems += monitor_problems(trainer, settings["checkpoint"], {} if module.name else logged)
     refuse(_without_consequences(reader.problems))
     assert data is not None
 
@@ -194,7 +198,7 @@ def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str
     inner = {last: f"{key}.{last}" for key in reversed(groups) for last in signature_of(groups[key]).options}
     likely = near(name, names, 0.8) or [inner[last] for last in near(name.rpartition("-")[2], inner, 0.7)]
     if name == "ckpt":
-        instead = "--resume=RUN goes on with a run, --init_from=SOURCE begins with its weights"
+        instead = "--init_from=SOURCE begins with its weights, lightning fit --resume=RUN goes on with a run"
         return f"{name}={value}: there is no such option ({instead})"
     if isinstance(value, dict | list) or not likely:
         return unknown(name, value, "", names)
@@ -295,7 +299,8 @@ def _loss_problems(loss: Any, data: ImageData) -> list[str]:
     return [f"loss.class_path={loss.name}: {text}" for text in found]
 
 
-def _logged(data: ImageData, metrics: Sequence[Chosen]) -> list[str]:
-    """Returns the names of all that ViTClassifier logs."""
+def _logged(data: ImageData, metrics: Sequence[Chosen]) -> dict[str, Goal | None]:
+    """Returns the names of all that ViTClassifier logs, with their goals."""
     table = with_own({item.name: item.metric for item in metrics})
-    return [*metric_names("val", "train", classes=data.num_classes, table=table), *STEP_METRICS]
+    names = metric_names("val", "train", classes=data.num_classes, table=table)
+    return {name: table[name.partition("/")[2]].goal for name in names} | {name: goal_of(name) for name in STEP_METRICS}

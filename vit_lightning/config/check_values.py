@@ -8,7 +8,8 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, Stochasti
 from vit_lightning.config.files import as_list
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import Part
-from vit_lightning.metric_facts import facts_of, goal_of, is_loss
+from vit_lightning.metric_facts import Goal, goal_of
 from vit_lightning.storage.redaction import secrets_of_environment
 from vit_lightning.training.checkpoints import CheckpointConfig
 from vit_lightning.training.compiled import REPLAYS, changed_steps
@@ -142,27 +143,42 @@ def _callbacks(trainer: Part) -> list[Part]:
     return [callback for callback in as_list(trainer.arguments.get("callbacks")) if isinstance(callback, Part)]
 
 
-def monitor_problems(trainer: Part, checkpoint: CheckpointConfig | None, known: Sequence[str]) -> list[str]:
+def with_mode(checkpoint: Part, known: Mapping[str, Goal | None]) -> Part:
+    """Returns the options of checkpoints with the mode of their metric, where none is given and it is known."""
+    given = checkpoint.arguments
+    monitor = given.get("monitor", CheckpointConfig.monitor)
+    goal = known.get(monitor) or goal_of(monitor)
+    filled = {**given, "mode": goal[:3]} if goal and given.get("mode") is None else given
+    return replace(checkpoint, arguments=filled)
+
+
+def monitor_problems(trainer: Part, checkpoint: CheckpointConfig | None, known: Mapping[str, Goal | None]) -> list[str]:
     """Returns monitored metrics that nothing logs, or whose worst value would count as the best.
 
     Args:
-        trainer: the Trainer with its callbacks; those of others may log anything.
+        trainer: the Trainer with its callbacks; those of others may log anything, and their arguments mean what they
+            say.
         checkpoint: the options of checkpoints, None where they are wrong.
-        known: metrics that the module logs; none of a module of the user's, which may log anything.
+        known: metrics that the module logs, with their goals; none of a module of the user's, which may log anything.
     """
     callbacks = _callbacks(trainer)
-    all_known = bool(known) and all(one.name.startswith(("lightning.", "vit_lightning.")) for one in callbacks)
+    theirs = [callback for callback in callbacks if callback.name.startswith("lightning.")]
+    has_others = any(not callback.name.startswith(("lightning.", "vit_lightning.")) for callback in callbacks)
     probes = [name for callback in callbacks if issubclass(callback.target, Probe) for name in callback.target.logs]
-    monitors = {f"trainer.callbacks.{one.target.__name__}": (one.target, one.arguments) for one in callbacks}
+    monitors = {f"trainer.callbacks.{one.target.__name__}": (one.target, one.arguments) for one in theirs}
     monitors["checkpoint"] = (CheckpointConfig, {} if checkpoint is None else vars(checkpoint))
     problems = []
     for key, (kind, given) in monitors.items():
         metric, option = given.get("monitor"), signature_of(kind).options.get("mode")
-        mode, goal = given.get("mode", option and option.default), goal_of(metric or "")[:3]
-        has_goal = metric is not None and (facts_of(metric) is not None or is_loss(metric))
-        if all_known and metric not in (None, *known, *probes):
+        if metric is None:
+            continue
+        mode, goal = given.get("mode", option and option.default), known.get(metric) or goal_of(metric)
+        if known and not has_others and metric not in (*known, *probes):
             problems.append(f"{key}.monitor={metric} is not logged (choose {', '.join([*known, *probes])})")
-        elif has_goal and mode in {"max", "min"} - {goal}:
+        elif key == "checkpoint" and not (goal or mode):
+            better = f"whether higher (max) or lower (min) values of {metric} are better"
+            problems.append(f"checkpoint.mode is missing: {better}")
+        elif goal and mode in {"max", "min"} - {goal[:3]}:
             better = f"{'lower' if mode == 'max' else 'higher'} values of {metric} are better"
-            problems.append(f"{key}.mode={mode}: {better} (give mode={goal})")
+            problems.append(f"{key}.mode={mode}: {better} (give mode={goal[:3]})")
     return problems

@@ -38,6 +38,7 @@ def as_ours(config: Config, problems: list[str]) -> Config:
     if "ckpt_path" in config:
         config["ckpt"] = config.pop("ckpt_path")
     schedule = config.pop("lr_scheduler", None)
+    schedule = "constant" if schedule == "null" else schedule  # as on the command line
     if isinstance(schedule, str) and can_be_class(schedule):
         schedule = {"class_path": schedule}
     if isinstance(schedule, dict):
@@ -72,12 +73,14 @@ def as_ours(config: Config, problems: list[str]) -> Config:
 
 
 def of_the_module(config: Config, earlier: Config) -> Config:
-    """Returns a config with what it gives ``model`` under ``module``, where earlier ones have a module without network.
+    """Returns a config with what it gives ``model`` under ``module``, where its module, or else that of earlier ones,
+    takes no network.
 
     So that ``--model.width=64`` is an option of the LightningModule that LightningCLI's config has under ``model``.
     """
-    module, model = earlier.get("module"), config.get("model")
-    kind = class_of(module.get("class_path")) if isinstance(module, dict) else object
+    given, model = config.get("module"), config.get("model")
+    names = (one.get("class_path") if isinstance(one, dict) else one for one in (given, earlier.get("module")))
+    kind = class_of(next(filter(None, names), None))
     if (
         isinstance(model, dict)
         and "class_path" not in model
@@ -85,8 +88,8 @@ def of_the_module(config: Config, earlier: Config) -> Config:
         and "network" not in signature_of(kind).options
     ):
         config = {name: value for name, value in config.items() if name != "model"}
-        given = config.get("module")
-        config["module"] = {**model, **(given if isinstance(given, dict) else {})}
+        named = {"class_path": given} if isinstance(given, str) else {}
+        config["module"] = {**model, **(given if isinstance(given, dict) else named)}
     return config
 
 

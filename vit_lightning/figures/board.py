@@ -101,6 +101,7 @@ def _read_run(folder: Path, name: str, share: float, configs: list[dict[str, Any
     state, cause = files.state(bool(results))
     times = [row["time"] for row in rows if "time" in row]
     monitor = str(value_at(config, "checkpoint.monitor") or "val/acc")
+    is_lower = (value_at(config, "checkpoint.mode") or goal_of(monitor) or "")[:3] == "min"
     series = _series(rows)
     best = series[monitor]["y"] if monitor in series else []
     speed = series["speed/images_per_second"]["y"] if "speed/images_per_second" in series else []
@@ -114,7 +115,7 @@ def _read_run(folder: Path, name: str, share: float, configs: list[dict[str, Any
         "seed": config.get("seed_everything"),
         "experiment": config.get("experiment"),
         "monitor": monitor,
-        "best": (max if goal_of(monitor) == "maximize" else min)(best, default=None),
+        "best": (min if is_lower else max)(best, default=None),
         "seconds": times[-1] - times[0] if times else None,
         "images_per_second": speed[-1] if len(speed) else None,
         "results": {key: value for key, value in results.items() if isinstance(value, int | float)},

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vit_lightning.config.files import word
+from vit_lightning.metric_facts import Goal
 from vit_lightning.report.sequential import Answer, Spending
 
 MOST_SEEDS = 1000
@@ -28,6 +29,8 @@ class Compare:
         metric: test metric, measured once at the end of a run.
         smallest_effect: smallest difference that would matter, in the metric's own units (0.005 is half a point of
             accuracy).
+        goal: whether higher (maximize) or lower values (minimize) of metric are better; needed for a metric of a
+            LightningModule of your own that is no accuracy and no loss by its name.
         max_seeds: seeds of the last analysis, 6 to 1000; arms that are decided earlier get fewer. Up to half as many
             more replace seeds of which a run has failed.
         alpha: probability of any false claim in the study, over all arms and all analyses.
@@ -47,6 +50,7 @@ class Compare:
     metric: str
     smallest_effect: float
     max_seeds: int
+    goal: Goal | None = None
     alpha: float = 0.05
     arms: Literal["baseline", "pairs", "best"] = "baseline"
     until: Answer = "equivalent"
@@ -148,7 +152,7 @@ class Study:
     """Config files, as the plan names them."""
     metric: str
     """Validation metric that selects the best checkpoint, and the values of the tuning."""
-    goal: Literal["maximize", "minimize"]
+    goal: Goal
     """Direction in which ``compare.metric`` improves; ``metric`` may go the other way."""
     compare: Compare
     baseline: str

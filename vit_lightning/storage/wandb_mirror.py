@@ -198,7 +198,7 @@ class WandbMirror(Logger):
     def _define_best(self) -> None:
         """Keeps the best value of each validation metric in the summary, as ``val/acc.max``."""
         checkpoint = self.run_config.get("checkpoint") or {}
-        best = {name: goal_of(name)[:3] for name in (*metric_names("val"), RAW_ACCURACY)}
+        best = {name: (goal_of(name) or "max")[:3] for name in (*metric_names("val"), RAW_ACCURACY)}
         for name, kind in (best | {checkpoint.get("monitor", "val/acc"): checkpoint.get("mode", "max")}).items():
             self._run.define_metric(name, summary=kind)
 

@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
-from vit_lightning.metric_facts import STEP_METRICS
+from vit_lightning.metric_facts import STEP_METRICS, goal_of
 from vit_lightning.storage.checkpoint_files import BEST, LAST, AtomicCheckpointIO
 from vit_lightning.storage.folder import is_first
 from vit_lightning.training import lightning_detours as detours
@@ -33,18 +33,21 @@ class CheckpointConfig:
 
     Args:
         monitor: logged metric by which best.ckpt is chosen.
-        mode: whether higher (max) or lower (min) values of monitor are better.
+        mode: whether higher (max) or lower (min) values of monitor are better; needed for a metric of a
+            LightningModule of your own that is no accuracy and no loss by its name.
         every_n_steps: optimizer steps after which last.ckpt is written again.
         every_minutes: minutes after which last.ckpt is written again.
     """
 
     monitor: str = "val/acc"
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] | None = None
     every_n_steps: int | None = None
     every_minutes: float | None = None
 
     def __post_init__(self) -> None:
         refuse(at_least(1, every_n_steps=self.every_n_steps), at_least(0, every_minutes=self.every_minutes))
+        if self.mode is None and (goal := goal_of(self.monitor)):
+            self.mode = "max" if goal == "maximize" else "min"
 
 
 class Checkpoints(Checkpoint):
@@ -181,7 +184,7 @@ class Checkpoints(Checkpoint):
             return
         self._check_best(trainer)
         score = float(trainer.callback_metrics[self.settings.monitor])
-        sign = 1.0 if self.settings.mode == "max" else -1.0
+        sign = -1.0 if self.settings.mode == "min" else 1.0
         if math.isnan(score) or (self.best_score is not None and sign * score <= sign * self.best_score):
             return
         self._best_before = self.best_score, self.best_step

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import pickle
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -322,10 +321,6 @@ def optimizer_and_schedule(
             decay_steps=round(config.decay_fraction * total_steps),
         )
 
-    if total_steps == 1 and factor(0) == 0.0 < lr:
-        warnings.warn(
-            "the only step of the training has learning rate 0 (give optimizer.schedule=constant)", stacklevel=2
-        )
     return optimizer, LambdaLR(optimizer, factor)
 
 
