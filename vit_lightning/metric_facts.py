@@ -67,7 +67,7 @@ class MetricFacts:
     Args:
         make: returns the torchmetrics metric for a number of classes; its ``update`` takes probabilities
             (b, num_classes) and labels (b,).
-        goal: whether higher or lower values are better.
+        goal: whether higher or lower values are better; None if nothing tells, of a metric of the user's.
         label: name on the axis of a figure.
         percent: whether it is a fraction that is written in percent.
         counts_images: whether it is a fraction of the images.
@@ -77,7 +77,7 @@ class MetricFacts:
     """
 
     make: Callable[[int], Metric]
-    goal: Goal
+    goal: Goal | None
     label: str
     percent: bool = False
     counts_images: bool = False
@@ -129,12 +129,19 @@ def with_own(metrics: Mapping[str, Metric]) -> dict[str, MetricFacts]:
     return METRICS | {
         name: MetricFacts(
             lambda classes, metric=metric: metric.clone(),  # type: ignore[misc]
-            "minimize" if metric.higher_is_better is False else "maximize",
+            goal_by(metric.higher_is_better),
             name.replace("_", " "),
             stages=stages,
         )
         for name, metric in metrics.items()
     }
+
+
+def goal_by(higher_is_better: bool | None) -> Goal | None:
+    """Returns the goal by what a torchmetrics class says, which is nothing for many a metric of the user's."""
+    if higher_is_better is None:
+        return None
+    return "maximize" if higher_is_better else "minimize"
 
 
 def facts_of(name: str) -> MetricFacts | None:

@@ -332,6 +332,8 @@ TOGETHER = {
     "fit digits.yaml --metrics=[HammingDistance] --checkpoint.monitor=val/hamming_distance --checkpoint.mode=max": (
         "checkpoint.mode=max: lower values of val/hamming_distance are better (give mode=min)"
     ),
+    "fit digits.yaml --metrics='[{class_path: F1Score, goal: minimize}]' --checkpoint.monitor=val/f1_score "
+    "--checkpoint.mode=max": "checkpoint.mode=max: lower values of val/f1_score are better (give mode=min)",
     "fit digits.yaml --metrics=[F1Score] --trainer.callbacks='[{class_path: EarlyStopping, monitor: val/f1_score}]'": (
         "trainer.callbacks.EarlyStopping.mode=min: higher values of val/f1_score are better (give mode=max)"
     ),

@@ -100,7 +100,7 @@ def test_nothing_is_written_while_gradients_accumulate_and_in_an_epoch_s_last_ba
     tmp_path, accumulate, val_check_interval
 ):
     writes = Writes()
-    config = CheckpointConfig(every_n_steps=1, monitor="none")
+    config = CheckpointConfig(every_n_steps=1, monitor="none", mode="max")
     arguments = {"accumulate_grad_batches": accumulate, "val_check_interval": val_check_interval}
     fit(tmp_path, writes, config=config, **arguments)
     assert len(writes.moments) >= 3

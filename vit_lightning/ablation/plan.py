@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from vit_lightning.config.adapters import recorded_goal
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, as_list, read_config, word
 from vit_lightning.config.help import Option, explained, options_of
@@ -506,12 +507,12 @@ def _problems_of(plan: Plan, experiment: Experiment) -> list[str]:
         problems.append(
             f"checkpoint.monitor={monitor} must be a metric of validation in an ablation (choose {choices})"
         )
-    known, goal = table.get(metric.rpartition("/")[2]), plan.compare.goal
+    known, goal = recorded_goal(metric, [experiment.config]) or goal_of(metric), plan.compare.goal
     if metric and metric not in reported and not foreign:
         problems.append(f"compare.metric={metric} must be a metric of test (choose {', '.join(reported)})")
-    elif known and goal not in (None, known.goal):
-        problems.append(f"compare.goal={goal}: that of {metric} is {known.goal} (leave it out)")
-    elif metric and not (known or goal or goal_of(metric)):
+    elif known and goal not in (None, known):
+        problems.append(f"compare.goal={goal}: that of {metric} is {known} (leave it out)")
+    elif metric and not (known or goal):
         either = f"whether higher (maximize) or lower values (minimize) of {metric} are better"
         problems.append(f"compare.goal is missing: {either}")
     if not experiment.test or experiment.trainer["limit_test_batches"] == 0:

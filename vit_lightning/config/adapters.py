@@ -32,7 +32,7 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.data.per_image import PerImage
 from vit_lightning.data.wrapped import WrappedDataModule, WrappedDataset
 from vit_lightning.errors import UserError, first_line
-from vit_lightning.metric_facts import METRICS, Goal
+from vit_lightning.metric_facts import METRICS, Goal, goal_by
 from vit_lightning.training.losses import LossConfig, OwnLoss, TensorLoss
 from vit_lightning.training.optim import OptimizerConfig, OwnOptimizerConfig
 from vit_lightning.training.schedules import (
@@ -259,11 +259,11 @@ def _read_metric(reader: Reader, item: Any, classes: int) -> Chosen | None:
         reader.problems.append(f"metrics.class_path={class_path} is no metric")
         return None
     short = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", target.__name__.removeprefix("Multiclass")).lower()
-    goal = "minimize" if target.higher_is_better is False else "maximize"
+    goal = goal_by(target.higher_is_better)
     theirs = signature_of(target).options
     if "num_classes" in theirs:
         arguments.setdefault("num_classes", classes)
-    ours = {"name": Option("name", str, short), "goal": Option("goal", Goal, goal)}
+    ours = {"name": Option("name", str, short), "goal": Option("goal", Goal | None, goal)}
     part = _joined(reader, found, theirs, ours, "metrics", lambda kind, given, _: kind(**given))
     if part is WRONG:
         return None
@@ -294,6 +294,6 @@ def _try(metric: Metric, classes: int) -> None:
 
 
 def recorded_goal(name: str, configs: Sequence[Mapping[str, Any]]) -> Goal | None:
-    """Returns the goal of a logged metric that one of these configs lists."""
+    """Returns the goal of a logged metric that one of these configs lists; None if none does, or says."""
     listed = [item["init_args"] for config in configs for item in config.get("metrics") or []]
     return next((item["goal"] for item in listed if item["name"] == name.rpartition("/")[2]), None)

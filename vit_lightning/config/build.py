@@ -15,6 +15,7 @@ from vit_lightning.config.check_network import check_network, optimizer_problems
 from vit_lightning.config.check_values import (
     average_problems,
     compiler_problems,
+    mode_problems,
     monitor_problems,
     replay_problems,
     trainer_problems,
@@ -124,14 +125,17 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
             with problems_of(reader, "", None):
                 teacher = make_teacher(settings["distillation"].teacher, data, trust=general.get("trust", False))
     reader.problems += [*trainer_problems(trainer.arguments), *average_problems(trainer, settings["ema"])]
-    # a run may be resumed for a shorter training
-    if command == "fit" and general.get("resume") != "must" and not of_call.get("allowed_changes"):
+    # a run may be resumed for a shorter training, and keeps what it began with
+    is_new = command == "fit" and general.get("resume") != "must" and not of_call.get("allowed_changes")
+    if is_new:
         reader.problems += warmup_problems(trainer.arguments, settings["optimizer"])
     reader.problems += compiler_problems() if general.get("compile") and command in COMPILES else []
     if general.get("compile") == REPLAYS and command in COMPILES and module is not WRONG:
         reader.problems += replay_problems(trainer, module)
     if data is not None and module is not WRONG:
-        reader.problems += monitor_problems(trainer, settings["checkpoint"], {} if module.name else logged)
+        known = {} if module.name else logged
+        reader.problems += monitor_problems(trainer, settings["checkpoint"], known)
+        reader.problems += mode_problems(trainer, settings["checkpoint"], known) if is_new else []
     refuse(_without_consequences(reader.problems))
     assert data is not None
 
@@ -302,5 +306,6 @@ def _loss_problems(loss: Any, data: ImageData) -> list[str]:
 def _logged(data: ImageData, metrics: Sequence[Chosen]) -> dict[str, Goal | None]:
     """Returns the names of all that ViTClassifier logs, with their goals."""
     table = with_own({item.name: item.metric for item in metrics})
-    names = metric_names("val", "train", classes=data.num_classes, table=table)
-    return {name: table[name.partition("/")[2]].goal for name in names} | {name: goal_of(name) for name in STEP_METRICS}
+    names = [*metric_names("val", "train", classes=data.num_classes, table=table), *STEP_METRICS]
+    own = {f"val/{item.name}": item.plain["init_args"]["goal"] for item in metrics}
+    return {name: own[name] if name in own else goal_of(name) for name in names}

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,33 +152,54 @@ def with_mode(checkpoint: Part, known: Mapping[str, Goal | None]) -> Part:
     return replace(checkpoint, arguments=filled)
 
 
-def monitor_problems(trainer: Part, checkpoint: CheckpointConfig | None, known: Mapping[str, Goal | None]) -> list[str]:
-    """Returns monitored metrics that nothing logs, or whose worst value would count as the best.
+def monitor_problems(trainer: Part, checkpoint: CheckpointConfig | None, known: Iterable[str]) -> list[str]:
+    """Returns monitored metrics that nothing logs.
 
     Args:
-        trainer: the Trainer with its callbacks; those of others may log anything, and their arguments mean what they
-            say.
+        trainer: the Trainer with its callbacks; those of others may log anything.
         checkpoint: the options of checkpoints, None where they are wrong.
-        known: metrics that the module logs, with their goals; none of a module of the user's, which may log anything.
+        known: metrics that the module logs; none of a module of the user's, which may log anything.
     """
     callbacks = _callbacks(trainer)
-    theirs = [callback for callback in callbacks if callback.name.startswith("lightning.")]
-    has_others = any(not callback.name.startswith(("lightning.", "vit_lightning.")) for callback in callbacks)
+    if not known or not all(callback.name.startswith(("lightning.", "vit_lightning.")) for callback in callbacks):
+        return []
     probes = [name for callback in callbacks if issubclass(callback.target, Probe) for name in callback.target.logs]
-    monitors = {f"trainer.callbacks.{one.target.__name__}": (one.target, one.arguments) for one in theirs}
-    monitors["checkpoint"] = (CheckpointConfig, {} if checkpoint is None else vars(checkpoint))
+    logged = [*known, *probes]
+    return [
+        f"{key}.monitor={metric} is not logged (choose {', '.join(logged)})"
+        for key, metric, _ in _monitors(trainer, checkpoint)
+        if metric not in logged
+    ]
+
+
+def mode_problems(trainer: Part, checkpoint: CheckpointConfig | None, known: Mapping[str, Goal | None]) -> list[str]:
+    """Returns modes of monitored metrics by which the worst value would count as the best.
+
+    Args:
+        trainer: the Trainer with its callbacks; arguments of those of others mean what they say.
+        checkpoint: the options of checkpoints, None where they are wrong.
+        known: metrics that the module logs, with their goals; none of a module of the user's.
+    """
     problems = []
-    for key, (kind, given) in monitors.items():
-        metric, option = given.get("monitor"), signature_of(kind).options.get("mode")
-        if metric is None:
+    for key, metric, mode in _monitors(trainer, checkpoint):
+        if known and metric not in known:
             continue
-        mode, goal = given.get("mode", option and option.default), known.get(metric) or goal_of(metric)
-        if known and not has_others and metric not in (*known, *probes):
-            problems.append(f"{key}.monitor={metric} is not logged (choose {', '.join([*known, *probes])})")
-        elif key == "checkpoint" and not (goal or mode):
-            better = f"whether higher (max) or lower (min) values of {metric} are better"
-            problems.append(f"checkpoint.mode is missing: {better}")
-        elif goal and mode in {"max", "min"} - {goal[:3]}:
+        goal = known.get(metric) or goal_of(metric)
+        if goal and mode in {"max", "min"} - {goal[:3]}:
             better = f"{'lower' if mode == 'max' else 'higher'} values of {metric} are better"
             problems.append(f"{key}.mode={mode}: {better} (give mode={goal[:3]})")
+        elif not (goal or mode):
+            better = f"whether higher (max) or lower (min) values of {metric} are better"
+            problems.append(f"{key}.mode is missing: {better}")
     return problems
+
+
+def _monitors(trainer: Part, checkpoint: CheckpointConfig | None) -> list[tuple[str, str, Any]]:
+    """Returns keys, metrics and modes of what checkpoints and Lightning's callbacks monitor."""
+    found = [("checkpoint", checkpoint.monitor, checkpoint.mode)] if checkpoint else []
+    for callback in _callbacks(trainer):
+        metric, option = callback.arguments.get("monitor"), signature_of(callback.target).options.get("mode")
+        if callback.name.startswith("lightning.") and metric is not None:
+            mode = callback.arguments.get("mode", option and option.default)
+            found.append((f"trainer.callbacks.{callback.target.__name__}", metric, mode))
+    return found

@@ -50,7 +50,7 @@ class Compare:
     metric: str
     smallest_effect: float
     max_seeds: int
-    goal: Goal | None = None
+    goal: Goal | None = field(default=None, kw_only=True)
     alpha: float = 0.05
     arms: Literal["baseline", "pairs", "best"] = "baseline"
     until: Answer = "equivalent"

@@ -71,6 +71,9 @@ class Checkpoints(Checkpoint):
 
     def __init__(self, folder: Path, settings: CheckpointConfig, config: Mapping[str, Any], guard: FiniteGuard) -> None:
         self.last, self.best = folder / LAST, folder / BEST
+        if settings.mode is None:
+            better = f"whether higher (max) or lower (min) values of {settings.monitor} are better"
+            raise UserError(f"checkpoint.mode is missing: {better}")
         self.settings, self.config, self.guard = settings, config, guard
         self.best_score: float | None = None
         self.best_step = 0
