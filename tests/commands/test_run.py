@@ -187,6 +187,12 @@ def test_fast_dev_run_leaves_nothing(in_folder):
     assert not list(in_folder.iterdir())
 
 
+@pytest.mark.parametrize(("schedule", "told"), [("cosine", True), ("constant", False)])
+def test_a_single_step_of_learning_rate_zero_is_said(in_folder, capsys, schedule, told):
+    fit(resolve([*SMALL, "--trainer.max_steps=1", f"--optimizer.schedule={schedule}", "--test=false", "--out=out"]))
+    assert ("only step of the training has learning rate 0" in capsys.readouterr().out) == told
+
+
 def test_a_warm_up_in_another_unit_than_the_end_is_refused_before_the_first_step(in_folder):
     flags = [*SMALL, "--trainer.max_steps=7", "--out=out"]
     way_out = r"\(give --optimizer.warmup_epochs=0, or a longer training\)"

@@ -58,7 +58,7 @@ COMMANDS = {
     "fit digits.yaml --help.lost": "help.lost: there is no such group",
     "fit digits.yaml --out=flat": "out=flat ... not empty",
     "fit digits.yaml --ckpt_path=run": (
-        "ckpt=run: there is no such option (--init_from=SOURCE begins ... lightning fit --resume=RUN goes on ... run)"
+        "ckpt=run: there is no such option (--init_from=SOURCE starts ... lightning fit --resume=RUN resumes a run)"
     ),
     "fit --resume=folder": "resume=folder is not a run folder with a config.yaml",
     "fit --resume=nowhere": "resume=nowhere is not a run folder",

@@ -42,7 +42,6 @@ from vit_lightning.config.files import PER_RUN, changes, flatten
 from vit_lightning.config.merge import Merged
 from vit_lightning.config.own_files import digests
 from vit_lightning.errors import UserError, foreign
-from vit_lightning.metric_facts import goal_of
 from vit_lightning.notation import counted
 from vit_lightning.report.comparisons import variance_arms
 from vit_lightning.report.schedule import Schedule, make_schedule
@@ -247,7 +246,7 @@ class Ledger:
     def _study(self, runs: list[Run]) -> Study:
         facts = self.facts
         compare = Compare(**facts["compare"])
-        known = recorded_goal(compare.metric, [*facts["configs"].values()]) or goal_of(compare.metric)
+        known = recorded_goal(compare.metric, [*facts["configs"].values()])
         return Study(
             **{key: facts[key] for key in ("name", "question", "config", "metric", "baseline", "arms", "seeds")},
             folder=self.folder,

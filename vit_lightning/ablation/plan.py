@@ -25,7 +25,7 @@ from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import WRONG, Reader
 from vit_lightning.errors import UserError
 from vit_lightning.limits import problems_of, refuse
-from vit_lightning.metric_facts import facts_of, goal_of, metric_names, with_own
+from vit_lightning.metric_facts import facts_of, metric_names, with_own
 from vit_lightning.report.comparisons import most_seeds
 from vit_lightning.report.sequential import FIRST
 from vit_lightning.report.study import MOST_SEEDS, TUNING, Compare, combinations
@@ -507,7 +507,7 @@ def _problems_of(plan: Plan, experiment: Experiment) -> list[str]:
         problems.append(
             f"checkpoint.monitor={monitor} must be a metric of validation in an ablation (choose {choices})"
         )
-    known, goal = recorded_goal(metric, [experiment.config]) or goal_of(metric), plan.compare.goal
+    known, goal = recorded_goal(metric, [experiment.config]), plan.compare.goal
     if metric and metric not in reported and not foreign:
         problems.append(f"compare.metric={metric} must be a metric of test (choose {', '.join(reported)})")
     elif known and goal not in (None, known):

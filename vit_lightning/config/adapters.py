@@ -32,7 +32,7 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.data.per_image import PerImage
 from vit_lightning.data.wrapped import WrappedDataModule, WrappedDataset
 from vit_lightning.errors import UserError, first_line
-from vit_lightning.metric_facts import METRICS, Goal, goal_by
+from vit_lightning.metric_facts import METRICS, Goal, goal_by, goal_of
 from vit_lightning.training.losses import LossConfig, OwnLoss, TensorLoss
 from vit_lightning.training.optim import OptimizerConfig, OwnOptimizerConfig
 from vit_lightning.training.schedules import (
@@ -294,6 +294,6 @@ def _try(metric: Metric, classes: int) -> None:
 
 
 def recorded_goal(name: str, configs: Sequence[Mapping[str, Any]]) -> Goal | None:
-    """Returns the goal of a logged metric that one of these configs lists; None if none does, or says."""
+    """Returns the goal of a logged metric, as these configs list it or by its name; None if nothing tells."""
     listed = [item["init_args"] for config in configs for item in config.get("metrics") or []]
-    return next((item["goal"] for item in listed if item["name"] == name.rpartition("/")[2]), None)
+    return next((item["goal"] for item in listed if item["name"] == name.rpartition("/")[2]), None) or goal_of(name)

@@ -202,7 +202,7 @@ def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str
     inner = {last: f"{key}.{last}" for key in reversed(groups) for last in signature_of(groups[key]).options}
     likely = near(name, names, 0.8) or [inner[last] for last in near(name.rpartition("-")[2], inner, 0.7)]
     if name == "ckpt":
-        instead = "--init_from=SOURCE begins with its weights, lightning fit --resume=RUN goes on with a run"
+        instead = "--init_from=SOURCE starts from its weights, lightning fit --resume=RUN resumes a run"
         return f"{name}={value}: there is no such option ({instead})"
     if isinstance(value, dict | list) or not likely:
         return unknown(name, value, "", names)
