@@ -102,15 +102,10 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
 
     _, run = (_make(reader, "", _part_of(kind, general)) for kind in OPTION_KINDS)
     settings = {key: _make(reader, key, part) for key, part in setting_parts.items()}
-    tested = command == "test" or (command == "fit" and general.get("test"))
     if module is not WRONG:
         reader.problems += [*unused_problems(module, config), *_frozen_problems(module, settings, general)]
-        if tested and module.target.test_step is LightningModule.test_step:
-            reader.problems.append(
-                f"module.class_path={module.name} has no test_step (give it one, or fit with test=false)"
-            )
-    if tested and isinstance(data, WrappedDataModule) and not data.has_test:
-        reader.problems.append(f"data.{data.title} has no test_dataloader (give it one, or fit with test=false)")
+    if command == "test" or (command == "fit" and general.get("test")):
+        reader.problems += _test_problems(module, data)
     teacher, initial = None, None
     if data is not None:
         reader.problems += _loss_problems(settings["loss"], data)
@@ -287,6 +282,16 @@ def _make(reader: Reader, key: str, part: Any) -> Any:
         with problems_of(reader, key, part):
             return part.make()
     return None
+
+
+def _test_problems(module: Any, data: ImageData | None) -> list[str]:
+    """Returns what a test needs and a LightningModule or LightningDataModule of the user's lacks."""
+    problems = []
+    if module is not WRONG and module.target.test_step is LightningModule.test_step:
+        problems.append(f"module.class_path={module.name} has no test_step (give it one, or fit with test=false)")
+    if isinstance(data, WrappedDataModule) and not data.has_test:
+        problems.append(f"data.{data.title} has no test_dataloader (give it one, or fit with test=false)")
+    return problems
 
 
 def _frozen_problems(module: Part, settings: Mapping[str, Any], general: Mapping[str, Any]) -> list[str]:
