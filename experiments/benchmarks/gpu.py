@@ -138,7 +138,7 @@ ITEMS = (
     Item("Caches of compiled code", budget(compiled=3), _steps("warm")),
     Item("Kernels of a step", budget(*NETWORKS, steps=40, compiled=2), _steps("kernels")),
     *(
-        Item(f"Steps of {name}", budget(compiled=1, more=75), _steps("steps", network=name))
+        Item(f"Steps of {name}", budget(compiled=1, more=55), _steps("steps", network=name))
         for name in ("B/16", "L/16", "S/16", "Ti/4")
     ),
     Item("Same bits", budget("Ti/4", "Ti/4", "S/16", "S/16", steps=150, compiled=4), _steps("same_bits")),

@@ -129,7 +129,7 @@ OWNERS: dict[str, Callable[..., Step]] = {"ours": our_step, "timm": timm_step}
 
 
 def warm(place: Place) -> Rows:
-    """Compiles all networks, three at a time in processes of their own: others find the code in Inductor's cache."""
+    """Compiles all networks at once, in processes of their own: others find the code in Inductor's cache."""
     names = ["B/16"] if place.small else ["B/16", "Ti/4", "S/16", "L/16"]
     program = "import sys, gpu, gpu_steps; print(gpu_steps.warm_alone(*sys.argv[1:]))"
 
@@ -144,7 +144,7 @@ def warm(place: Place) -> Rows:
         seconds = f"{time.monotonic() - began:.0f}"
         return {"network": " ".join(task), "first two steps": done.stdout.split()[-1], "process": f"{seconds} s"}
 
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(max(3, len(os.sched_getaffinity(0)) // 2)) as pool:
         return list(pool.map(run, [(owner, name) for name in names for owner in OWNERS]))
 
 
@@ -163,7 +163,7 @@ def steps(place: Place, network: str) -> Rows:
     peaks = {name: _peak(step, place) for name, step in made.items()}
     product = matrix_product(side, side, side, torch.bfloat16, place.device)
     calls, rounds = (1, 3) if place.small else (10, 40)
-    turns = {"calls": calls, "limit_s": 45.0, "synchronize": place.synchronize}
+    turns = {"calls": calls, "limit_s": 25.0, "synchronize": place.synchronize}
     times = paired_rounds({**made, "product": product}, rounds, **turns)
     rate = 2.0 * side**3 / times.median("product")
     flops, peak = sizes.batch * image_flops(sizes), _peak_flops(place)
