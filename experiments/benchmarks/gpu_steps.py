@@ -204,12 +204,13 @@ def kernels(place: Place) -> dict[str, Any]:
     """Kernels of a step by the profiler: their number, and the milliseconds of each kind."""
     names = ["Ti/4"] if place.small else ["Ti/4", "S/16", "B/16"]
     rows, found = [], {}
-    for name in names:
-        for owner, make in OWNERS.items():
-            step = make(sizes_of(name, place), place)
-            for _ in range(4):
-                step()
-            place.synchronize()
+    made = {name: {owner: make(sizes_of(name, place), place) for owner, make in OWNERS.items()} for name in names}
+    for step in (step for steps_of in made.values() for step in steps_of.values()):
+        for _ in range(4):
+            step()
+    for name, steps_of in made.items():
+        for owner, step in steps_of.items():
+            host, whole = _host_and_whole(step, place)
             activity = ProfilerActivity.CUDA if place.on_gpu else ProfilerActivity.CPU
             with profile(activities=[activity]) as profiler:
                 for _ in range(3):
@@ -227,9 +228,22 @@ def kernels(place: Place) -> dict[str, Any]:
             row["predicted kernels"] = (
                 f"{predict(sizes_of(name, place), Machine()).launches}" if owner == "ours" else ""
             )
-            row["ms"] = f"{sum(kinds.values()):.2f}"
+            row["a step, ms"], row["of it the host's, ms"] = f"{1e3 * whole:.2f}", f"{1e3 * host:.2f}"
+            row["kernels, ms"] = f"{sum(kinds.values()):.2f}"
             rows.append({**row, **{f"{kind}, ms": f"{kinds[kind]:.2f}" for kind in (*KINDS, "others")}})
     return {"rows": rows, "kernels": found}
+
+
+def _host_and_whole(step: Step, place: Place) -> tuple[float, float]:
+    """Returns the seconds of a step until the host has launched it and until the device has ended it."""
+    hosts, wholes = [], []
+    for _ in range(10):
+        began = time.perf_counter()
+        step()
+        hosts.append(time.perf_counter() - began)
+        place.synchronize()
+        wholes.append(time.perf_counter() - began)
+    return sorted(hosts)[5], sorted(wholes)[5]
 
 
 KINDS = {
@@ -333,17 +347,24 @@ def same_bits(place: Place) -> Rows:
 
 @contextlib.contextmanager
 def waits_by_place(place: Place) -> Iterator[Counter[str]]:
-    """Counts where the host waits for the device, by torch's warnings: file and line of the package, else of others."""
+    """Counts where the host waits for the device, by torch's warnings: line of the package and that which waits."""
     found: Counter[str] = Counter()
+
+    def line(frame: traceback.FrameSummary) -> str:
+        text = linecache.getline(frame.filename, frame.lineno or 0).strip()
+        return f"{Path(frame.filename).name}:{frame.lineno} {text}"
 
     def note(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
         if "synchroniz" not in str(message):
             return
         frames = [frame for frame in traceback.extract_stack()[:-1] if "warnings.py" not in frame.filename]
+        frames = [frame for frame in frames if frame.name != "show_and_write"]  # of a run, which logs warnings
+        if any("/_dynamo/convert_frame" in frame.filename for frame in frames):
+            found["while code is compiled"] += 1
+            return
         ours = [frame for frame in frames if "/vit_lightning/" in frame.filename]
-        where = (ours or frames)[-1]
-        text = linecache.getline(where.filename, where.lineno or 0).strip()
-        found[f"{Path(where.filename).name}:{where.lineno} {text}"] += 1
+        places = [frames[-1]] if not ours or ours[-1] is frames[-1] else [ours[-1], frames[-1]]
+        found[" > ".join(map(line, places))] += 1
 
     mode = torch.cuda.get_sync_debug_mode() if place.on_gpu else 0
     with warnings.catch_warnings():
