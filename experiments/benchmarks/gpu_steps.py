@@ -129,7 +129,7 @@ OWNERS: dict[str, Callable[..., Step]] = {"ours": our_step, "timm": timm_step}
 
 
 def warm(place: Place) -> Rows:
-    """Compiles all networks at once, in processes of their own: others find the code in Inductor's cache."""
+    """Compiles all networks, as many at a time as half the cores: others find the code in Inductor's cache."""
     names = ["B/16"] if place.small else ["B/16", "Ti/4", "S/16", "L/16"]
     program = "import sys, gpu, gpu_steps; print(gpu_steps.warm_alone(*sys.argv[1:]))"
 
