@@ -243,7 +243,7 @@ def _host_and_whole(step: Step, place: Place) -> tuple[float, float]:
         hosts.append(time.perf_counter() - began)
         place.synchronize()
         wholes.append(time.perf_counter() - began)
-    return sorted(hosts)[5], sorted(wholes)[5]
+    return median(hosts).median, median(wholes).median
 
 
 KINDS = {
