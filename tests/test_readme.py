@@ -8,8 +8,6 @@ import yaml
 from runs import REPOSITORY
 from tensors import write_images
 
-from vit_lightning.cli import main
-
 README = (REPOSITORY / "README.md").read_text()
 SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu"]
 
@@ -53,20 +51,21 @@ def test_the_package_has_a_readme_whose_links_work_elsewhere(tmp_path):
         assert whole == f"https://host/owner/name/{'raw' if picture else 'blob'}/abc/{link}"
 
 
-def test_the_commands_of_the_front_page_run(in_folder, capsys):
+def test_the_commands_of_the_front_page_run(lightning, tmp_path):
     (run,) = re.findall(r"`lightning (board runs/digits)`", README)
     (planned,) = re.findall(r"`lightning (ablate pooling --dry-run)`", README)
-    assert main(["fit", "--config", "digits", *SHORT[1:], "--trainer.max_epochs=2"]) == 0
-    printed = {shape(line) for line in capsys.readouterr().out.splitlines()}
+    result = lightning("fit", "--config", "digits", *SHORT[1:], "--trainer.max_epochs=2")
+    assert result.returncode == 0, result.stderr
+    printed = {shape(line) for line in result.stdout.splitlines()}
     _, *shown = re.search(r"```console\n(.*?)```", README, re.DOTALL)[1].splitlines()
     assert [line for line in shown if line != "..." and shape(line) not in printed] == []
-    assert main(run.split()) == 0
-    assert (in_folder / "runs/digits/board.html").is_file()
+    assert lightning(*run.split()).returncode == 0
+    assert (tmp_path / "runs/digits/board.html").is_file()
     plan = re.search(r"```yaml\n(question: .*?)```", README, re.DOTALL).group(1)
-    (in_folder / "pooling.yaml").write_text(plan)
-    capsys.readouterr()
-    assert main(planned.split()) == 0
-    printed = {shape(line) for line in capsys.readouterr().out.splitlines()}
+    (tmp_path / "pooling.yaml").write_text(plan)
+    result = lightning(*planned.split())
+    assert result.returncode == 0, result.stderr
+    printed = {shape(line) for line in result.stdout.splitlines()}
     assert any("0 arms of digits_short" in line for line in printed)
     guide = (REPOSITORY / "notebooks/ablations.md").read_text()
     assert {shape(line) for line in re.search(r"```text\n(.*?)```", guide, re.DOTALL)[1].splitlines()} <= printed
