@@ -239,6 +239,15 @@ def test_lightning_s_callbacks_loggers_and_profilers_come_from_the_config(in_fol
     assert list(Path("out").glob("*times*"))
 
 
+def test_a_training_that_early_stopping_ends_says_so(in_folder, capsys):
+    callback = '{"class_path": "EarlyStopping", "monitor": "val/loss", "stopping_threshold": 9.0}'
+    results = run("--trainer.max_epochs=3", f"--trainer.callbacks+={callback}", "--test=false")
+    assert results["epochs"] == 1
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("stopped ")]
+    assert said.split(" = ")[0].split(maxsplit=1)[1] == "by EarlyStopping: Stopping threshold reached: val/loss"
+    assert "Signaling" not in said
+
+
 def test_the_profile_is_printed_and_kept(in_folder, capsys):
     run("--trainer.profiler=simple", "--trainer.enable_model_summary=true", "--trainer.limit_train_batches=2")
     said = capsys.readouterr()
