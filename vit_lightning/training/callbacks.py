@@ -316,7 +316,8 @@ class TrainingBar(ProgressBar):
         self._enabled = True
         self._epochs = ""
         self._total = math.inf
-        self._first: tuple[float, int] | None = None  # time and steps at the end of the first batch
+        self._began = 0  # steps before this process
+        self._timed: tuple[float, int] | None = None  # time and steps from which the time left is told
         self._speed, self._speed_since = "", (0.0, 0)  # seconds and images of the stopwatch
         self._line, self._line_time = "", -math.inf
         self._validated = False
@@ -334,14 +335,14 @@ class TrainingBar(ProgressBar):
         per_epoch, self._total = training_steps(trainer, trainer.num_training_batches)
         epochs = trainer.max_epochs or 0
         self._epochs = f"/{epochs}" if self._total == epochs * per_epoch else ""
-        self._first = None
-        self._open(self._total, initial=logged_steps(trainer))
+        self._began, self._timed = logged_steps(trainer), None
+        self._open(self._total, initial=self._began)
         self._speed_since, self._line_time = _stopwatch(trainer), -math.inf
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        stepped = not accumulates(trainer)
-        if self._first is None:  # a first step loads and compiles, and tells nothing of the time of others
-            self._first = time.monotonic(), logged_steps(trainer) + stepped
+        stepped, before = not accumulates(trainer), logged_steps(trainer)
+        if self._timed is None and before > self._began:  # the first step, and what follows it, loads and compiles
+            self._timed = time.monotonic(), before + stepped
         if self._bar.update(stepped):  # true when tqdm has redrawn
             self._show(trainer)
 
@@ -407,7 +408,7 @@ class TrainingBar(ProgressBar):
         parts += [f"{name} {own[name]:.4f}" for name in sorted(own) if name not in (*names, *_OF_STEPS)]
         self._measure_speed(trainer)
         left, done = "", logged_steps(trainer)
-        began, first = self._first or (0.0, done)  # a run may resume where no batch is left in an epoch
+        began, first = self._timed or (0.0, done)
         if first < done < self._total < math.inf:
             left = tqdm.format_interval((time.monotonic() - began) / (done - first) * (self._total - done)) + " left"
         return "  ".join(filter(None, [*parts, self._speed, left]))
