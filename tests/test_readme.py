@@ -54,7 +54,7 @@ def test_the_package_has_a_readme_whose_links_work_elsewhere(tmp_path):
 def test_the_commands_of_the_front_page_run(lightning, tmp_path):
     (run,) = re.findall(r"`lightning (board runs/digits)`", README)
     (planned,) = re.findall(r"`lightning (ablate pooling --dry-run)`", README)
-    longer = ("--trainer.max_epochs=2", "--trainer.limit_train_batches=3")  # the time left needs three
+    longer = ("--trainer.max_epochs=2", "--trainer.limit_train_batches=3")  # time left is told from the second step on
     result = lightning("fit", "--config", "digits", *SHORT[1:], *longer)
     assert result.returncode == 0, result.stderr
     printed = {shape(line) for line in result.stdout.splitlines()}
