@@ -73,8 +73,8 @@ def forecast_lines(
         lines.append(f"tuning before that: {counted(len(tuning), 'run')}, {show_time(each * len(tuning))}")
     if timed and (untimed := [arm for arm, value in seconds.items() if value is None]):
         lines.append(
-            f"no time for {', '.join(untimed)}: a few steps failed or took more than {PATIENCE:.0f} s, or the training has "
-            "no known length (the command of one alone, above, shows it)"
+            f"no time for {', '.join(untimed)}: a few steps failed or took more than {PATIENCE:.0f} s, or the training "
+            "has no known length (the command of one alone, above, shows it)"
         )
     return [f"  {line}" for line in lines]
 
