@@ -289,7 +289,13 @@ def copy(killed: Path, folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "flags", [("--data.batch_size=81", "--seed_everything=1", "--data.split_seed=1"), ("--trainer.devices=2",)]
+    "flags",
+    [
+        ("--data.batch_size=81", "--seed_everything=1", "--data.split_seed=1"),
+        ("--data.fraction=0.5", "--data.repetitions=2", "--trainer.accumulate_grad_batches=2"),
+        ("--data.shots=20",),
+        ("--trainer.devices=2",),
+    ],
 )
 @pytest.mark.parametrize("allowed", [False, True])
 def test_row_05_what_would_make_other_batches_is_refused(tmp_path, killed, flags, allowed):

@@ -199,3 +199,10 @@ def test_a_misspelt_fact_is_named_before_what_it_was_to_tell_is_missed(family, e
     torch.save(to_reference(vit, family=family)[0] if family else vit.state_dict(), tmp_path / "bare.pth")
     with pytest.raises(UserError, match=f"config.num_head=6: {end}.*did you mean num_heads"):
         load(tmp_path / "bare.pth", config={"num_head": 6})
+
+
+def test_a_fact_in_our_word_is_answered_with_the_word_of_the_family(tmp_path):
+    vit = ViT(image_size=16, patch_size=4, emb_size=24, depth=1, num_heads=3, num_classes=7)
+    torch.save(to_reference(vit, family="hf")[0], tmp_path / "bare.pth")
+    with pytest.raises(UserError, match=r"hf has no such option that we know \(there it is num_attention_heads\)"):
+        load(tmp_path / "bare.pth", config={"num_heads": 3})

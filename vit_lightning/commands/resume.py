@@ -48,12 +48,16 @@ NEVER = (
     "data.class_path",
     "data.batch_size",
     "data.split_seed",
+    "data.fraction",
+    "data.shots",
+    "data.repetitions",
+    "trainer.accumulate_grad_batches",
     "trainer.devices",
     "trainer.num_nodes",
     "trainer.limit_train_batches",
     "trainer.overfit_batches",
 )
-"""Options that decide which images form a batch; they never change within a run."""
+"""Options that decide which images form a batch or step; they never change within a run."""
 
 
 def read_experiment(command: str, arguments: Sequence[str]) -> Experiment:
@@ -180,8 +184,12 @@ def _read_resumed(folder: Path, experiment: Experiment) -> Resumed:
     if restored is None:
         _check_start(folder, experiment)
         return Resumed(folder, changes=new)
-    if (folder / BEST).is_file():
-        read_checkpoint(folder / BEST)  # finds damage now, not after the training
+    if (folder / BEST).is_file():  # finds damage now, not after the training
+        try:
+            read_checkpoint(folder / BEST)
+        except UserError as fault:
+            later = "deleted, the run resumes, and the best of the validations that come takes its place"
+            raise UserError(f"{fault} ({later})") from fault
     done = restored.checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     wanted = experiment.trainer["max_epochs"]
     if wanted is not None and 0 <= wanted < done:
@@ -250,7 +258,7 @@ def refuse_changes(changed: Changes, allowed: Sequence[str], folder: Path, *, tr
     for key, (before, after) in changed.items():
         change = f"{key}={after}, but {folder} has {before}"
         if key in NEVER:
-            problems.append(f"{change}: it decides which images form a batch and cannot change within a run")
+            problems.append(f"{change}: it decides which images form a batch or step, and cannot change within a run")
         elif key.endswith(".py") and not _is_allowed(key, allowed):
             problems.append(
                 f"{key} has changed: {folder / key} is a copy of what the run began with (to resume with the copy: "

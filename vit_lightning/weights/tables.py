@@ -236,9 +236,11 @@ class Family:
     def unknown(self, arguments: Config) -> list[str]:
         """Returns a problem for each argument that the reference does not have."""
         known = {**self.defaults, **self.without}
+        words = {option: f" (there it is {field.theirs})" for field in self.fields for option in field.options}
         all_names = f" (it has {', '.join(known)})"
         return [
-            f"config.{key}={value}: {self.name} has no such option that we know{meant(key, known) or all_names}"
+            f"config.{key}={value}: {self.name} has no such option that we know"
+            f"{words.get(key) or meant(key, known) or all_names}"
             for key, value in arguments.items()
             if key not in (*known, *FACTORY, *self.inert)
         ]
