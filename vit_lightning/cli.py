@@ -37,7 +37,7 @@ COMMANDS = {
         "commands.inspect:inspect",
     ),
     "lr-find": Command("suggest a learning rate for a config", "commands.tune:find_learning_rate"),
-    "scale-batch": Command("find the largest batch size that fits in memory", "commands.tune:scale_batch"),
+    "scale-batch": Command("double the batch size until it no longer fits in memory", "commands.tune:scale_batch"),
     "bench": Command(
         "measure the speed of a config: training step, whole Trainer, inference, beside other libraries",
         "commands.bench:bench",
@@ -110,9 +110,9 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 finished; 2 something the user has to change; 3 nothing to resume; 4 training diverged; 5 runs of an ablation
-    failed; 75 training hung; 130, 138 and 143 stopped by Ctrl-C, SIGUSR1 and SIGTERM; 141 the reader of the output is
-    gone.
+    0 finished; 1 the user's own code raised an error; 2 something the user has to change; 3 nothing to resume;
+    4 training diverged; 5 runs of an ablation failed; 75 training hung; 130, 138 and 143 stopped by Ctrl-C, SIGUSR1 and
+    SIGTERM; 141 the reader of the output is gone.
     """
     is_program = arguments is None
     arguments = sys.argv[1:] if arguments is None else list(arguments)

@@ -1,4 +1,4 @@
-"""What a training step on CPU gains from ``keep_freed_memory`` of memory.py.
+"""What a training step on CPU gains from ``keep_freed_memory`` of training/resources.py.
 
 python experiments/benchmarks/kept_memory.py [--rounds 30] [--steps 3] [--threads 1] [--batch-size 128]
 

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from tensors import randomise
 from torchvision import models
 
-from vit_lightning import CIFAR10, UserError, ViT, load, to_reference
+from vit_lightning import CIFAR10, Digits, UserError, ViT, load, to_reference
+from vit_lightning.commands.export import export
 from vit_lightning.config.networks import make_teacher, network_in_file
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, find_checkpoint, read_checkpoint
 from vit_lightning.training.probes import features
@@ -98,6 +99,18 @@ def test_a_folder_of_transformers_tells_classes_and_preprocessing(in_folder):
     data.image_size = (16, 16)
     with pytest.raises(UserError, match=r"distillation.teacher=cats knows 2 classes, the data has 10"):
         make_teacher("cats", data)
+
+
+def test_an_export_tells_of_a_teacher_what_its_bare_weights_do_not(in_folder):
+    vit = ViT(image_size=8, patch_size=4, in_channels=1, emb_size=24, depth=1, num_heads=3, num_classes=10)
+    torch.save(to_reference(vit, family="timm")[0], "bare.pth")
+    how = r"\(lightning export --ckpt=bare.pth --config=\.\.\. --out=FOLDER makes a teacher that tells it\)"
+    with pytest.raises(UserError, match=rf"bare.pth: .* number of heads: give config=.* {how}"):
+        make_teacher("bare.pth", Digits())
+    export(ckpt="bare.pth", out=Path("teacher"), config={"num_heads": 3, "mean": [0.5], "std": [0.5]})
+    images = torch.rand(2, 1, 8, 8)
+    teacher = make_teacher("teacher", Digits())
+    assert torch.allclose(teacher.network(images), vit.eval()(images), atol=1e-5)
 
 
 def test_other_sizes_and_classes(theirs, in_folder, trained):

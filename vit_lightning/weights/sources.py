@@ -153,9 +153,13 @@ def open_teacher(
     Raises:
         UserError: it is not there, takes other images, or has other classes.
     """
+    told = f"lightning export --ckpt={place} --config=... --out=FOLDER makes a teacher that tells it"
     with naming(key, place):
         file = read_weights(place, key)
-    source = open_source(file, make_network=make_network, ours=False, trust=trust, key=key)
+    try:
+        source = open_source(file, make_network=make_network, ours=False, trust=trust, key=key)
+    except UserError as error:  # a teacher has no config in which it could be given
+        raise UserError(f"{text} ({told})" if "config={" in text else text for text in error.problems) from error
     if source.vit is not None and source.vit.image_size != shape[1:]:
         trained = "x".join(map(str, source.vit.image_size))
         size: Any = shape[1:]
@@ -163,7 +167,7 @@ def open_teacher(
         note = f"trained on {trained} pixels, its positions are resized to {shape[1]}x{shape[2]}"
         source = replace(source, notes=(*source.notes, note))
     if not {"mean", "std"} <= source.view.keys():
-        raise UserError(f"{key}={place}: mean and std of its images are not known")
+        raise UserError(f"{key}={place}: mean and std of its images are not known ({told})")
     text = "x".join(map(str, shape))
     logits = _logits(source.network, shape, f"{key}={place} does not take the images of the data, {text}")
     if tuple(logits.shape) != (2, num_classes):
