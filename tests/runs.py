@@ -54,7 +54,9 @@ def killed_after(step: int) -> Iterator[None]:
 
 def logged_rows(folder: Path) -> list[dict[str, Any]]:
     """What a run has logged, without what is never the same twice."""
-    from vit_lightning.metric_facts import MACHINE
     from vit_lightning.storage.metrics import read_metrics
 
-    return [{k: v for k, v in row.items() if k != "time" and not k.startswith(MACHINE)} for row in read_metrics(folder)]
+    return [
+        {k: v for k, v in row.items() if k != "time" and not k.startswith(("speed/", "system/"))}
+        for row in read_metrics(folder)
+    ]

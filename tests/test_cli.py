@@ -175,6 +175,10 @@ def test_the_help_of_a_group_explains_it_in_full(capsys):
     said = capsys.readouterr().out
     for text in ("RandAugment", "a larger one contains every smaller one", "number of subspaces"):
         assert text in said
+    assert main(["fit", "--help.model.attention=RotaryAttention", "--help.data=ImageFolder"]) == 0
+    said = capsys.readouterr().out
+    assert "probability of dropping an attention weight" in said, "an option of the base is explained there"
+    assert "(default: (0.485, 0.456, 0.406))" in said, "a constant is shown as its value"
     assert main(["fit", "--help.general"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "0 for no watchdog" in said

@@ -78,7 +78,7 @@ def first_line(fault: BaseException) -> str:
 
 
 def one_line(fault: BaseException) -> str:
-    """Returns type and text of an error, at most 500 characters."""
+    """Returns type of an error and at most 500 characters of its text, in one line."""
     if isinstance(fault, SyntaxError):
         return f"{type(fault).__name__}: {fault.msg}"
     text = str(fault).strip()

@@ -119,8 +119,6 @@ STEP_METRICS = ("train/loss_step", "lr")
 """Logged at single steps, not over an epoch."""
 RAW_ACCURACY = "val/raw_acc"
 """Accuracy of the weights without averaging, logged by validations of which pictures are drawn."""
-MACHINE = ("speed/", "system/")
-"""Prefixes of what depends on the machine and its load: no result of training, and never the same twice."""
 
 
 def with_own(metrics: Mapping[str, Metric]) -> dict[str, MetricFacts]:

@@ -317,7 +317,7 @@ def obey_parent() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Lets this process die with its parent, also if that is killed; on Linux only."""
+    """Lets this process die with its parent, which may be dead already; on Linux also if it is killed later."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:

@@ -113,6 +113,9 @@ def test_damage_is_an_error_or_left_out(in_folder, capsys):
     assert main(shard_words(root, "--data.on_bad_image=skip", "shards")) == 0
     assert main(shard_words(root, "shards")) == 2
     assert "files of other images" in capsys.readouterr().err
+    Path("shards/extra.parquet").write_bytes(b"")
+    with pytest.raises(UserError, match=r"extra.parquet is none of the files of lightning shard"):
+        shards().check()
 
 
 @pytest.mark.parametrize(

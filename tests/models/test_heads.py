@@ -62,6 +62,8 @@ def test_a_pool_of_another_width_widens_what_is_behind_it():
     assert vit(torch.zeros(2, 3, 8, 8)).shape == (2, 5)
     with pytest.raises(UserError, match="pool=ClassTokenAndMeanPool needs class_token=true"):
         ViT(**SMALL, pool=ClassTokenAndMeanPool, class_token=False)
+    with pytest.raises(UserError, match="pool=ClassTokenAndMeanPool needs class_token=true"):
+        ViT(**SMALL, pool=ClassTokenAndMeanPool, class_token=False, register_tokens=1)  # which would pass for one
 
 
 @pytest.mark.parametrize("place", ["before_pool", "after_pool", "none"])

@@ -25,8 +25,9 @@ from vit_lightning.errors import UserError
 WIDTH = 118
 
 INTRODUCTION = """Options are written the same in a config and as flags. A class is given as MODULE.NAME, or NAME for
-those of vit_lightning, and takes arguments of its own (--model.attention.dropout=0.1). The options below are those of
-the default classes, ViT and Digits; --model.class_path, --data.class_path, --module.class_path (a LightningModule),
+those of vit_lightning, and takes arguments of its own (--model.attention.dropout=0.1). model.image_size, in_channels
+and num_classes come from the data. The options below are those of the default classes, ViT and Digits;
+--model.class_path, --data.class_path, --module.class_path (a LightningModule),
 --optimizer.class_path and --loss.class_path choose others, also from files of your own beside the config."""
 
 MORE = """Explained in full: lightning {} --help.GROUP (GROUP: {}); with --help.GROUP=CLASS or --config CONFIG.yaml
@@ -50,7 +51,8 @@ USED = {
 """Groups of options that a command uses, where it does not use all: a trained model has its own, in its checkpoint."""
 
 AUTO_PRECISION = """auto takes bf16-mixed where the hardware multiplies bfloat16 fast (GPUs from Ampere on, CPUs with
-AVX512-BF16 or AMX), else 32-true; a resumed run keeps the precision it began with. With bf16-mixed and 16-mixed
+AMX, of AMD with AVX512-BF16, of ARM with BF16), else 32-true; a resumed run keeps the precision it began with. With
+bf16-mixed and 16-mixed
 weights are in float32, but products are not, nor the tokens between blocks without float32_residual of a ViT; with
 bf16-true nothing is."""
 
@@ -267,11 +269,12 @@ def options_of(module: str, name: str) -> list[Option]:
         return []
     made = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
     made = node if isinstance(node, ast.FunctionDef) else made
+    bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
+    inherited = {option.name: option for base in bases for option in options_of(module, base)}
     found: dict[str, Option] = {}
     named: list[tuple[str, ast.expr | None, ast.expr | None]]
     if made is None:
-        for base in (ast.unparse(base) for base in node.bases):
-            found |= {option.name: option for option in options_of(module, base)}
+        found |= inherited
         fields = [item for item in node.body if isinstance(item, ast.AnnAssign) and ast.unparse(item.target) != "_"]
         named = [(ast.unparse(item.target), item.annotation, item.value) for item in fields]
     else:
@@ -290,13 +293,13 @@ def options_of(module: str, name: str) -> list[Option]:
     }
     hidden = ast.literal_eval(_defined(FOREIGN, "OURS")[1]) if name == "Trainer" else set()
     for key, annotation, value in named:
-        text = texts.get(key, found[key].text if key in found else _annotated(module, annotation))
+        text = texts.get(key, inherited[key].text if key in inherited else _annotated(module, annotation))
         kind, default = (ast.unparse(part) if part else "" for part in (annotation, value))
         if "init=False" in default or "ClassVar" in kind:
             found.pop(key, None)
         elif key not in hidden:
             kind = " | ".join(dict.fromkeys(_kinds(module, annotation))) or "value"
-            found[key] = Option(key, kind, _shown(value), text, module, annotation)
+            found[key] = Option(key, kind, _shown(module, value), text, module, annotation)
     for key, text in texts.items():  # a class may describe fields of its base in its own words
         if key in found:
             found[key] = found[key]._replace(text=text)
@@ -323,8 +326,10 @@ def _plain(text: str) -> str:
     return re.sub(r"\s*Default: \S+$", "", text)
 
 
-def _shown(value: ast.expr | None) -> str:
+def _shown(module: str, value: ast.expr | None) -> str:
     """Returns a default as a config has it; empty if there is none or it is null."""
+    if isinstance(value, ast.Name):  # of a constant
+        value = _defined(module, value.id)[1] or value
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
         value = next((word.value for word in value.keywords if word.arg == "default"), None)
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "Path":

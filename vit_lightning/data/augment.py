@@ -22,7 +22,7 @@ from vit_lightning.random_keys import mix, random_bytes, uniform
 
 
 class Augmentation(ABC):
-    """Augmentation of a batch of images (b, c, H, W), of any dtype, with random numbers from their keys (b,).
+    """Augmentation of a batch of uint8 images (b, c, H, W) with random numbers from their keys (b,).
 
     A subclass draws with ``random_keys.uniform(keys, stream)``, one number for each image, and keeps shape and type.
     """

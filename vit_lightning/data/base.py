@@ -210,7 +210,7 @@ class ImageData(LightningDataModule):
         return hashlib.sha256("".join(parts).encode()).hexdigest()
 
     def fingerprint(self) -> str:
-        """Returns a hash that identifies the training and validation images, without decoding any."""
+        """Returns a hash that identifies the training and validation images, by few that are decoded."""
         return self._fingerprint
 
     @cached_property

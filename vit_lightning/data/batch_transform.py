@@ -50,7 +50,8 @@ class Mixing(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Returns mixed images (b, c, H, W) and class fractions (b, num_classes), float32, of images and labels (b,).
 
-        If each image comes ``repetitions`` times in a row, it is mixed with the one that many positions before.
+        If each image comes ``repetitions`` times in a row, it is mixed with the one that many positions before (with
+        a copy only in a last batch of fewer than twice as many images).
         """
         draw = random.Random(key)
         share = draw.betavariate(self.alpha, self.alpha)

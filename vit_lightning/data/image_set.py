@@ -17,7 +17,8 @@ from vit_lightning.data.splits import SPLITS, Split, cut_missing, cut_problems
 from vit_lightning.limits import problems_of
 from vit_lightning.sizes import pair
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
     "val": ("val", "valid", "validation"),
@@ -31,7 +32,8 @@ class SplitData(ImageData):
     """Base of data with the splits of a source; one that it lacks is cut from training, stratified, by ``split_seed``.
 
     Args:
-        val_share: fraction of the training images that is cut off for validation if the source has no such split.
+        val_share: fraction of the training images, without those that are cut off for the test, that is cut off for
+            validation if the source has no such split.
         test_share: fraction of the training images that is cut off for the test if the source has no such split.
     """
 

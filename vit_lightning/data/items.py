@@ -146,7 +146,7 @@ def read_item(dataset: Any, index: int, title: str) -> tuple[Any, int]:
 
 
 def to_pixels(image: Any, channels: int | None = None) -> Pixels:
-    """Returns an image of a dataset as uint8 (H, W, c); a PIL image with ``channels``, by default 1 if it is gray."""
+    """Returns an image of a dataset as uint8 (H, W, c), of PIL with ``channels``, by default 1 in modes L and 1."""
     if isinstance(image, Image.Image):
         gray = channels == 1 or (channels is None and image.mode in ("L", "1"))
         rgb = to_rgb(image) if image.mode not in ("L", "1") or not gray else image
@@ -181,8 +181,9 @@ def labels_of(dataset: Any, title: str) -> list[int]:
         except (TypeError, ValueError):
             continue
         ends = (0, len(labels) - 1)
-        if len(labels) == len(dataset) and all(read_item(dataset, i, title)[1] == labels[i] for i in ends):
-            return labels
+        with seeded():
+            if len(labels) == len(dataset) and all(read_item(dataset, i, title)[1] == labels[i] for i in ends):
+                return labels
     bar = tqdm(range(len(dataset)), desc=f"labels of {title}", unit=" items", disable=not sys.stderr.isatty())
     with seeded():
         return [read_item(dataset, index, title)[1] for index in bar]

@@ -1,5 +1,6 @@
 """Parquet files as a table that is read in place: a row costs reading its row group, and there is no second copy."""
 
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -40,7 +41,10 @@ def parquet_files(folder: Path) -> list[Path]:
     if not files:
         raise UserError(f"path={folder} holds no Parquet files")
     if (folder / PLAN).is_file():
-        counts = {file.stem.split("-")[0]: int(file.stem.split("-")[-1]) for file in files}
+        numbered = {file: re.fullmatch(r"(\w+)-\d+-of-(\d+)", file.stem) for file in files}
+        if others := [str(file) for file, found in numbered.items() if found is None]:
+            raise UserError(f"path={folder}: {others[0]} is none of the files of lightning shard (move it elsewhere)")
+        counts = {found[1]: int(found[2]) for found in numbered.values() if found is not None}
         expected = [folder / file_name(split, i, count) for split, count in counts.items() for i in range(count)]
         if missing := [str(file) for file in expected if file not in files]:
             raise UserError(f"path={folder}: {missing[0]} is missing (give the same lightning shard again)")

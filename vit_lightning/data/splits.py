@@ -21,7 +21,8 @@ def stratified_cut(
     """Returns sorted indices (rest, cut); ``share`` is the number of images in the cut or their fraction.
 
     Raises:
-        UserError: one side would lack a class; names the option of ``split``.
+        UserError: one side would have fewer images than there are classes, or a class has one image; names the option
+            of ``split``.
     """
     size = share if isinstance(share, int) else math.ceil(share * len(labels))
     classes, places, counts = np.unique(labels, return_inverse=True, return_counts=True)

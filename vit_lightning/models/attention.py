@@ -79,7 +79,7 @@ class MultiHeadAttention(nn.Module):
         projection: whether the heads' outputs are projected; if not, all heads together must be emb_size wide.
         projection_bias: whether that projection has a bias.
         dropout: probability of dropping an attention weight in training.
-        projection_dropout: probability of dropping an output in training.
+        projection_dropout: probability of dropping an output of the projection in training.
     """
 
     def __init__(
@@ -217,8 +217,13 @@ class DividedAfterSoftmaxAttention(MultiHeadAttention):
 class RotaryAttention(MultiHeadAttention):
     """MultiHeadAttention with rotary positions (Su et al. 2021; axial, as in EVA-02).
 
-    ViT sets the grid; tokens before the patches are not rotated. ``temperature``, ``max_resolution``,
-    ``reference_grid`` and ``centred`` are those of ``RotaryPositions``.
+    ViT sets the grid; tokens before the patches are not rotated. More on the positions: ``RotaryPositions``.
+
+    Args:
+        temperature: base of the frequencies.
+        max_resolution: frequencies of pixels instead of a temperature; none when not given.
+        reference_grid: grid of pre-training, to which another one is rescaled; none when not given.
+        centred: whether coordinates are the centres of patches from -1 to 1 (DINOv3).
     """
 
     def __init__(

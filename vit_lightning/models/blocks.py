@@ -191,7 +191,10 @@ class TransformerEncoder(nn.Sequential):
 
 
 def drop_path_rates(last: float, depth: int, schedule: str = "linear") -> list[float]:
-    """Returns each block's probability of dropping a branch: growing from 0 to ``last``, or constant."""
+    """Returns each block's probability of dropping a branch: growing from 0 to ``last``, or constant.
+
+    Of a single block it grows to 0, as in timm.
+    """
     first = 0.0 if schedule == "linear" else last
     rates: list[float] = torch.linspace(first, last, depth, device="cpu", dtype=torch.float32).tolist()
     return rates

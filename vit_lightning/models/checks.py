@@ -14,7 +14,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, choice, probabilities, refuse
 from vit_lightning.models.attention import RotaryAttention
 from vit_lightning.models.crate import CrateBlock
-from vit_lightning.models.heads import POOLS
+from vit_lightning.models.heads import POOLS, ClassTokenAndMeanPool
 from vit_lightning.models.initialisation import INITIALISATIONS
 from vit_lightning.models.layers import BatchNorm
 from vit_lightning.models.patches import PROJECTIONS
@@ -55,10 +55,12 @@ def all_at_once(given: Mapping[str, Any]) -> Iterator[None]:
     network, preset = given["self"], str(given["preset"])
     counts_twice = given["activation_checkpointing"] and any(isinstance(part, BatchNorm) for part in network.modules())
     rotary = any(isinstance(module, RotaryAttention) for module in network.modules()) and given["patch_dropout"] > 0.0
+    reads_token = any(isinstance(module, ClassTokenAndMeanPool) for module in network.modules())
     crate = preset.startswith("CRATE") and not isinstance(network.encoder[0], CrateBlock)
     refuse(
         ["activation_checkpointing=true: BatchNorm would count each batch twice in its running means"] * counts_twice,
         ["patch_dropout: RotaryAttention takes all patches, each at its position"] * rotary,
+        ["pool=ClassTokenAndMeanPool needs class_token=true"] * (reads_token and not given["class_token"]),
         [f"preset={preset} needs block=CrateBlock, attention=MSSA and feed_forward=ISTA beside it"] * crate,
     )
 

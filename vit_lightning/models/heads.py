@@ -61,7 +61,7 @@ class MeanPool(TokenPool):
 
 
 class MeanAllPool(MeanPool):
-    """Mean over all tokens, those before the patches too, as in the einops tutorial and in CRATE."""
+    """Mean over all tokens, those before the patches too, as in the einops tutorial."""
 
     def __init__(self, emb_size: int, num_heads: int, prefix_tokens: int) -> None:
         super().__init__(emb_size, num_heads, prefix_tokens=0)
@@ -184,7 +184,7 @@ class ClassificationHead(NamedSequential):
 class DistilledHead(nn.Module):
     """Two linear heads, on the class token and on the distillation token (Touvron et al. 2021, DeiT, section 4).
 
-    (b, 2 + n, e) -> (b, classes), the mean of both; in training the pair. With num_classes=0 the two tokens.
+    (b, 2 + n, e) -> (b, classes), the mean of both; in training the pair; with num_classes=0 of the tokens (b, e).
     """
 
     def __init__(self, *, emb_size: int, num_classes: int, dropout: float = 0.0) -> None:

@@ -33,14 +33,24 @@ class NamedSequential(nn.Sequential):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer normalisation over the last dimension with the epsilon of the public ViT weights."""
+    """Layer normalisation over the last dimension with the epsilon of the public ViT weights.
+
+    Args:
+        emb_size: width of the tokens.
+        eps: added to the variance.
+    """
 
     def __init__(self, emb_size: int, *, eps: float = 1e-6) -> None:
         super().__init__(emb_size, eps=eps)
 
 
 class RMSNorm(nn.RMSNorm):
-    """Division by the root mean square over the last dimension (Zhang and Sennrich 2019), without a bias."""
+    """Division by the root mean square over the last dimension (Zhang and Sennrich 2019), without a bias.
+
+    Args:
+        emb_size: width of the tokens.
+        eps: added to the mean square.
+    """
 
     def __init__(self, emb_size: int, *, eps: float = 1e-6) -> None:
         super().__init__(emb_size, eps=eps)
@@ -51,6 +61,11 @@ class BatchNorm(NamedSequential):
 
     In evaluation it normalises by running means, (b, n, e) -> (b, n, e). Here to compare: what a token becomes depends
     on the other images of its batch.
+
+    Args:
+        emb_size: width of the tokens.
+        eps: added to the variance.
+        momentum: weight of a batch in the running means.
     """
 
     def __init__(self, emb_size: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:

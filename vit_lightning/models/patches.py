@@ -95,13 +95,14 @@ class DistillationToken(LearnedTokens):
 
 
 class RegisterTokens(LearnedTokens):
-    """Tokens that no head reads (Darcet et al. 2024, "Vision transformers need registers"): -> (b, count + n, e)."""
+    """Tokens to compute with (Darcet et al. 2024, "Vision transformers need registers"): -> (b, count + n, e)."""
 
 
 class PatchDropout(nn.Module):
     """Drops a fraction p of the patches in training, drawn for each image (Li et al. 2023, FLIP).
 
-    The tokens before the patches stay: (b, prefix_tokens + n, e) -> (b, prefix_tokens + max(1, floor(n (1 - p))), e).
+    The tokens before the patches stay: (b, prefix_tokens + n, e) -> (b, prefix_tokens + max(1, floor(n (1 - p))), e),
+    in floating point: of 10 patches p=0.8 keeps 1, as in timm.
     """
 
     def __init__(self, p: float, prefix_tokens: int) -> None:

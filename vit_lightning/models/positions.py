@@ -15,7 +15,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.limits import choice, refuse
+from vit_lightning.limits import choice, problems_of, refuse
 from vit_lightning.models.resize import Interpolation, interpolated, resize_matrix
 
 Grid = tuple[int, int]
@@ -31,13 +31,13 @@ class LearnedPositions(nn.Module):
     def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.zeros(1, prefix_tokens + grid[0] * grid[1], emb_size))
-        self.grid = self.image_grid = grid
+        self.grid = grid
         self.table_prefix = prefix_tokens
         self.resizing: ExactTable | None = None
 
     def set_grid(self, grid: Grid, interpolation: Interpolation = "bicubic") -> None:
         """Sets rows and columns of the patches that images have from now on."""
-        self.image_grid, self.resizing = grid, None
+        self.resizing = None
         if grid != self.grid:
             matrix = resize_matrix(self.grid, grid, f"timm_{interpolation}_antialias")
             self.resizing = ExactTable(matrix, at_least=torch.float32).to(self.table)
@@ -182,11 +182,11 @@ class RotaryPositions(ExactTable):
         grid: rows and columns of patches.
         dim_head: width of a head, a multiple of 4.
         prefix_tokens: number of tokens before the patches.
-        temperature: ratio of the longest to the shortest wavelength.
+        temperature: base of the frequencies, above 0.
         max_resolution: frequencies of pixels instead of a temperature; none when not given.
         reference_grid: grid of pre-training, to which this one is rescaled; none when not given.
         centred: whether coordinates are the centres of patches from -1 to 1, and frequencies 2 pi times those of a
-            temperature (DINOv3).
+            temperature (DINOv3); without max_resolution.
     """
 
     def __init__(
@@ -202,6 +202,13 @@ class RotaryPositions(ExactTable):
     ) -> None:
         if dim_head % 4:
             raise UserError(f"dim_head={dim_head} must be a multiple of 4 for rotary positions in two dimensions")
+        refuse(
+            problems_of(
+                ("temperature", temperature, temperature > 0.0, "above 0"),
+                ("max_resolution", max_resolution, max_resolution is None or max_resolution > 0.0, "above 0"),
+                ("max_resolution", max_resolution, max_resolution is None or not centred, "left out with centred=true"),
+            )
+        )
         count = dim_head // 4
         steps = torch.arange(count, dtype=torch.float64, device="cpu")
         if centred:

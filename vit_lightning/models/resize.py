@@ -33,7 +33,7 @@ RESIZE_METHODS: dict[str, dict[str, object]] = {
 """Arguments of ``F.interpolate`` with which each reference resizes its table; the results differ."""
 
 Interpolation = Literal["bicubic", "bilinear"]
-"""Interpolation with antialiasing, as in timm; enlarged with bilinear, as in the ViT paper's fine-tuning."""
+"""Interpolation with antialiasing, as in timm; that of the ViT paper's code is ``vit_jax_zoom``."""
 
 ResizePositions = Literal["bicubic", "bilinear", "reset"]
 """How learned positions get another grid: by an interpolation, or re-initialised."""

@@ -48,7 +48,7 @@ class ViT(NamedSequential):
         class_token: whether a learned token goes before the patches.
         distillation_token: whether a distillation token with a head of its own is added (DeiT). The logits are the mean
             of both heads; in training both are returned.
-        register_tokens: number of extra learned tokens, which the head does not use (Darcet et al. 2024).
+        register_tokens: number of extra learned tokens, which cls and mean leave out (Darcet et al. 2024).
         pool: cls takes the class token, mean the mean over the patch tokens (never over the class token); or a class:
             AttentionPool, ClassTokenAndMeanPool, MaxPool, MeanAllPool, MeanMaxPool.
         patch_projection: patches to tokens by a strided convolution or by a linear layer; equal for equal weights.

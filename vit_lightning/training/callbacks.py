@@ -60,7 +60,8 @@ def seed_torch(key: int) -> None:
 
 
 class Stopwatch(Callback):
-    """Callback that counts seconds of training without validation, seconds of the run, and images of all ranks.
+    """Callback that counts seconds of training without validation, seconds of the run, and images of all ranks,
+    each taken to have as many as the first.
 
     Checkpoints hold the sums over the processes of a run: a killed one loses what came after its last checkpoint.
     """
@@ -227,7 +228,7 @@ def has_whole_weights(trainer: Trainer) -> bool:
 
 
 def is_due(trainer: Trainer, every_n_epochs: int) -> bool:
-    """Whether a multiple of n epochs has passed since the last validation, or this is the last of the training."""
+    """Whether a multiple of n epochs has passed since the last validation, or it is the last of the planned ones."""
     epoch, step = trainer.current_epoch + 1, trainer.check_val_every_n_epoch or 1
     if epoch % every_n_epochs < step or trainer.should_stop or trainer.global_step >= trainer.max_steps > 0:
         return True

@@ -184,7 +184,7 @@ class ViTClassifier(ConfiguredOptimizer):
         return output.loss if weight == 1.0 else output.loss * weight
 
     def _step_weight(self, batch_idx: int) -> float:
-        """Returns the factor on the loss by which all images of a step weigh alike; 1 where the data do not tell it."""
+        """Returns the factor on the loss by which all images of a step, bad ones counted, weigh alike; 1 if unknown."""
         of_data = getattr(self.trainer.datamodule, "step_weight", None) if is_attached(self) else None  # type: ignore[attr-defined]
         return 1.0 if of_data is None else float(of_data(batch_idx))
 

@@ -44,7 +44,7 @@ class ProgressiveImageSize(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         network = _network(pl_module)
         self._full = getattr(network, "image_size", None)
-        self._try_all(trainer, pl_module, network)
+        self._try_all(trainer, network)
         self._handle = network.register_forward_pre_hook(self._resized)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -68,7 +68,7 @@ class ProgressiveImageSize(Callback):
         return (resized(images, size), *given[1:])
 
     @torch.no_grad()
-    def _try_all(self, trainer: Trainer, pl_module: LightningModule, network: nn.Module) -> None:
+    def _try_all(self, trainer: Trainer, network: nn.Module) -> None:
         """Checks that the network takes images of all sizes."""
         channels = getattr(trainer.datamodule, "in_channels", 3)  # type: ignore[attr-defined]
         trained = network.training

@@ -1,6 +1,6 @@
 """All that replaces methods of Lightning or sets and reads its private names, a function for each.
 
-Each replacement names the behaviour that it answers and, behind "Proof", the test in
+Each that mends a behaviour names it and, behind "Proof", the test in
 ``tests/faults/test_plain_lightning.py`` that fails as long as Lightning behaves so: a test that passes after an upgrade
 tells that its function can go.
 """

@@ -83,7 +83,7 @@ class Probe(Callback):
 
     Args:
         every_n_epochs: epochs between two measurements, which are made in the validations of an epoch; the last
-            validation of the planned training has one too.
+            of max_epochs has one too.
         train_images: number of training images that are used, drawn once by the seed; null uses all.
     """
 
@@ -134,7 +134,7 @@ class KNNProbe(Probe):
         k: number of neighbours; of several, the best is logged, an optimistic choice on the same validation images.
         temperature: temperature of the votes.
         every_n_epochs: epochs between two measurements, which are made in the validations of an epoch; the last
-            validation of the planned training has one too.
+            of max_epochs has one too.
         train_images: number of training images that are used, drawn once by the seed; null uses all.
     """
 
@@ -182,7 +182,7 @@ class LinearProbe(Probe):
         epochs: epochs over the features.
         batch_size: features in a batch.
         every_n_epochs: epochs between two measurements, which are made in the validations of an epoch; the last
-            validation of the planned training has one too.
+            of max_epochs has one too.
         train_images: number of training images that are used, drawn once by the seed; null uses all.
     """
 
