@@ -175,6 +175,8 @@ def test_the_same_arms_and_seeds_in_another_folder_are_a_second_study(in_folder)
     said = "a second study of the question: runs/out has compared these arms on these seeds"
     second = begin("other", compare={**PLAN["compare"], "alpha": 0.1})
     assert read_study(second.folder).plan_changed == [f"{said} (seeds: {{first: 12}} would be unused)"]
+    (in_folder / "runs" / "damaged" / "ledger" / "cls-seed3").mkdir(parents=True)
+    (in_folder / "runs" / "damaged" / "ledger.json").write_text("{")
     assert read_study(begin("unused", seeds={"first": 20}).folder).plan_changed == []
     arms = {**PLAN["arms"], "mean": {"model.pool": "mean", "model.class_token": False}}
     assert read_study(begin("arms", arms=arms).folder).plan_changed == [], "only one arm is the same"

@@ -11,6 +11,7 @@ from typing import Any
 from vit_lightning.ablation import claims, records
 from vit_lightning.ablation import ledger as ledgers
 from vit_lightning.ablation.ledger import Ledger, Planned
+from vit_lightning.report.report import make_report
 from vit_lightning.storage.metrics import read_results, write_results
 
 FACTS = {
@@ -225,6 +226,15 @@ def test_an_arm_without_a_value_that_trains_has_failed_and_is_tuned_again_on_req
     }
     ledger.retry()
     assert [run for run in ledger.pending() if run.arm == "b"] == [Planned("b", 1000, f"lr={v}") for v in (0.1, 0.2)]
+
+
+def test_an_arm_whose_trials_all_diverged_is_not_tuned_again(tmp_path):
+    ledger, _ = make_ledger(tmp_path, tune={"options": {"optimizer.lr": [0.1, 0.2]}, "seeds": [1000]})
+    for run in ledger.planned():
+        ledger.end_attempt(run, ledger.claim(run), "diverged", "loss is nan")
+    said = make_report(ledger.study()).recommendation
+    assert "diverged, and would do so again" in said
+    assert "--retry" not in said
 
 
 def test_runs_of_an_arm_have_the_values_that_the_first_process_chose(tmp_path):

@@ -185,7 +185,7 @@ def test_configs_from_the_working_folder_or_beside_the_plan(in_folder):
 
 
 def test_names_of_any_kind_and_length(in_folder):
-    names = ["[0.9, 0.999]", "{a}", "1.0", "x: y", "a long " + "name " * 60]
+    names = ["[0.9, 0.999]", "{a}", "1.0", "x: y", "a long " + "name " * 60, "均值", "类标记", "长" * 60]
     arms = {"cls": None} | {name: {"model.depth": 2 + number} for number, name in enumerate(names)}
     read = read_plan(write(changed(NAMED, arms=arms)))
     assert read.arms["cls"] == {}, "the config as it is"
@@ -193,7 +193,7 @@ def test_names_of_any_kind_and_length(in_folder):
         printed, experiment = resolve(read.arguments(name, 3)), read.experiment(name, 3)
         assert printed.settings.wandb.job_type == name
         assert printed.config == experiment.config
-        assert len(slug(name)) <= 80
+        assert len(slug(name).encode()) <= 80
         assert max(map(len, experiment.settings.wandb.tags)) <= 64
     assert len({slug(name) for name in names}) == len(names)
 
@@ -214,7 +214,12 @@ def test_all_that_is_wrong_with_a_plan_at_once(in_folder):
             "trainer.max_epochs": 3,
             "config": "nowhere.yaml",
             "fixed": {"model.pool": "cls"},
-            "arms": {"cls": {"model.pool": "cls"}, "report": {"seed_everything": 1}, 3: {"model.dept": 2}},
+            "arms": {
+                "cls": {"model.pool": "cls"},
+                "report": {"seed_everything": 1},
+                3: {"model.dept": 2},
+                "nested": {"data": {"init_args": {"split_seed": 1}}},
+            },
             "baseline": "clss",
             "seeds": {"first": 2**32 - 5, "split": "both"},
             "tune": {"options": {"model.pool": ["mean", "mean"], "test": [True, False]}, "seeds": [1, 1]},
@@ -229,10 +234,11 @@ def test_all_that_is_wrong_with_a_plan_at_once(in_folder):
         "config=nowhere.yaml cannot be read: No such file",
         "fixed.model.pool: arm cls gives it too",
         "arms.report.seed_everything: it identifies the run",
+        "arms.nested.data.split_seed: it identifies the run",
         "arm report: this name has a meaning of its own",
         "arm 3: a name is a text: write it in quotes",
         "arm 3: model.dept=2: there is no such option (did you mean model.depth?)",
-        "baseline=clss must be an arm (choose cls; report; 3)",
+        "baseline=clss must be an arm (choose cls; report; 3; nested)",
         "seeds.split=both must be one of fixed, varies",
         "tune.options.model.pool: mean comes twice",
         "tune.options.test: it identifies the run",

@@ -155,6 +155,10 @@ def test_a_config_remembers_what_it_was(tmp_path):
     path.write_text(note_changes("a: 2\n", path, {"a": (1, 2)}, 5))
     path.write_text(note_changes("a: 3\n", path, {"a": (2, 3)}, 9))
     assert path.read_text() == "# a was 1 until step 5\n# a was 2 until step 9\na: 3\n"
+    assert note_changes("a: 4\n", path, {"a": ("3\nb: 4", 4)}, 11).splitlines()[2:] == [
+        "# a was 3 b: 4 until step 11",
+        "a: 4",
+    ]
 
 
 def test_what_may_change_is_only_for_runs_that_continue(in_folder, capsys):

@@ -145,6 +145,7 @@ FILES = {
     "fit --config=families/tim": "(did you mean families/timm? lightning configs lists those of the package)",
     "fit --config=pooling": "config=pooling is the plan of an ablation, not a config: lightning ablate pooling",
     "fit --config=plan.yaml": "config=plan.yaml is the plan of an ablation, not a config: lightning ablate plan.yaml",
+    "fit --config=sweep.yaml": "config=sweep.yaml is a sweep of W&B, not a config: wandb sweep sweep.yaml",
     "fit --config=folder": "config=folder cannot be read: Is a directory (did you mean folder/one.yaml?)",
     "fit --config=empty.yaml": "config=empty.yaml is empty: it holds no keys",
     "fit --config=text.yaml": "config=text.yaml is no mapping",
@@ -466,6 +467,7 @@ TEXTS = {
     "images": "data: {class_path: ImageFolder, image_size: 8, num_workers: 0}\n"
     "model: {patch_size: 4, emb_size: 16, depth: 1, num_heads: 2}\ntrainer: {accelerator: cpu, max_epochs: 1}\n",
     "empty": "# nothing\n",
+    "sweep": "method: bayes\nparameters: {optimizer.lr: {min: 0.1, max: 1}}\n",
     "text": "just text\n",
     "tabs": "model:\n\tdepth: 3\n",
     "unknown": "model: {patch_size: 4, dpth: 3}\n",

@@ -41,7 +41,7 @@ class AblateConfig:
         only: run this arm alone now.
         hours: run for this time only: no run starts that is expected to end later. The same command continues.
         workers: runs at a time; auto is one for each GPU, or for each CPU core and its threads.
-        threads: threads of each run; 1 by default on a CPU. Fixed when the ablation begins.
+        threads: threads of each run; 1 by default. Fixed when the ablation begins.
         retry: try failed runs again, but for those that diverged or that another seed has replaced in a comparison.
         patience: minutes without any write after which a run counts as hanging.
         launcher: where it runs: local, or slurm, as jobs that work on the same ledger (extra ``slurm``).
@@ -73,7 +73,7 @@ class AblateConfig:
 
 
 class SomeFailed(UserError):
-    """Error for failed runs in an ablation whose others are done. Exit code 5."""
+    """Error for failed runs in an ablation of which no other run is left to do now. Exit code 5."""
 
     exit_code = 5
 
@@ -83,7 +83,7 @@ def ablate(config: AblateConfig) -> None:
 
     Raises:
         UserError: the plan or its config is wrong.
-        SomeFailed: no more runs are needed, but some failed.
+        SomeFailed: no more runs are needed, or wanted now, but some failed.
     """
     if sys.stderr.isatty():
         print("reading the plan, its config and data ...", file=sys.stderr, flush=True)  # takes seconds
@@ -118,7 +118,7 @@ def ablate(config: AblateConfig) -> None:
     if config.dry_run:
         return
     if config.launcher == "slurm":
-        submit(config.plan, ledger, options, config.slurm or {})
+        submit(Path(plan.file), ledger, options, config.slurm or {})
     else:
         run_all(plan, ledger, options)
     if config.hours is not None and (pending := options.pending(ledger)):
@@ -140,7 +140,8 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
     compare, threads = plan.compare, ledger.facts["threads"]
     states = Counter(run.state for run in ledger.study().runs)
     width, unit = max(map(len, plan.arms)), unit_of(compare.metric)
-    again = "are tried again" if config.retry else "failed (--retry tries them again)"
+    again = "failed: those that did not diverge "
+    again += "are tried again" if config.retry else "are tried again with --retry"
     begun = f", {counted(states['done'], 'run')} done" if states["done"] else ""
     begun += f", {states['failed']} {again}" if states["failed"] else ""
     lines = [f"{plan.name}: {counted(len(plan.arms), 'arm')} of {', '.join(plan.config_files)}{begun}"]

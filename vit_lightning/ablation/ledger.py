@@ -144,9 +144,10 @@ class Ledger:
         for (place, seed), arm in itertools.product(enumerate(seeds), arms):
             trials = self._trials(arm, place)
             if arm not in chosen[place] and all(run in self._ended for run in trials):
-                failed = next(run for run in trials if self._ended[run].state == "failed")
-                why = (self.failure(failed) or {}).get("cause")
-                cause = f"tuning: a trial of each value failed, such as {self._place(failed)}: {why}"
+                ends = {run: self.failure(run) or {} for run in trials if self._ended[run].state == "failed"}
+                failed, end = next(iter(ends.items()))
+                kind = "diverged in tuning" if {one.get("kind") for one in ends.values()} == {"diverged"} else "tuning"
+                cause = f"{kind}: a trial of each value failed, such as {self._place(failed)}: {end.get('cause')}"
                 self._ended[Planned(arm, seed)] = self._run(Planned(arm, seed), "failed", cause)
         study = self._study([run for run in self._ended.values() if run.tried is None])
         self.schedule = make_schedule(study)
@@ -431,7 +432,8 @@ def open_ledger(
     elif ledger.facts["question"] != now["question"]:
         found.append(f'question was "{ledger.facts["question"]}", is "{now["question"]}"')
     ledger.writes, before = create, dict(ledger.facts)
-    ledger.facts |= {key: now[key] for key in ("question", "compare", "seeds", "tune")}  # no rule of it has changed
+    of_plan = ("question", "file", "compare", "seeds", "tune")  # no rule of it has changed
+    ledger.facts |= {key: now[key] for key in of_plan}
     if create:
         for text in found:
             records.note_change(folder, text)

@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -237,9 +237,11 @@ def plan_options() -> list[Option]:
 
 
 def slug(text: str) -> str:
-    """Returns a name for a folder, of at most 80 characters."""
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.").lower() or "arm"
-    return name if len(name) <= 80 else f"{name[:71]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    """Returns a name for a folder, of at most 80 bytes."""
+    name = re.sub(r"(?:[^\w.]|_)+", "-", text).strip("-.").lower() or "arm"
+    if len(name.encode()) <= 80:
+        return name
+    return f"{name.encode()[:71].decode(errors='ignore')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def read_plan(path: Path) -> Plan:
@@ -253,7 +255,7 @@ def read_plan(path: Path) -> Plan:
     if not given.keys() & {"arms", "grid", "compare"} and given.keys() & {"model", "data", "trainer"}:
         raise UserError(
             f"{path} is a config, not a plan: a plan has a config, arms and compare, such as "
-            f"lightning configs pooling prints (to train it: lightning fit --config {path})"
+            f"lightning configs pooling prints (to train it: lightning fit --config {shlex.quote(str(path))})"
         )
     reader = PlanReader(given=given)
     reader.refuse_unknown()
@@ -264,7 +266,7 @@ def read_plan(path: Path) -> Plan:
     baseline = reader.baseline(arms, factors, compare)
     tune = reader.tune(fixed, arms, compare)
     seeds, split = reader.seeds(compare, tune)
-    name = str(given.get("name", path.stem))
+    name = path.stem if given.get("name") is None else str(given["name"])
     is_plain = Path(name).name == name and name not in ("", ".", "..")
     reader.problems += problems_of(("name", name, is_plain, "a plain name, without slashes"))
     plan = Plan(
@@ -285,6 +287,15 @@ def read_plan(path: Path) -> Plan:
         reader.problems += _problems_of_configs(plan)
     refuse(reader.problems, prefix=f"{path}: ")
     return plan
+
+
+def _written_options(given: Config, prefix: str = "") -> Iterator[str]:
+    """Yields the dotted names of options, also of those in mappings, without ``init_args``."""
+    for name, value in given.items():
+        key = f"{prefix}{name}".replace(".init_args", "")
+        yield key
+        if isinstance(value, dict):
+            yield from _written_options(value, f"{key}.")
 
 
 Group = TypeVar("Group", Compare, Seeds, Tune)
@@ -357,7 +368,7 @@ class PlanReader(Reader):
             self.problems.append(f"{key}={given} must hold {{OPTION: VALUE}}, such as {{model.pool: mean}}")
             return {}
         reason = "it identifies the run or chooses the images that measure it, and is the same for all arms"
-        self.problems += [f"{key}.{name}: {reason}" for name in given if name in NOT_FOR_ARMS]
+        self.problems += [f"{key}.{name}: {reason}" for name in _written_options(given) if name in NOT_FOR_ARMS]
         return given
 
     def values(self, key: str, given: Any) -> dict[str, list[Any]]:
@@ -382,7 +393,7 @@ class PlanReader(Reader):
     def refuse_same_folder(self, key: str, names: Collection[str]) -> None:
         """Refuses names of which two give the same folder."""
         if len({*map(slug, names)}) < len(names):
-            self.problems.append(f"{key} give the same folder (letters, digits and dots count)")
+            self.problems.append(f"{key} give the same folder (letters in any case, digits and dots count)")
 
     def arms(self) -> tuple[dict[str, list[Any]], dict[str, dict[str, Any]]]:
         """Returns the factors of a grid, and the options that each arm changes."""

@@ -45,7 +45,7 @@ def second_result(record: Path, folder: Path, metric: str, name: str) -> list[st
         return []
     unit = unit_of(metric)
     was, found = (unit.value(float("nan") if value is None else value) + unit.sign for value in (before, after))
-    again = f"ended at {found}{' with other predictions' * (was == found)} when run again"
+    again = f"ended at {found}{' with other predictions, or has none now,' * (was == found)} when run again"
     return [f"{name} {'is gone' if after is None else again}; its first result, {was}, counts"]
 
 
@@ -128,7 +128,7 @@ def earlier_studies(folder: Path, facts: dict[str, Any]) -> list[str]:
 def unused_seed(folder: Path) -> int:
     """Returns a seed above all those of the ablations in a folder that have begun."""
     begun = [path for path in folder.glob("*/ledger.json") if used_seeds(path.parent)]
-    return 1 + max((read_json(path)["seeds"][-1] for path in begun), default=-1)
+    return 1 + max(((read_json(path).get("seeds") or [-1])[-1] for path in begun), default=-1)
 
 
 def _compared(facts: dict[str, Any]) -> list[dict[str, Any]]:

@@ -53,7 +53,8 @@ def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[s
     Args:
         file: the plan.
         ledger: its ledger, on a file system that the jobs share.
-        options: ``workers`` is the number of jobs; auto submits one for each run that is needed now.
+        options: ``workers`` is the number of jobs; auto submits one for each run that is needed
+            now, at most ``MOST_JOBS``; no more than runs are needed.
         settings: of each job, as submitit names them.
 
     Raises:

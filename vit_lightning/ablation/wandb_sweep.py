@@ -8,6 +8,7 @@ options of a config.
 from __future__ import annotations
 
 import ast
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,13 @@ def write_sweep(plan: Plan, path: Path, chosen: Mapping[str, Mapping[str, Any]])
     Raises:
         UserError: an arm is not tuned yet, or the file cannot be written.
     """
+    if plan.tune.replicates:
+        raise UserError(f"wandb-sweep={path}: W&B's agents cannot tune each pair of runs anew (tune.replicates)")
     tried = plan.tune.combinations
     if missing := [arm for arm in plan.arms if chosen.get(arm, {}) not in tried]:  # not yet, or by an earlier plan
         raise UserError(
-            f"wandb-sweep={path}: W&B's agents cannot tune {', '.join(missing)}: run lightning ablate {plan.file} "
-            "until tuning has finished, or write the values into the arms and leave out tune"
+            f"wandb-sweep={path}: W&B's agents cannot tune {', '.join(missing)}: run lightning ablate "
+            f"{shlex.quote(plan.file)} until tuning has finished, or write the values into the arms and leave out tune"
         )
     common = {"ablation": plan.name, "split_varies": plan.split_varies}
     arms = [{**common, "arm": arm, "options": {**plan.arms[arm], **chosen.get(arm, {})}} for arm in plan.arms]

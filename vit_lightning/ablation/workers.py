@@ -32,11 +32,10 @@ def devices_of(plan: Plan) -> list[str] | None:
     trainer = next(iter(plan.experiments.values())).trainer
     if trainer["accelerator"] not in ("auto", "gpu", "cuda") or trainer["devices"] not in ("auto", 1, "1"):
         return None
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [number for number in visible.split(",") if number] or None
     count = torch.cuda.device_count()  # by NVML: this process must not start CUDA, its children do
-    return [str(number) for number in range(count)] or None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = [str(number) for number in range(count)] if visible is None else visible.split(",")
+    return named[:count] or None
 
 
 def workers_of(requested: int | str, devices: list[str] | None, threads: int) -> int:

@@ -6,6 +6,7 @@ import errno
 import logging
 import math
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -88,7 +89,7 @@ def print_summary(folder: Path, results: dict[str, Any]) -> None:
             f"{results['images_per_second']:,.0f} images/s; in all {results['seconds']:.0f} s",
         ),
         row("run", str(folder)),
-        row("test again", f"lightning test --ckpt {folder}{trust_flag()}") if tested else "",
+        row("test again", f"lightning test --ckpt {shlex.quote(str(folder))}{trust_flag()}") if tested else "",
     ]
     say("\n".join(filter(None, lines)))
 

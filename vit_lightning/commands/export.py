@@ -8,6 +8,7 @@ import importlib.util
 import io
 import json
 import os
+import shlex
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -306,7 +307,7 @@ def convert(
     of_dst = dict(zip(files, ("", f", where the arguments of {dst} are to be"), strict=False))
     problems = [f"DST {path} is there already{why} (choose a new one)" for path, why in of_dst.items() if path.exists()]
     if to == OURS:
-        problems.append(f"to={OURS}: lightning export --ckpt={source} --to=safetensors writes our own names")
+        problems.append(f"to={OURS}: lightning export --ckpt={shlex.quote(source)} --out=FOLDER writes our own names")
     elif to not in FAMILIES:
         problems.append(f"to={to} must be one of {', '.join(FAMILIES)}")
     if dst.suffix not in FORMATS and (to != "hf" or dst.suffix):

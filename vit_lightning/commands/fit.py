@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -273,7 +274,7 @@ def _ended_in_words(run: Run, *, is_new: bool) -> Iterator[None]:
             run.mirror.postponed = None  # before the first step there is nothing to send
         run.mirror.finish(exit_code=1, fault=fault)
         if isinstance(fault, KeyboardInterrupt | SystemExit):
-            say(f"stopped; to resume: lightning fit --resume {run.folder}")
+            say(f"stopped; to resume: lightning fit --resume {shlex.quote(str(run.folder))}")
             fault.add_note("printed")
         if isinstance(fault, DamagedImage):
             fault.problems.append(f"{SKIPPED}; the run folder is {run.folder}")

@@ -129,9 +129,10 @@ def _results(source: Source, resized: bool) -> str:
     test = stage_line("test", results)
     if not test:
         return "None are known."
+    count = f", on {counted(results['test_images'], 'test image')}" if "test_images" in results else ""
     size = ", measured before the image size was changed" if resized else ""
     return (
-        f"{test.removeprefix('test').strip()}, on {counted(results['test_images'], 'test image')}, in one run with "
+        f"{test.removeprefix('test').strip()}{count}, in one run with "
         f"seed {results['seed']} of {counted(results['epochs'], 'epoch')}{size}. The weights are those of the best of "
         f"its checkpoints by the validation images, step {results['best_step']:,}."
     )

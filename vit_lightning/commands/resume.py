@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import warnings
@@ -238,7 +239,8 @@ def _check_start(folder: Path, experiment: Experiment) -> None:
     had = (folder / "metrics.jsonl").is_file() and any("train/acc" in row for row in read_metrics(folder))
     if had or experiment.resume == "must":
         why = f"{folder / LAST} and its other checkpoints are gone" if had else "it has no checkpoint yet"
-        raise CannotResume(f"{folder} cannot be resumed: {why}; nothing was changed (leave out resume for a new run)")
+        new = "for a new run leave out resume, and give no or another out"
+        raise CannotResume(f"{folder} cannot be resumed: {why}; nothing was changed ({new})")
     say(f"{folder} was stopped before its first checkpoint and starts again at step 0")
 
 
@@ -280,9 +282,10 @@ def _is_allowed(key: str, allowed: Sequence[str]) -> bool:
 
 
 def note_changes(text: str, path: Path, changed: Changes, step: int) -> str:
-    """Returns the new text of a run's ``config.yaml``, with earlier values as comments at its top."""
+    """Returns the new text of a run's ``config.yaml``, with earlier values as comments at its top, a line each."""
     comments = re.match(r"(#[^\n]*\n)*", path.read_text(encoding="utf-8"))
-    added = "".join(f"# {key} was {before} until step {step}\n" for key, (before, _) in changed.items())
+    lines = {key: " ".join(str(before).split()) for key, (before, _) in changed.items()}
+    added = "".join(f"# {key} was {before} until step {step}\n" for key, before in lines.items())
     return f"{comments.group() if comments else ''}{added}{text}"
 
 
@@ -336,8 +339,11 @@ def unfinished_run(
     return None
 
 
+LEFT_OVER = (".*.part", ".trial.ckpt", "diverged*.json", "error*.log")
+
+
 def remove_partial_files(folder: Path) -> None:
-    """Removes what a killed process left of a write, and the reports of a divergence before the resume."""
+    """Removes what a killed process left of a write, and the reports of a divergence or an error before the resume."""
     for parent in (folder, folder / "checkpoints", folder / "validation"):
-        for path in [*parent.glob(".*.part"), *parent.glob(".trial.ckpt"), *parent.glob("diverged*.json")]:
+        for path in itertools.chain.from_iterable(map(parent.glob, LEFT_OVER)):
             path.unlink(missing_ok=True)

@@ -53,7 +53,8 @@ MODEL_CHECKPOINTS = "model_checkpoints"
 def session(experiment: Experiment, command: str) -> Iterator[Path]:
     """Seeds everything and gives a new folder for the results of a command; an empty one is removed at the end.
 
-    It is ``out``, or a folder named after the time: RUN/COMMAND/TIME with a trained model, else runs/COMMAND/TIME-NAME.
+    It is ``out``, or a folder named after the time: RUN/COMMAND/TIME with the model of a
+    run, runs/FILE/COMMAND/TIME with that of a file, else runs/COMMAND/TIME-NAME.
     """
     quiet()
     seed_everything(experiment.seed, verbose=False)
@@ -118,7 +119,7 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         arguments: arguments of the Trainer, from the config.
         folder: the run folder.
         own: our callbacks.
-        own_loggers: our loggers; without any, nothing is trained and no checkpoints are written.
+        own_loggers: our loggers; without any, no checkpoints are written.
 
     Raises:
         UserError: the arguments do not fit together, or do not fit this machine.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ def shard(experiment: Experiment, out: Path, *, images_in_file: int = 1024, shor
             f"data.class_path={type(data).__name__} holds decoded images, and so nothing to shard "
             "(choose ImageFolder, HuggingFaceSet, or a Dataset of single images)"
         )
+    if out.is_file():
+        raise UserError(f"out={out} is a file, not a folder")
     out.mkdir(parents=True, exist_ok=True)
     with hold(out, "out"):
         _refuse_other(out, data, images_in_file, shorter_side)
@@ -75,7 +78,7 @@ def shard(experiment: Experiment, out: Path, *, images_in_file: int = 1024, shor
             say(f"left out {counted(len(skipped), 'damaged image')}: {out / BAD_IMAGES}")
         (out / UNFINISHED).unlink()
     say(f"{', '.join(f'{count} {split}' for split, (count, _) in written.items())} images: {out}")
-    say(f"read with   {' '.join(_flags(out, data))}")
+    say(f"read with   {shlex.join(_flags(out, data))}")
     return out
 
 

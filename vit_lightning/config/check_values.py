@@ -104,7 +104,7 @@ def compiler_problems() -> list[str]:
     """Returns what ``torch.compile`` lacks on this machine."""
     if sys.platform == "win32":  # found by torch in its own way
         return []
-    compiler = shlex.split(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))[0]
+    compiler = shlex.split(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))[0]
     missing = [] if shutil.which(compiler) else [f"a C++ compiler ({compiler} is not there; CXX can name another)"]
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         missing.append("the headers of Python (python3-dev)")

@@ -143,7 +143,7 @@ PER_RUN = ("seed_everything", "experiment", "wandb")
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Returns the options whose values differ between two configs, with both values."""
+    """Returns the options whose values differ between two configs, with both values; without those of ``ALWAYS``."""
     old, new = options_of(before), options_of(after)
     found = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
     return {key: pair for key, pair in found.items() if pair[0] != pair[1] and key not in ALWAYS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -87,8 +88,11 @@ def merge_all(
         try:
             path = find_config(text)
             config = read_config(path)
-            if "compare" in config or {"method", "parameters"} <= config.keys():
-                raise UserError(f"config={text} is the plan of an ablation, not a config: lightning ablate {text}")
+            if {"method", "parameters"} <= config.keys():
+                raise UserError(f"config={text} is a sweep of W&B, not a config: wandb sweep {shlex.quote(text)}")
+            if "compare" in config:
+                what = "the plan of an ablation, not a config"
+                raise UserError(f"config={text} is {what}: lightning ablate {shlex.quote(text)}")
             configs.append((path, as_ours(config, problems)))
         except UserError as error:
             problems += error.problems
@@ -226,7 +230,7 @@ def _trained_by_run(place: str) -> Trained:
             read_weights(place, "ckpt")
         except UserError:  # it is no source at all
             raise error from error.__cause__
-    way_out = f"lightning predict --ckpt {place} IMAGES takes it with image files or folders"
+    way_out = f"lightning predict --ckpt {shlex.quote(place)} IMAGES takes it with image files or folders"
     raise UserError(f"ckpt={place} is no run, whose images are known: {way_out}")
 
 

@@ -113,7 +113,7 @@ class ConfigOptions:
         problems = []
         if not 0 <= self.seed_everything < 2**32:
             problems.append(f"seed_everything={self.seed_everything} must be at least 0 and below 2**32")
-        if self.experiment is not None and Path(self.experiment).name != self.experiment:
+        if self.experiment in ("", "..") or Path(self.experiment or "").name != (self.experiment or ""):
             problems.append(f"experiment={self.experiment} must be a plain name, without slashes")
         minutes = self.watchdog_minutes
         limits = at_least(0, pictures_every_n_epochs=self.pictures_every_n_epochs)

@@ -44,7 +44,7 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
     for flag in [flag for flag in options if images and flag[0] == "config" and flag[1].startswith("{")]:
         facts |= parse_yaml(flag[1], f"config={flag[1]}")
         options.remove(flag)
-    trust = dict(flags).get("trust") == "true"
+    trust = dict(flags).get("trust", "").lower() == "true"
     files = use_files(_folders(options, folders, trust=trust))
     merged = merge_all(options, command, facts=facts if images else None, trust=trust)
     refuse(secret_problems(merged.config))

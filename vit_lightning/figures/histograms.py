@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
+from vit_lightning.storage.metrics import open_lines
 from vit_lightning.storage.wandb_mirror import WandbMirror
 from vit_lightning.storage.wandb_values import HISTOGRAMS
 from vit_lightning.training.lightning_detours import logged_steps
@@ -50,8 +52,11 @@ class Histograms(Callback):
         gradients = {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
         tensors = {f"weights/{name}": weight.detach() for name, weight in weights.items() if weight.requires_grad}
         row = {"step": step, **histograms(tensors | {f"gradients/{name}": one for name, one in gradients.items()})}
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        try:
+            with open_lines(self.file) as file:
+                file.write(json.dumps(row).encode() + b"\n")
+        except OSError as fault:
+            warnings.warn(f"{HISTOGRAMS} lacks step {step}: {fault.strerror}", stacklevel=2)
         self.mirror.log_histograms(row)
 
 

@@ -15,7 +15,8 @@ from vit_lightning.inspect.watch import Attention, Grid, chosen_of, readout, wat
 
 @torch.no_grad()
 def attention(network: nn.Module, images: Tensor, blocks: Sequence[int] | None = None) -> Tensor:
-    """Returns the attention weights of each block, (b, l, h, q, k): row q says where token q attends, and sums to 1.
+    """Returns the attention weights of each block, (b, l, h, q, k): row q says where token q attends, and sums to 1
+    (DividedAfterSoftmaxAttention divides them).
 
     They are softmax(scale q k^T), computed again from the queries and keys of the forward pass. A ViT-L/16 at 384 has
     500 MB of them for an image: ``survey`` keeps what a head reads.
@@ -48,7 +49,7 @@ def encoder_layers(network: nn.Module, found: Sequence[Attention]) -> list[Atten
 
 
 def rollout(weights: Tensor) -> Tensor:
-    """Returns the attention of each token to the patches of the image through all layers, (b, q, k), rows sum to 1.
+    """Returns the attention of each token to all tokens through all layers, (b, q, k), rows sum to 1.
 
     The product of 0.5 A + 0.5 I over the layers, where A is the mean over the heads (Abnar and Zuidema 2020,
     "Quantifying attention flow in transformers").

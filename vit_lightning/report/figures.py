@@ -247,6 +247,7 @@ def _curves(analysis: Analysis, curves: Curves, name: str, width: float) -> Figu
         axes[1].set(xlabel="step, the last third", xlim=(2 / 3 * last, last + 0.01 * max(last, 1)))
     if len(axes) > 1 and ends:
         mean, sd = np.concatenate(ends, axis=1)
+    if len(axes) > 1 and ends and mean.size:  # else arms without a colour have trained for much longer
         room = 0.1 * np.ptp(mean) + min(sd.max(), 3 * np.median(sd)) + 1e-3 * unit.scale  # of a collapsed run, not all
         axes[1].set_ylim(mean.min() - room, mean.max() + room)
     return legend.draw(figure)

@@ -353,7 +353,7 @@ def forecast_sentences(study: Study, spread: Spread, seconds: float | None = Non
     rules, arms, comparisons = study.compare, len(study.arms), compare(study)
     unit, effect = unit_of(rules.metric), unit_of(rules.metric).plain(rules.smallest_effect)
     ended = {(run.arm, run.seed) for run in study.runs if run.state != "missing"}
-    left = len(runs_left(study, comparisons, until_last=True))
+    left = len(runs_left(study, [one for one in comparisons if one.is_open], until_last=True))
     most = f"{counted(len(ended), 'run')} ended, at most {left} left" if ended else f"at most {arms * rules.max_seeds}"
     lines, luck = [_source(spread, unit)], tuning_sentences(study, spread)
     if under_way := [one for one in comparisons if one.is_open and one.analysis is not None]:
@@ -457,8 +457,9 @@ def tuning_luck(study: Study, sd: float) -> tuple[float, float] | None:
         sd: standard deviation of the difference of a pair of runs.
 
     Returns:
-        Probability that they choose different values, and that they do and one is called better or worse; None before
-        all trials have ended, with one seed, with replicates, or where validation lacks the compared metric.
+        Probability that they choose different values, and that they do and one is called better or worse, by the arms
+        whose trials have all ended; None before there is one, with one seed, with replicates, or where validation lacks
+        the compared metric.
     """
     tuning, rules = study.tuning, study.compare
     if tuning is None or tuning.replicates or len(tuning.seeds) < 2:
@@ -542,5 +543,5 @@ def _percent(fraction: float) -> str:
 
 
 def _chance_text(fraction: float) -> str:
-    """Writes the result of a simulation, which never is a certainty."""
+    """Writes the result of a simulation, which is no certainty where it is near 1."""
     return "over 99 %" if fraction >= 0.995 else _percent(fraction)

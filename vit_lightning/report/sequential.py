@@ -43,7 +43,7 @@ MIRRORED: dict[str, Claim] = {
 }
 
 FIRST, STEP = 6, 2
-"""Pairs of the first analysis, and between two. With 5 pairs no exact test can reach p < .05."""
+"""Pairs of the first analysis, and between two. With 5 pairs no exact two-sided test can reach p < .05."""
 HELD_BACK = 16
 """The t-statistics of growing samples are less alike than normal ones: at the same nominal levels they cross boundaries
 up to 1 - log10(level) / 16 times as often (1.08 at .05, 1.16 at .0025), for 8 to 240 pairs and levels of .05 to .00006

@@ -81,7 +81,7 @@ class Run:
     tried: dict[str, Any] | None = None
     """Values that a trial tries, by dotted keys; it is never tested. None for the runs that are compared."""
     predictions: str | None = None
-    """Checksum of the test predictions of its first result; None where none was kept."""
+    """Checksum of the test predictions of its first result, of nothing where it has none; None without a result."""
 
 
 TUNING = "tuning"

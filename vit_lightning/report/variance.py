@@ -39,7 +39,8 @@ def spread_p(one: Values, other: Values, step: float = 0.0) -> float:
     """
     (first, both), (_, second) = np.cov(one, other)
     sums, freedom = first + second + step**2 / 6, len(one) - 2
-    left = sums**2 - 4 * both**2 - (first - second) ** 2  # 1 minus the squared correlation of sum and difference
+    # as 1 minus the squared correlation of sum and difference
+    left = sums**2 - 4 * both**2 - (first - second) ** 2
     if first == second:
         return 1.0
     return float(2 * special.stdtr(freedom, -abs(first - second) * math.sqrt(freedom / left))) if left > 0 else 0.0

@@ -58,6 +58,7 @@ def log_report(report: Report, *, send: bool = False) -> str:
         if send:
             raise UserError(f"the report was not sent: {mirror.reason} (for a key: wandb login)")
         return mirror.hint()
+    write_whole(study.folder / "wandb.json", json.dumps(known) + "\n")  # so that another try updates the same run
     try:
         for name, table in report_tables(report).items():
             mirror.log_table(f"{REPORT}/{name}", table.header, table.rows)

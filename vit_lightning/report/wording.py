@@ -356,13 +356,15 @@ def command(study: Study) -> str:
 
 def _choice(analysis: Analysis) -> str:
     found, study, best = lines(analysis), analysis.study, quoted(analysis.ranked[0].name)
+    if not any(arm.n for arm in analysis.arms):
+        return "No arm could be compared."
     groups = _by_kind(analysis)
     if analysis.standings:
         good = groups.get("the best") or groups.get("among the best") or []
         if good:
             return f"Take {few(good)}." if len(good) == 1 else f"Take any of {few(good)}, the cheapest for example."
-        rest = few(groups.get("undecided", []))
-        return f"Take {best}, the best mean; it is not shown to be the best ({rest} undecided)."
+        rest = f" ({few(groups['undecided'])} undecided)" if "undecided" in groups else ""
+        return f"Take {best}, the best mean; it is not shown to be the best{rest}."
     if study.compare.arms == "pairs":
         equals = [line.arm for line in found if line.kind not in ("leader", "worse", "clearly worse")]
         return f"Take {best}" + (f"; {few(equals)} not shown to be worse by as much as matters." if equals else ".")
@@ -455,8 +457,9 @@ def caveats(analysis: Analysis) -> list[str]:
 
 
 TOO_LARGE = (
-    "A difference that is better or worse is too large on average, as luck helped to end it: by up to {0} where the "
-    "true one is {1} or more, by up to {2} where it is {3}; corrected (Statistics for experts) by up to {4} and {5}."
+    "A difference that is better or worse is too large on average, as luck helped to end it: by up to about {0} where "
+    "the true one is {1} or more, by up to about {2} where it is {3}; corrected (Statistics for experts) by up to "
+    "about {4} and {5}."
 )
 """Simulated: experiments/README.md, estimates after stopping."""
 

@@ -49,7 +49,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     Lightning's own plugin writes to the temporary folder of the machine, may leave a truncated file if that is on
     another disk, and does not flush it. Here a new last checkpoint also renames the one before it to ``previous.ckpt``,
-    the first file of each name is read back before it is renamed, and a full disk ends training only if it stays full.
+    the first two files are read back before they are renamed, and a full disk ends training only if it stays full.
 
     A save packs the contents of the file in memory, and a thread writes them; what training on a GPU saves is copied to
     pinned memory by the GPU, for which nobody waits, and packed by the thread. Each save waits for the one before it.
@@ -334,7 +334,7 @@ class Restored(NamedTuple):
 
 
 def newest_checkpoint(folder: Path) -> Restored | None:
-    """Returns the newest readable checkpoint of a run; None if there are no files.
+    """Returns the last readable checkpoint of a run, or that before it, or the best; None if there are no files.
 
     Raises:
         CannotResume: none of the files can be read.
@@ -353,7 +353,7 @@ def newest_checkpoint(folder: Path) -> Restored | None:
         except UserError as error:
             complaints += error.problems
     if any((folder / name).exists() for name in (LAST, PREVIOUS, BEST)):
-        raise CannotResume([*complaints, f"{folder} holds no checkpoint that can be read, nothing was changed"])
+        raise CannotResume([*complaints, f"{folder} holds no checkpoint to resume from, nothing was changed"])
     return None
 
 

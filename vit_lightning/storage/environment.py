@@ -82,6 +82,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
 def _run_git(folder: Path, *arguments: str) -> str | None:
     command = ["git", "--no-optional-locks", *arguments]  # else a run that is killed meanwhile leaves .git/index.lock
     try:
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=5, check=True).stdout
+        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
+    return done.stdout.decode(errors="replace")  # a diff has the bytes of the files

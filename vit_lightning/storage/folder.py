@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import shutil
 import stat
 import time
@@ -109,14 +110,16 @@ def try_hold(folder: Path) -> int | None:
     on shared file systems. On a file system without locks it warns and takes the folder to be free.
 
     Raises:
-        UserError: the lock is a link to another place, or no file.
+        UserError: the lock is a link to another place, or no file, or the disk is full.
     """
     path = folder / LOCK
     while True:
         try:
             handle = _open_lock(folder, os.O_RDWR | os.O_CREAT)
-        except OSError:  # another process has just removed the folder, or it cannot be written to
-            return None
+        except OSError as fault:
+            if fault.errno in FULL:
+                raise UserError(f"{path} cannot be written: {fault.strerror}") from fault
+            return None  # another process has just removed the folder, or it cannot be written to
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as fault:
@@ -142,7 +145,7 @@ def release(folder: Path, lock: int) -> None:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether another process holds a folder; unlike ``try_hold`` it writes nothing."""
+    """Whether another process holds a folder; writes nothing. It would release the lock of this process."""
     try:
         handle = _open_lock(folder, os.O_RDONLY)
     except (OSError, UserError):
@@ -220,7 +223,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file that is complete or absent."""
     if not is_first():
         return
-    part = path.with_name(f".{path.name}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")  # another process may write it too
     if isinstance(content, str):
         content = content.encode("utf-8", errors="surrogateescape")  # file names may hold any bytes
     try:
@@ -295,7 +298,7 @@ def full_disk_named(folder: Path) -> Iterator[None]:
             raise
         raise UserError(
             f"{folder}: {fault.strerror}: not all of its files could be written "
-            f"(free some space, then: lightning fit --resume {folder})"
+            f"(free some space, then: lightning fit --resume {shlex.quote(str(folder))})"
         ) from fault
 
 

@@ -59,7 +59,7 @@ class MetricsFile(Logger):
     def _flush(self) -> None:
         try:
             if self._file is None:
-                self._file = _open_lines(self.folder / "metrics.jsonl")
+                self._file = open_lines(self.folder / "metrics.jsonl")
             while self._pending:
                 self._pending = self._pending[self._file.write(self._pending) :]
         except OSError as fault:
@@ -73,7 +73,7 @@ class MetricsFile(Logger):
             OSError: it is still full.
         """
         if self._pending:
-            with _open_lines(self.folder / "metrics.jsonl") as file:
+            with open_lines(self.folder / "metrics.jsonl") as file:
                 while self._pending:
                     self._pending = self._pending[file.write(self._pending) :]
 
@@ -106,7 +106,7 @@ class MetricsFile(Logger):
             self._file = None
 
 
-def _open_lines(path: Path) -> FileIO:
+def open_lines(path: Path) -> FileIO:
     """Opens the file to append lines; ends a last line that a kill has truncated."""
     file = path.open("a+b", buffering=0)
     if file.tell() > 0:

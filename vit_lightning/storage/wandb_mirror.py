@@ -381,12 +381,12 @@ class WandbMirror(Logger):
 
     def hint(self) -> str:
         """Returns a line that says how to view the run, and how to send what W&B lacks."""
-        send = f"lightning sync {self.folder}"
+        send = f"lightning sync {shlex.quote(str(self.folder))}"
         if self.mode == "online":
             lacking = f"; it lacks some of it ({self.reason}): {send}" if self.reason else ""
             return f"W&B         {self.url}{lacking}"
         if self.mode == "offline":
-            view = f"wandb leet {self.folder / 'wandb'}"
+            view = f"wandb leet {shlex.quote(str(self.folder / 'wandb'))}"
             return f"W&B         offline{self._why()}; view: {view}; send: {send} (or wandb sync)"
         return f"W&B         off{self._why()}" if self.reason else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,4 +45,4 @@ def write_sweep_file(
         write_whole(path, comments + yaml.safe_dump(whole, sort_keys=False, default_flow_style=None, width=120))
     except OSError as fault:
         raise UserError(f"wandb-sweep={path} cannot be written: {fault.strerror}") from fault
-    return f"wandb sweep {path}, then wandb agent on any number of machines"
+    return f"wandb sweep {shlex.quote(str(path))}, then wandb agent on any number of machines"

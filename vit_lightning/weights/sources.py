@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,7 +154,7 @@ def open_teacher(
     Raises:
         UserError: it is not there, takes other images, or has other classes.
     """
-    told = f"lightning export --ckpt={place} --config=... --out=FOLDER makes a teacher that tells it"
+    told = f"lightning export --ckpt={shlex.quote(place)} --config=... --out=FOLDER makes a teacher that tells it"
     with naming(key, place):
         file = read_weights(place, key)
     try:
