@@ -179,6 +179,8 @@ def test_the_help_of_a_group_explains_it_in_full(capsys):
     said = capsys.readouterr().out
     assert "probability of dropping an attention weight" in said, "an option of the base is explained there"
     assert "(default: (0.485, 0.456, 0.406))" in said, "a constant is shown as its value"
+    assert main(["fit", "--help"]) == 0
+    assert "--model.norm class (default: LayerNorm)" in capsys.readouterr().out, "a class by its name"
     assert main(["fit", "--help.general"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "0 for no watchdog" in said

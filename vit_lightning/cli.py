@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"lightning: {_no_command(name, arguments)}", file=sys.stderr)
         return 2
-    if is_program and isinstance(sys.stdout, io.TextIOWrapper):
+    if is_program and isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold bytes that are no text
     return _run(name, arguments[1:], is_program)
 

@@ -49,8 +49,8 @@ def contenders(run: Path, size: int, tables: int) -> dict[str, list[ViT]]:
         torch.manual_seed(seed)
         network = load(run).network
         network.set_image_size(size)
-        old = network.patch_embedding.positions
-        positions = LearnedPositions(old.image_grid, network.emb_size, network.prefix_tokens)
+        grid = (size // network.patch_size[0], size // network.patch_size[1])
+        positions = LearnedPositions(grid, network.emb_size, network.prefix_tokens)
         nn.init.normal_(positions.table, std=0.02)
         network.patch_embedding.positions = positions
         found["drawn anew"].append(network)

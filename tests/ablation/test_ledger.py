@@ -11,6 +11,7 @@ from typing import Any
 from vit_lightning.ablation import claims, records
 from vit_lightning.ablation import ledger as ledgers
 from vit_lightning.ablation.ledger import Ledger, Planned
+from vit_lightning.ablation.workers import devices_of
 from vit_lightning.report.report import make_report
 from vit_lightning.storage.metrics import read_results, write_results
 
@@ -374,3 +375,17 @@ def test_changes_are_found_behind_a_torn_line(tmp_path):
     records.note_change(tmp_path, "numpy was 1, is 2")
     records.note_change(tmp_path, "torch was 1, is 2")
     assert records.noted_changes(tmp_path) == ["torch was 1, is 2", "numpy was 1, is 2"]
+
+
+def test_runs_are_spread_over_the_gpus_that_can_be_seen(monkeypatch):
+    class Plan:
+        experiments = {"a": type("", (), {"trainer": {"accelerator": "auto", "devices": "auto"}})}  # noqa: RUF012
+
+    for visible, devices in [
+        ("0, 2", ["0", "2"]),
+        ("MIG-a,MIG-b", ["MIG-a", "MIG-b"]),
+        ("1,-1,0", ["1"]),
+        ("-1", None),
+    ]:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert devices_of(Plan()) == devices

@@ -185,7 +185,7 @@ def test_configs_from_the_working_folder_or_beside_the_plan(in_folder):
 
 
 def test_names_of_any_kind_and_length(in_folder):
-    names = ["[0.9, 0.999]", "{a}", "1.0", "x: y", "a long " + "name " * 60, "均值", "类标记", "长" * 60]
+    names = ["[0.9, 0.999]", "{a}", "1.0", "x: y", "a long " + "name " * 60, "均值", "类标记", "की", "का", "长" * 60]
     arms = {"cls": None} | {name: {"model.depth": 2 + number} for number, name in enumerate(names)}
     read = read_plan(write(changed(NAMED, arms=arms)))
     assert read.arms["cls"] == {}, "the config as it is"
@@ -218,7 +218,7 @@ def test_all_that_is_wrong_with_a_plan_at_once(in_folder):
                 "cls": {"model.pool": "cls"},
                 "report": {"seed_everything": 1},
                 3: {"model.dept": 2},
-                "nested": {"data": {"init_args": {"split_seed": 1}}},
+                "nested": {"data": {"init_args": {"split_seed": 1}}, "model": [{"pool": "cls"}]},
             },
             "baseline": "clss",
             "seeds": {"first": 2**32 - 5, "split": "both"},

@@ -432,8 +432,8 @@ def open_ledger(
     elif ledger.facts["question"] != now["question"]:
         found.append(f'question was "{ledger.facts["question"]}", is "{now["question"]}"')
     ledger.writes, before = create, dict(ledger.facts)
-    of_plan = ("question", "file", "compare", "seeds", "tune")  # no rule of it has changed
-    ledger.facts |= {key: now[key] for key in of_plan}
+    moved = () if Path(ledger.facts["file"]).is_file() else ("file",)
+    ledger.facts |= {key: now[key] for key in ("question", "compare", "seeds", "tune", *moved)}  # no rule has changed
     if create:
         for text in found:
             records.note_change(folder, text)

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import shlex
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -238,7 +239,8 @@ def plan_options() -> list[Option]:
 
 def slug(text: str) -> str:
     """Returns a name for a folder, of at most 80 bytes."""
-    name = re.sub(r"(?:[^\w.]|_)+", "-", text).strip("-.").lower() or "arm"
+    kept = (c if c.isalnum() or c == "." or unicodedata.category(c)[0] == "M" else "-" for c in text)  # M: vowel signs
+    name = re.sub("-+", "-", "".join(kept)).strip("-.").lower() or "arm"
     if len(name.encode()) <= 80:
         return name
     return f"{name.encode()[:71].decode(errors='ignore')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -294,8 +296,9 @@ def _written_options(given: Config, prefix: str = "") -> Iterator[str]:
     for name, value in given.items():
         key = f"{prefix}{name}".replace(".init_args", "")
         yield key
-        if isinstance(value, dict):
-            yield from _written_options(value, f"{key}.")
+        for one in as_list(value):  # of a grid or a tuning
+            if isinstance(one, dict):
+                yield from _written_options(one, f"{key}.")
 
 
 Group = TypeVar("Group", Compare, Seeds, Tune)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import shutil
@@ -32,10 +33,12 @@ def devices_of(plan: Plan) -> list[str] | None:
     trainer = next(iter(plan.experiments.values())).trainer
     if trainer["accelerator"] not in ("auto", "gpu", "cuda") or trainer["devices"] not in ("auto", 1, "1"):
         return None
-    count = torch.cuda.device_count()  # by NVML: this process must not start CUDA, its children do
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    named = [str(number) for number in range(count)] if visible is None else visible.split(",")
-    return named[:count] or None
+    if visible is not None:  # of which CUDA takes those before the first that there cannot be, such as -1
+        named = map(str.strip, visible.split(","))
+        return [*itertools.takewhile(lambda number: number and not number.startswith("-"), named)] or None
+    count = torch.cuda.device_count()  # by NVML: this process must not start CUDA, its children do
+    return [str(number) for number in range(count)] or None
 
 
 def workers_of(requested: int | str, devices: list[str] | None, threads: int) -> int:

@@ -86,11 +86,13 @@ def embed(
             write_whole(path, _WRITERS[suffix](columns))
         count, width = columns["features"].shape
         say(f"features of {counted(count, 'image')}, {counted(width, 'number')} each: {path}")
-    if problems and not files:  # bad images of the run's own data are left out, as in its test
-        say(f"left out {counted(len(problems), 'damaged image')}: {', '.join(problems[:3])}")
-    elif problems:
+        if problems and not files:  # those of the run's own data are left out, as in its test
+            say(f"left out {counted(len(problems), 'damaged image')}: {', '.join(problems[:3])}")
+            return path
+    if problems:
         others = "; those of the others are written" if len(columns["image"]) else ""
-        raise UserError([f"{len(problems)} of {len(files)} images have no features{others}", *problems])
+        all_images = len(columns["image"]) + len(problems)
+        raise UserError([f"{len(problems)} of {all_images} images have no features{others}", *problems])
     return path
 
 

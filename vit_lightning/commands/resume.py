@@ -189,8 +189,8 @@ def _read_resumed(folder: Path, experiment: Experiment) -> Resumed:
         try:
             read_checkpoint(folder / BEST)
         except UserError as fault:
-            later = "deleted, the run resumes, and the best of the validations that come takes its place"
-            raise UserError(f"{fault} ({later})") from fault
+            later = " (deleted, the run resumes, and tests a later best or else its last weights)"
+            raise UserError(f"{fault}{later * (not isinstance(fault.__cause__, OSError))}") from fault
     done = restored.checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     wanted = experiment.trainer["max_epochs"]
     if wanted is not None and 0 <= wanted < done:
@@ -339,7 +339,7 @@ def unfinished_run(
     return None
 
 
-LEFT_OVER = (".*.part", ".trial.ckpt", "diverged*.json", "error*.log")
+LEFT_OVER = (".*.part", ".trial.ckpt", "diverged*.json", "error.log", "error-rank*.log")
 
 
 def remove_partial_files(folder: Path) -> None:

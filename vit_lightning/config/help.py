@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import re
 import textwrap
@@ -265,7 +266,7 @@ def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
 def options_of(module: str, name: str) -> list[Option]:
     """Returns the arguments of a class or function, with those of its bases if it is a dataclass."""
     module, node = _defined(module, name)
-    if node is None:
+    if not isinstance(node, ast.ClassDef | ast.FunctionDef):  # of another package, or another name of such a class
         return []
     made = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
     made = node if isinstance(node, ast.FunctionDef) else made
@@ -328,8 +329,11 @@ def _plain(text: str) -> str:
 
 def _shown(module: str, value: ast.expr | None) -> str:
     """Returns a default as a config has it; empty if there is none or it is null."""
-    if isinstance(value, ast.Name):  # of a constant
-        value = _defined(module, value.id)[1] or value
+    if isinstance(value, ast.Name):
+        constant = _defined(module, value.id)[1]
+        with contextlib.suppress(ValueError):  # a class stays a name
+            ast.literal_eval(constant)
+            value = constant
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
         value = next((word.value for word in value.keywords if word.arg == "default"), None)
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "Path":

@@ -54,7 +54,9 @@ class Histograms(Callback):
         row = {"step": step, **histograms(tensors | {f"gradients/{name}": one for name, one in gradients.items()})}
         try:
             with open_lines(self.file) as file:
-                file.write(json.dumps(row).encode() + b"\n")
+                line = json.dumps(row).encode() + b"\n"
+                while line:
+                    line = line[file.write(line) :]
         except OSError as fault:
             warnings.warn(f"{HISTOGRAMS} lacks step {step}: {fault.strerror}", stacklevel=2)
         self.mirror.log_histograms(row)
