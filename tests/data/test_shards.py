@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import shlex
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -173,7 +174,7 @@ def test_large_row_groups_are_unpacked_once(in_folder, monkeypatch):
 def test_the_flags_that_read_the_shards_are_printed(in_folder, capsys):
     root = images(in_folder / "images", 10)
     assert main(shard_words(root, "--data.mean=[0.5,0.5,0.25]", "shards")) == 0
-    flags = capsys.readouterr().out.splitlines()[-1].split()[2:]
+    flags = shlex.split(capsys.readouterr().out.splitlines()[-1])[2:]
     data = resolve(flags, "fit").data
     assert isinstance(data, HuggingFaceSet)
     assert (data.mean, data.std) == ((0.5, 0.5, 0.25), (0.229, 0.224, 0.225))
