@@ -59,6 +59,8 @@ NEVER = (
     "trainer.overfit_batches",
 )
 """Options that decide which images form a batch or step; they never change within a run."""
+LEFT_OVER = (".*.part", ".trial.ckpt", "diverged*.json", "error.log", "error-rank*.log")
+"""Files of a run that a resume removes."""
 
 
 def read_experiment(command: str, arguments: Sequence[str]) -> Experiment:
@@ -189,7 +191,7 @@ def _read_resumed(folder: Path, experiment: Experiment) -> Resumed:
         try:
             read_checkpoint(folder / BEST)
         except UserError as fault:
-            later = " (deleted, the run resumes, and tests a later best or else its last weights)"
+            later = " (once it is deleted, the run resumes, and tests a later best or else its last weights)"
             raise UserError(f"{fault}{later * (not isinstance(fault.__cause__, OSError))}") from fault
     done = restored.checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     wanted = experiment.trainer["max_epochs"]
@@ -337,9 +339,6 @@ def unfinished_run(
         raise CannotResume(f"resume=must: {parent} holds no unfinished run of this config that is not in use{others}")
     say("\n".join(f"resume: {text}" for text in passed_over[:3]))
     return None
-
-
-LEFT_OVER = (".*.part", ".trial.ckpt", "diverged*.json", "error.log", "error-rank*.log")
 
 
 def remove_partial_files(folder: Path) -> None:
