@@ -177,6 +177,7 @@ def test_the_help_of_a_group_explains_it_in_full(capsys):
         assert text in said
     assert main(["fit", "--help.model.attention=RotaryAttention", "--help.data=ImageFolder"]) == 0
     said = capsys.readouterr().out
+    assert "MultiHeadAttention with rotary positions" in said, "what the class is"
     assert "probability of dropping an attention weight" in said, "an option of the base is explained there"
     assert "(default: (0.485, 0.456, 0.406))" in said, "a constant is shown as its value"
     assert main(["fit", "--help"]) == 0

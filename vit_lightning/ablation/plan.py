@@ -371,7 +371,9 @@ class PlanReader(Reader):
             self.problems.append(f"{key}={given} must hold {{OPTION: VALUE}}, such as {{model.pool: mean}}")
             return {}
         reason = "it identifies the run or chooses the images that measure it, and is the same for all arms"
-        self.problems += [f"{key}.{name}: {reason}" for name in _written_options(given) if name in NOT_FOR_ARMS]
+        cure = {"data.split_seed": " (for another split of each seed: seeds.split=varies)"}
+        names = [name for name in _written_options(given) if name in NOT_FOR_ARMS]
+        self.problems += [f"{key}.{name}: {reason}{cure.get(name, '')}" for name in names]
         return given
 
     def values(self, key: str, given: Any) -> dict[str, list[Any]]:

@@ -22,6 +22,7 @@ import vit_lightning
 from vit_lightning.config.files import SWITCHES, read_config, split_words, value_at
 from vit_lightning.config.shipped import find_config
 from vit_lightning.errors import UserError
+from vit_lightning.limits import meant
 
 WIDTH = 118
 
@@ -196,8 +197,11 @@ def _in_full(group: str, value: str, flags: Sequence[tuple[str, str]]) -> str:
         place = option_groups()[group]
     else:
         groups = ", ".join(["general", *option_groups()])
-        raise UserError(f"help.{group}: there is no such group (choose {groups}, or give a class behind =)")
-    lines = [f"{group}: {place[1]}", ""]
+        hint = f"choose {groups}, or give a class, such as --help.model.attention=MSSA"
+        raise UserError(f"help.{group}: there is no such group ({hint})")
+    node = _defined(*place)[1]
+    about = ast.get_docstring(node) if isinstance(node, ast.ClassDef | ast.FunctionDef) else None
+    lines = [f"{group}: {place[1]}", *_wrapped(_plain((about or "").partition("\n\n")[0]), ""), ""]
     lines += [explained(option, f"{group}.") for option in options_of(*place)]
     return "\n".join(lines)
 
@@ -231,7 +235,7 @@ def _place_of(class_path: str, configs: Sequence[Path]) -> tuple[str, str]:
     use_files([*(path.parent for path in configs), Path.cwd()])
     found = find_class(class_path)
     if found is None:
-        raise UserError(f"{class_path} is not there (give module.Class)")
+        raise UserError(f"{class_path} is not there{meant(name, vit_lightning.__all__) or ' (give module.Class)'}")
     return found.__module__, found.__name__
 
 

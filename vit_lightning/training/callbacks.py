@@ -62,7 +62,8 @@ def seed_torch(key: int) -> None:
 class Stopwatch(Callback):
     """Callback that counts seconds of training without validation, seconds of the run, and images of all ranks.
 
-    Each rank is taken to have as many images as the first. Checkpoints hold the sums over the processes of a run: a killed one loses what came after its last checkpoint.
+    Each rank is taken to have as many images as the first. Checkpoints hold the sums over the processes of a run: a
+    killed one loses what came after its last checkpoint.
     """
 
     def __init__(self) -> None:
