@@ -34,7 +34,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, folder / "clone")
     with tarfile.open(build("sdist", folder / "clone", folder)) as archive:
-        archive.extractall(folder / "source", filter="data")
+        # Python before 3.11.4 has no filters; the archive is ours
+        archive.extractall(folder / "source", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (source,) = (folder / "source").iterdir()
     with zipfile.ZipFile(build("wheel", source, folder)) as wheel:
         wheel.extractall(folder / "installed")

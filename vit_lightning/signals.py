@@ -76,7 +76,8 @@ def ended_by_signals(accompany: Callable[[socket.socket], Tell] | None = None) -
     earlier = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # else a child's signals come here
     tell = accompany(reading) if accompany else _tell_nobody  # before there is another thread
-    threading.Thread(target=_watch, args=(reading, tell), daemon=True, name="signals").start()
+    watching = threading.Thread(target=_watch, args=(reading, tell), daemon=True, name="signals")
+    watching.start()
     with handled(exit_by_signal) as before, _raised_again():
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)  # a further rank starts with them blocked
@@ -92,6 +93,7 @@ def ended_by_signals(accompany: Callable[[socket.socket], Tell] | None = None) -
             else:
                 signal.set_wakeup_fd(earlier)
                 os.close(writing)
+                watching.join(1.0)  # else it might send a signal of the next ``ended_by_signals`` as its own
 
 
 @contextlib.contextmanager
