@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from vit_lightning.errors import UserError
@@ -41,6 +42,11 @@ def choice(name: str, value: object, choices: Collection[str]) -> list[str]:
     """Returns a problem for text that is none of the choices; any other value is a part of the user's own."""
     known = not isinstance(value, str) or value in choices
     return [] if known else [f"{name}={value} must be one of {', '.join(choices)}{meant(str(value), choices)}"]
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a text can name a file in a folder."""
+    return Path(name).name == name and name not in ("", "..")
 
 
 def meant(name: str, known: Iterable[str]) -> str:

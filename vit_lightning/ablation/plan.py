@@ -25,7 +25,7 @@ from vit_lightning.config.shipped import find_config
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import WRONG, Reader
 from vit_lightning.errors import UserError
-from vit_lightning.limits import problems_of, refuse
+from vit_lightning.limits import is_plain_name, problems_of, refuse
 from vit_lightning.metric_facts import facts_of, metric_names, with_own
 from vit_lightning.report.comparisons import most_seeds
 from vit_lightning.report.sequential import FIRST
@@ -269,8 +269,7 @@ def read_plan(path: Path) -> Plan:
     tune = reader.tune(fixed, arms, compare)
     seeds, split = reader.seeds(compare, tune)
     name = path.stem if given.get("name") is None else str(given["name"])
-    is_plain = Path(name).name == name and name not in ("", ".", "..")
-    reader.problems += problems_of(("name", name, is_plain, "a plain name, without slashes"))
+    reader.problems += problems_of(("name", name, is_plain_name(name), "a plain name, without slashes"))
     plan = Plan(
         name=name,
         question=reader.value(str, given.get("question", ""), "question"),

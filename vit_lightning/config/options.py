@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vit_lightning.limits import at_least, problems_of, refuse
+from vit_lightning.limits import at_least, is_plain_name, problems_of, refuse
 from vit_lightning.models.resize import ResizePositions
 from vit_lightning.storage.wandb_mirror import WandbConfig
 from vit_lightning.training.checkpoints import CheckpointConfig
@@ -113,7 +113,7 @@ class ConfigOptions:
         problems = []
         if not 0 <= self.seed_everything < 2**32:
             problems.append(f"seed_everything={self.seed_everything} must be at least 0 and below 2**32")
-        if self.experiment in ("", "..") or Path(self.experiment or "").name != (self.experiment or ""):
+        if self.experiment is not None and not is_plain_name(self.experiment):
             problems.append(f"experiment={self.experiment} must be a plain name, without slashes")
         minutes = self.watchdog_minutes
         limits = at_least(0, pictures_every_n_epochs=self.pictures_every_n_epochs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,8 @@ class Histograms(Callback):
         tensors = {f"weights/{name}": weight.detach() for name, weight in weights.items() if weight.requires_grad}
         row = {"step": step, **histograms(tensors | {f"gradients/{name}": one for name, one in gradients.items()})}
         try:
-            with open_lines(self.file) as file:
-                line = json.dumps(row).encode() + b"\n"
-                while line:
-                    line = line[file.write(line) :]
+            with BufferedWriter(open_lines(self.file)) as file:
+                file.write(json.dumps(row).encode() + b"\n")
         except OSError as fault:
             warnings.warn(f"{HISTOGRAMS} lacks step {step}: {fault.strerror}", stacklevel=2)
         self.mirror.log_histograms(row)
