@@ -1,0 +1,73 @@
+"""Classes go by name: which label of one source stands for each class of another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from vit_lightning.errors import UserError
+
+SHOWN = 12
+"""Number of names of a list that an error shows."""
+
+
+class Match(NamedTuple):
+    """Labels of a model for the classes of data, in the order of the data's labels, and what is taken on trust."""
+
+    labels: list[int]
+    note: str = ""
+
+    @property
+    def is_identity(self) -> bool:
+        return self.labels == list(range(len(self.labels)))
+
+
+def are_named(names: Sequence[str] | None) -> bool:
+    """Whether classes have names, and not only their numbers."""
+    numbers = [str(number) for number in range(len(names or ()))]
+    return bool(names) and list(names or ()) != numbers and not all(re.fullmatch(r"LABEL_\d+", n) for n in names or ())
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Returns names of classes sorted; by value where all are whole numbers, so that 2 comes before 10."""
+    found = list(names)
+    return sorted(found, key=int) if all(re.fullmatch(r"\d+", name) for name in found) else sorted(found)
+
+
+def match_classes(model: Sequence[str] | None, data: Sequence[str], *, whose: str, ours: str, classes: int) -> Match:
+    """Returns for each class of the data the model's label of the same name.
+
+    Data may lack classes of the model. Classes without names are equated by their numbers where there are equally many.
+
+    Args:
+        model: names of the model's classes, in the order of its outputs; None if they are not known.
+        data: names of the data's classes, in the order of its labels.
+        whose: the model in an error, such as ``the model of ckpt=...``.
+        ours: the data in an error, such as ``data.root=...``.
+        classes: number of the model's outputs.
+
+    Raises:
+        UserError: the data has classes that the model lacks, or names cannot tell which is which; names both lists.
+    """
+    if model is not None and list(model) == list(data):
+        return Match(list(range(len(data))))
+    both = (
+        f"{ours} has the classes {_listed(data)}; {whose} has {_listed(model) if model else f'{classes} without names'}"
+    )
+    unknown = model is None or not (are_named(model) and are_named(data))
+    if unknown and len(data) == classes:
+        return Match(list(range(len(data))), f"{both}: they are equated by their numbers, whose order nothing tells")
+    if model is None or are_named(model) != are_named(data):
+        raise UserError(f"{both}: numbers cannot tell which is which")
+    places = {name: label for label, name in enumerate(model)}
+    if missing := [name for name in data if name not in places]:
+        raise UserError(f"{both}: the model has no {_listed(missing)}")
+    if twice := [name for name in data if list(model).count(name) > 1 or list(data).count(name) > 1]:
+        raise UserError(f"{both}: {_listed(twice)} names more than one class")
+    return Match([places[name] for name in data])
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f", ... ({len(names)} in all)" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
