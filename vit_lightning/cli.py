@@ -60,10 +60,6 @@ COMMANDS = {
     "ablate": Command("run an ablation: arms x seeds, then a report", "ablation.ablate:ablate"),
     "report": Command("write the report of an ablation again", "ablation.publish:report"),
     "dashboard": Command("make workspaces and a report of runs or an ablation in W&B", "ablation.publish:dashboard"),
-    "board": Command(
-        "write an HTML page of a run, or of several side by side: curves, images, errors, configs; no server",
-        "figures.board:board",
-    ),
     "sync": Command("upload runs or an ablation to W&B, only what is missing there", "ablation.publish:sync"),
 }
 
@@ -85,7 +81,6 @@ MEANT = {
     "show-batch": "batch",
     "sync": "upload",
     "configs": "recipes experiments",
-    "board": "tensorboard view plot curves",
     "--version": "version",
 }
 """Words for which users of other programs know these commands."""

@@ -477,8 +477,6 @@ def run_case(made: Any, draw: random.Random) -> list[str]:
     small = sorted(path for path in Path("run").rglob("*") if path.is_file() and path.suffix != ".ckpt")
     command = draw.choice(
         (
-            ["board", "run"],
-            ["board", "run", "--out=b.html"],
             ["fit", "--resume=run"],
             ["fit", "--resume=run"],
             ["load", "run"],
@@ -516,7 +514,6 @@ def ledger_case(made: Any, draw: random.Random) -> list[str]:
         (
             ["report", "study"],
             ["report", "study"],
-            ["board", "study"],
             ["ablate", str(made["plan"]), "--out=study", "--dry_run"],
         )
     )
@@ -746,11 +743,9 @@ def run_cases(kind: str, first: int, last: int, made: str, home: str) -> None:
     global IMAGES
     import warnings
 
-    import plotly.offline
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     from vit_lightning import load
-    from vit_lightning.figures import board_page
     from vit_lightning.storage.wandb_mirror import WandbMirror
 
     os.environ["WANDB_MODE"] = "disabled"
@@ -760,9 +755,7 @@ def run_cases(kind: str, first: int, last: int, made: str, home: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     WandbMirror.start = fake_runs.start_as_if_online
-    board_page.get_plotlyjs = lambda: ""  # 4 MB, packed for each page
     ConstrainedLayoutEngine.execute = lambda self, figure: None  # draws each figure once more
-    assert plotly
     folder = Path(made)
     things = {
         "folder": folder,

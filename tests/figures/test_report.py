@@ -16,7 +16,6 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from vit_lightning import Digits
 from vit_lightning.cli import main
 from vit_lightning.commands.console import stage_line
-from vit_lightning.figures.board_charts import curve_charts
 from vit_lightning.figures.curves import curves, save
 from vit_lightning.figures.pictures import balanced, confusion_picture, sheet, short
 from vit_lightning.figures.test_report import (
@@ -201,12 +200,7 @@ def test_metrics_are_printed_in_words_and_percent_and_those_of_others_by_their_n
     assert stage_line("train", results) == ""
 
 
-def test_a_split_has_one_colour_and_one_dash_in_all_charts():
+def test_a_split_has_one_colour_and_one_dash_in_all_panels():
     rows = [{"step": step, "train/acc": 0.5, "val/acc": 0.4, "train/loss": 1.0, "val/loss": 1.1} for step in (4, 9, 14)]
     drawn = {(line.get_color(), line.get_linestyle()) for axis in curves(rows, "").axes for line in axis.lines}
     assert drawn == {("#0072b2", "-"), ("#d55e00", "--")}
-    series = {name: {"n": 3, "step": [5], "minute": [0.0], "y": [0.5], "bad": 0} for name in rows[0] if name != "step"}
-    run = {"series": series, "steps_per_epoch": 5, "results": {}, "name": "run", "group": 0, "seed_place": 0}
-    lines = [line["trace"] for chart in curve_charts([run])["Quality"].values() for line in chart["lines"]]
-    looks = {(trace["name"].split("/")[0], trace["line"]["color"], trace["line"]["dash"]) for trace in lines}
-    assert looks == {("train", "--c0", "solid"), ("val", "--c1", "dash")}

@@ -149,6 +149,13 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tu
     return {key: pair for key, pair in found.items() if pair[0] != pair[1] and key not in ALWAYS}
 
 
+def differing_options(configs: Sequence[Config]) -> list[str]:
+    """Returns the options in which configs differ, apart from those that identify a run."""
+    known = [config for config in configs if config]
+    found = {key for config in known[1:] for key in changes(known[0], config)}
+    return sorted(key for key in found if key.partition(".")[0] not in PER_RUN)
+
+
 def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a config by their dotted keys."""
     return _by_key(flatten(dict(config)))

@@ -14,16 +14,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.figures.run_files import RunFiles
-from vit_lightning.figures.style import COLOURS, SPLITS
+from vit_lightning.figures.style import COLOURS
 from vit_lightning.storage.folder import write_whole
+from vit_lightning.storage.metrics import read_metrics
 
 Look = dict[str, Any]
-TRAIN: Look
-VAL: Look
-TRAIN, VAL = (
-    {"color": COLOURS[place], "linestyle": {"solid": "-", "dash": "--"}[dash]} for place, dash in SPLITS.values()
-)
+TRAIN: Look = {"color": COLOURS[0], "linestyle": "-"}
+VAL: Look = {"color": COLOURS[1], "linestyle": "--"}
 BATCH: Look = {"color": "0.8", "linewidth": 0.8}
 LR: Look = {"color": COLOURS[2]}
 """How the lines of a figure look."""
@@ -51,7 +48,7 @@ def draw_curves(experiment: Experiment, folder: Path, best_step: int) -> None:
     """Draws ``curves.png`` of a finished run."""
     mixed = bool(experiment.data.mixing)
     drawn = curves(
-        RunFiles(folder).rows(), folder.name, objective=_objective(experiment), mixed=mixed, best_step=best_step
+        read_metrics(folder), folder.name, objective=_objective(experiment), mixed=mixed, best_step=best_step
     )
     save(drawn, folder / "curves.png")
 

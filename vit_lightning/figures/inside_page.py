@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from vit_lightning.figures.inside import Surveys, layer_names, layers_of, outlier_words, relevance_words, views
-from vit_lightning.figures.pictures import data_url
 from vit_lightning.figures.style import STYLE
 from vit_lightning.inspect.tokens import OUTLIER
 
@@ -79,3 +79,8 @@ def png_url(picture: Image.Image) -> str:
     file = io.BytesIO()
     picture.save(file, "PNG")
     return data_url(file.getvalue())
+
+
+def data_url(png: bytes) -> str:
+    """Returns a PNG file as a URL, for a page that loads nothing."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"

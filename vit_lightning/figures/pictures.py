@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Sequence
 from functools import cache
@@ -187,11 +186,6 @@ def short(text: str, pixels: float) -> str:
 @cache
 def _font(size: int) -> Any:
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
-
-
-def data_url(content: bytes, kind: str = "png") -> str:
-    """Returns the contents of a picture's file as a URL, for pages that load nothing."""
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def write_png(path: Path, picture: Image.Image) -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.config.files import value_at, word
-from vit_lightning.figures.run_files import RunFiles, differing_options, is_chance
+from vit_lightning.config.files import differing_options, value_at, word
+from vit_lightning.report.configs import config_of_run
 from vit_lightning.report.tables import Table
 from vit_lightning.storage.folder import is_run, read_json, runs_in
+from vit_lightning.storage.metrics import read_metrics, read_results
 from vit_lightning.storage.redaction import Redaction
 from vit_lightning.storage.wandb_mirror import WandbConfig
 
@@ -47,7 +48,7 @@ class RunSet:
     @property
     def options(self) -> list[str]:
         """Options in which the runs differ, but for seeds and names: runs that share them differ by chance alone."""
-        return [key for key in differing_options(self.configs) if not is_chance(key)]
+        return [key for key in differing_options(self.configs) if key != "data.split_seed"]
 
     @property
     def keys(self) -> list[str]:
@@ -67,7 +68,7 @@ def read_sets(folder: Path) -> list[RunSet]:
     """Returns the runs in a folder by experiment and project."""
     found: dict[tuple[str, str, str | None], dict[Path, dict[str, Any]]] = {}
     for path in runs_in(folder):
-        config = RunFiles(path).config()
+        config = config_of_run(path)
         wandb = config.get("wandb") or {}
         name = str(config.get("experiment") or path.parent.name)
         place = name, str(wandb.get("project") or WandbConfig.project), wandb.get("entity")
@@ -102,7 +103,7 @@ def curve_sections(folders: Sequence[Path], *, grouped: bool, names: Sequence[st
     """
     import wandb_workspaces.reports.v2 as panels
 
-    known = {name for folder in folders for row in RunFiles(folder).rows() for name in row}
+    known = {name for folder in folders for row in read_metrics(folder) for name in row}
     drawn = any(folder.glob("validation/epoch-*.json") for folder in folders)
     sections = {
         title: [curve(name, grouped=grouped, y=[name]) for name in chosen if name in known]
@@ -172,11 +173,10 @@ def _sections(runs: RunSet) -> dict[str, list[Any]]:
 def _table(runs: RunSet) -> Table:
     options, rows = runs.options[:MOST_KEYS], []
     for folder, config in zip(runs.folders, runs.configs, strict=True):
-        files = RunFiles(folder)
-        results = files.results()
+        results = read_results(folder) or {}
         node = [value_at(config, _nested(runs.configs, key)) for key in options]
         numbers = [results.get(key) for key in RESULTS]
         shown = ["" if number is None else f"{number:.5g}" for number in numbers]
         seed = word(config.get("seed_everything"))
-        rows.append([folder.name, files.state(bool(results))[0], seed, *map(word, node), *shown])
+        rows.append([folder.name, "finished" if results else "unfinished", seed, *map(word, node), *shown])
     return Table(runs.name, ["run", "state", "seed", *options, *RESULTS], Redaction().of(rows))

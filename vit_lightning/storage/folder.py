@@ -144,21 +144,6 @@ def release(folder: Path, lock: int) -> None:
     os.close(lock)
 
 
-def in_use(folder: Path) -> bool:
-    """Whether another process holds a folder; writes nothing. It would release the lock of this process."""
-    try:
-        handle = _open_lock(folder, os.O_RDONLY)
-    except (OSError, UserError):
-        return False
-    try:
-        fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as fault:
-        return fault.errno in (errno.EACCES, errno.EAGAIN)
-    finally:
-        os.close(handle)
-    return False
-
-
 def _open_lock(folder: Path, flags: int) -> int:
     """Opens the lock of a folder, which may be anybody's: no link, which would be written to elsewhere, and no pipe."""
     path = folder / LOCK

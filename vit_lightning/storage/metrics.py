@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from vit_lightning.storage.folder import read_json, write_whole
+from vit_lightning.storage.folder import is_run, read_json, write_whole
 
 
 class MetricsFile(Logger):
@@ -128,7 +128,10 @@ def json_number(value: float | Tensor) -> float | str:
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """Returns the rows of ``metrics.jsonl`` without damaged lines and rows that a resumed run has logged again."""
     rows: list[dict[str, Any]] = []
-    for line in Path(folder, "metrics.jsonl").read_bytes().splitlines():
+    path = Path(folder, "metrics.jsonl")
+    if not path.exists() and is_run(path.parent):  # one that has logged nothing yet
+        return rows
+    for line in path.read_bytes().splitlines():
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):  # truncated, not UTF-8, or nested without end
