@@ -75,4 +75,5 @@ def write_parquet(path: Path, folder: Path, *, damage: int | None = None) -> Non
         images[damage]["bytes"] = b"no image"
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
     table = datasets.Dataset.from_dict({"image": images, "label": [label for _, label in files]}, features=features)
+    path.parent.mkdir(exist_ok=True)
     table.to_parquet(str(path))

@@ -51,7 +51,6 @@ COMMANDS = {
         "print the layers of a config or a trained model: shapes, parameters, multiply-adds, memory",
         "commands.summary:summary",
     ),
-    "shard": Command("write the images of a config to Parquet files", "commands.shard:shard"),
     "export": Command(
         "write a trained model for other programs: safetensors, ONNX, torch.export, Hugging Face",
         "commands.export:export",

@@ -32,6 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import PIL
 import timm
@@ -43,8 +44,6 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from vit_lightning import HorizontalFlip, HuggingFaceSet, ImageData, ImageFolder, RandomCrop
-from vit_lightning.commands.shard import shard
-from vit_lightning.config.resolve import resolve
 from vit_lightning.data.batches import SHARED_MEMORY, Loader, Request, Workers
 from vit_lightning.data.decoding import decode
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD
@@ -145,12 +144,11 @@ def of_timm(
     return of_loader(loader)
 
 
-def of_parquet(root: Path, folder: Path, *, side: int | None = None, **arguments: Any) -> Source:
-    """Ours, from the Parquet files that ``lightning shard`` writes, with a shorter side of ``side`` pixels."""
-    flags = ["--data.class_path=ImageFolder", f"--data.root={root}", "--data.image_size=32", "--model.patch_size=4"]
-    shard(resolve(flags, "shard"), folder, shorter_side=side)
-    print(f"{folder.name}: {sum(file.stat().st_size for file in folder.rglob('*.parquet')) / 10**6:.1f} MB")
-    return ours(HuggingFaceSet(path=str(folder), cache=folder, num_workers=0, **arguments))
+def of_parquet(root: Path, folder: Path, **arguments: Any) -> Source:
+    """Ours, from Parquet files that ``datasets`` writes and reads."""
+    for split, table in datasets.load_dataset("imagefolder", data_dir=str(root), cache_dir=str(folder)).items():
+        table.to_parquet(folder / "tables" / f"{split}.parquet")
+    return ours(HuggingFaceSet(path=str(folder / "tables"), cache=folder, num_workers=0, **arguments))
 
 
 def large_batches(root: Path, rounds: int, workers: int, batch_size: int) -> None:
@@ -294,9 +292,6 @@ def main() -> None:
                 "torchvision": of_torchvision(photographs / "train", part, batch),
                 "timm": of_timm(photographs / "train", 224, (0.08, 1.0), (3 / 4, 4 / 3), batch),
                 "ours, Parquet": of_parquet(photographs, Path(place) / "parquet-b", batch_size=batch, augment=flips),
-                "ours, 256 pixels": of_parquet(
-                    photographs, Path(place) / "parquet-256", side=256, batch_size=batch, augment=flips
-                ),
             },
         )
         fidelity(photographs / "train", 400)

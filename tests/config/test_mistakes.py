@@ -115,7 +115,6 @@ COMMANDS = {
     "bench digits.yaml --rounds=2": "rounds=2 must be at least 3",
     "models --image_size=100": "image_size=100 is no multiple of 14, 16 or 32",
     "summary --ckpt=nowhere --batch_size=0": "batch_size=0 must be at least 1",
-    "shard digits.yaml out": "data.class_path=Digits holds decoded images, and so nothing to shard (choose ImageFolder",
     "configs digit": "digit: there is no such config (did you mean digits?",
     "configs digits digits_short": "digits_short: unexpected argument",
     "ablate": "PLAN is missing (lightning ablate --help)",

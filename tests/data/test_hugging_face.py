@@ -1,19 +1,19 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
+import pickle
+import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from runs import SHARED
 from tensors import write_images, write_parquet
 
@@ -25,7 +25,6 @@ installed = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, rea
 
 
 def parquet(place: Path, *splits: str, damage: int | None = None) -> Path:
-    (place / "tables").mkdir()
     for number, split in enumerate(splits):
         for label, name in enumerate(("cat", "dog")):
             write_images(place / "images" / split / name, 20, seed=10 * number + label)
@@ -47,6 +46,12 @@ def test_a_table_gives_the_images_of_the_folder_that_it_was_made_of(tmp_path):
             ours, theirs = (d.dataset(split).__getitems__(Request([0, 25, 39], keys)) for d in (data, folder))
             assert torch.equal(ours.images, theirs.images)
             assert torch.equal(ours.labels, theirs.labels)
+    expected = [path.read_bytes() for path in sorted((tmp_path / "images" / "train").rglob("*.jpg"))]
+    in_worker = pickle.dumps(data.dataset("train"))
+    assert len(in_worker) < 20_000  # names of files, not images
+    order = random.Random(0).choices(range(40), k=1000)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(pickle.loads(in_worker).source, order)) == [expected[index] for index in order]
 
 
 @installed
@@ -101,8 +106,7 @@ def test_cifar_as_parquet(tmp_path):
     assert data.num_classes == 10
     batch = data.dataset("test").__getitems__(Request(list(range(8)), None))
     assert batch.images.shape == (8, 3, 32, 32)
-    content = data._tables["test"][0]["image"]["bytes"]
-    assert np.asarray(Image.open(io.BytesIO(content))).shape == (32, 32, 3)
+    assert data.dataset("test").whole(0).shape == (32, 32, 3)
 
 
 def test_bad_values_are_named_at_once():

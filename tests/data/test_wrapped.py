@@ -122,7 +122,6 @@ def test_a_killed_run_on_a_dataset_and_transforms_of_others_ends_in_the_same_bit
     assert main(["test", "--ckpt=run", "--trust", "--out=test"]) == 0
     assert main(["check-data", "--config=run/config.yaml", "--out=check"]) == 0
     assert main(["show-batch", "--config=run/config.yaml", "--out=shown"]) == 0
-    assert main(["shard", "--config=run/config.yaml", "shards"]) == 0
     Image.fromarray(np.zeros((8, 8), np.uint8)).save("zero.png")
     assert main(["predict", "zero.png", "--ckpt=run", "--trust", "--out=predicted"]) == 0
 
@@ -140,10 +139,9 @@ def test_a_lightning_data_module_trains_tests_and_resumes(own, monkeypatch, caps
     assert len(Path("predicted", "predictions.csv").read_text().splitlines()) == 51
     capsys.readouterr()
     given = ["--config=run/config.yaml"]
-    for command in (["show-batch"], ["check-data"], ["shard", "shards"], ["scale-batch"]):
+    for command in (["show-batch"], ["check-data"], ["scale-batch"]):
         assert main([*command, *given]) == 2
         assert capsys.readouterr().err.count("class_path=my_scans.Module: ") == 1
-    assert not Path("shards").exists()
     assert main(["lr-find", *given, "--steps=20", "--out=rates"]) == 0, capsys.readouterr().err
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import harness
 import numpy as np
 import pytest
-from tensors import write_images
+from tensors import write_images, write_parquet
 
-NETWORK = [flag for flag in harness.FLAGS if not flag.startswith(("--data", "--out"))]
-MODEL = [*NETWORK, "--out=run"]
+MODEL = [*(flag for flag in harness.FLAGS if not flag.startswith(("--data", "--out"))), "--out=run"]
 
 
 def write_splits(root: Path, *, train: int = 60, other: int = 10) -> Path:
@@ -24,12 +23,12 @@ def write_splits(root: Path, *, train: int = 60, other: int = 10) -> Path:
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs the extra datasets")
 @pytest.mark.parametrize("workers", [(0, 2), pytest.param((2, 0), marks=pytest.mark.full)], ids=str)
-def test_a_run_on_shards_that_is_killed_in_mid_epoch_continues_at_the_right_image(tmp_path, workers):
+def test_a_run_on_tables_that_is_killed_in_mid_epoch_continues_at_the_right_image(tmp_path, workers):
     images = write_splits(tmp_path / "images")
-    folder = ["--data.class_path=ImageFolder", f"--data.root={images}", "--data.image_size=8"]
-    shards = tmp_path / "shards"
-    assert harness.command(tmp_path, "shard", *folder, *NETWORK, f"--out={shards}") == 0, harness.log(tmp_path)
-    data = ["--data.class_path=HuggingFaceSet", f"--data.path={shards}", "--data.image_size=8", "--data.batch_size=20"]
+    for split in ("train", "val", "test"):
+        write_parquet(tmp_path / "tables" / f"{split}.parquet", images / split)
+    data = ["--data.class_path=HuggingFaceSet", f"--data.path={tmp_path / 'tables'}", "--data.image_size=8"]
+    data += ["--data.batch_size=20", f"--data.cache={tmp_path / 'cache'}"]
     flags = [*data, '--data.augment=[{"class_path": "HorizontalFlip"}]', f"--data.num_workers={workers[0]}", *MODEL]
     reference, killed = tmp_path / "reference", tmp_path / "killed"
     assert harness.command(reference, "fit", *flags) == 0, harness.log(reference)

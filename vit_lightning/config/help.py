@@ -46,7 +46,7 @@ OPTIONS = "vit_lightning.config.options"
 FOREIGN = "vit_lightning.config.foreign"
 
 USED = {
-    **dict.fromkeys(("check-data", "show-batch", "shard"), ("data",)),
+    **dict.fromkeys(("check-data", "show-batch"), ("data",)),
     **dict.fromkeys(("validate", "test", "predict"), ("data", "trainer")),
     "summary": ("model", "data", "lora"),
 }

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -107,13 +106,6 @@ class Items(Dataset[Batch]):
         with seeded() as seed:
             seed(one_key(0, 0, index))
             return self._read(index)[0]
-
-    def source(self, index: int) -> bytes:
-        """Returns an image encoded as PNG."""
-        file = BytesIO()
-        pixels = self.whole(index)
-        Image.fromarray(pixels[..., 0] if self.in_channels == 1 else pixels).save(file, "PNG")
-        return file.getvalue()
 
     def fingerprint(self) -> str:
         """Returns a hash of the number of images, which they are, and three of them with their labels."""
