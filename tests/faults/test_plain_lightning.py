@@ -29,6 +29,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -552,3 +554,14 @@ def test_a_checkpoint_with_other_contents_is_named(tmp_path):
         Trainer(max_epochs=2, logger=False, default_root_dir=tmp_path).fit(
             Module(), DataLoader(samples(), 2), ckpt_path=tmp_path / "x.ckpt", weights_only=True
         )
+
+
+@wanted("without sync_dist each rank keeps the number of its own samples")
+def test_a_number_of_an_epoch_is_that_of_all_ranks(tmp_path, monkeypatch):
+    reduced = []
+    monkeypatch.setattr(
+        SingleDeviceStrategy, "reduce", lambda self, tensor, **_: reduced.append(tensor.dtype) or tensor
+    )
+    monkeypatch.setattr(_AcceleratorConnector, "is_distributed", True)
+    train(tmp_path, loader(), max_epochs=1, use_distributed_sampler=False)
+    assert torch.float32 in reduced

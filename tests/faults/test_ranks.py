@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import harness
@@ -82,3 +83,83 @@ def test_row_14_a_rank_whose_loss_is_none_stops_all(tmp_path, rank, step):
     assert ended(begin(tmp_path, "fit", *flags), 60) == 4
     assert "resumed as it is it would do so again (change what it needs" in harness.log(tmp_path)
     assert "Traceback" not in harness.log(tmp_path)
+
+
+OWN = """import torch
+from lightning.pytorch import Callback, LightningModule
+from torch.nn.functional import cross_entropy
+from torchmetrics.classification import MulticlassAccuracy
+
+
+class Plain(LightningModule):
+    def __init__(self, num_classes: int, test_factor: float = 1.0):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))
+        self.metric, self.test_factor = MulticlassAccuracy(num_classes, average="micro"), test_factor
+
+    def forward(self, images):
+        return self.net(images)
+
+    def step(self, batch, stage):
+        logits = self(batch[0])
+        loss, right = cross_entropy(logits, batch[1]), logits.argmax(dim=1) == batch[1]
+        self.log(f"{stage}/loss", loss, on_epoch=True)
+        if stage == "train":
+            return loss
+        self.metric.update(logits, batch[1])
+        self.log_dict({f"{stage}/acc": right.float().mean() * (self.test_factor if stage == "test" else 1.0)})
+        self.log(f"{stage}/right", right.sum().float(), reduce_fx="sum")
+        self.log(f"{stage}/most", batch.indices.max().float(), reduce_fx="max")
+        self.log(f"{stage}/metric", self.metric)
+        self.log(f"{stage}/synced", right.float().mean(), sync_dist=True)
+        if self.global_rank == 0:
+            self.log(f"{stage}/of_first_alone", 3.0)
+        return logits
+
+    def training_step(self, batch, batch_idx):
+        return self.step(batch, "train")
+
+    def validation_step(self, batch, batch_idx):
+        return self.step(batch, "val")
+
+    def test_step(self, batch, batch_idx):
+        return self.step(batch, "test")
+
+    def on_validation_epoch_end(self):
+        self.log("val/rank", float(self.global_rank))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+"""
+
+
+def own_module(folder: Path, *flags: str) -> int:
+    folder.mkdir(exist_ok=True)
+    (folder / "own.py").write_text(OWN)
+    (folder / "exp.yaml").write_text("module: {class_path: own.Plain}\ntrainer: {max_epochs: 1, accelerator: cpu}\n")
+    return ended(begin(folder, "fit", "--config=exp.yaml", "--data.batch_size=37", "--out=run", *flags), 120)
+
+
+def test_what_a_module_of_the_users_logs_is_that_of_all_ranks(tmp_path):
+    """Lightning takes that of the first rank, where ``sync_dist`` is not given: 89.44 instead of 87.50 %."""
+    assert own_module(tmp_path, *RANKS) == 0, harness.log(tmp_path)
+    results = harness.results(tmp_path)
+    with np.load(tmp_path / "run/test_predictions.npz") as table:
+        right = int((table["label"] == table["prediction"]).sum())
+        loss = float(table["loss"].mean())
+    assert results["test_images"] == 360
+    assert results["test/right"] == right
+    assert results["test/acc"] == pytest.approx(right / 360)
+    assert results["test/acc"] == pytest.approx(results["test/metric"]) == results["test/synced"]
+    assert results["test/loss"] == pytest.approx(loss, rel=1e-5)
+    assert results["val/acc"] == pytest.approx(results["val/right"] / 143) == results["val/metric"]
+    assert results["test/most"] == 359.0
+    assert (results["test/of_first_alone"], results["val/rank"]) == (3.0, 0.5)
+    assert "sync_dist" not in harness.log(tmp_path)
+
+
+def test_an_accuracy_is_that_of_the_predictions(tmp_path):
+    assert own_module(tmp_path, "--module.test_factor=0.5") == 2
+    wrong = r"test/acc=0\.4\d+ is no accuracy of all images: 3\d\d of 360 images are right by the logits that test_"
+    assert re.search(wrong, harness.log(tmp_path)), harness.log(tmp_path)
+    assert not (tmp_path / "run/results.json").exists()

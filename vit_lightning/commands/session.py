@@ -38,6 +38,7 @@ from vit_lightning.training.lightning_detours import (
     change_loaders,
     end_each_epoch_once,
     leave_signals_to_us,
+    log_over_ranks,
     profile_nothing,
     restore_in_words,
     start_ranks_without_signals,
@@ -162,6 +163,7 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
     end_each_epoch_once(trainer)
     restore_in_words(trainer)
     leave_signals_to_us(trainer)
+    log_over_ranks(trainer)
     start_ranks_without_signals(trainer)
     change_loaders(trainer, with_our_workers)
     profile_nothing(trainer)

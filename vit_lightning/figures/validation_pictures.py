@@ -36,7 +36,7 @@ from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.metrics import json_number
 from vit_lightning.storage.wandb_mirror import WandbMirror
 from vit_lightning.storage.wandb_values import IMAGES
-from vit_lightning.training.callbacks import fits, gather, has_whole_weights, is_due
+from vit_lightning.training.callbacks import fits, gather, has_whole_weights, is_due, refuse_other_accuracy
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.ema import accuracy_without_average
 from vit_lightning.training.lightning_detours import logged_steps
@@ -93,6 +93,7 @@ class ValidationPictures(Callback):
         self.data, self.mirror, self.every_n_epochs = data, mirror, every_n_epochs
         self._due = False
         self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self._right: tuple[int, int] | None = None
         self._sample: list[int] | None = None
         self._images: Array | None = None
 
@@ -140,11 +141,16 @@ class ValidationPictures(Callback):
             pl_module.log(RAW_ACCURACY, raw, sync_dist=trainer.world_size > 1)  # the same on all ranks
         classes = self.data.num_classes
         table = rows[((rows[:, 1:3] >= 0) & (rows[:, 1:3] < classes)).all(dim=1)].numpy()  # a loss may ignore labels
+        self._right = (int((table[:, 1] == table[:, 2]).sum()), len(table)) if len(table) == len(rows) > 0 else None
         if len(table) and is_first():
             try:
                 self._write(trainer, pl_module, table[table[:, 0].argsort(kind="stable")])
             except OSError as fault:  # a full disk
                 warnings.warn(f"no pictures of the validation: {fault.strerror}", stacklevel=2)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._due and self._right is not None:
+            refuse_other_accuracy(trainer, "val", *self._right)
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, table: Array) -> None:
         epoch, step = trainer.current_epoch + 1, logged_steps(trainer)

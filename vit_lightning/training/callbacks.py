@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from torchmetrics import Metric
 from tqdm import tqdm
 
 from vit_lightning.errors import UserError
-from vit_lightning.metric_facts import METRICS
+from vit_lightning.metric_facts import METRICS, Stage
 from vit_lightning.random_keys import one_key
 from vit_lightning.training.lightning_detours import (
     accumulates,
@@ -205,6 +206,22 @@ class TestPredictions(Callback):
             name: column.numpy().astype(np.float32 if name in real else np.int32)
             for name, column in zip(names, rows.T, strict=True)
         }
+        refuse_other_accuracy(trainer, "test", int((rows[:, 1] == rows[:, 2]).sum()), len(rows))
+
+
+def refuse_other_accuracy(trainer: Trainer, stage: Stage, right: int, images: int) -> None:
+    """Checks that the accuracy that a module has logged is that of the logits that it returns.
+
+    Raises:
+        UserError: it is another one.
+    """
+    for name, value in trainer.callback_metrics.items():
+        is_accuracy = re.fullmatch(rf"{stage}[/_](acc|accuracy)(_epoch)?", name)
+        if is_accuracy and not abs(float(value) - right / images) <= 0.5 / images + 1e-6:
+            steps = {"val": "validation_step"}.get(stage, f"{stage}_step")
+            counted = f"{right:,} of {images:,} images are right by the logits that {steps} returns"
+            text = f"{name}={float(value):.6g} is no accuracy of all images: {counted}, {right / images:.6g}"
+            raise UserError(f"{text} (give another metric another name)")
 
 
 def fits(outputs: Any, batch: Any) -> bool:

@@ -130,6 +130,46 @@ def frames_of_threads() -> dict[int, FrameType]:
     return sys._current_frames()
 
 
+def log_over_ranks(trainer: Trainer) -> None:
+    """Makes numbers of an epoch those of all ranks: logged without ``sync_dist`` they are those of a rank's own images.
+
+    Ranks that have logged other names do not wait for one another.
+
+    Proof: test_a_number_of_an_epoch_is_that_of_all_ranks.
+    """
+    connector = trainer._logger_connector
+
+    def joined(function: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            _join_ranks(trainer, trainer._results)
+            return function()
+
+        return call
+
+    for name in ("epoch_end_reached", "on_epoch_end"):  # before hooks of its end, and behind them
+        setattr(connector, name, joined(getattr(connector, name)))
+
+
+def _join_ranks(trainer: Trainer, results: Any) -> None:
+    """Gives all numbers of an epoch that Lightning does not reduce the value of all ranks; all call it at once."""
+    if trainer.world_size == 1 or results is None:
+        return
+    own = {
+        key: (entry.value.cpu(), getattr(entry, "cumulated_batch_size", torch.tensor(1)).cpu())
+        for key, entry in results.items()
+        if entry.is_tensor and entry.meta.on_epoch and not entry.has_reset
+        if not (entry.meta.sync.should or entry.meta.sync.rank_zero_only)
+    }
+    ranks: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(ranks, own)
+    for key in own:
+        found = [rank[key] for rank in ranks if key in rank and rank[key][1]]  # a rank may have no images
+        values, counts = (torch.stack(column) for column in zip(*(found or [own[key]]), strict=True))
+        meta = results[key].meta
+        value = values.sum() / counts.sum() if meta.is_mean_reduction else getattr(values, meta.reduce_fx.__name__)()
+        results[key]._computed = value.to(results[key].value)
+
+
 def send_no_tables(module: LightningModule) -> None:
     """Keeps DDP from sending tables of positions to all ranks before each forward pass: they never change.
 
@@ -236,6 +276,7 @@ def numbers_of_epoch(trainer: Trainer) -> dict[str, Tensor]:
     loop = trainer.fit_loop.epoch_loop
     if not (trainer.training and loop._is_training_done):
         return {}
+    _join_ranks(trainer, loop._results)
     numbers = loop._results.metrics(on_step=False)["callback"]
     return {name: torch.as_tensor(value).cpu() for name, value in numbers.items()}
 
