@@ -26,7 +26,6 @@ FILES = {
 
 def run(monkeypatch, capsys, script: str, *arguments: str) -> list[str]:
     monkeypatch.setattr(sys, "argv", [script, *arguments])
-    monkeypatch.syspath_prepend(REPOSITORY / "experiments" / "benchmarks")
     runpy.run_path(str(REPOSITORY / "experiments" / "benchmarks" / script), run_name="__main__")
     return capsys.readouterr().out.splitlines()
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import gpu
 import pytest
 import torch
 from runs import REPOSITORY
@@ -18,15 +19,7 @@ from vit_lightning.training.resources import forward_flops
 BENCHMARKS = REPOSITORY / "experiments" / "benchmarks"
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import gpu
-
-    return gpu
-
-
-def test_a_call_continues_where_the_last_one_stopped(gpu, tmp_path, capfd):
+def test_a_call_continues_where_the_last_one_stopped(tmp_path, capfd):
     def note(place, name: str):
         with (place.runs / name).open("a") as file:
             file.write(f"{os.getpid()}\n")
@@ -98,7 +91,7 @@ def test_a_call_continues_where_the_last_one_stopped(gpu, tmp_path, capfd):
     }  # fmt: skip
 
 
-def test_predictions_count_the_operations_of_a_step_as_torch_does(gpu):
+def test_predictions_count_the_operations_of_a_step_as_torch_does():
     import gpu_predictions
 
     for network in gpu_predictions.NETWORKS.values():
@@ -109,7 +102,7 @@ def test_predictions_count_the_operations_of_a_step_as_torch_does(gpu):
     assert len(gpu_predictions.table(gpu_predictions.Machine())) == 2 + 15
 
 
-def test_every_config_that_is_open_for_want_of_a_gpu_has_an_item(gpu):
+def test_every_config_that_is_open_for_want_of_a_gpu_has_an_item():
     pages = [path for path in (REPOSITORY / "experiments").rglob("*.yaml") if "GPU" in path.read_text()]
     wanted = {str(page.relative_to(REPOSITORY / "experiments")) for page in pages if "Not measured" in page.read_text()}
     assert wanted <= {item.name for item in gpu.ITEMS}
@@ -117,7 +110,7 @@ def test_every_config_that_is_open_for_want_of_a_gpu_has_an_item(gpu):
 
 
 @pytest.mark.full
-def test_all_of_it_at_a_small_size(gpu, tmp_path):
+def test_all_of_it_at_a_small_size(tmp_path):
     command = [
         sys.executable,
         str(BENCHMARKS / "gpu.py"),
@@ -134,7 +127,7 @@ def test_all_of_it_at_a_small_size(gpu, tmp_path):
 
 
 @pytest.mark.full
-def test_a_training_that_is_told_to_end_is_resumed(gpu, tmp_path, monkeypatch):
+def test_a_training_that_is_told_to_end_is_resumed(tmp_path, monkeypatch):
     import gpu_trainings
 
     monkeypatch.setattr(gpu_trainings, "SAVING", 0.0)

@@ -200,7 +200,7 @@ def test_every_config_trains(number, prepared, monkeypatch):
 def test_every_command_runs(words, prepared, monkeypatch):
     monkeypatch.chdir(prepared)
     short = SHORT if words[0] == "fit" and "--config" in words else []
-    more = {"lr-find": ["--steps=20"], "bench": ["--rounds=3", "--seconds=0", "--peers=false"]}.get(words[0], [])
+    more = {"lr-find": ["--steps=20"]}.get(words[0], [])
     monkeypatch.setattr(sys, "argv", ["lightning", *words])  # of which a sweep is made
     assert main([*words, *short, *more]) == (2 if words[0] == "sync" else 0)  # which needs an account
 

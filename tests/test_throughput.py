@@ -5,24 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+import throughput
 import torch
 from runs import REPOSITORY
 
-from vit_lightning.commands.measuring import Rounds
-from vit_lightning.training.fast_paths import FastViT, left_out_flops
+from vit_lightning.training.fast_paths import FastViT
 
 OTHER = "nn.TransformerEncoder"
 
 
-@pytest.fixture
-def throughput(monkeypatch):
-    monkeypatch.syspath_prepend(REPOSITORY / "experiments" / "benchmarks")
-    import throughput
-
-    return throughput
-
-
-def test_a_call_that_was_killed_is_resumed_and_rows_are_merged_and_drawn(throughput, tmp_path, monkeypatch, capsys):
+def test_a_call_that_was_killed_is_resumed_and_rows_are_merged_and_drawn(tmp_path, monkeypatch, capsys):
     path = tmp_path / "throughput.json"
     rows = throughput.measure("tiny", precision="bf16", mode="inference", rounds=3, calls=2, names=[OTHER])
     ours, other, square, own = rows
@@ -52,8 +44,8 @@ def test_a_call_that_was_killed_is_resumed_and_rows_are_merged_and_drawn(through
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_another_checkout_of_the_package_is_measured_beside_this_one(throughput, tmp_path, monkeypatch):
-    monkeypatch.setattr(throughput, "NETWORKS", dict(throughput.NETWORKS))
+def test_another_checkout_of_the_package_is_measured_beside_this_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("NETWORKS", dict(throughput.NETWORKS))
     path = tmp_path / "pair.json"
     small = ("--shapes=tiny", "--precision=fp32", "--mode=inference", "--minutes=0", "--calls=1", f"--out={path}")
     monkeypatch.setattr("sys.argv", ["throughput.py", *small, f"--checkout={REPOSITORY}"])
@@ -68,17 +60,17 @@ def test_another_checkout_of_the_package_is_measured_beside_this_one(throughput,
         throughput.main()
 
 
-def test_a_misspelt_mode_is_refused(throughput, monkeypatch, capsys):
+def test_a_misspelt_mode_is_refused(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["throughput.py", "--mode=train"])
     with pytest.raises(SystemExit):
         throughput.main()
     assert "train (choose from training,inference)" in capsys.readouterr().err
 
 
-def test_those_clearly_slower_than_ours_are_left_out_but_for_the_fastest_equal_one(throughput):
+def test_those_clearly_slower_than_ours_are_left_out_but_for_the_fastest_equal_one():
     own = throughput.OWN_DEFAULTS
     seconds = {"ours": 1.0, "timm": 1.2, "torchvision": 1.3, own: 1.4, "2048 x 2048 x 2048": 9.0}
-    rounds = Rounds({name: [value] * 5 for name, value in seconds.items()})
+    rounds = throughput.Rounds({name: [value] * 5 for name, value in seconds.items()})
     assert throughput.clearly_slower(rounds) == ["torchvision", own]
     rounds.seconds["timm"][:] = [2.0] * 5
     assert throughput.clearly_slower(rounds) == ["timm", own]
@@ -86,7 +78,7 @@ def test_those_clearly_slower_than_ours_are_left_out_but_for_the_fastest_equal_o
     assert throughput.clearly_slower(rounds) == [own], "its interval begins at 1.2"
 
 
-def test_the_table_has_geometric_means_and_fewer_rounds(throughput):
+def test_the_table_has_geometric_means_and_fewer_rounds():
     def row(shape: str, name: str, ratio: float, rounds: int) -> dict:
         interval = {"median": ratio, "low": ratio * 0.9, "high": ratio * 1.1}
         return {
@@ -112,7 +104,7 @@ def test_the_table_has_geometric_means_and_fewer_rounds(throughput):
     assert "1.000 (0.900 to 1.100)**, timm | **1.000 (0.900 to 1.100)**, torchvision | **1.000 (" in bold
 
 
-def test_a_step_has_the_operations_that_torch_counts(throughput, monkeypatch):
+def test_a_step_has_the_operations_that_torch_counts(monkeypatch):
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -125,7 +117,7 @@ def test_a_step_has_the_operations_that_torch_counts(throughput, monkeypatch):
     with FlopCounterMode(display=False) as counter:
         step()
     assert counter.get_total_flops() == throughput.step_flops(shape, "training")
-    fewer = throughput.step_flops(shape, "inference") - 4 * left_out_flops(throughput.ours(shape), images)
+    fewer = throughput.step_flops(shape, "inference") - 4 * throughput.left_out_flops(throughput.ours(shape), images)
     network = throughput.ours(shape).double()  # for which attention is torch's
     monkeypatch.setattr(FastViT, "reads_class_token_alone", lambda *_: True)  # despite the counter's hooks
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.inference_mode():

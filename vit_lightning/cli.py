@@ -39,10 +39,6 @@ COMMANDS = {
     ),
     "lr-find": Command("suggest a learning rate for a config", "commands.tune:find_learning_rate"),
     "scale-batch": Command("double the batch size until it no longer fits in memory", "commands.tune:scale_batch"),
-    "bench": Command(
-        "measure the speed of a config: training step, whole Trainer, inference, beside other libraries",
-        "commands.bench:bench",
-    ),
     "check-data": Command("read all images: damage, duplicates, sizes, mean, std", "commands.check_data:check_data"),
     "show-batch": Command("draw training images as the model gets them", "commands.check_data:show_batch"),
     "models": Command("list the presets: parameters, multiply-adds, sources", "commands.lists:models"),
@@ -73,7 +69,6 @@ MEANT = {
     "ablate": "sweep compare",
     "lr-find": "tune",
     "scale-batch": "batch-size",
-    "bench": "speed throughput",
     "models": "list-models presets",
     "summary": "flops torchinfo",
     "check-data": "data",

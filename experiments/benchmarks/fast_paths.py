@@ -16,10 +16,10 @@ import math
 
 import torch
 from einops import rearrange
+from measuring import paired_rounds
 from torch import nn
 
 from vit_lightning import ConvProjection, accelerate
-from vit_lightning.commands.measuring import paired_rounds
 from vit_lightning.models.attention import DotProductAttention
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.training import fast_paths

@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 from gpu import REPOSITORY, Place, Rows
 from gpu_predictions import NETWORKS, Machine, Network, image_flops, predict
+from measuring import matrix_product, median, paired_rounds
 from torch import Tensor
 from torch.autograd import DeviceType
 from torch.nn import functional as F
@@ -29,7 +30,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from vit_lightning import ViT, accelerate
-from vit_lightning.commands.measuring import matrix_product, median, paired_rounds
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.compiled import REPLAYS, compile_module, gpu_options
 from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule, parameter_groups

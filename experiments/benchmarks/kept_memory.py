@@ -16,9 +16,9 @@ from multiprocessing.connection import Connection
 
 import torch
 import torch.nn.functional as F
+from measuring import paired_rounds
 
 from vit_lightning import ViT
-from vit_lightning.commands.measuring import paired_rounds
 from vit_lightning.training.resources import keep_freed_memory
 
 SIZES = {"patch_size": 4, "emb_size": 128, "depth": 6, "num_heads": 4, "class_token": False, "pool": "mean"}

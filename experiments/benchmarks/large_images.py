@@ -29,6 +29,7 @@ import timm
 import torch
 import torchvision
 from data_loading import Source, of_loader, of_timm, ours
+from measuring import Rounds, paired_rounds
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch.utils.data import DataLoader
@@ -36,7 +37,6 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 from vit_lightning import HorizontalFlip, ImageFolder
-from vit_lightning.commands.measuring import Rounds, paired_rounds
 from vit_lightning.data import decoding
 from vit_lightning.data.batch_transform import BatchTransform
 from vit_lightning.data.decoding import decode

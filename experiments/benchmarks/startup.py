@@ -25,7 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.commands.measuring import Rounds, paired_rounds
+from measuring import Rounds, paired_rounds
+
 from vit_lightning.storage.environment import describe_environment
 
 FIRST_STEP = """import os

@@ -10,11 +10,11 @@ import time
 from typing import Any
 
 import torch
+from measuring import paired_rounds
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from vit_lightning import OptimizerConfig, ViT, ViTClassifier, accelerate
-from vit_lightning.commands.measuring import paired_rounds
 from vit_lightning.training.compiled import compile_module
 from vit_lightning.training.optim import optimizer_and_schedule
 

@@ -30,6 +30,7 @@ that of a product of two matrices of 2048 x 2048 in the same round. The rows of 
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib
 import json
 import math
@@ -43,11 +44,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-
-from vit_lightning import ViT
-from vit_lightning.commands.measuring import (
+from measuring import (
     Interval,
     Rounds,
     bytes_held,
@@ -55,13 +52,19 @@ from vit_lightning.commands.measuring import (
     matrix_product,
     median,
     paired_rounds,
+    peak_memory,
     training_step,
 )
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+from vit_lightning import ViT
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import write_whole
-from vit_lightning.training.fast_paths import accelerate, left_out_flops
+from vit_lightning.training.fast_paths import FastViT, accelerate, first_token
 from vit_lightning.training.optim import parameter_groups
-from vit_lightning.training.resources import forward_flops, keep_freed_memory, peak_memory
+from vit_lightning.training.resources import forward_flops, keep_freed_memory
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "throughput.json"
@@ -348,6 +351,26 @@ def repeated(call: Callable[[], object], times: int) -> Callable[[], object]:
             call()
 
     return run
+
+
+def left_out_flops(network: nn.Module, images: Tensor) -> int:
+    """Returns those of ``forward_flops`` that a forward pass of such images (b, c, H, W) leaves out.
+
+    They are those of the other tokens, where the last block makes the class token alone.
+    """
+    if not isinstance(network, FastViT) or not network.reads_class_token_alone(images):
+        return 0
+    empty: Any = copy.deepcopy(network).to("meta").eval()
+    *others, last = empty.encoder
+    with torch.no_grad():
+        tokens = empty.patch_embedding(torch.empty(1, *images.shape[1:], device="meta"))
+        for block in others:
+            tokens = block(tokens)
+        with FlopCounterMode(display=False) as all_tokens:
+            last(tokens)
+        with FlopCounterMode(display=False) as first:
+            first_token(last, tokens)
+    return int(all_tokens.get_total_flops() - first.get_total_flops())
 
 
 def step_flops(shape: Shape, mode: str) -> float:

@@ -39,12 +39,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
+from measuring import BesideTrainer, Step, median, training_step
 from PIL import Image
 
 from vit_lightning import ViT
 from vit_lightning.commands.console import quiet
 from vit_lightning.commands.fit import make_run
-from vit_lightning.commands.measuring import BesideTrainer, Step, median, training_step
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.batches import Batch
 from vit_lightning.storage.environment import describe_environment

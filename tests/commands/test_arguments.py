@@ -50,10 +50,10 @@ def test_words_and_flags_are_arguments():
 
 
 def test_an_experiment_gets_the_flags_that_the_function_does_not_take():
-    call = read_call("bench", measure, [*SMALL, "new", "--rounds=5", "--seed_everything=7"])
+    call = read_call("fit", measure, [*SMALL, "new", "--rounds=5", "--seed_everything=7"])
     assert call.run() == (7, Path("new"), 5)
     with pytest.raises(UserError) as error:
-        read_call("bench", measure, [*SMALL, "--rounds=many", "--model.dept=3"])
+        read_call("fit", measure, [*SMALL, "--rounds=many", "--model.dept=3"])
     assert [text.split(":")[0] for text in error.value.problems] == [
         "rounds=many must be an int",
         "model.dept=3",

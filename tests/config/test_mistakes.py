@@ -111,8 +111,6 @@ COMMANDS = {
     "scale-batch digits.yaml --max_batch_size=32": "max_batch_size=32 must not be below data.batch_size=64",
     "scale-batch digits.yaml --trainer.devices=2 --trainer.strategy=ddp --out=new": "distributed",
     "fit digits.yaml --steps=5": "steps=5: there is no such option",
-    "bench digits.yaml --trainer.fast_dev_run=true": "trainer.fast_dev_run",
-    "bench digits.yaml --rounds=2": "rounds=2 must be at least 3",
     "models --image_size=100": "image_size=100 is no multiple of 14, 16 or 32",
     "summary --ckpt=nowhere --batch_size=0": "batch_size=0 must be at least 1",
     "configs digit": "digit: there is no such config (did you mean digits?",
@@ -349,7 +347,7 @@ TOGETHER = {
     "fit digits.yaml --compile=reduce-overhead --trainer.accumulate_grad_batches=2 --trainer.devices=2": (
         "compile=reduce-overhead beside trainer.accumulate_grad_batches=2, trainer.devices=2: CUDA graphs need one GPU"
     ),
-    "bench digits.yaml --compile=reduce-overhead --trainer.accelerator=cpu --trainer.strategy=ddp": (
+    "fit digits.yaml --compile=reduce-overhead --trainer.accelerator=cpu --trainer.strategy=ddp": (
         "compile=reduce-overhead beside trainer.accelerator=cpu, trainer.strategy=ddp: ... (give compile=true)"
     ),
     "fit digits.yaml --compile=reduce-overhead --trainer.callbacks='[{class_path: ProgressiveImageSize, sizes: "

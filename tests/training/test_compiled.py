@@ -368,8 +368,6 @@ def test_no_compiler(in_folder, monkeypatch, capsys):
     assert "compile=true needs a C++ compiler (no-such-compiler is not there; CXX can name another)" in told
     assert "optimizer.lr=-1" in told
     assert not Path("runs").exists()
-    assert main(["bench", *SMALL, "--compile=true"]) == 2
-    assert "compile=true needs a C++ compiler" in capsys.readouterr().err
     assert resolve([*SMALL, "--compile=true"], "lr-find").compile, "which compiles nothing"
 
 

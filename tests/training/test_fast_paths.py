@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from tensors import randn, randomise
+from throughput import left_out_flops
 from torch import nn
 
 from vit_lightning import UserError, ViT, accelerate
@@ -15,7 +16,7 @@ from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.heads import ClassificationHead
 from vit_lightning.models.layers import LayerNorm, ResidualAdd
 from vit_lightning.training import fast_paths
-from vit_lightning.training.fast_paths import FastAttention, FastLinear, FastPatches, FastViT, left_out_flops
+from vit_lightning.training.fast_paths import FastAttention, FastLinear, FastPatches, FastViT
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora
 from vit_lightning.training.resources import forward_flops
 

@@ -177,15 +177,12 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
     return trainer
 
 
-def plain_training(steps: int, *, logs: bool = False) -> dict[str, Any]:
-    """Returns arguments of the Trainer for steps of training without validation, and without callbacks and loggers.
-
-    Args:
-        steps: optimizer steps.
-        logs: whether the callbacks and loggers of the config are kept.
-    """
+def plain_training(steps: int) -> dict[str, Any]:
+    """Returns arguments of the Trainer for steps of training without validation, and without callbacks and loggers."""
     return {
-        **({} if logs else {"callbacks": None, "logger": False, "log_every_n_steps": 10**9}),
+        "callbacks": None,
+        "logger": False,
+        "log_every_n_steps": 10**9,
         "max_epochs": -1,
         "max_steps": steps,
         "max_time": None,

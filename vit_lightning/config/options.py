@@ -24,10 +24,10 @@ from vit_lightning.training.optim import OptimizerConfig
 TRAINED = ("validate", "test", "predict")
 """Commands that use a trained model, whose config lies in its checkpoint."""
 
-COMPILES = ("fit", "validate", "test", "bench")
+COMPILES = ("fit", "validate", "test")
 """Commands that compile the network of a config with ``compile``."""
 
-TRAINS = ("fit", "lr-find", "scale-batch", "bench")
+TRAINS = ("fit", "lr-find", "scale-batch")
 """Commands that take training steps, and so need the teacher of a distillation."""
 
 Resume = Literal["never", "auto", "must"]

@@ -11,7 +11,6 @@ Shape letters: b images, n tokens, h heads, d head dimension; q queries, k keys,
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -22,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from vit_lightning.errors import UserError
 from vit_lightning.models import blocks, layers
@@ -162,7 +160,7 @@ class FastViT(ViT):
         *others, last = self.encoder
         for block in others:
             tokens = self.encoder.call(block, tokens)
-        tokens = self.encoder.call(partial(_first_token, last), tokens)
+        tokens = self.encoder.call(partial(first_token, last), tokens)
         for module in list(self.children())[2:]:
             tokens = module(tokens)
         return tokens
@@ -233,7 +231,7 @@ def _is_only_called(module: nn.Module) -> bool:
     return not (kept or is_random or module._compiled_call_impl is not None or "forward" in vars(module))
 
 
-def _first_token(block: Any, tokens: Tensor) -> Tensor:
+def first_token(block: Any, tokens: Tensor) -> Tensor:
     """Returns what a block makes of the first token, (b, n, e) -> (b, 1, e)."""
     norm, attention, *rest = block.attention.fn
     queries, keys, values = attention.heads(norm(tokens))
@@ -242,26 +240,6 @@ def _first_token(block: Any, tokens: Tensor) -> Tensor:
         out = part(out)
     first: Tensor = block.feed_forward(tokens[:, :1] + out)
     return first
-
-
-def left_out_flops(network: nn.Module, images: Tensor) -> int:
-    """Returns those of ``forward_flops`` that a forward pass of such images (b, c, H, W) leaves out.
-
-    They are those of the other tokens, where the last block makes the class token alone.
-    """
-    if not isinstance(network, FastViT) or not network.reads_class_token_alone(images):
-        return 0
-    empty: Any = copy.deepcopy(network).to("meta").eval()
-    *others, last = empty.encoder
-    with torch.no_grad():
-        tokens = empty.patch_embedding(torch.empty(1, *images.shape[1:], device="meta"))
-        for block in others:
-            tokens = block(tokens)
-        with FlopCounterMode(display=False) as all_tokens:
-            last(tokens)
-        with FlopCounterMode(display=False) as first:
-            _first_token(last, tokens)
-    return int(all_tokens.get_total_flops() - first.get_total_flops())
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:

@@ -6,11 +6,10 @@ import collections
 import itertools
 import math
 
+import measuring
 import pytest
 import torch
-
-from vit_lightning.commands import measuring
-from vit_lightning.commands.measuring import Rounds, combined, matrix_product, median, paired_rounds
+from measuring import Rounds, combined, matrix_product, median, paired_rounds, peak_memory
 
 
 def test_all_are_called_in_each_round_in_an_order_drawn_anew():
@@ -73,3 +72,19 @@ def test_the_intervals_cover_the_truth():
 def test_a_matrix_product_has_its_type_and_shape():
     product = matrix_product(2, 3, 5, torch.bfloat16)()
     assert (product.shape, product.dtype) == ((2, 5), torch.bfloat16)
+
+
+def test_the_peak_counts_what_lives_at_once_and_no_views():
+    weight = torch.ones(1000, requires_grad=True)
+
+    def step():
+        first = weight * 2.0  # 4 kB, kept by the product
+        (first * first).sum().backward()
+        weight.grad = None
+
+    views = peak_memory(lambda: weight[:10].view(2, 5), torch.device("cpu"))
+    one, apart = (
+        peak_memory(call, torch.device("cpu")) for call in (lambda: weight * 2, lambda: (weight * 2, None)[1])
+    )
+    assert (views, one, apart) == (0, 4000, 4000)
+    assert 12000 <= peak_memory(step, torch.device("cpu")) <= 20008

@@ -1,4 +1,4 @@
-"""Interleaved timing of alternatives: the core of ``lightning bench`` and of ``experiments/benchmarks``.
+"""Interleaved timing of alternatives: what the scripts beside it share.
 
 The speed of a shared machine changes within seconds. So the alternatives are called one after the other, in another
 random order in each round, and only ratios of the same round are compared.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 Step = Callable[[], object]
 
@@ -48,10 +51,6 @@ class Rounds(NamedTuple):
         """Returns the ratio of each round of both: seconds of the second over those of the first."""
         pairs = zip(self.seconds[first], self.seconds[second], strict=False)
         return [theirs / own for own, theirs in pairs]
-
-    def without_first(self, count: int) -> Rounds:
-        """Returns the rounds after the first ones, which warm up."""
-        return Rounds({name: seconds[count:] for name, seconds in self.seconds.items()})
 
     def fastest(self, names: Sequence[str]) -> str:
         """Returns the name whose median round is the shortest."""
@@ -145,7 +144,7 @@ class BesideTrainer(Callback):
         self._batches += 1
         if self._batches % calls:
             return
-        trainer.strategy.checkpoint_io.finish()  # type: ignore[attr-defined]  # in the Trainer's time
+        trainer.strategy.checkpoint_io.finish()  # in the Trainer's time
         wait()
         if self.left:
             self.rounds.seconds[self.name].append((time.perf_counter() - self.left) / calls)
@@ -166,7 +165,7 @@ def training_step(
 
     def step() -> None:
         optimizer.zero_grad()
-        loss().backward()  # type: ignore[no-untyped-call]
+        loss().backward()
         if clip is not None:
             clip(optimizer)
         optimizer.step()
@@ -179,6 +178,52 @@ def bytes_held(network: nn.Module, optimizer: Optimizer | None = None) -> int:
     states = [] if optimizer is None else optimizer.state.values()
     held = [*network.parameters(), *(value for state in states for value in state.values())]
     return sum(tensor.numel() * tensor.element_size() for tensor in held if isinstance(tensor, Tensor))
+
+
+class _Allocated(TorchDispatchMode):
+    """Counter of the bytes of tensors that operations make, and of their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.peak = 0
+        self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._known.update(_storages((args, kwargs)))  # of the weights, whose views are no new memory
+        output = func(*args, **(kwargs or {}))
+        for storage in _storages(output):
+            if storage not in self._known:
+                self._known.add(storage)
+                self._add(storage.nbytes())
+                weakref.finalize(storage, self._add, -storage.nbytes())
+        return output
+
+    def _add(self, size: int) -> None:
+        self.bytes += size
+        self.peak = max(self.peak, self.bytes)
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def peak_memory(step: Callable[[], object], device: torch.device) -> int:
+    """Returns the bytes that a call of ``step`` adds at its peak to what is allocated before it.
+
+    On CUDA from the allocator, elsewhere by counting the tensors that operations return (in eager mode alone, and
+    without memory inside an operation).
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device) - before)
+    allocated = _Allocated()
+    with allocated:
+        step()
+    return allocated.peak
 
 
 def median(values: Sequence[float], *, draws: int = 2000) -> Interval:
