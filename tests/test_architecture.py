@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -24,6 +25,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ablation": {"data", "storage", "training", "config", "commands", "report"},
 }
 """Rooms that a room may import from, inside functions too. ``cli`` may import all, other root modules none."""
+
+CEILINGS = {
+    "models": 1_200, "data": 2_400, "storage": 1_050, "weights": 2_700, "inspect": 510, "training": 2_550,
+    "config": 2_150, "figures": 900, "commands": 2_150, "report": 2_450, "ablation": 1_650, "(root)": 540,
+}  # fmt: skip
+"""Lines of code that a room may have; one that needs more takes them from another, and its commit says why."""
+MOST_LINES, MOST_FILES = 19_600, 18
 
 PACKAGE = REPOSITORY / "vit_lightning"
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -88,6 +96,17 @@ def test_the_package_is_rooms_and_a_few_leaves():
     names = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
     assert len(names) <= 26
     assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"} == set(MAY_IMPORT)
+
+
+@pytest.mark.xfail(reason="rooms are being emptied", strict=True)
+def test_the_rooms_stay_within_their_budget():
+    spec = importlib.util.spec_from_file_location("code_lines", REPOSITORY / "experiments/benchmarks/code_lines.py")
+    counter = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(counter)
+    lines, files = counter.count(PACKAGE)
+    assert lines.total() <= MOST_LINES
+    assert {room: count for room, count in lines.items() if count > CEILINGS[room]} == {}
+    assert {room: count for room, count in files.items() if count > MOST_FILES} == {}
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -32,7 +32,8 @@ def code_lines(path: Path) -> int:
     return len(lines)
 
 
-def main(folder: Path) -> None:
+def count(folder: Path) -> tuple[Counter[str], Counter[str]]:
+    """Returns lines of code and files by room."""
     rooms: Counter[str] = Counter()
     files: Counter[str] = Counter()
     for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.js")]):
@@ -40,8 +41,13 @@ def main(folder: Path) -> None:
         room = parts[0] if len(parts) > 1 else "(root)"
         rooms[room] += code_lines(path)
         files[room] += 1
-    for room, count in sorted(rooms.items()):
-        print(f"{room:<10} {files[room]:>3} files {count:>6,} lines of code")
+    return rooms, files
+
+
+def main(folder: Path) -> None:
+    rooms, files = count(folder)
+    for room, lines in sorted(rooms.items()):
+        print(f"{room:<10} {files[room]:>3} files {lines:>6,} lines of code")
     print(f"{'all':<10} {files.total():>3} files {rooms.total():>6,} lines of code")
 
 
