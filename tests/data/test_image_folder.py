@@ -48,6 +48,14 @@ def test_splits_come_from_folders_or_are_cut_from_training(tmp_path, splits, siz
     assert data.class_names == list(CLASSES)
 
 
+def test_folders_that_are_numbers_are_classes_in_order_of_value(tmp_path):
+    for number in range(12):
+        write_images(tmp_path / "train" / str(number), 1, seed=number)
+    data = ImageFolder(root=tmp_path, image_size=8)
+    assert data.class_names == [str(number) for number in range(12)]
+    assert [path.parent.name for path in data.source_splits()["train"].images] == data.class_names
+
+
 def test_cuts_follow_split_seed(tmp_path):
     root = make_folder(tmp_path, "train")
     assert files(ImageFolder(root=root), "test") == files(ImageFolder(root=root), "test")

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
+from vit_lightning.classes import in_order
 from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch, Pixels, Request, gather
@@ -77,7 +78,7 @@ class ImageFolder(ImageSet):
     @cached_property
     def class_names(self) -> list[str]:
         folder = self._folders["train"]
-        names = sorted(_class_folders(folder))
+        names = in_order(_class_folders(folder))
         if len(names) < 2:
             raise UserError(
                 f"root={self.root}: {folder} must hold at least two folders, one for each class, found {len(names)}"
