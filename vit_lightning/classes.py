@@ -53,21 +53,28 @@ def match_classes(model: Sequence[str] | None, data: Sequence[str], *, whose: st
     if model is not None and list(model) == list(data):
         return Match(list(range(len(data))))
     both = (
-        f"{ours} has the classes {_listed(data)}; {whose} has {_listed(model) if model else f'{classes} without names'}"
+        f"{ours} has the classes {listed(data)}; {whose} has {listed(model) if model else f'{classes} without names'}"
     )
-    unknown = model is None or not (are_named(model) and are_named(data))
+    unknown = model is None or not (are_named(model) and are_named(data)) or _of_imagenet(model, data)
     if unknown and len(data) == classes:
         return Match(list(range(len(data))), f"{both}: they are equated by their numbers, whose order nothing tells")
     if model is None or are_named(model) != are_named(data):
         raise UserError(f"{both}: numbers cannot tell which is which")
     places = {name: label for label, name in enumerate(model)}
     if missing := [name for name in data if name not in places]:
-        raise UserError(f"{both}: the model has no {_listed(missing)}")
+        raise UserError(f"{both}: the model has no {listed(missing)}")
     if twice := [name for name in data if list(model).count(name) > 1 or list(data).count(name) > 1]:
-        raise UserError(f"{both}: {_listed(twice)} names more than one class")
+        raise UserError(f"{both}: {listed(twice)} names more than one class")
     return Match([places[name] for name in data])
 
 
-def _listed(names: Sequence[str]) -> str:
+def _of_imagenet(model: Sequence[str], data: Sequence[str]) -> bool:
+    """Whether one of two lists has ImageNet's folders, such as n01440764, and the other words: in the same order."""
+    folders = [all(re.fullmatch(r"n\d{8}", name) for name in names) for names in (model, data)]
+    return len(model) == len(data) == 1000 and folders[0] != folders[1]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns names for an error, not all of many."""
     more = f", ... ({len(names)} in all)" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

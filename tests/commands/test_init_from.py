@@ -113,7 +113,10 @@ def test_a_trial_run_starts_from_another_with_a_new_head(place, in_folder, capsy
     assert "20 tensors taken, new head (reset_head)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("named", "text"), [("ab", ""), ("xy", "new head: other classes"), ("", "head kept")])
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [("ab", ""), ("xy", "new head: other classes"), ("", "head kept, though nothing tells the order of its classes")],
+)
 def test_a_head_is_new_for_other_classes_and_facts_that_differ_are_told(named, text, place, in_folder):
     network = resolve(start(place, f"--init_from={place / 'run'}", "--data.image_size=16", root="two")).make_network()
     torch.save(network.state_dict(), "pytorch_model.bin")

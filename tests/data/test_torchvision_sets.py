@@ -31,6 +31,7 @@ def fashion_mnist(tmp_path: Path) -> Path:
 
 def test_a_set_of_torchvision_is_split_without_overlap(fashion_mnist):
     data = TorchvisionSet(name="FashionMNIST", root=fashion_mnist)
+    assert data.class_names[0] == "T-shirt/top", "before it is loaded"
     data.prepare_data()
     splits = {split: data.dataset(split) for split in ("train", "val", "test")}
     assert {split: len(dataset) for split, dataset in splits.items()} == {"train": 180, "val": 20, "test": 50}
@@ -39,7 +40,6 @@ def test_a_set_of_torchvision_is_split_without_overlap(fashion_mnist):
     images = [image.numpy().tobytes() for dataset in splits.values() for image in dataset.images]
     assert len(set(images)) == 250
     assert (data.num_classes, data.image_size, data.in_channels) == (10, (28, 28), 1)
-    assert data.class_names[0] == "T-shirt/top"
 
 
 def test_test_images_are_the_set_s_own(fashion_mnist):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from vit_lightning.classes import listed
 from vit_lightning.config.adapters import recorded_goal
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, as_list, read_config, word
@@ -503,6 +504,14 @@ def _problems_between(plan: Plan) -> list[str]:
         f"{one} and {other} come to the same config: there is nothing to compare"
         for one, other in itertools.combinations(configs, 2)
         if configs[one] == configs[other]
+    ]
+    sources = {(type(item.data), item.data.place): (arm, item.data) for arm, item in plan.experiments.items()}
+    (first, ours), *others = sources.values()
+    problems += [
+        f"{first} has the classes {listed(ours.class_names)}, {arm} has {listed(data.class_names)}: their metrics "
+        "cannot be compared"
+        for arm, data in others
+        if data.class_names != ours.class_names
     ]
     checkpoints = [item.settings.checkpoint for item in plan.experiments.values()]
     if len(by := {f"{item.monitor} ({item.mode})" for item in checkpoints}) > 1:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from vit_lightning.commands.console import quiet, say
+from vit_lightning.commands.console import quiet, row, say
 from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, open_model
 from vit_lightning.config.experiment import make_data
 from vit_lightning.config.own_files import also_search
@@ -121,6 +121,7 @@ def test_images(source: Source, *, trust: bool) -> ImageData:
         data.setup("test")
     except UserError as error:
         raise UserError([f"data.{problem}" for problem in error.problems]) from error
+    say(row("warning", data.take_classes(source.class_names, f"the model of ckpt={source.place}")))
     return data
 
 

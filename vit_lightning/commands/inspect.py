@@ -114,7 +114,7 @@ def _some_test_images(source: Source, count: int, *, trust: bool) -> tuple[Tenso
     chosen = torch.arange(min(count, size)) * size // min(count, size)
     batches = list(data.plain_batches("test", chosen))
     names = [
-        f"test image {index}, {data.class_names[label]}"
+        f"test image {index}, {data.label_names[label]}"
         for batch in batches
         for index, label in zip(batch.indices.tolist(), batch.labels.tolist(), strict=True)
     ]

@@ -103,7 +103,7 @@ def predict_test_images(experiment: Experiment) -> None:
         trainer, found = _run_network(experiment, folder, {})
         columns = [found["indices"], found["labels"], *reversed(found["probabilities"].double().max(dim=1))]
         rows = gather(trainer, torch.stack([column.double() for column in columns], dim=1)).tolist()
-        names = experiment.data.class_names
+        names = experiment.data.label_names
         lines = [
             (int(index), names[int(label)], names[int(prediction)], probability)
             for index, label, prediction, probability in sorted(rows)

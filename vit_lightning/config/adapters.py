@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
+from vit_lightning.classes import listed
 from vit_lightning.config.names import HOMES
 from vit_lightning.config.options import BESIDE_OTHER_CLASS
 from vit_lightning.config.own_files import where
@@ -162,6 +163,20 @@ def read_loss(reader: Reader, given: Any) -> Any:
     theirs = signature_of(target, 0 if inspect.isclass(target) else 2).options
     _refuse_ours(reader, "loss", name, arguments, theirs, ours.options)
     return _joined(reader, found, theirs, {}, "loss", _own_loss)
+
+
+def with_class_weights(reader: Reader, given: Any, data: ImageData | None) -> Any:
+    """Returns the loss of a config with a ``weight`` by the names of classes as a list in the order of the labels."""
+    weight = given.get("weight") if isinstance(given, Mapping) else None
+    if not isinstance(weight, Mapping) or "class_path" in weight:
+        return given
+    weights = {str(name): value for name, value in weight.items()}
+    names = [*weights] if data is None else data.label_names
+    if {*weights} != {*names}:
+        odd = [f"there is no class {listed(more)}"] if (more := [name for name in weights if name not in names]) else []
+        odd += [f"{listed(less)} has no weight"] if (less := [name for name in names if name not in weights]) else []
+        reader.problems.append(f"loss.weight={weights}: {', '.join(odd)} (the classes are {listed(names)})")
+    return {**given, "weight": [weights.get(name, 1.0) for name in names]}
 
 
 def _own_loss(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> OwnLoss:

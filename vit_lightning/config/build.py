@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.pytorch import LightningModule, Trainer
 
-from vit_lightning.config.adapters import ADAPTERS, Chosen, read_loss, read_metrics, read_optimizer
+from vit_lightning.config.adapters import ADAPTERS, Chosen, read_loss, read_metrics, read_optimizer, with_class_weights
 from vit_lightning.config.check_network import check_network, optimizer_problems
 from vit_lightning.config.check_values import (
     average_problems,
@@ -25,7 +25,7 @@ from vit_lightning.config.check_values import (
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config
 from vit_lightning.config.foreign import OURS, as_lightning_trains, lacks_optimizer
-from vit_lightning.config.merge import Merged
+from vit_lightning.config.merge import Merged, Trained
 from vit_lightning.config.names import find_class, near
 from vit_lightning.config.networks import (
     CONFIGURED,
@@ -53,7 +53,9 @@ from vit_lightning.config.options import (
 from vit_lightning.config.signatures import Option, signature_of
 from vit_lightning.config.typed import WRONG, Part, Place, Reader, plain, unknown
 from vit_lightning.data.base import ImageData
+from vit_lightning.data.image_files import ImageFiles
 from vit_lightning.data.wrapped import WrappedDataModule
+from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.metric_facts import STEP_METRICS, Goal, goal_of, metric_names, with_own
 from vit_lightning.training.compiled import REPLAYS
@@ -84,8 +86,12 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     module = read_module(reader, config)
     if module is not WRONG:
         config = as_lightning_trains(config, module.target)
-    setting_parts = {key: _read_settings(reader, key, config) for key in Settings._fields}
     data_part, data = _read_data(reader, with_class(config, "data", complete=merged.complete))
+    config = {**config, "loss": with_class_weights(reader, config.get("loss"), data)}
+    setting_parts = {key: _read_settings(reader, key, config) for key in Settings._fields}
+    trained = merged.trained
+    if data is not None and trained is not None:
+        trained, data = _for_classes_of(reader, trained, data)
     facts = None if data is None else data_facts(data)
     if module is not WRONG and facts is not None:
         reader.problems += fact_problems(module, config.get("module"), facts)
@@ -94,7 +100,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     network = read_network(reader, model, facts) if has_network else None
     trainer = Part(Trainer, reader.arguments(trainer_options(), _options_of_trainer(reader, config), "trainer"))
     with bounded(merged.weights, "a metric"):
-        metrics = read_metrics(reader, config.get("metrics"), 10 if data is None else data.num_classes)
+        metrics = read_metrics(reader, config.get("metrics"), 10 if facts is None else facts["num_classes"])
 
     logged = {} if data is None else _logged(data, metrics)
     if setting_parts["checkpoint"] is not WRONG:
@@ -145,7 +151,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
         trainer_part=trainer,
         settings=Settings(**settings),
         metrics={item.name: item.metric for item in metrics},
-        trained=merged.trained,
+        trained=trained,
         initial=initial,
         teacher=teacher,
         replaced=tuple(merged.replaced),
@@ -264,6 +270,19 @@ def _read_data(reader: Reader, given: Any) -> tuple[Any, ImageData | None]:
     return replace(part, arguments={**part.arguments, **data.pinned()}), data
 
 
+def _for_classes_of(reader: Reader, trained: Trained, data: ImageData) -> tuple[Trained, ImageData | None]:
+    """Gives images of a trained model its labels, by the names of its classes; None for images of other classes."""
+    if isinstance(data, ImageFiles):  # which have no labels
+        return trained, data
+    names = (trained.checkpoint.get("test_view") or {}).get("class_names")
+    try:
+        note = data.take_classes(names, f"the model of ckpt={trained.path}")
+    except UserError as error:
+        reader.problems += error.problems
+        return trained, None
+    return trained._replace(notes=(*trained.notes, *[note] * bool(note))), data
+
+
 def _made_data(reader: Reader, part: Any) -> ImageData | None:
     """Returns the data; where values are refused, with those of its defaults, so that all else can be checked."""
     for _ in range(3 if isinstance(part, Part) else 0):
@@ -304,13 +323,15 @@ def _frozen_problems(module: Part, settings: Mapping[str, Any], general: Mapping
 
 def _loss_problems(loss: Any, data: ImageData) -> list[str]:
     """Returns why a loss of others does not take the targets of the data."""
-    found = loss.problems(data.num_classes, mixes=bool(getattr(data, "mixing", None))) if type(loss) is OwnLoss else []
+    found = (
+        loss.problems(len(data.label_names), mixes=bool(getattr(data, "mixing", None))) if type(loss) is OwnLoss else []
+    )
     return [f"loss.class_path={loss.name}: {text}" for text in found]
 
 
 def _logged(data: ImageData, metrics: Sequence[Chosen]) -> dict[str, Goal | None]:
     """Returns the names of all that ViTClassifier logs, with their goals."""
     table = with_own({item.name: item.metric for item in metrics})
-    names = [*metric_names("val", "train", classes=data.num_classes, table=table), *STEP_METRICS]
+    names = [*metric_names("val", "train", classes=len(data.label_names), table=table), *STEP_METRICS]
     own = {f"val/{item.name}": item.plain["init_args"]["goal"] for item in metrics}
     return {name: own[name] if name in own else goal_of(name) for name in names}

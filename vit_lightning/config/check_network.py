@@ -58,7 +58,7 @@ def check_network(
     with problems_of(reader, "", part, "model"):
         part, empty = _make_empty(part, reader.problems, merged.weights)
         if len(reader.problems) == before:
-            reader.problems += network_problems(empty, shape, data.num_classes)
+            reader.problems += network_problems(empty, shape, len(data.label_names))
             reader.problems += _fine_tune(empty, settings["lora"], general.get("freeze"), shape)
             reader.problems += optimizer_problems(empty, settings["optimizer"])
             initial = _weights(empty, data, general, merged)

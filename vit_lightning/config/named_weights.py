@@ -100,8 +100,9 @@ def load_named_weights(network: nn.Module, part: Part, make: Callable[[], nn.Mod
         ) from fault
     parts = [named, *(_fit(network, state, classes, named) if weights is not None else [])]
     network.load_state_dict(state)
-    if classes != (ours := given.get("num_classes", classes)):
-        parts.append(f"new head ({classes} -> {ours} classes)")
+    ours = given.get("num_classes", classes)
+    kept = "head kept, though nothing tells the order of its classes"
+    parts.append(kept if classes == ours else f"new head ({classes} -> {ours} classes)")
     return f"{part.name} with {', '.join(parts)}"
 
 

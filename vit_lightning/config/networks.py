@@ -42,7 +42,7 @@ def data_facts(data: ImageData) -> dict[str, Any]:
     """Arguments of a network that follow from the data, as plain values."""
     height, width = data.image_size
     size = height if height == width else [height, width]
-    return {"image_size": size, "in_channels": data.in_channels, "num_classes": data.num_classes}
+    return {"image_size": size, "in_channels": data.in_channels, "num_classes": len(data.label_names)}
 
 
 def read_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None) -> Any:
@@ -166,10 +166,12 @@ def network_from(part: Part, lora: LoraConfig, tell: Callable[[str], None] | Non
 def make_teacher(place: str, data: ImageData, *, trust: bool = False) -> Teacher:
     """Returns the teacher of a distillation for the student's data, and warns of what was assumed about it."""
     shape, key = (data.in_channels, *data.image_size), "distillation.teacher"
-    source = open_teacher(place, shape, data.num_classes, make_network=network_in_file, trust=trust, key=key)
+    facts: Any = {"ours": data.place, "make_network": network_in_file, "trust": trust}
+    source, columns = open_teacher(place, shape, data.class_names, **facts, key=key)
     for note in source.notes:
         warnings.warn(f"{key}={place}: {note}", stacklevel=2)
-    return Teacher(source.network, normalised=(source.view["mean"], source.view["std"]), images=(data.mean, data.std))
+    normalised = source.view["mean"], source.view["std"]
+    return Teacher(source.network, normalised=normalised, images=(data.mean, data.std), columns=columns)
 
 
 def network_in_file(

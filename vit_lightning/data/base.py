@@ -16,6 +16,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from vit_lightning.classes import match_classes
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.bad_images import OnBadImage, list_bad_images, refuse_too_many
 from vit_lightning.data.batch_transform import BatchTransform, Mixing, Statistics
@@ -80,6 +81,7 @@ class ImageData(LightningDataModule):
         if self.augment is not None:
             self.augment = [change if isinstance(change, Augmentation) else PerImage(change) for change in self.augment]
         refuse(self.problems())
+        self._of_model: tuple[list[str], Tensor] | None = None  # names of its classes, and its label for each of ours
         self.bad_images: dict[Split, set[str]] = {"train": set(), "val": set(), "test": set()}
         self.places: dict[Split, str] = {}
         """Where the images of a split lie that are in memory, in training on a GPU."""
@@ -133,6 +135,41 @@ class ImageData(LightningDataModule):
     def num_classes(self) -> int:
         return len(self.class_names)
 
+    @property
+    def label_names(self) -> list[str]:
+        """Name of each label in batches: ``class_names``, or those of the trained model that the images are for."""
+        return self.class_names if self._of_model is None else self._of_model[0]
+
+    @property
+    def place(self) -> str:
+        """Where the images are from, as in errors."""
+        named = [f"data.{key}={value}" for key in ("root", "path", "name") if (value := getattr(self, key, None))]
+        return named[0] if named else f"data.{self.title}"
+
+    def take_classes(self, names: Sequence[str] | None, whose: str) -> str:
+        """Gives batches the labels of a trained model from now on; returns what is taken on trust.
+
+        Args:
+            names: of the model's classes; None if they are not known.
+            whose: the model in an error.
+
+        Raises:
+            UserError: the model lacks classes of the data, or names cannot tell which is which.
+        """
+        count = len(names or self.class_names)
+        match = match_classes(names, self.class_names, whose=whose, ours=self.place, classes=count)
+        if names and not match.note:
+            self._of_model = list(names), torch.tensor(match.labels)
+        return match.note
+
+    def of_model(self, labels: Tensor) -> Tensor:
+        """Returns the labels of a trained model for labels of the data; those of no class, such as -100, stay."""
+        if self._of_model is None:
+            return labels
+        places = self._of_model[1].to(labels.device)
+        known = (labels >= 0) & (labels < len(places))
+        return places[labels.where(known, 0)].where(known, labels)
+
     def check(self) -> None:
         """Checks, without reading images, that the data is there.
 
@@ -180,7 +217,7 @@ class ImageData(LightningDataModule):
             title=f"data.{self.title}",
             image_size=pair(self.image_size),
             in_channels=self.in_channels,
-            num_classes=self.num_classes,
+            num_classes=len(self.class_names),
             indices=indices,
         )
 
@@ -352,6 +389,7 @@ class ImageData(LightningDataModule):
             pin_memory=torch.cuda.is_available() and not is_moved,
             finish=finish,
             on_skipped=partial(self._on_skipped, split),
+            relabel=self.of_model,
         )
 
     def _first_changes(self, split: Split) -> list[Augmentation]:

@@ -252,6 +252,7 @@ class Loader:
         pin_memory: whether batches lie in memory from which a GPU can copy by itself.
         finish: makes a batch, or a part of one, in this process of what the dataset returns.
         on_skipped: called with the errors of images that were left out of a batch.
+        relabel: returns other labels for those of the dataset.
     """
 
     def __init__(
@@ -264,9 +265,10 @@ class Loader:
         pin_memory: bool = False,
         finish: Callable[[Any], Batch | UserError] | None = None,
         on_skipped: Callable[[Sequence[str]], None] | None = None,
+        relabel: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.dataset = dataset
-        self._on_skipped = on_skipped
+        self._on_skipped, self._relabel = on_skipped, relabel or _unchanged
         self._length = length
         self._requests = requests
         self._pin_memory, self._finish = pin_memory, finish or _unchanged
@@ -296,7 +298,7 @@ class Loader:
             if batch.skipped and self._on_skipped is not None:
                 self._on_skipped(batch.skipped)
                 batch = batch.replace(skipped=())
-            yield batch
+            yield batch.replace(labels=self._relabel(batch.labels))
 
     def _batches(self) -> Iterator[Batch | UserError]:
         if self._loader is not None:

@@ -231,7 +231,7 @@ def _itself(image: Path | Image.Image) -> Path | Image.Image:
 
 def data_of_files(ckpt: str, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the ``data`` of a config that reads image files in place of the data that a checkpoint was trained on."""
-    if not checkpoint.get("test_view"):
+    if "mean" not in (checkpoint.get("test_view") or {}):
         raise UserError(f"ckpt={ckpt} has no description of its test images: no image files can be given")
     return {**checkpoint["test_view"], "class_path": "vit_lightning.ImageFiles"}
 

@@ -1,6 +1,7 @@
 """Sets that fit in memory: the digits, which come with the package, and torchvision's."""
 
 import gzip
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -109,9 +110,15 @@ class TorchvisionSet(ImageData):
 
     @property
     def class_names(self) -> list[str]:
-        """The set's own names once it is loaded, else the numbers of the classes."""
-        names = getattr(self._training_set, "classes", None) if "_training_set" in self.__dict__ else None
-        return list(names) if names else [str(label) for label in range(_FACTS[self.name].num_classes)]
+        """The set's own names once it is there, else the numbers of the classes."""
+        with suppress(UserError):  # it is to be downloaded
+            if names := getattr(self._training_set, "classes", None):
+                return list(names)
+        return [str(label) for label in range(self.num_classes)]
+
+    @property
+    def num_classes(self) -> int:
+        return _FACTS[self.name].num_classes
 
     def prepare_data(self) -> None:
         """Downloads what is not there yet, or damaged, with torchvision's progress bar."""

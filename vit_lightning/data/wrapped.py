@@ -297,9 +297,9 @@ class WrappedDataModule(ImageData):
     def model_input(self, batch: Batch, completed: int) -> Batch:
         raise UserError(f"data.{self.title}: the images of a LightningDataModule cannot be drawn")
 
-    def test_view(self) -> Any:
-        """Returns None: the preprocessing of test images is the module's own."""
-        return None
+    def test_view(self) -> dict[str, Any]:
+        """Returns the class names: the preprocessing of test images is the module's own."""
+        return {"class_names": list(self.class_names)}
 
     def check_augment(self) -> None:
         """Returns at once: there is nothing of ours."""
@@ -345,7 +345,7 @@ class WrappedDataModule(ImageData):
         if self.trainer.testing or self.trainer.predicting:
             indices = (self._seen + torch.arange(len(labels))) * self._ranks + self._rank
             self._seen += len(labels)
-        return Batch(images.to(self.trainer.lightning_module.dtype), labels, indices, None)
+        return Batch(images.to(self.trainer.lightning_module.dtype), self.of_model(labels), indices, None)
 
 
 def _made_again_by_attributes(loader: Any) -> Any:

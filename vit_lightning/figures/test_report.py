@@ -113,7 +113,7 @@ def report_test(folder: Path, table: Table, data: ImageData) -> str:
         table: see ``Table``.
         data: the data module of the test images.
     """
-    names = data.class_names
+    names = data.label_names
     correct = table["prediction"] == table["label"]
     worst = np.flatnonzero(~correct)
     worst = worst[np.argsort(-table["loss"][worst], kind="stable")][:WORST]
@@ -158,7 +158,7 @@ def _write_errors(path: Path, data: ImageData, table: Table, worst: Array) -> No
         index, label, prediction = (int(table[name][row]) for name in ("index", "label", "prediction"))
         image = dataset.name(index) if hasattr(dataset, "name") else str(index)
         numbers = float(table["confidence"][row]), float(table["loss"][row])
-        rows.append((index, image, data.class_names[label], data.class_names[prediction], *numbers))
+        rows.append((index, image, data.label_names[label], data.label_names[prediction], *numbers))
     write_rows(path, ("index", "image", "label", "prediction", "confidence", "loss"), rows)
 
 
@@ -167,4 +167,4 @@ def _sheet(data: ImageData, table: Table, rows: Sequence[int] | Array, title: st
     dataset: Any = data.dataset("test")
     images = dataset.__getitems__(Request(table["index"][rows].tolist(), None)).images.cpu().numpy()
     shown = list(zip(*(table[name][rows].tolist() for name in columns), strict=True))
-    return predictions_sheet(images, data.class_names, shown, title, cell=LARGE)
+    return predictions_sheet(images, data.label_names, shown, title, cell=LARGE)

@@ -18,6 +18,9 @@ from vit_lightning.storage.folder import read_json
 HARDWARE = ("processor", "cores", "gpus", "threads", "python", "packages")
 """Keys of ``environment.json`` that must agree for costs to be comparable."""
 
+SOURCES = ("data.class_path", "data.root", "data.path", "data.name")
+"""Options that say where images are from."""
+
 Result = tuple[bool | None, str]
 """Whether a check holds, and what was found."""
 
@@ -41,7 +44,7 @@ def run_checks(analysis: Analysis, configs: Configs, differences: Sequence[Confi
         "arms differ only in what the plan names": _differ_as_planned(study, configs, differences),
         "nothing is selected on test images": _nothing_chosen_on_test(study, configs),
         "plan, code, results and claims are as they were first": _plan_unchanged(study),
-        "arms are tested on the same images": _same_images(analysis),
+        "arms are tested on the same images": _same_images(analysis, differences),
         "all runs had the same hardware and versions": _same_place(study),
     }
     if study.tuning is not None and (left_out := study.tuning.left_out):
@@ -83,9 +86,11 @@ def _plan_unchanged(study: Study) -> Result:
     return not study.plan_changed, "; ".join(study.plan_changed) or "no change was found"
 
 
-def _same_images(analysis: Analysis) -> Result:
+def _same_images(analysis: Analysis, differences: Sequence[ConfigDifference]) -> Result:
     """Checks that all arms of a seed have the same test images, and all seeds unless the split varies."""
     study, tested = analysis.study, analysis.tested
+    if (other := [one.key for one in differences if one.key in SOURCES]) and not tested.differ:
+        return None, f"arms differ in {', '.join(other)}: their labels alone tell that images are the same"
     if not tested.correct:
         return False if tested.differ else None, tested.why
     text = f"{len(next(iter(tested.correct.values()))):,} images with the same labels"

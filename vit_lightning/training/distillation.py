@@ -61,12 +61,19 @@ class Teacher:
         network: the trained network.
         normalised: mean and standard deviation of the images it was trained on, by default the student's.
         images: mean and standard deviation of the student's images.
+        columns: output of the network for each class of the student; by default the same in the same order.
     """
 
     def __init__(
-        self, network: nn.Module, *, normalised: Statistics | None = None, images: Statistics | None = None
+        self,
+        network: nn.Module,
+        *,
+        normalised: Statistics | None = None,
+        images: Statistics | None = None,
+        columns: Sequence[int] | None = None,
     ) -> None:
         self.network = network.eval().requires_grad_(False)
+        self._columns = None if columns is None else torch.tensor(columns)
         self._renormalise: tuple[Tensor, Tensor] | None = None  # factor and shift
         if normalised is None or images is None:
             return
@@ -79,6 +86,7 @@ class Teacher:
 
     def to(self, device: torch.device) -> None:
         self.network.to(device)
+        self._columns = None if self._columns is None else self._columns.to(device)
         if device.type == "cuda":  # its convolutions would copy all images to this order
             self.network.to(memory_format=torch.channels_last)
         if self._renormalise is not None:
@@ -92,7 +100,7 @@ class Teacher:
             factor, shift = self._renormalise
             images = images * factor.to(images.dtype) + shift.to(images.dtype)
         logits: Tensor = self.network(images)
-        return logits
+        return logits if self._columns is None else logits[:, self._columns]
 
     def digest(self) -> str:
         """Returns the SHA-256 of the weights."""

@@ -23,6 +23,8 @@ from vit_lightning.sizes import Size
 
 POSITIONS = "patch_embedding.positions.table"
 PROJECTION = "patch_embedding.projection"
+BEFORE = ("head.pool.", "head.norm.", "head.representation.")
+"""Parts of a head of ours before the layer that has a row for each class."""
 TOKENS = ("class_token", "distillation_token", "register_tokens")
 """Tokens before the patches, in their order."""
 
@@ -63,6 +65,7 @@ def adapt(
     interpolation: ResizePositions = "bicubic",
     new_head: bool = True,
     reset_head: str = "",
+    rows: Sequence[int] | None = None,
     grid: Size | None = None,
 ) -> Adapted:
     """Fits the weights of a source to a network of the same architecture; the same sizes change nothing.
@@ -80,6 +83,7 @@ def adapt(
         interpolation: of learned positions; with reset those of another grid are new.
         new_head: whether a head of other shapes may be replaced.
         reset_head: why a head of the same shapes is new too; empty to take it.
+        rows: output of the source for each class of the network; by default the same in the same order.
         grid: rows and columns of the source's positions where it is no ViT; by default they are a square.
 
     Raises:
@@ -94,8 +98,13 @@ def adapt(
         plain = _plain(name)
         found = name if name in weights else without_lora.get(plain, "")
         value = weights.pop(found, None)
+        taken = value
+        if rows is not None and value is not None and plain.startswith(rules.heads) and not plain.startswith(BEFORE):
+            value = value[torch.tensor(rows)]
         if value is not None and value.shape == weight.shape and reset_head and plain.startswith(rules.heads):
             adapted.new[name] = reset_head
+        elif value is not None and value.shape == weight.shape and value is not taken:
+            adapted.state[name], adapted.resized[name] = value, f"head of {len(value)} of {len(taken)} classes by name"
         elif value is not None and value.shape == weight.shape:
             adapted.state[name] = value
             adapted.taken.append(name)

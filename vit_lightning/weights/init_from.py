@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vit_lightning.classes import match_classes
 from vit_lightning.errors import UserError
 from vit_lightning.models.resize import ResizePositions
 from vit_lightning.models.vit import ViT
@@ -21,7 +22,7 @@ from vit_lightning.weights.describe import describe, model_config
 from vit_lightning.weights.files import WeightsFile, naming, read_weights
 from vit_lightning.weights.identify import OURS, identify
 from vit_lightning.weights.options import TRAINING_ALONE, is_dropout
-from vit_lightning.weights.sources import MakeNetwork, open_source, usual_normalisation
+from vit_lightning.weights.sources import MakeNetwork, class_names_of, open_source, usual_normalisation
 from vit_lightning.weights.trust import refuse_untrusted
 
 KEY = "init_from"
@@ -41,10 +42,11 @@ class FirstWeights(NamedTuple):
     adapted: Adapted
     notes: tuple[str, ...]
     head_kept: bool = False
-    """Whether the head is the source's, though it is not known whether its classes are those of the data."""
+    """Whether the head is the source's, though nothing tells whether its classes are those of the data."""
 
     def sentence(self) -> str:
-        return f"from {self.place} ({self.family}): {self.adapted.sentence()}{', head kept' * self.head_kept}"
+        kept = ", head kept, though nothing tells the order of its classes" * self.head_kept
+        return f"from {self.place} ({self.family}): {self.adapted.sentence()}{kept}"
 
     def to_json(self, interpolation: ResizePositions) -> str:
         facts = {"source": self.place, "family": self.family, "resize_positions": interpolation}
@@ -152,11 +154,16 @@ class InitialWeights:
         if ours and theirs and ours != theirs:
             whose = f"most weights of {self.usual}" if self.usual else "the source"
             notes += (f"images are normalised with {ours}, those of {whose} {theirs}",)
-        others = class_names is not None and list(class_names) != view.get("class_names")
-        known = others and _are_names(class_names) and _are_names(view.get("class_names"))
-        why = "new head (reset_head)" if reset_head else "new head: other classes" if known else ""
+        why, theirs, match = "new head (reset_head)" * reset_head, view.get("class_names"), None
+        if class_names is not None and not reset_head:
+            count = len(theirs or class_names)
+            try:
+                match = match_classes(theirs, class_names, whose="the source", ours="the data", classes=count)
+            except UserError:
+                why = "new head: other classes"
+        rows = None if match is None or match.labels == [*range(len(theirs or match.labels))] else match.labels
         try:
-            adapted = adapt(network, given, interpolation=interpolation, reset_head=why)
+            adapted = adapt(network, given, interpolation=interpolation, reset_head=why, rows=rows)
         except UserError as error:
             by_itself = _differences(network, self._by_itself(network, given))
             options = [f"{name} {theirs}, not {ours}" for name, ours, theirs in by_itself if name != "scale"]
@@ -165,7 +172,9 @@ class InitialWeights:
             text = f"{KEY}={place} is of another architecture than the model: {'; '.join(problems[:6])}{more}"
             way_out = f"({'; '.join(self.unknown) or '--config finetune takes those of the source'})"
             raise UserError(f"{text} {way_out}") from error
-        kept = others and any(name.startswith(heads_of(network)) for name in adapted.taken)
+        kept = (
+            match is not None and bool(match.note) and any(name.startswith(heads_of(network)) for name in adapted.taken)
+        )
         return FirstWeights(place, family, adapted, notes, kept)
 
     def _by_itself(
@@ -199,7 +208,8 @@ class InitialWeights:
             except UserError:
                 if file.checkpoint is not None or not _has_our_names(file):
                     raise
-        return file.tensors, "by name" if file.checkpoint is None else "run", file.notes, file.view or {}
+        facts = {**(file.view or {}), "class_names": class_names_of(file)[0]}
+        return file.tensors, "by name" if file.checkpoint is None else "run", file.notes, facts
 
 
 def open_initial_weights(place: str, make_network: MakeNetwork, *, trust: bool = False) -> InitialWeights:
@@ -249,11 +259,6 @@ def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None) ->
     return f"mean {mean_text} and std {std_text}"
 
 
-def _are_names(classes: Sequence[str] | None) -> bool:
-    """Whether classes have names, and not only their numbers."""
-    return bool(classes) and classes != [str(number) for number in range(len(classes or ()))]
-
-
 def _differences(network: nn.Module, source: nn.Module | Mapping[str, Tensor]) -> Iterator[tuple[str, Any, Any]]:
     """Yields options that are others in the network than in the source, with both values."""
     plain = merged(network)
@@ -299,6 +304,6 @@ def with_resized_positions(
 
 
 def _trained_size(checkpoint: Mapping[str, Any]) -> Size | None:
-    view = checkpoint.get("test_view") or ((checkpoint.get("config") or {}).get("data") or {}).get("init_args") or {}
-    size = view.get("image_size")
+    given = ((checkpoint.get("config") or {}).get("data") or {}).get("init_args") or {}
+    size = {**given, **(checkpoint.get("test_view") or {})}.get("image_size")
     return None if size is None else pair(tuple(size) if isinstance(size, list) else size)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vit_lightning.classes import are_named, listed, match_classes
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.models.heads import find_head
@@ -137,16 +136,26 @@ def open_source(
 
 
 def open_teacher(
-    place: str, shape: tuple[int, int, int], num_classes: int, *, make_network: MakeNetwork, trust: bool, key: str
-) -> Source:
-    """Returns a trained network that gives logits for a student's images; arguments as those of ``open_source``.
+    place: str,
+    shape: tuple[int, int, int],
+    class_names: Sequence[str],
+    *,
+    ours: str,
+    make_network: MakeNetwork,
+    trust: bool,
+    key: str,
+) -> tuple[Source, list[int] | None]:
+    """Returns a trained network that gives logits for a student's images, and its output for each class of theirs.
+
+    The outputs are None where they are all that it has, in order.
 
     The positions of a ViT of ours are resized, as those of ``init_from``.
 
     Args:
         place: the teacher.
         shape: channels, height and width of the student's images.
-        num_classes: number of the student's classes.
+        class_names: of the student's images.
+        ours: the student's images in an error.
         make_network: makes the network of the config of a run.
         trust: whether the config in the file may name any class.
         key: option that errors name.
@@ -171,10 +180,15 @@ def open_teacher(
         raise UserError(f"{key}={place}: mean and std of its images are not known ({told})")
     text = "x".join(map(str, shape))
     logits = _logits(source.network, shape, f"{key}={place} does not take the images of the data, {text}")
-    if tuple(logits.shape) != (2, num_classes):
-        hint = "fine-tune it on this data first, with init_from"
-        raise UserError(f"{key}={place} knows {logits.shape[-1]} classes, the data has {num_classes} ({hint})")
-    return source
+    try:
+        match = match_classes(
+            source.class_names, class_names, whose=f"{key}={place}", ours=ours, classes=logits.shape[-1]
+        )
+    except UserError as error:
+        raise UserError(f"{error} (fine-tune it on this data first, with init_from)") from error
+    notes = [match.note] if match.note else []
+    columns = None if match.labels == [*range(logits.shape[-1])] else match.labels
+    return replace(source, notes=(*source.notes, *notes)), columns
 
 
 def _logits(network: nn.Module, shape: tuple[int, ...], problem: str) -> Tensor:
@@ -207,8 +221,9 @@ def _opened(file: WeightsFile, known: _Known, *, ours: bool) -> Source:
     with bounded(None if known.trust else file.tensors):
         family, network, notes = _network(file, known, ours=ours)
     view = {"centre_share": 1.0, **({} if file.network is None else {"in_channels": 3}), **(file.view or {})}
-    names = _class_names({**(file.config or {}), **view}, getattr(network, "num_classes", None))
+    names, odd = class_names_of(file, getattr(network, "num_classes", None))
     view = {**view, "class_names": names, **known.facts}
+    notes += (odd,) if odd and "class_names" not in known.facts else ()
     if isinstance(network, ViT):
         view |= {"image_size": network.image_size, "in_channels": network.in_channels}
     usual = usual_normalisation(network, family) if known.usual and "mean" not in view else {}
@@ -264,19 +279,29 @@ def _network(file: WeightsFile, known: _Known, *, ours: bool) -> tuple[str, nn.M
     return found.family, network, (*file.notes, *found.notes)
 
 
-def _class_names(config: Mapping[str, Any], classes: int | None) -> list[str] | None:
-    """Returns the names of classes in the description of a model; None unless there is one for each."""
-    of_labels, stated = config.get("id2label"), config.get("pretrained_cfg")
+def class_names_of(file: WeightsFile, classes: int | None = None) -> tuple[list[str] | None, str]:
+    """Returns the names of the classes beside weights, None unless there is one for each, and why they are left out.
+
+    Args:
+        file: the weights.
+        classes: number of the network's outputs, where it is known.
+    """
+    config = {**(file.config or {}), **(file.view or {})}
+    stated, of_labels = config.get("pretrained_cfg"), config.get("id2label")
     given = [config.get("class_names"), config.get("label_names")]
     given += [stated.get("label_names")] if isinstance(stated, Mapping) else []
     if isinstance(of_labels, Mapping):
-        with contextlib.suppress(ValueError, TypeError):
-            given.append([of_labels[number] for number in sorted(of_labels, key=int)])
-    names = next((found for found in given if found is not None), None)
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        return None
-    placeholders = all(re.fullmatch(r"LABEL_\d+", name) for name in names)
-    return None if placeholders or classes not in (None, len(names)) else list(names)
+        labels = {str(label): str(name) for label, name in of_labels.items()}
+        names = [labels.get(str(label)) for label in range(len(labels))]
+        if None in names:
+            return None, f"id2label names {listed([*labels])}, which are not 0 to {len(labels) - 1}: left out"
+        given.append(names)
+    found = next((names for names in given if names is not None), None)
+    if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
+        return None, ""
+    if classes not in (None, len(found)):
+        return None, f"the {len(found)} names of classes beside it are not those of its {classes} outputs: left out"
+    return (list(found) if are_named(found) or not isinstance(of_labels, Mapping) else None), ""
 
 
 def _changed(source: Source, known: _Known, size: int | tuple[int, int] | None, classes: int | None) -> Source:

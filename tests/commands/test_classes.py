@@ -1,0 +1,257 @@
+"""Classes go by name: where two sources of them meet, they are mapped by name, or refused with both lists."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from vit_lightning import UserError, load
+from vit_lightning.ablation.plan import read_plan
+from vit_lightning.cli import main
+from vit_lightning.commands.embed import embed
+from vit_lightning.commands.export import export
+from vit_lightning.commands.fit import fit
+from vit_lightning.commands.resume import read_experiment
+from vit_lightning.commands.trained import evaluate, predict
+from vit_lightning.config.networks import make_teacher
+from vit_lightning.config.resolve import resolve
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+
+COLOURS = {"cat": (200, 60, 60), "dog": (60, 200, 60), "owl": (60, 60, 200), "ant": (200, 200, 60)}
+OWN = """
+from pathlib import Path
+import numpy, torch
+from lightning import LightningDataModule
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+class Reversed(Dataset):
+    classes = ["owl", "dog", "cat"]
+    def __init__(self, split="train"):
+        self.files = sorted(Path("images", {"valid": "val"}.get(split, split)).rglob("*.png"))
+    def __len__(self):
+        return len(self.files)
+    def __getitem__(self, index):
+        return Image.open(self.files[index]), self.classes.index(self.files[index].parent.name)
+
+class Numbered(Reversed):
+    classes = None
+    def __getitem__(self, index):
+        return Image.open(self.files[index]), ["cat", "dog", "owl"].index(self.files[index].parent.name)
+
+class Module(LightningDataModule):
+    num_classes, class_names = 3, Reversed.classes
+    def loader(self, split):
+        mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+        def normalised(image):
+            return (torch.from_numpy(numpy.array(image)) / 255 - mean).div(std).permute(2, 0, 1)
+        found = Reversed(split)
+        items = [(normalised(image), label) for image, label in map(found.__getitem__, range(len(found)))]
+        return DataLoader(items, batch_size=8)
+    def train_dataloader(self):
+        return self.loader("train")
+    def val_dataloader(self):
+        return self.loader("val")
+    def test_dataloader(self):
+        return self.loader("test")
+"""
+FLAGS = [
+    *("--data=ImageFolder", "--data.root=images", "--data.image_size=12", "--data.min_area=1", "--data.num_workers=0"),
+    *("--data.batch_size=8", "--data.centre_share=1", "--model.patch_size=4", "--model.emb_size=32", "--model.depth=1"),
+    *("--model.num_heads=2", "--optimizer.lr=0.01", "--optimizer.warmup_epochs=0", "--trainer.accelerator=cpu"),
+    *("--trainer.max_epochs=1", "--wandb.mode=disabled"),
+]
+
+
+def draw(folder: str, names: dict[str, str]) -> None:
+    """Images of colours in class folders, by the colour that a folder shows."""
+    for split, count in ("train", 16), ("val", 4), ("test", 6):
+        for name, colour in names.items():
+            place = Path(folder, split, name)
+            place.mkdir(parents=True)
+            draw = np.random.default_rng(len(split))
+            for number in range(count):
+                pixels = np.array(COLOURS[colour]) + draw.integers(-40, 40, (12, 12, 3))
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(place / f"{number}.png")
+
+
+@pytest.fixture(scope="module")
+def trained_on_colours(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("colours")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        draw("images", {name: name for name in ("cat", "dog", "owl")})
+        Path("own.py").write_text(OWN)
+        results = fit(resolve([*FLAGS, "--out=run"]))
+    assert results["test/acc"] == 1.0, "three colours are learned"
+    return folder, results
+
+
+@pytest.fixture
+def control(trained_on_colours, tmp_path, monkeypatch):
+    """Results of a run on cat, dog and owl, in the working folder with its images."""
+    shutil.copytree(trained_on_colours[0], tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return trained_on_colours[1]
+
+
+def measure(*flags):
+    return evaluate(resolve(["--ckpt=run", *flags, "--out=tested"], "test"), "test")
+
+
+def rows_of(file):
+    return list(csv.reader(Path(file).read_text().splitlines()))[1:]
+
+
+@pytest.mark.parametrize("data", ["Reversed", "Module"])
+def test_images_with_their_classes_in_another_order_are_tested_by_name(data, control):
+    found = measure(f"--data=own.{data}")
+    assert found["test/acc"] == control["test/acc"]
+    assert found["test/loss"] == pytest.approx(control["test/loss"], abs=1e-5)
+    rows = rows_of("tested/classes.csv")
+    assert [row[:3] for row in rows] == [["cat", "6", "6"], ["dog", "6", "6"], ["owl", "6", "6"]]
+
+
+def test_images_that_lack_a_class_are_tested_by_name(control, capsys):
+    draw("few", {name: name for name in ("owl", "dog")})
+    assert measure("--data.root=few")["test/acc"] == 1.0
+    rows = rows_of("tested/classes.csv")
+    assert [row[:3] for row in rows] == [["cat", "0", "0"], ["dog", "6", "6"], ["owl", "6", "6"]]
+    predict(resolve(["--ckpt=run", "--data.root=few", "--out=predicted"], "predict"))
+    rows = rows_of("predicted/predictions.csv")
+    assert [row[1] for row in rows] == [row[2] for row in rows] == ["dog"] * 6 + ["owl"] * 6
+
+
+@pytest.mark.parametrize("command", ["test", "validate", "predict"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"canine": "dog", "feline": "cat", "strix": "owl"},
+        {"Cat": "cat", "Dog": "dog", "Owl": "owl"},
+        {"ant": "ant", "cat": "cat", "dog": "dog", "owl": "owl"},
+    ],
+    ids=["other names", "other case", "one more"],
+)
+def test_images_of_other_classes_are_refused_before_any_work(command, names, control, capsys):
+    draw("other", names)
+    assert main([command, "--ckpt=run", "--data.root=other"]) == 2
+    said = capsys.readouterr().err
+    assert f"data.root=other has the classes {', '.join(names)}; the model of ckpt=" in said
+    assert "has cat, dog, owl: the model has no " in said
+    assert not Path("run", command).exists()
+
+
+def test_images_whose_classes_are_numbers_are_tested_with_a_note(control, capsys):
+    assert measure("--data=own.Numbered")["test/acc"] == 1.0
+    assert "has cat, dog, owl: they are equated by their numbers" in capsys.readouterr().out
+
+
+def test_embed_writes_the_labels_of_the_model(control):
+    for folder in Path("images").iterdir():
+        shutil.rmtree(folder / "cat")
+    assert np.load(embed(ckpt="run", out=Path("e.npz")))["label"].tolist() == [1] * 6 + [2] * 6
+    for folder in Path("images").iterdir():
+        (folder / "dog").rename(folder / "ant")
+    with pytest.raises(UserError, match=r"has the classes ant, owl; the model of ckpt=run has cat, dog, owl"):
+        embed(ckpt="run", out=Path("f.npz"))
+
+
+def test_a_run_is_not_resumed_with_other_classes(control):
+    checkpoint = read_checkpoint(Path("run/checkpoints/last.ckpt"))
+    assert checkpoint["test_view"]["class_names"] == ["cat", "dog", "owl"]
+    Path("run/results.json").unlink()
+    for folder in Path("images").iterdir():
+        (folder / "dog").rename(folder / "hen")
+    with pytest.raises(UserError, match=r"data.root=images has the classes cat, hen, owl, but run has cat, dog, owl"):
+        fit(read_experiment("fit", ["--resume=run"]))
+
+
+def other_order(names: dict[int, str], rows: list[int], folder: str = "hub") -> None:
+    """The run as a folder of Hugging Face, some rows of whose head have these names; -1 is a row of zeros."""
+    export(ckpt="run", out=Path(folder), to="hf")
+    config = json.loads(Path(folder, "config.json").read_text())
+    Path(folder, "config.json").write_text(json.dumps({**config, "id2label": names}))
+    tensors = load_file(Path(folder, "model.safetensors"))
+    for name in ("classifier.weight", "classifier.bias"):
+        tensors[name] = torch.stack([tensors[name][row] * (row >= 0) for row in rows])
+    save_file(tensors, Path(folder, "model.safetensors"))
+
+
+ORDERS = [
+    ({0: "owl", 1: "cat", 2: "dog"}, [2, 0, 1]),
+    ({0: "bee", 1: "owl", 2: "ant", 3: "dog", 4: "cat"}, [-1, 2, -1, 1, 0]),
+    ({2: "cat", 1: "dog", 0: "owl"}, [2, 1, 0]),
+]
+
+
+@pytest.mark.parametrize(("names", "rows"), ORDERS, ids=["another order", "more classes", "keys not in order"])
+def test_teacher_and_head_of_a_source_are_put_in_the_order_of_the_data(names, rows, control):
+    other_order(names, rows)
+    experiment = resolve([*FLAGS, "--init_from=hub", "--distillation.teacher=hub"])
+    images = torch.randn(4, 3, 12, 12)
+    own = load("run").network
+    assert torch.allclose(experiment.teacher(images), own(images), atol=1e-4)
+    network = experiment.make_network()
+    experiment.initial.adapted.load(network)
+    assert torch.allclose(network.eval()(images), own(images), atol=1e-4)
+    assert f"head of 3 of {len(rows)} classes by name" in experiment.initial.sentence()
+
+
+def test_a_source_without_names_is_said_and_one_of_other_classes_refused(control):
+    data = resolve(FLAGS).data
+    other_order({number: f"LABEL_{number}" for number in range(3)}, [0, 1, 2])
+    with pytest.warns(UserWarning, match=r"distillation.teacher=hub has 3 without names: they are equated"):
+        make_teacher("hub", data)
+    kept = resolve([*FLAGS, "--init_from=hub"]).initial
+    assert kept.sentence().endswith("head kept, though nothing tells the order of its classes")
+    other_order({0: "ant", 1: "bee", 2: "cat"}, [0, 1, 2], "insects")
+    with pytest.raises(
+        UserError, match=r"cat, dog, owl; distillation.teacher=insects has ant, bee, cat: .* .fine-tune"
+    ):
+        make_teacher("insects", data)
+    assert "new head: other classes" in resolve([*FLAGS, "--init_from=insects"]).initial.sentence()
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "note"),
+    [
+        ({"0": "cat", "1": "dog", "2": "owl"}, ["cat", "dog", "owl"], ""),
+        ({"0": "crane", "1": "crane", "2": "owl"}, ["crane", "crane", "owl"], ""),
+        ({"0": "cat", "1": "dog", "5": "owl"}, None, "id2label names 0, 1, 5, which are not 0 to 2"),
+    ],
+)
+def test_names_of_a_hugging_face_config(labels, names, note, control):
+    other_order(labels, [0, 1, 2])
+    if note:
+        with pytest.warns(UserWarning, match=note):
+            assert load("hub").class_names == names
+    else:
+        assert load("hub").class_names == names
+
+
+def test_weights_of_a_loss_go_by_name(control):
+    flags = [*FLAGS, "--loss.class_path=CrossEntropyLoss"]
+    found = resolve([*flags, "--loss.weight={owl: 3, cat: 1, dog: 2}"])
+    assert found.config["loss"]["init_args"]["weight"] == [1.0, 2.0, 3.0]
+    with pytest.raises(UserError, match=r"there is no class hen, owl has no weight \(the classes are cat, dog, owl\)"):
+        resolve([*flags, "--loss.weight={hen: 3, cat: 1, dog: 2}"])
+
+
+def test_arms_with_other_classes_are_refused(control):
+    draw("other", {"canine": "dog", "feline": "cat", "strix": "owl"})
+    Path("exp.yaml").write_text(resolve(FLAGS).to_yaml())
+    arms = {"here": {"data.root": "images"}, "there": {"data.root": "other"}}
+    compare = {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 8}
+    Path("plan.yaml").write_text(
+        json.dumps({"config": "exp.yaml", "arms": arms, "baseline": "here", "compare": compare})
+    )
+    with pytest.raises(UserError, match="here has the classes cat, dog, owl, there has canine, feline, strix"):
+        read_plan(Path("plan.yaml"))
