@@ -142,7 +142,7 @@ class ImageData(LightningDataModule):
 
     @property
     def place(self) -> str:
-        """Where the images are from, as in errors."""
+        """Source of the images, as in errors."""
         named = [f"data.{key}={value}" for key in ("root", "path", "name") if (value := getattr(self, key, None))]
         return named[0] if named else f"data.{self.title}"
 
