@@ -1,14 +1,12 @@
-"""All that is open for want of a GPU, in order of worth, as far as the minutes go; the next call continues there.
+"""Queue of what is open for want of a GPU: items of at most nine minutes, start and compiling counted.
 
-    python experiments/benchmarks/gpu.py --minutes 8 --data FOLDER    CIFAR-10 as Parquet files or train/CLASS/*.jpg
-    python experiments/benchmarks/gpu.py --list                       what is done and what is open, and seconds of each
-    python experiments/benchmarks/gpu.py --again "Steps of B/16"      what is done once more
-    python experiments/benchmarks/gpu.py --device cpu --small         all of it, small, as a proof on any machine
+    python experiments/benchmarks/gpu.py --next --data FOLDER      calls that are open: minutes, what to bring, command
+    python experiments/benchmarks/gpu.py --data FOLDER             does as many open items as nine minutes allow
+    python experiments/benchmarks/gpu.py --device cpu --small      all of it, small, as a proof on any machine
 
-Each item is a process of its own and one JSON file, with rows, hardware, versions and command, in ``--out``, by default
-``gpu/`` beside this script, and in ``--runs``, beside the trainings that a later call resumes; ``gpu.md`` has them as
-tables. Nothing needs a network; README.md beside this script says what each item answers and what has to be brought.
-Exit code 1 if an item has failed; a later call tries it again after all others.
+Each item is a process of its own. It is done when its JSON file, with rows, hardware, versions and command, lies in
+``gpu/`` beside this script, where ``gpu.md`` has all as tables; without that file it is run again. Nothing needs a
+network; README.md beside this script says what each item answers. Exit code 1 if an item has failed.
 """
 
 from __future__ import annotations
@@ -21,10 +19,11 @@ import multiprocessing
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -33,18 +32,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_predictions import NETWORKS, Machine, predict
 
 from vit_lightning.storage.environment import describe_environment
 from vit_lightning.storage.folder import write_whole
 
 HERE = Path(__file__).resolve().parent
 EXPERIMENTS, REPOSITORY = HERE.parent, HERE.parents[1]
+CARRIED = 64 * 2**20
+"""Bytes that a lent machine takes in a call, the repository's files among them."""
 Rows = list[dict[str, str]]
-
-
-class Missing(Exception):
-    """Says what an item needs and lacks."""
 
 
 class Unfinished(Exception):
@@ -53,13 +49,13 @@ class Unfinished(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where and until when items run; ``folders`` are those of the image sets that were given."""
+    """Where and until when items run; ``data`` is the folder with CIFAR-10 that was given."""
 
     device: torch.device
     small: bool
     runs: Path
     end: float
-    folders: Mapping[str, Path | None]
+    data: Path | None = None
 
     @property
     def left(self) -> float:
@@ -81,38 +77,24 @@ class Item:
 
     Args:
         name: of the item.
-        seconds: what it is expected to take on an H100, or what a training needs to get on.
+        seconds: predicted for one H100 or H200, with start and compiling.
         run: returns its rows, or a dictionary with ``rows`` and more to keep.
+        data: whether it reads CIFAR-10.
+        packages: what it needs that comes neither with torch, torchvision, lightning nor timm.
+        gpus: devices that it needs.
     """
 
     name: str
     seconds: float
     run: Callable[[Place], Rows | dict[str, Any]]
+    data: bool = False
+    packages: tuple[str, ...] = ()
+    gpus: int = 1
 
     @property
     def file(self) -> str:
-        """Name of its file, without a suffix."""
-        return "".join(sign if sign.isalnum() or sign in "._-" else "-" for sign in self.name.lower())
-
-
-START = 15.0
-"""Seconds in which a process has imported all and the GPU is ready."""
-COMPILE = 45.0
-"""Seconds in which a step of a network is compiled, forward and backward, without a cache."""
-
-
-def budget(*networks: str, steps: int = 0, compiled: int = 0, processes: int = 1, more: float = 0.0) -> float:
-    """Returns the seconds of an item: processes that start, code that is made, and steps at twice the predicted time.
-
-    Args:
-        networks: those of which that many steps are taken.
-        steps: steps of each.
-        compiled: networks that are compiled one after the other, without a cache.
-        processes: processes that start one after the other.
-        more: seconds that are limited by the item itself.
-    """
-    taken = sum(steps * 2 * predict(NETWORKS[name], Machine()).seconds for name in networks)
-    return round(START * processes + COMPILE * compiled + taken + more, -1)
+        """Name of its file."""
+        return "".join(sign if sign.isalnum() or sign in "._-" else "-" for sign in self.name.lower()) + ".json"
 
 
 def _of(module: str, function: str, **arguments: Any) -> Callable[[Place], Any]:
@@ -120,50 +102,52 @@ def _of(module: str, function: str, **arguments: Any) -> Callable[[Place], Any]:
     return lambda place: getattr(importlib.import_module(module), function)(place, **arguments)
 
 
-def _trained_configs() -> Iterator[Item]:
-    images = {"cifar10": "data", "cifar100": "cifar100", "imagenet": "imagenet"}
-    names = [f"cifar10_{name}" for name in ("vit_tiny", "resnet18", "vit_small")]
-    names += [f"cifar100_{name}" for name in ("vit_tiny", "vit_small")]
-    names += [f"imagenet/{path.stem}" for path in sorted((EXPERIMENTS / "imagenet").glob("*.yaml"))]
-    for name in names:
-        given = images[name.partition("/")[0].partition("_")[0]]
-        yield Item(f"{name}.yaml", 90, _of("gpu_trainings", "train", config=name, images=given))
-
-
 _steps, _trainings = partial(_of, "gpu_steps"), partial(_of, "gpu_trainings")
+FIT = ("docstring-parser",)
+PARQUET = (*FIT, "datasets", "dill", "multiprocess")
 ITEMS = (
-    Item("Machine", budget(more=20), _steps("machine")),
-    Item("Waits of a step", budget(processes=3, more=60), _steps("waits")),
-    Item("Waits of a run", budget(compiled=1, more=30), _trainings("waits")),
-    Item("Caches of compiled code", budget(compiled=3), _steps("warm")),
-    Item("Kernels of a step", budget(*NETWORKS, steps=40, compiled=2), _steps("kernels")),
     *(
-        Item(f"Steps of {name}", budget(compiled=1, more=55), _steps("steps", network=name))
-        for name in ("B/16", "L/16", "S/16", "Ti/4")
+        Item(
+            f"Workers, {network}{how}",
+            seconds,
+            _trainings("workers", network=network, compiled=compiled),
+            True,
+            PARQUET,
+        )
+        for how, compiled, seconds in (
+            ("", "false", 170),
+            (", compiled", "true", 270),
+            (", graphs", "reduce-overhead", 270),
+        )
+        for network in ("small", "ViT-Lite")
     ),
-    Item("Same bits", budget("Ti/4", "Ti/4", "S/16", "S/16", steps=150, compiled=4), _steps("same_bits")),
+    *(Item(f"Same bits of {name}", 400, _steps("same_bits", network=name)) for name in ("Ti/4", "S/16")),
+    Item("CIFAR-10", 520, _trainings("goal"), True, PARQUET),
+    Item("Forms of B/16", 270, _steps("forms", network="B/16")),
+    Item("Augmentation", 200, _steps("augment")),
+    Item("Compile and memory", 200, _steps("memory")),
+    Item("Monitoring", 80, _steps("monitor"), packages=FIT),
+    Item("Ranks", 150, _trainings("ranks"), packages=FIT, gpus=2),
+    Item("Machine", 15, _steps("machine")),
+    Item("Waits of a step", 40, _steps("waits")),
+    Item("Waits of a run", 100, _trainings("waits"), packages=FIT),
+    Item("Caches of compiled code", 100, _steps("warm")),
+    Item("Kernels of a step", 130, _steps("kernels")),
+    *(Item(f"Steps of {name}", 290, _steps("steps", network=name)) for name in ("B/16", "L/16", "S/16", "Ti/4")),
     *(
-        Item(f"Resume, {name}", budget(processes=processes, compiled=compiled), _trainings("faults", chosen=chosen))
-        for name, processes, compiled, chosen in (
-            ("compiled", 6, 2, "deterministic_kernels and compiled"),
-            ("bf16", 13, 0, "deterministic_kernels and bf16"),
-            ("not deterministic", 6, 0, "without_deterministic"),
-            ("float32", 13, 0, "deterministic_kernels and float32"),
+        Item(f"Resume, {name}", seconds, _trainings("faults", chosen=chosen), packages=FIT)
+        for name, seconds, chosen in (
+            ("compiled", 150, "deterministic_kernels and compiled"),
+            ("bf16", 90, "deterministic_kernels and bf16"),
+            ("not deterministic", 90, "without_deterministic"),
+            ("float32", 90, "deterministic_kernels and float32"),
         )
     ),
-    Item("Ranks", budget(processes=6, compiled=1), _trainings("ranks")),
-    Item("JPEG", budget(processes=3, more=60), _trainings("photographs")),
-    Item("CIFAR-10", 120, _trainings("goal")),
-    *(
-        Item(f"Forms of {name}", budget(compiled=4, more=45), _steps("forms", network=name))
-        for name in ("Ti/4", "B/16")
-    ),
-    Item("Attention", budget(more=30), _steps("attention")),
-    Item("Augmentation", budget(compiled=3, more=60), _steps("augment")),
-    Item("Compile and memory", budget("B/16", steps=300, compiled=2), _steps("memory")),
-    Item("Monitoring", budget(more=60), _steps("monitor")),
-    *_trained_configs(),
+    Item("JPEG", 30, _trainings("photographs")),
+    Item("Forms of Ti/4", 270, _steps("forms", network="Ti/4")),
+    Item("Attention", 15, _steps("attention")),
 )
+"""Those that are open come first, in order of worth."""
 
 
 # ---- one call
@@ -182,7 +166,7 @@ def _attempt(item: Item, place: Place, answers: Connection) -> None:
             versions |= {"timm": version("timm")}
         result = {"status": "done", **(found if isinstance(found, dict) else {"rows": found})}
         result |= {"hardware": f"{hardware}, {about['cores']} cores", "versions": versions}
-    except (Missing, Unfinished) as why:
+    except Unfinished as why:
         result = {"status": "open", "note": str(why)}
     except BaseException as fault:
         traceback.print_exc()
@@ -213,90 +197,116 @@ def attempt(item: Item, place: Place) -> dict[str, Any]:
     return {**result, "seconds": round(time.monotonic() - began, 1)}
 
 
-def read_state(items: Sequence[Item], folders: Sequence[Path]) -> dict[str, Any]:
-    """Returns what was found before, of several copies: what is done, else the last attempt."""
-    known: dict[str, Any] = {}
-    for item in items:
-        files = [folder / f"{item.file}.json" for folder in folders]
-        if copies := [json.loads(file.read_text()) for file in files if file.is_file()]:
-            known[item.name] = max(copies, key=lambda copy: (copy["status"] == "done", copy["ended"]))
-    return known
-
-
-def tables(state: Mapping[str, Any], items: Sequence[Item]) -> str:
-    """Returns all results as Markdown."""
+def tables(items: Sequence[Item], folder: Path) -> str:
+    """Returns the results in a folder as Markdown."""
     text = ["# Measured on a GPU", "", "Written by `python experiments/benchmarks/gpu.py`.", ""]
     for item in items:
-        entry = state.get(item.name, {"status": "open"})
-        text += [f"## {item.name}", ""]
-        if entry["status"] == "done":
-            columns = list(dict.fromkeys(key for row in entry["rows"] for key in row))
-            lines = [columns, ["---"] * len(columns), *([row.get(key, "") for key in columns] for row in entry["rows"])]
-            text += ["| " + " | ".join(line) + " |" for line in lines]
-            text += ["", f"{entry['hardware']}; {', '.join(f'{k} {v}' for k, v in entry['versions'].items())}; "]
-            text[-1] += f"`{entry['command']}`, {entry['seconds']} s, {entry['ended'][:10]}"
-        else:
-            note = entry.get("note", "").splitlines()
-            text += ["Open" + (f" ({entry['status']}: {note[-1]})" if note else "") + "."]
-        text.append("")
+        if not (folder / item.file).is_file():
+            continue
+        entry = json.loads((folder / item.file).read_text())
+        columns = list(dict.fromkeys(key for row in entry["rows"] for key in row))
+        lines = [columns, ["---"] * len(columns), *([row.get(key, "") for key in columns] for row in entry["rows"])]
+        text += [f"## {item.name}", "", *("| " + " | ".join(line) + " |" for line in lines), ""]
+        took = f"{entry['seconds']} s" + (f" (predicted {entry['predicted']:.0f})" if "predicted" in entry else "")
+        versions = ", ".join(f"{name} {number}" for name, number in entry["versions"].items())
+        text += [f"{entry['hardware']}; {versions}; `{entry['command']}`, {took}, {entry['ended'][:10]}", ""]
     return "\n".join(text)
+
+
+def calls(items: Sequence[Item], minutes: float, data: Path | None) -> Iterator[str]:
+    """Yields the calls that do items: the minutes by prediction, what to bring, and the command.
+
+    Args:
+        items: what is open.
+        minutes: of a call; it has all that fit, in their order.
+        data: folder with CIFAR-10 as Parquet files.
+    """
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True).stdout
+    own = sum(
+        (REPOSITORY / name).stat().st_size for name in tracked.decode().split("\0") if (REPOSITORY / name).is_file()
+    )
+    left = list(items)
+    while left:
+        chosen, spent = list[Item](), 0.0
+        for item in left:
+            if not chosen or (spent + item.seconds <= 60 * minutes and item.gpus == chosen[0].gpus):
+                chosen.append(item)
+                spent += item.seconds
+        left = [item for item in left if item not in chosen]
+        reads, packages = any(item.data for item in chosen), sorted({name for item in chosen for name in item.packages})
+        gpus = f", {chosen[0].gpus} GPUs" if chosen[0].gpus > 1 else ""
+        lines = [f"{spent / 60:.1f} minutes{gpus}; the repository has {own / 1e6:.1f} MB"]
+        if packages:
+            lines.append(
+                f"bring wheels of {', '.join(packages)}: pip download --no-deps -d wheels {' '.join(packages)}"
+            )
+        if reads and data is None:
+            lines.append("bring CIFAR-10 as Parquet files (--data FOLDER says how many bytes)")
+        elif reads and data is not None:
+            loads, free = [list[Path]()], CARRIED - own
+            for file in sorted(data.glob("*.parquet")):
+                if loads[-1] and sum(other.stat().st_size for other in loads[-1]) + file.stat().st_size > free:
+                    loads.append([])
+                loads[-1].append(file)
+            texts = [", ".join(f"{file} ({file.stat().st_size / 1e6:.1f} MB)" for file in load) for load in loads]
+            lines += [
+                f"bring {text}" + (f", load {n} of {len(texts)}" if len(texts) > 1 else "")
+                for n, text in enumerate(texts, 1)
+            ]
+        command = ["python", "experiments/benchmarks/gpu.py", f"--minutes={minutes:g}"]
+        command += [f"--data={data or 'FOLDER'}"] if reads else []
+        yield "\n  ".join([*lines, shlex.join([*command, "--only", *(item.name for item in chosen)])])
 
 
 def main(arguments: Sequence[str] | None = None, items: Sequence[Item] = ITEMS) -> int:
     names = [item.name for item in items]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=8.0, help="after which the call has ended")
-    parser.add_argument("--list", action="store_true", help="only say what is done and what is open")
+    parser.add_argument("--minutes", type=float, default=9.0, help="after which the call has ended")
+    parser.add_argument("--next", action="store_true", help="only print the calls that are open")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help="no other items")
-    parser.add_argument("--again", nargs="+", choices=names, default=[], metavar="NAME", help="also if they are done")
     parser.add_argument("--device", help="cuda or cpu; by default cuda where there is one")
     parser.add_argument("--small", action="store_true", help="everything at a size that a CPU does in seconds")
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10: Parquet files, or train/CLASS and test/CLASS")
-    parser.add_argument("--cifar100", type=Path, help="folder with CIFAR-100, likewise")
-    parser.add_argument("--imagenet", type=Path, help="folder with train/CLASS/*.JPEG and test/CLASS/*.JPEG")
-    parser.add_argument("--out", type=Path, help="folder of the results; by default gpu/ beside this script")
+    parser.add_argument("--out", type=Path, help="folder that gets the new results too")
     parser.add_argument("--runs", type=Path, default=REPOSITORY / "runs/gpu", help="folder of the trainings")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
     end = time.monotonic() + 60 * given.minutes
     # CUDA must not start in this process, whose children use it: the driver's files tell
-    there = any(Path("/dev").glob("nvidia[0-9]*"))
-    device = torch.device(given.device or ("cuda" if there else "cpu"))
-    runs = given.runs.resolve()
-    name = "gpu" if device.type == "cuda" and not given.small else "gpu_trial"
+    gpus = len([*Path("/dev").glob("nvidia[0-9]*")])
+    device, runs = torch.device(given.device or ("cuda" if gpus else "cpu")), given.runs.resolve()
     # results of a trial do not stay beside the script
-    out = given.out.resolve() if given.out else HERE / name if name == "gpu" else runs / name
-    kept = [out, runs / name]
-    state = read_state(items, [HERE / name, *kept])
-    sets = {"data": given.data, "cifar100": given.cifar100, "imagenet": given.imagenet}
-    place = Place(device, given.small, runs, end, {k: v and v.resolve() for k, v in sets.items()})
+    is_trial = given.small or (device.type == "cpu" and not given.next)
+    results = runs / "trial" if is_trial else HERE / "gpu"
+    open_items = [item for item in items if item.name in given.only and not (results / item.file).is_file()]
+    if given.next:
+        print("\n\n".join(calls(open_items, given.minutes, given.data)) or "nothing is open")
+        return 0
+    place = Place(device, given.small, runs, end, given.data and given.data.resolve())
     command = shlex.join(["python", "experiments/benchmarks/gpu.py", *(arguments or sys.argv[1:])])
-    chosen = [item for item in items if item.name in (*given.only, *given.again)]
-    for item in sorted(chosen, key=lambda item: state.get(item.name, {}).get("status") == "failed"):
-        entry = state.get(item.name, {"status": "open"})
-        spent = entry["seconds"] if entry["status"] == "failed" else 0
-        needed = 0 if given.small else min(max(item.seconds, spent), 54 * given.minutes)
-        is_done = entry["status"] == "done" and item.name not in given.again
-        if given.list:
-            print(f"{item.name}: {entry['status']}, {item.seconds:.0f} s {entry.get('note', '')}".rstrip())
-        elif is_done:
-            print(f"{item.name}: done")
-        elif needed > place.left:
-            print(f"{item.name}: later, wants {needed:.0f} s of the {place.left:.0f} s left")
+    has_failed = False
+    for item in open_items:
+        if not given.small and item.seconds > place.left:
+            print(f"{item.name}: later, wants {item.seconds:.0f} s of the {place.left:.0f} s left")
+        elif not given.small and item.data and place.data is None:
+            print(f"{item.name}: later, wants --data FOLDER")
+        elif place.on_gpu and item.gpus > gpus:
+            print(f"{item.name}: later, wants {item.gpus} GPUs")
         else:
-            entry = {**attempt(item, place), "command": command, "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-            state[item.name] = entry
-            for folder in kept:
-                folder.mkdir(parents=True, exist_ok=True)
-                write_whole(folder / f"{item.file}.json", json.dumps(entry, indent=2) + "\n")
-                write_whole(folder / "gpu.md", tables(state, items))
+            entry = attempt(item, place)
             print(
                 f"{item.name}: {entry['status']} after {entry['seconds']} s {entry.get('note', '')}".rstrip(),
                 flush=True,
             )
-    if not given.list:
-        print(tables(state, items))
-    return int(any(state.get(item.name, {}).get("status") == "failed" for item in chosen))
+            has_failed |= entry["status"] == "failed"
+            if entry.pop("status") != "done":
+                continue
+            entry |= {"predicted": item.seconds, "command": command, "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            for folder in filter(None, (results, given.out)):
+                folder.mkdir(parents=True, exist_ok=True)
+                write_whole(folder / item.file, json.dumps(entry, indent=2) + "\n")
+            write_whole(results / "gpu.md", tables(items, results))
+    return int(has_failed)
 
 
 if __name__ == "__main__":

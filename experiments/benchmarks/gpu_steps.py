@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import linecache
 import os
 import subprocess
@@ -36,6 +37,8 @@ from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule
 from vit_lightning.training.resources import peak_flops
 
 SMALL = Network(8, 4, 16, 2, 2, 4, 10)
+BATCHES = {"Ti/4": (128, 1024), "S/16": (64, 256)}
+"""Two sizes of batch each."""
 Step = Callable[[], object]
 
 
@@ -150,7 +153,7 @@ def warm(place: Place) -> Rows:
 
 def warm_alone(owner: str, name: str, device: str, small: str) -> str:
     """Returns the seconds that two steps take in this process."""
-    place, began = Place(torch.device(device), bool(int(small)), Path(), 0.0, {}), time.monotonic()
+    place, began = Place(torch.device(device), bool(int(small)), Path(), 0.0), time.monotonic()
     step = OWNERS[owner](sizes_of(name, place), place)
     step(), step(), place.synchronize()
     return f"{time.monotonic() - began:.0f}s"
@@ -312,32 +315,46 @@ def memory(place: Place) -> Rows:
     ]
 
 
-def same_bits(place: Place) -> Rows:
-    """Whether the same steps give the same bits twice, with deterministic kernels and without, and what they cost."""
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # as Lightning sets it
-    rows = []
-    for name in ["Ti/4"] if place.small else ["Ti/4", "S/16"]:
-        for is_compiled in (False, True):
-            milliseconds = {}
-            for exact in (False, True):
-                torch.use_deterministic_algorithms(exact)
-                torch.backends.cudnn.deterministic = exact
-                weights = []
-                for _ in range(2):
-                    step: Any = our_step(sizes_of(name, place), place, compiled=is_compiled)
-                    for _ in range(5 if place.small else 20):
-                        step()
-                    place.synchronize()
-                    weights.append([weight.detach().clone() for weight in step.module.parameters()])
-                count, began = 5 if place.small else 30, time.perf_counter()
+def same_bits(place: Place, network: str) -> Rows:
+    """Whether 20 steps give the same bits twice, with deterministic kernels and without, at two sizes of batch.
+
+    What deterministic kernels cost is measured by steps of both in turn.
+    """
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # as Lightning sets it, here for both
+
+    def turned(step: Step, exact: bool) -> Step:
+        def run() -> None:
+            torch.use_deterministic_algorithms(exact)
+            torch.backends.cudnn.deterministic = exact
+            step()
+
+        return run
+
+    rows, count = [], 5 if place.small else 20
+    batches = BATCHES[network][: 1 if place.small else None]
+    for batch, is_compiled in itertools.product(batches, (False, True)):
+        sizes, kinds = sizes_of(network, place)._replace(batch=batch // 64 if place.small else batch), {}
+        torch._dynamo.reset()
+        for exact in (False, True):
+            weights = []
+            for _ in range(2):
+                with mock.patch("torch._dynamo.reset"):  # what the other kind has compiled stays
+                    made: Any = our_step(sizes, place, compiled=is_compiled)
+                kinds[exact] = turned(made, exact)
                 for _ in range(count):
-                    step()
+                    kinds[exact]()
                 place.synchronize()
-                milliseconds[exact] = 1e3 * (time.perf_counter() - began) / count
-                apart = max(float((a - b).abs().max()) for a, b in zip(*weights, strict=True))
-                row = {"20 steps twice": f"{name}{', compiled' * is_compiled}", "deterministic": str(exact)}
-                row |= {"same bits": "yes" if apart == 0.0 else "no", "largest difference of a weight": f"{apart:.1e}"}
-                rows.append({**row, "ms a step": f"{milliseconds[exact]:.2f}"})
+                weights.append([weight.detach().clone() for weight in made.module.parameters()])
+            apart = max(float((a - b).abs().max()) for a, b in zip(*weights, strict=True))
+            row = {f"{count} steps twice": f"{network}, batch {sizes.batch}{', compiled' * is_compiled}"}
+            row |= {"deterministic": str(exact), "same bits": "yes" if apart == 0.0 else "no"}
+            rows.append({**row, "largest difference of a weight": f"{apart:.1e}"})
+        steps = {str(exact): step for exact, step in kinds.items()}
+        turns = {"calls": 1 if place.small else 10, "limit_s": 20.0, "synchronize": place.synchronize}
+        times = paired_rounds(steps, 3 if place.small else 20, **turns)
+        for row in rows[-2:]:
+            row["ms a step"] = f"{1e3 * times.median(row['deterministic']):.2f}"
+            row["times as long"] = str(times.ratio("False", row["deterministic"]))
     torch.use_deterministic_algorithms(False)
     return rows
 

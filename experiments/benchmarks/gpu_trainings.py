@@ -9,13 +9,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from gpu import EXPERIMENTS, REPOSITORY, Missing, Place, Rows, Unfinished
+from gpu import EXPERIMENTS, REPOSITORY, Place, Rows, Unfinished
 from PIL import Image
 
 from vit_lightning.storage.metrics import read_metrics
@@ -24,55 +23,30 @@ SAVING = 30.0
 """Seconds before the end at which a training is told to write its checkpoint."""
 FAST = ("--trainer.precision=bf16-mixed", "--compile=true")
 GOAL = (
-    *FAST,
+    *("--trainer.precision=bf16-mixed", "--compile=reduce-overhead"),
     "--data.batch_size=1024",
     "--data.val_share=0.02",
     "--data.augment=[{class_path: RandomCrop, padding: 4}, HorizontalFlip, RandAugment, RandomErasing]",
     "--data.mixing=[{class_path: MixUp, alpha: 0.8}, {class_path: CutMix, alpha: 1.0}]",
     *("--optimizer.name=muon", "--optimizer.lr=4e-3", "--optimizer.warmup_epochs=10", "--ema.decay=0.9995"),
-    *("--trainer.max_epochs=600", "--trainer.gradient_clip_val=null", "--trainer.check_val_every_n_epoch=20"),
+    *("--trainer.max_epochs=330", "--trainer.gradient_clip_val=null", "--trainer.check_val_every_n_epoch=20"),
 )
 """Augmentation of cifar10_vit_small.yaml and optimizer of cifar10_cpu.yaml for cifar10_vit_tiny.yaml, 49,000 images."""
-SMALL = ("--trainer.max_epochs=2", "--trainer.limit_train_batches=4", "--compile=false", "--data.val_share=0.25")
-SMALL_VIT = ("--model.emb_size=16", "--model.depth=2", "--model.num_heads=2")
-SMALL_PHOTOGRAPHS = ("--data.image_size=32", "--data.batch_size=16", "--data.num_workers=2", "--data.test_share=0.25")
+SMALL = (
+    *("--trainer.max_epochs=2", "--trainer.limit_train_batches=4", "--compile=false", "--data.val_share=0.25"),
+    *("--model.emb_size=16", "--model.depth=2", "--model.num_heads=2"),
+)
 
 
-def unpacked(files: Sequence[Path], folder: Path) -> Path:
-    """Writes the images of Parquet files as a folder for each split and class, as they are, once; returns it."""
-    import pyarrow.parquet
-
-    done = folder / "complete"
-    for file in [] if done.is_file() else files:
-        table = pyarrow.parquet.read_table(file)
-        image, label = (next(n for n in names if n in table.column_names) for names in (("img", "image"), ("label",)))
-        split = "test" if "test" in file.name else "train"
-        for number, (cell, which) in enumerate(zip(table[image].to_pylist(), table[label].to_pylist(), strict=True)):
-            path = folder / split / f"{which:03d}" / f"{file.stem}-{number:05d}.{_suffix(cell['bytes'])}"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(cell["bytes"])
-    done.parent.mkdir(parents=True, exist_ok=True)
-    done.touch()
-    return folder
-
-
-def _suffix(data: bytes) -> str:
-    return "png" if data.startswith(b"\x89PNG") else "jpg"
-
-
-def data_of(config: str, folder: Path, runs: Path) -> dict[str, Any]:
-    """Returns the data module of a config, for the images in a folder."""
-    page = yaml.safe_load((EXPERIMENTS / f"{config}.yaml").read_text())["data"]
-    given: dict[str, Any] = {key: value for key, value in page["init_args"].items() if key != "root"}
-    if "cifar" not in config:
-        return {"class_path": page["class_path"], "init_args": {**given, "root": str(folder)}}
-    if files := sorted(folder.glob("**/*.parquet")):
-        folder = unpacked(files, runs / config.partition("_")[0])
-    if (folder / "train").is_dir():
-        whole = {"image_size": 32, "min_area": 1.0, "centre_share": 1.0}
-        whole |= {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}
-        return {"class_path": "ImageFolder", "init_args": {**given, **whole, "root": str(folder)}}
-    return {"class_path": page["class_path"], "init_args": {**given, "root": str(folder)}}
+def data_of(config: str, folder: Path) -> dict[str, Any]:
+    """Returns the data module of a config for CIFAR-10 in a folder: Parquet files, read as they are, or images."""
+    page = yaml.safe_load((EXPERIMENTS / f"{config}.yaml").read_text())["data"]["init_args"]
+    given = {key: value for key, value in page.items() if key != "root"}
+    whole = {"image_size": 32, "min_area": 1.0, "centre_share": 1.0}
+    whole |= {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}
+    is_parquet = bool([*folder.glob("*.parquet")])
+    place = {"path": str(folder)} if is_parquet else {"root": str(folder)}
+    return {"class_path": "HuggingFaceSet" if is_parquet else "ImageFolder", "init_args": {**whole, **given, **place}}
 
 
 def fit(run: Path, place: Place, *flags: str, until: float | None = None) -> subprocess.Popen[bytes]:
@@ -106,48 +80,121 @@ def fit(run: Path, place: Place, *flags: str, until: float | None = None) -> sub
     return process
 
 
-def train(place: Place, config: str, images: str, flags: Sequence[str] = FAST, goal: str = "") -> Rows:
-    """Trains a config, which is told to end shortly before the minutes do, and resumed by a later call.
+def images_of(place: Place) -> Path:
+    """Returns the folder with CIFAR-10, of a small trial that with a few drawn photographs in its place."""
+    return place.data or drawn_photographs(place.runs / "photographs-60", 60)
+
+
+def goal(place: Place) -> Rows:
+    """Trains Ti/4 on CIFAR-10 from scratch; told to end shortly before the minutes do, it is resumed by a later call.
 
     Raises:
         Unfinished: it was told to end.
     """
-    folder = place.folders[images]
-    if place.small:
-        folder = folder or drawn_photographs(place.runs / "photographs-60", 60)
-        flags = (*flags, *SMALL, *(() if "resnet" in config else SMALL_VIT))
-        flags += SMALL_PHOTOGRAPHS if images == "imagenet" else ()
-    elif folder is None:
-        raise Missing(f"--{images} FOLDER is not given")
-    run = place.runs / (config.replace("/", "-") + ("-goal" if goal else ""))
+    flags = (*GOAL, *SMALL) if place.small else GOAL
+    run = place.runs / "cifar10-goal"
     if not (run / "results.json").is_file():
         place.runs.mkdir(parents=True, exist_ok=True)
         data = run.with_suffix(".yaml")
-        data.write_text(yaml.safe_dump({"data": data_of(config, folder, place.runs)}, sort_keys=False))
-        configs = (f"--config={EXPERIMENTS / config}.yaml", f"--config={data}")
+        data.write_text(yaml.safe_dump({"data": data_of("cifar10_vit_tiny", images_of(place))}, sort_keys=False))
+        configs = (f"--config={EXPERIMENTS / 'cifar10_vit_tiny.yaml'}", f"--config={data}")
         if fit(run, place, *configs, *flags, "--resume=auto", until=max(1.0, place.left - SAVING)).returncode:
             rows = read_metrics(run) if (run / "metrics.jsonl").is_file() else []
             step = max((row["step"] for row in rows), default=0)
             raise Unfinished(f"told to end, and kept, at step {step:,}")
     found = json.loads((run / "results.json").read_text())
     low, high = (f"{100 * found[key]:.1f}" for key in ("test/acc_low", "test/acc_high"))
-    row = {"config": f"{config}.yaml", "flags": f"`{' '.join(flags)}`"}
+    row = {"config": "cifar10_vit_tiny.yaml", "flags": f"`{' '.join(flags)}`"}
     row["test accuracy (95 % of test images), n = 1"] = f"{100 * found['test/acc']:.2f} % ({low} to {high})"
-    row |= {"goal": goal, "epochs": str(found["epochs"]), "training": f"{found['train_seconds']:,.0f} s"}
+    row |= {"goal": "95 %", "epochs": str(found["epochs"]), "training": f"{found['train_seconds']:,.0f} s"}
     row["images/s"], row["peak memory"] = f"{found['images_per_second']:,.0f}", f"{found['peak_memory_mb']:,.0f} MB"
     return [row]
 
 
-def goal(place: Place) -> Rows:
-    """Trains Ti/4 on CIFAR-10 from scratch to its end: 600 epochs at a batch of 1,024."""
-    return train(place, "cifar10_vit_tiny", "data", GOAL, "95 %")
+VIT_LITE = {
+    "model.emb_size": 256,
+    "model.depth": 7,
+    "model.num_heads": 4,
+    "data.image_size": 32,
+    "data.batch_size": 128,
+}
+VIT_LITE["model.feed_forward"] = {"class_path": "FeedForwardBlock", "expansion": 2}
+NETWORKS: dict[str, dict[str, Any]] = {"small": {}, "ViT-Lite": VIT_LITE}
+"""Options beside those of cifar10_small.yaml, the setting of the studies: ViT-Lite-7/4 has 3.7 million weights."""
+
+
+def workers(place: Place, network: str, compiled: str) -> Rows:
+    """Images/s of several trainings at a time on one GPU in sum, forked as by ``lightning ablate --workers N``.
+
+    Args:
+        place: its device.
+        network: key of ``NETWORKS``.
+        compiled: value of the option ``compile``, which a CPU's trial leaves out.
+    """
+    from vit_lightning.ablation.attempts import Attempts, read_images
+    from vit_lightning.ablation.ledger import Planned, open_ledger
+    from vit_lightning.ablation.plan import read_plan
+    from vit_lightning.ablation.workers import devices_of, warm_up
+    from vit_lightning.commands.console import quiet
+
+    folder = place.runs / "workers"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    options: dict[str, Any] = {**NETWORKS[network], "trainer.max_epochs": 10_000, "wandb.mode": "disabled"}
+    options["trainer.accelerator"] = "gpu" if place.on_gpu else "cpu"
+    options |= {"compile": compiled == "true" or compiled} if place.on_gpu and compiled != "false" else {}
+    options |= {"trainer.log_every_n_steps": 1, "data.val_share": 0.25, "data.batch_size": 8} if place.small else {}
+    options |= {"model.emb_size": 16, "model.depth": 2} if place.small else {}
+    (folder / "data.yaml").write_text(yaml.safe_dump({"data": data_of("cifar10_small", images_of(place))}))
+    plan_file = {"config": [str(EXPERIMENTS / "cifar10_small.yaml"), str(folder / "data.yaml")], "fixed": options}
+    plan_file |= {"arms": {"one": {}, "other": {"model.pool": "mean"}}, "baseline": "one"}  # of which one is run
+    plan_file["compare"] = {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 40}
+    (folder / "plan.yaml").write_text(yaml.safe_dump(plan_file))
+    torch.set_num_threads(1)  # trainings are forked from this process
+    quiet()
+    plan = read_plan(folder / "plan.yaml")
+    ledger, _ = open_ledger(folder / "runs", plan, threads=1)
+    read_images({"one": plan.experiments["one"]})
+    warm_up(plan, ledger.folder)
+    attempts = Attempts(ledger, plan, devices_of(plan), patience=600.0)
+    rows, sums = Rows(), list[float]()
+    batch = plan.experiments["one"].data.batch_size
+
+    def steps() -> dict[int, list[tuple[float, int]]]:
+        """Returns time and number of the steps that have been logged, of each training that runs."""
+        if ended := attempts.collect():
+            raise RuntimeError(f"{ended[0][0].name}: {ended[0][1]}")
+        files = {attempt.run.seed: ledger.run_folder(attempt.run) for attempt in attempts.running}
+        logged = {seed: read_metrics(run) if (run / "metrics.jsonl").is_file() else [] for seed, run in files.items()}
+        name = "speed/step_seconds"
+        return {seed: [(row["time"], row["step"]) for row in found if name in row] for seed, found in logged.items()}
+
+    try:
+        for count in (1, 2) if place.small else (1, 2, 4, 8):
+            for seed in range(len(attempts.running), count):
+                run = Planned("one", seed)
+                claim = ledger.claim(run)
+                assert claim is not None
+                attempts.begin(run, claim)
+            while min(map(len, steps().values())) < 3:  # code is compiled, and others wait for the processor
+                time.sleep(0.2)
+            since, seen = time.time(), []
+            while time.time() < since + (2.0 if place.small else 25.0) or min(map(len, seen)) < 3:
+                time.sleep(1.0)
+                seen = [[step for step in found if step[0] >= since] for found in steps().values()]
+            rates = [batch * (last[1] - first[1]) / (last[0] - first[0]) for first, *_, last in seen]
+            sums.append(sum(rates))
+            row = {f"{network}, batch {batch}, compile={compiled}": f"{count} at a time"}
+            row |= {"images/s in sum": f"{sums[-1]:,.0f}", "times one alone": f"{sums[-1] / sums[0]:.2f}"}
+            rows.append({**row, "of each": f"{min(rates):,.0f} to {max(rates):,.0f}"})
+    finally:
+        attempts.stop()
+    return rows
 
 
 def faults(place: Place, chosen: str) -> Rows:
     """Runs a part of the row of the fault plan for GPUs: killed, told to end and resumed, bit for bit."""
     test = REPOSITORY / "tests/faults/test_gpu.py"
-    if not test.is_file():
-        raise Missing("tests/faults is not there")
     command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "--import-mode=importlib", str(test)]
     environment = {**os.environ, "VITL_ACCELERATOR": "gpu" if place.on_gpu else "cpu"}
     done = subprocess.run([*command, "-k", chosen], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
@@ -158,13 +205,7 @@ def faults(place: Place, chosen: str) -> Rows:
 
 
 def ranks(place: Place) -> Rows:
-    """Trains on one and on two devices with the same batch in all, which see the same images.
-
-    Raises:
-        Missing: there are no two GPUs.
-    """
-    if place.on_gpu and torch.cuda.device_count() < 2:
-        raise Missing("there is one GPU")
+    """Trains on one and on two devices with the same batch in all, which see the same images."""
     rows = []
     common = ["--config=digits", "--trainer.max_epochs=3", "--optimizer.warmup_epochs=0"]
     common += [f"--compile={'false' if place.small else 'true'}"]

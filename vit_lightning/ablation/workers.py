@@ -26,6 +26,8 @@ from vit_lightning.storage.wandb_internals import import_late_parts, import_wand
 
 RENEWAL = 5.0
 """Seconds between two renewals of the claims of this process."""
+RUNS_PER_GPU = 1
+"""Runs at a time on one GPU where ``workers`` is auto; experiments/benchmarks/gpu.py measures how many are fastest."""
 
 
 def devices_of(plan: Plan) -> list[str] | None:
@@ -42,11 +44,11 @@ def devices_of(plan: Plan) -> list[str] | None:
 
 
 def workers_of(requested: int | str, devices: list[str] | None, threads: int) -> int:
-    """Returns the number of runs at a time: as requested, or one for each GPU or each ``threads`` cores."""
+    """Returns the number of runs at a time: as requested, or by the GPUs, or one for each ``threads`` cores."""
     if isinstance(requested, int):
         return requested
     if devices is not None:
-        return len(devices)
+        return len(devices) * RUNS_PER_GPU
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // threads)
 
