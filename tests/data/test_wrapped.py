@@ -139,10 +139,9 @@ def test_a_lightning_data_module_trains_tests_and_resumes(own, monkeypatch, caps
     assert len(Path("predicted", "predictions.csv").read_text().splitlines()) == 51
     capsys.readouterr()
     given = ["--config=run/config.yaml"]
-    for command in (["show-batch"], ["check-data"], ["scale-batch"]):
-        assert main([*command, *given]) == 2
+    for command in ("show-batch", "check-data"):
+        assert main([command, *given]) == 2
         assert capsys.readouterr().err.count("class_path=my_scans.Module: ") == 1
-    assert main(["lr-find", *given, "--steps=20", "--out=rates"]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -368,7 +368,6 @@ def test_no_compiler(in_folder, monkeypatch, capsys):
     assert "compile=true needs a C++ compiler (no-such-compiler is not there; CXX can name another)" in told
     assert "optimizer.lr=-1" in told
     assert not Path("runs").exists()
-    assert resolve([*SMALL, "--compile=true"], "lr-find").compile, "which compiles nothing"
 
 
 def test_products_are_as_precise_as_the_config_says():

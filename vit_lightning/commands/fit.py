@@ -31,7 +31,7 @@ from vit_lightning.commands.module import (
 from vit_lightning.commands.resume import Resumed, find_run, parent_of
 from vit_lightning.commands.session import Results, chosen_matmul, logged, make_trainer, own_faults, training_results
 from vit_lightning.commands.summary import table_or_note
-from vit_lightning.commands.tune import try_out, write_sweep
+from vit_lightning.commands.sweep import write_sweep
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files
 from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
@@ -112,6 +112,22 @@ def fit(experiment: Experiment, *, wandb_sweep: Path | None = None) -> Results:
         else:
             run = make_run(experiment, trainer_arguments, resumed.folder, begins=resumed.restored is None)
         return train_and_test(run, resumed)
+
+
+def try_out(experiment: Experiment) -> Results:
+    """Trains, validates and, with ``test``, tests on a few batches (``trainer.fast_dev_run``), and writes nothing."""
+    seed_everything(experiment.seed, verbose=False)
+    data, module = experiment.data, make_module(experiment)
+    start_weights(module, experiment)
+    trainer = make_trainer(experiment.make_trainer_arguments(), Path("runs"), [StepSeeds(experiment.seed)], [])
+    compile_chosen(module, experiment, trainer)
+    with own_faults(None), chosen_matmul(experiment):
+        trainer.fit(module, datamodule=data)
+        if experiment.test:
+            trainer.test(module, datamodule=data, verbose=False)
+    tried = "training, validation and test" if experiment.test else "training and validation"
+    say(f"fast_dev_run: {tried} work; nothing was written")
+    return logged(trainer, "")
 
 
 def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folder: Path, *, begins: bool = True) -> Run:

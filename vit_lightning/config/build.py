@@ -45,7 +45,6 @@ from vit_lightning.config.options import (
     DEFAULT_CLASSES,
     GROUPS,
     TRAINED,
-    TRAINS,
     ConfigOptions,
     RunOptions,
     Settings,
@@ -122,7 +121,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
                 made = empty_network(lambda: module_from(module, filled), "module", merged.weights)
                 if lacks_optimizer(module.target):
                     reader.problems += optimizer_problems(made, settings["optimizer"])
-        if command in TRAINS and settings["distillation"] is not None and settings["distillation"].teacher:
+        if command == "fit" and settings["distillation"] is not None and settings["distillation"].teacher:
             with problems_of(reader, "", None):
                 teacher = make_teacher(settings["distillation"].teacher, data, trust=general.get("trust", False))
     reader.problems += [*trainer_problems(trainer.arguments), *average_problems(trainer, settings["ema"])]

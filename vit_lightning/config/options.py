@@ -27,9 +27,6 @@ TRAINED = ("validate", "test", "predict")
 COMPILES = ("fit", "validate", "test")
 """Commands that compile the network of a config with ``compile``."""
 
-TRAINS = ("fit", "lr-find", "scale-batch")
-"""Commands that take training steps, and so need the teacher of a distillation."""
-
 Resume = Literal["never", "auto", "must"]
 
 OWN_OF_OPTIMIZER = ("name", "betas", "eps", "momentum", "nesterov")

@@ -1,4 +1,4 @@
-"""Figures of a run, a test and a search, as matplotlib figures without a window."""
+"""Figures of a run, as matplotlib figures without a window."""
 
 from __future__ import annotations
 
@@ -128,26 +128,6 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
     steps, tested = _series(rows, "test/acc")
     title = f"{title}: test accuracy {100 * tested[-1]:.2f} %" if len(tested) else title
     figure.suptitle(title)
-    return figure
-
-
-def rate_search(
-    rates: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], suggestion: float | None, lr: float
-) -> Figure:
-    """Draws the losses of ``lr-find`` over the learning rate, with the suggestion and the ``lr`` of the config."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axis = figure.subplots()
-    axis.plot(rates, losses, color="0.75", linewidth=0.8, label="loss of a step")
-    axis.plot(rates, smoothed, color="C0", label="smoothed")
-    if suggestion is not None:
-        loss = float(np.interp(suggestion, rates, smoothed))
-        axis.plot([suggestion], [loss], "o", color="C3", label=f"steepest descent: {suggestion:.2g}")
-    axis.axvline(lr, color="C2", linestyle="--", linewidth=1, label=f"config: {lr:g}")
-    axis.set(
-        xscale="log", xlabel="learning rate (optimizer.lr)", ylabel="training loss", ylim=_without_outliers(losses)
-    )
-    axis.grid(alpha=0.3)
-    axis.legend(frameon=False)
     return figure
 
 
