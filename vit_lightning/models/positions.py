@@ -39,7 +39,7 @@ class LearnedPositions(nn.Module):
         """Sets rows and columns of the patches that images have from now on."""
         self.resizing = None
         if grid != self.grid:
-            matrix = resize_matrix(self.grid, grid, f"timm_{interpolation}_antialias")
+            matrix = resize_matrix(self.grid, grid, interpolation)
             self.resizing = ExactTable(matrix, at_least=torch.float32).to(self.table)
 
     def rows(self) -> Tensor:

@@ -242,7 +242,8 @@ def _rows_before(vit: ViT) -> dict[str, int]:
 def _resized_positions(
     value: Tensor, old: Size, new: Size, prefix: int, interpolation: ResizePositions
 ) -> tuple[Tensor, str]:
-    table = resize(value, old, new, prefix, f"timm_{interpolation}_antialias")
+    assert interpolation != "reset"
+    table = resize(value, old, new, prefix, interpolation)
     return table, "positions" if old == new else f"positions {_shape(old)} -> {_shape(new)} {interpolation}"
 
 
