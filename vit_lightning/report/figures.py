@@ -45,23 +45,23 @@ GREY = "0.6"
 COLOUR_OF = {"better": "#009e73", "worse": "#d55e00", "same": "#0072b2"}
 """Colours of what verdicts mean; others are grey."""
 Curve = NDArray[np.float64]
-NARROW, WIDE = 4.8, 9.6  # inches: letters of one size, on a phone and on a screen
+WIDTH = 9.6  # inches
 MANY = 12
 """Rows above which single runs are left out and rows are low."""
 
 
-def draw_figures(analysis: Analysis, curves: Curves, width: float = WIDE) -> dict[str, Figure]:
+def draw_figures(analysis: Analysis, curves: Curves) -> dict[str, Figure]:
     """Draws all figures that there are data for, by name; the answer comes first."""
     with matplotlib.rc_context(STYLE):
         figures = {}
         if any(not math.isnan(line.difference) for line in lines(analysis)):
-            figures["differences"] = differences_figure(analysis, width)
-        figures["seeds"] = seeds_figure(analysis, width)
-        figures |= {f"curves_{number}": figure for number, figure in enumerate(curve_figures(analysis, curves, width))}
+            figures["differences"] = differences_figure(analysis)
+        figures["seeds"] = seeds_figure(analysis)
+        figures |= {f"curves_{number}": figure for number, figure in enumerate(curve_figures(analysis, curves))}
         if analysis.study.tuning is not None:
-            figures["tuning"] = tuning_figure(analysis, width)
+            figures["tuning"] = tuning_figure(analysis)
         if _known_costs(analysis):
-            figures["costs"] = costs_figure(analysis, width)
+            figures["costs"] = costs_figure(analysis)
     return figures
 
 
@@ -108,12 +108,10 @@ class Legend:
         return figure
 
 
-def _canvas(width: float, height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """Makes a figure; its panels stand beside each other where it is wide enough."""
-    beside = panels if width > NARROW else 1
-    rows = math.ceil(panels / beside)
-    figure = Figure(figsize=(width, height * rows), layout="constrained")
-    return figure, list(figure.subplots(rows, beside, squeeze=False).ravel())
+def _canvas(height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
+    """Makes a figure with panels beside each other."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
 
 
 def _stacked(values: Curve, room: float) -> Curve:
@@ -128,12 +126,11 @@ def _shortened(name: str, most: int = 52) -> str:
     return name if len(name) <= most else f"{name[: most - 3]}..."
 
 
-def _rows(names: Sequence[str], width: float, least: float) -> tuple[Figure, Axes]:
+def _rows(names: Sequence[str], least: float) -> tuple[Figure, Axes]:
     """Makes a figure with a named row for each arm; names stand beside the plot, clear of its lines."""
-    letters = 34 if width > NARROW else 17
-    wrapped = [textwrap.wrap(name, letters) or [name] for name in names]
+    wrapped = [textwrap.wrap(name, 34) or [name] for name in names]
     height = max(least, 0.16 * max(map(len, wrapped)) + 0.06)
-    figure, [axis] = _canvas(width, 0.75 + height * len(names))
+    figure, [axis] = _canvas(0.75 + height * len(names))
     axis.set_yticks(range(len(names)), ["\n".join(lines) for lines in wrapped], fontsize=9)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.tick_params(axis="y", length=0)
@@ -142,13 +139,11 @@ def _rows(names: Sequence[str], width: float, least: float) -> tuple[Figure, Axe
     return figure, axis
 
 
-def seeds_figure(analysis: Analysis, width: float = WIDE) -> Figure:
+def seeds_figure(analysis: Analysis) -> Figure:
     """Draws every run as a point, the best arm first, with the mean of each arm; lines join the runs of a seed."""
     unit = unit_of(analysis.study.compare.metric)
     arms, colours = analysis.ranked, coloured(analysis)
-    figure, axis = _rows(
-        [f"{_shortened(arm.name)} (n={arm.n})" for arm in arms], width, 0.5 if len(arms) <= MANY else 0.26
-    )
+    figure, axis = _rows([f"{_shortened(arm.name)} (n={arm.n})" for arm in arms], 0.5 if len(arms) <= MANY else 0.26)
     for seed in sorted({run.seed for run in analysis.study.runs}) if len(arms) <= MANY else ():
         places = [(unit.scale * arm.values[seed], row) for row, arm in enumerate(arms) if seed in arm.values]
         axis.plot(*zip(*places, strict=True), color="0.6", linewidth=0.5, alpha=0.6, zorder=1) if places else None
@@ -161,12 +156,12 @@ def seeds_figure(analysis: Analysis, width: float = WIDE) -> Figure:
     return figure
 
 
-def differences_figure(analysis: Analysis, width: float = WIDE) -> Figure:
+def differences_figure(analysis: Analysis) -> Figure:
     """Draws differences with their intervals, zero, and the range of differences too small to matter."""
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
     rows = [line for line in lines(analysis) if line.arm != analysis.reference]
     few = len(rows) <= MANY
-    figure, axis = _rows([f"{_shortened(row.arm)}: {row.label}" for row in rows], width, 0.46 if few else 0.26)
+    figure, axis = _rows([f"{_shortened(row.arm)}: {row.label}" for row in rows], 0.46 if few else 0.26)
     edge = unit.scale * study.compare.smallest_effect
     axis.axvspan(-edge, edge, color="0.5", alpha=0.18, linewidth=0)
     axis.axvline(0, color=INK, linewidth=0.8)
@@ -182,7 +177,7 @@ def differences_figure(analysis: Analysis, width: float = WIDE) -> Figure:
     axis.scatter(numbers[:, 2], height, s=36, color=colours, edgecolor="white", zorder=4)
     side = "right" if study.goal == "maximize" else "left"
     label = _shortened(f"{study.compare.metric}, difference to {reference(analysis)}", 60)
-    axis.set_xlabel(textwrap.fill(f"{unit.difference_label(label)}; {side} is better", 90 if width > NARROW else 54))
+    axis.set_xlabel(textwrap.fill(f"{unit.difference_label(label)}; {side} is better", 90))
     return figure
 
 
@@ -210,18 +205,18 @@ def _series(rows: Sequence[dict[str, Any]], name: str) -> Series:
     return np.array(list(kept), dtype=int), np.array(list(kept.values()), dtype=np.float64)
 
 
-def curve_figures(analysis: Analysis, curves: Curves, width: float = WIDE) -> list[Figure]:
+def curve_figures(analysis: Analysis, curves: Curves) -> list[Figure]:
     """Draws the mean of each arm with a band of one standard deviation: the whole training, and its last third."""
     names = dict.fromkeys(name for series in curves.values() for name in series)
-    return [_curves(analysis, curves, name, width) for name in names]
+    return [_curves(analysis, curves, name) for name in names]
 
 
-def _curves(analysis: Analysis, curves: Curves, name: str, width: float) -> Figure:
+def _curves(analysis: Analysis, curves: Curves, name: str) -> Figure:
     unit, legend = unit_of(name), Legend(analysis)
     found = {run: series[name] for run, series in curves.items() if name in series}
     bands = {arm.name: _band([found.get((arm.name, seed)) for seed in arm.values]) for arm in legend.arms}
     most = max((len(steps) for steps, _, _ in bands.values()), default=0)
-    figure, axes = _canvas(width, 2.9, panels=2 if most > 1 else 1)
+    figure, axes = _canvas(2.9, panels=2 if most > 1 else 1)
     last = max((steps[-1] for steps, _, _ in bands.values() if len(steps)), default=0)
     ends: list[Curve] = []
     for arm in legend.arms:
@@ -272,11 +267,11 @@ def _thinned(steps: Steps, values: Curve, most: int = 400) -> Series:
     return steps[::every], values[::every]
 
 
-def tuning_figure(analysis: Analysis, width: float = WIDE) -> Figure:
+def tuning_figure(analysis: Analysis) -> Figure:
     """Draws the validation metric of each arm against the values that were tried; the chosen one has a ring."""
     tuning, legend, unit = analysis.study.tuning, Legend(analysis), unit_of(analysis.study.metric)
     assert tuning is not None
-    tried, (figure, [axis]) = tuning.tried, _canvas(width, 2.9)
+    tried, (figure, [axis]) = tuning.tried, _canvas(2.9)
     for arm in legend.arms:
         own, known = legend.colour(arm), arm.name in legend.colours
         means = unit.scale * np.array([tuning.mean(arm.name, values) for values in tried])
@@ -293,10 +288,10 @@ def tuning_figure(analysis: Analysis, width: float = WIDE) -> Figure:
     return legend.draw(figure)
 
 
-def costs_figure(analysis: Analysis, width: float = WIDE) -> Figure:
+def costs_figure(analysis: Analysis) -> Figure:
     """Draws the compared metric against costs; arms that no other beats in both are joined."""
     metric, legend, shown = analysis.study.compare.metric, Legend(analysis), _known_costs(analysis)
-    unit, figure = unit_of(metric), Figure(figsize=(width, 2.7), layout="constrained")
+    unit, figure = unit_of(metric), Figure(figsize=(WIDTH, 2.7), layout="constrained")
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     points = {name: POINTS[number] for number, name in enumerate(legend.colours)}
     for axis, (cost, text) in zip(axes, shown.items(), strict=True):

@@ -1,4 +1,4 @@
-"""The HTML page of an ablation: one file that loads nothing else, for a screen, a phone and paper."""
+"""The HTML page of an ablation: one file that loads nothing else, for a screen and paper."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ PAGE_STYLE = """
 .answer b { background: var(--wash); border-radius: .3em; padding: 0 .25em; }
 .next { font-size: 1.05rem; margin: 0 0 .6rem; }
 figure { margin: 1rem 0; } figure svg { width: 100%; height: auto; display: block; }
-.phone { display: none !important; }
 td { max-width: 26rem; } .short { white-space: nowrap; }
 .verdicts table { width: 100%; } .verdicts tbody th { min-width: 6.5rem; max-width: 18rem; }
 .verdicts td:nth-child(2) { font-weight: 600; white-space: normal; }
 .better td:nth-child(2) { color: var(--good); } .worse td:nth-child(2) { color: var(--less); }
 .same td:nth-child(2) { color: var(--same); } .failed td:nth-child(2) { color: var(--bad); }
-@media (max-width: 640px) { .phone { display: block !important; } .screen { display: none !important; }
-  .answer { font-size: 1.25rem; } body { padding: .9rem; } }
+@media (max-width: 640px) { .answer { font-size: 1.25rem; } body { padding: .9rem; } }
 @media (max-width: 840px) {
   .verdicts table, .verdicts tbody, .verdicts caption { display: block; } .verdicts thead { display: none; }
   .verdicts tr { display: block; padding: .4rem 0; border-bottom: 1px solid var(--line); }
@@ -46,7 +44,7 @@ CAPTIONS = {
     "differences": "Differences with their ranges, thin lines for new images as well; small points, if any, are seeds. "
     "The grey band holds differences too small to matter.",
     "seeds": "Every run, the best mean first. Grey lines join the runs of one seed.",
-    "curves": "The mean of each arm with a band of one standard deviation over seeds; on the right, or below, the last "
+    "curves": "The mean of each arm with a band of one standard deviation over seeds; on the right the last "
     "third. Dotted: runs that failed.",
     "tuning": "Mean over the seeds of the tuning, on validation images; rings, if any, mark what was chosen.",
     "costs": "Result (mean, standard error) against cost (median). The line joins arms that no other beats in both.",
@@ -61,7 +59,7 @@ def caption_of(figure: str) -> str:
 def make_page(report: Report) -> str:
     """Returns the whole page."""
     study, made = report.study, {name: table.to_html() for name, table in report.tables.items()}
-    drawn = {name: _figure(name, figure, report.narrow[name]) for name, figure in report.figures.items()}
+    drawn = {name: _figure(name, figure) for name, figure in report.figures.items()}
     curves = "".join(figure for name, figure in drawn.items() if name.startswith("curves"))
     statistics = f'<p class="note">{escape(rule(report.analysis))}</p>{made.get("differences", "")}'
     sections = {
@@ -112,10 +110,9 @@ def _recommendation(report: Report) -> str:
     return escape(text) + (f"<code>{escape(found + options)}</code>" if found else "")
 
 
-def _figure(name: str, figure: Figure, narrow: Figure) -> str:
-    caption, both = escape(caption_of(name)), {"screen": figure, "phone": narrow}
-    drawn = [f'<div class="{kind}">{inline_svg(one, f"{name}-{kind}", caption)}</div>' for kind, one in both.items()]
-    return f"<figure>{''.join(drawn)}<figcaption>{caption}</figcaption></figure>\n"
+def _figure(name: str, figure: Figure) -> str:
+    caption = escape(caption_of(name))
+    return f"<figure>{inline_svg(figure, name, caption)}<figcaption>{caption}</figcaption></figure>\n"
 
 
 def _items(texts: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from vit_lightning.report import tables
 from vit_lightning.report.analysis import Analysis, analyse
 from vit_lightning.report.checks import Check, read_facts, run_checks
 from vit_lightning.report.configs import Configs, config_differences, read_configs
-from vit_lightning.report.figures import NARROW, draw_figures, read_curves
+from vit_lightning.report.figures import draw_figures, read_curves
 from vit_lightning.report.forecast import measured_spread, shortfall, tuning_sentences
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import Table
@@ -40,8 +40,6 @@ class Report:
     tables: dict[str, Table]
     """Tables that have rows, in the order in which they are shown."""
     figures: dict[str, Figure]
-    narrow: dict[str, Figure]
-    """The same figures for a phone."""
 
     @property
     def study(self) -> Study:
@@ -88,7 +86,6 @@ def make_report(study: Study) -> Report:
         checks=checks,
         tables={name: table for name, table in made.items() if table.rows},
         figures=draw_figures(analysis, curves),
-        narrow=draw_figures(analysis, curves, NARROW),
     )
 
 
