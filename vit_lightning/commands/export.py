@@ -18,14 +18,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vit_lightning.commands.console import quiet, row, say
+from vit_lightning.commands.console import quiet, row, say, stage_line
 from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_model
-from vit_lightning.commands.model_card import model_card, name_of
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.errors import UserError, first_line, named
 from vit_lightning.limits import refuse
 from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import whole_folder, write_whole
+from vit_lightning.storage.metrics import read_results
 from vit_lightning.weights.convert import FAMILIES, to_reference
 from vit_lightning.weights.describe import model_config
 from vit_lightning.weights.files import FORMATS, write_tensors
@@ -44,15 +44,13 @@ def export(
     image_size: Size = None,
     config: Facts = None,
     trust: Trust = False,
-    license: str | None = None,
 ) -> Path:
     """Writes the folder of an exported model and returns it; the folder is complete or absent.
 
     Args:
-        out: new folder for weights, config.json and README.md, the model card.
+        out: new folder for the weights and config.json.
         to: safetensors (the names of this package), onnx (a graph for onnxruntime and others), torch-export (a graph
             for torch alone), or hf (transformers loads it).
-        license: licence of the weights, for the model card, such as apache-2.0; not stated unless given.
 
     Raises:
         UserError: the model cannot be had, or not in this form, or its logits there differ from those of the source.
@@ -64,27 +62,17 @@ def export(
     except UserError as error:
         raise UserError([*missing, *error.problems]) from error
     refuse(missing)
-    _write_folder(source, out, to, f"ckpt={ckpt}, to={to}", license=license, resized=image_size is not None)
+    _write_folder(source, out, to, f"ckpt={ckpt}, to={to}", resized=image_size is not None)
     return out
 
 
-def _write_folder(
-    source: Source, out: Path, to: Form, place: str, *, resized: bool, license: str | None = None, key: str = "out"
-) -> None:
-    """Writes a model with its card to a new folder, and says what it holds; errors name the place of the model."""
+def _write_folder(source: Source, out: Path, to: Form, place: str, *, resized: bool, key: str = "out") -> None:
+    """Writes a model to a new folder, and says what it holds; errors name the place of the model."""
     with whole_folder(out, key) as folder:
         with named(f"{place}: "):
             difference = write_model(source, folder, to)
-        card = model_card(
-            source,
-            name=out.resolve().name,
-            to=to,
-            shape=image_shape(source),
-            difference=difference,
-            license=license,
-            resized=resized,
-        )
-        write_whole(folder / "README.md", without_home(card))
+        if to == "hf":
+            write_whole(folder / "README.md", model_card(source, out.resolve().name, is_tested=not resized))
         names = ", ".join(sorted(path.name for path in folder.iterdir()))
     say_same_logits(difference)
     say(row("written", f"{out}: {names}"))
@@ -122,6 +110,12 @@ def image_shape(source: Source) -> tuple[int, int, int]:
         raise UserError("the size of its images is not known (give --image_size)")
     height, width = source.view["image_size"]
     return source.view["in_channels"], height, width
+
+
+def name_of(source: Source) -> str:
+    """Returns the name of a model without the folders of this machine."""
+    path = Path(source.place)
+    return path.resolve().name if path.exists() else source.place
 
 
 def describe_model(source: Source, to: Form) -> dict[str, Any]:
@@ -190,6 +184,21 @@ def write_hf(source: Source, folder: Path) -> None:
     if {"mean", "std"} <= source.view.keys():
         preprocessing = json.dumps(_image_processor(source.view), indent=2) + "\n"
         write_whole(folder / "preprocessor_config.json", preprocessing)
+
+
+def model_card(source: Source, name: str, *, is_tested: bool) -> str:
+    """Returns the card of a model for Hugging Face's hub; with the results of its run where they are of this size."""
+    folder, (channels, height, width) = Path(source.place), image_shape(source)
+    results = (read_results(folder) if is_tested and folder.is_dir() else None) or {}
+    parts = [
+        "---\nlibrary_name: transformers\npipeline_tag: image-classification\n---",
+        f"# {name}",
+        f"A ViT of vit_lightning for images of {channels} x {height} x {width}, which "
+        f'`AutoModelForImageClassification.from_pretrained("{name}")` loads.',
+        "Its image processor takes only images that are grey already." * (channels == 1),
+        stage_line("test", results),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 @contextlib.contextmanager
