@@ -1,16 +1,14 @@
-"""Networks made by functions of timm and torchvision, with their own arguments and the weights that they name."""
+"""Networks made by functions of timm and torchvision, with their own arguments."""
 
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from tensors import write_images
-from torchvision import models
 
 from vit_lightning import UserError
 from vit_lightning.commands.fit import fit
@@ -83,83 +81,22 @@ def test_unknown_arguments_and_names_are_all_told_before_a_run():
     assert problems(TINY[0]) == ["model.model_name is missing (an argument of timm.create_model)"]
     assert problems(*TINY, "--model.num_classes=7")[0].startswith("model.num_classes=7 does not fit the data")
     assert problems(*TINY, "--model.checkpoint_path=a.pth") == ["model.checkpoint_path=a.pth: give it as init_from"]
-    assert problems(TINY[0], "--model.model_name=vit_base_patch16_gap_224", "--model.pretrained=true") == [
-        "model.pretrained=true: timm has no weights of vit_base_patch16_gap_224"
-    ]
 
 
-def from_file(path):
-    return "--model.pretrained_cfg_overlay=" + json.dumps({"file": str(path)})
-
-
-def test_weights_of_timm_are_read_once_and_as_data(images, capsys):
-    given = {"embed_dim": 32, "depth": 1, "num_heads": 2, "patch_size": 8, "img_size": 32}
-    torch.save(timm.create_model("vit_tiny_patch16_224", **given).state_dict(), "weights.pth")
-    flags = [*images, *TINY, "--model.pretrained=true", from_file("weights.pth")]
-    both = "init_from=weights.pth beside model.pretrained=true: give one of the two"
-    assert problems(*flags, "--init_from=weights.pth") == [both]
-    fit(resolve([*flags, "--out=run", "--optimizer.lr=0", "--trainer.max_steps=1", "--test=false"]))
-    assert "pretrained=true, new head (1000 -> 3 classes)" in capsys.readouterr().out
-    state, trained = torch.load("weights.pth"), read_checkpoint(Path("run/checkpoints/last.ckpt"))["state_dict"]
-    assert torch.equal(trained["network.blocks.0.mlp.fc1.weight"], state["blocks.0.mlp.fc1.weight"])
-    assert trained["network.head.weight"].shape == (3, 32)
-    assert trained["network.pos_embed"].shape == (1, 5, 32)  # 4x4 patches of 32 pixels became 2x2 of 16
-    Path("weights.pth").unlink()
-    evaluate(resolve(["--ckpt=run"], "test"), "test")  # its checkpoint has them
-
-    class Runs:
-        def __reduce__(self):
-            return Path.touch, (Path("marker"),)
-
-    Path("weights.pth").write_bytes(pickle.dumps({"head.weight": Runs()}))
-    with pytest.raises(UserError, match=r"model\.pretrained=true: the weights cannot be had"):
-        fit(resolve([*flags, "--out=other"]))
-    assert not Path("marker").exists()
-    assert not Path("other").exists()
-
-
-def test_weights_of_torchvision_take_other_classes_and_image_sizes(images, monkeypatch):
-    monkeypatch.setenv("TORCH_HOME", str(Path("home").absolute()))
-    folder = Path("home/hub/checkpoints")
-    folder.mkdir(parents=True)
-    weights = models.MobileNet_V3_Small_Weights.IMAGENET1K_V1
-    named = ["--model=torchvision.models.mobilenet_v3_small", "--model.weights=IMAGENET1K_V1"]
-    config = resolve([*images, *named]).config
-    assert config["model"]["init_args"]["weights"] == "IMAGENET1K_V1"
-    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
-    with pytest.raises(UserError, match=r"cannot be had: .*in its cache as .*home/hub/checkpoints/mobilenet_v3_small-"):
-        network_in_file(config, tell=print)
-    torch.manual_seed(1)
-    state = models.mobilenet_v3_small().state_dict()
-    torch.save(state, folder / weights.url.rpartition("/")[2])
-    torch.manual_seed(3)
-    plain, after = network_in_file(config), torch.rand(1)
-    loaded = []
-    torch.manual_seed(3)
-    network = network_in_file(config, tell=loaded.append)
-    assert torch.rand(1) == after  # as without it
-    assert loaded == ["torchvision.models.mobilenet_v3_small with weights=IMAGENET1K_V1, new head (1000 -> 3 classes)"]
-    assert torch.equal(network.features[0][0].weight, state["features.0.0.weight"])
-    assert torch.equal(network.classifier[3].weight, plain.classifier[3].weight)
-    assert problems(*images, *named[:1], "--model.weights=V9")[0].startswith("model.weights=V9 must be one of")
-
-
-def offline(*_, **__):
-    raise OSError("no network")
-
-
-@pytest.mark.full
-def test_position_embeddings_of_torchvision_are_interpolated(images, monkeypatch):
-    monkeypatch.setenv("TORCH_HOME", str(Path("home").absolute()))
-    folder = Path("home/hub/checkpoints")
-    folder.mkdir(parents=True)
-    state = models.vit_b_16().state_dict()
-    torch.save(state, folder / models.ViT_B_16_Weights.IMAGENET1K_V1.url.rpartition("/")[2])
-    config = resolve(
-        [*images, "--data.image_size=48", "--model=torchvision.models.vit_b_16", "--model.weights=DEFAULT"]
-    )
-    loaded = []
-    network = network_in_file(config.config, tell=loaded.append)
-    assert "positions 14x14 -> 3x3 bicubic, new head (1000 -> 3 classes)" in loaded[0]
-    expected = models.vision_transformer.interpolate_embeddings(48, 16, state)["encoder.pos_embedding"]
-    assert torch.equal(network.encoder.pos_embedding, expected)
+@pytest.mark.parametrize(
+    ("model", "option", "source"),
+    [
+        ({"class_path": "timm.create_model", "model_name": "vit_tiny_patch16_224"}, {"pretrained": True}, "timm"),
+        ({"class_path": "timm.models.vit_tiny_patch16_224"}, {"pretrained": True}, "timm"),
+        ({"class_path": "torchvision.models.resnet18"}, {"weights": "IMAGENET1K_V1"}, "torchvision"),
+        ({"class_path": "torchvision.models.resnet18"}, {"weights": "DEFAULT"}, "torchvision"),
+    ],
+)
+def test_weights_that_a_model_names_are_given_as_init_from(model, option, source, monkeypatch):
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", None)  # nothing is fetched, nor by a file of weights
+    name = model.get("model_name", model["class_path"].rpartition(".")[2])
+    message = f"model.{next(iter(option))}=.*: give init_from={source}:{name} instead"
+    with pytest.raises(UserError, match=message):
+        resolve(["--model=" + json.dumps(model | option)])
+    with pytest.raises(UserError, match=message):
+        network_in_file({"model": model | option})

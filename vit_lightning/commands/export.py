@@ -139,10 +139,8 @@ def _model(source: Source) -> dict[str, Any] | None:
             return model_config(source.vit)
     if source.config is None:
         return None
-    model, arguments = source.config["model"], dict(source.config["model"].get("init_args", {}))
-    fetched = {"weights": None, "pretrained": False}  # arguments by which timm and torchvision fetch other weights
-    arguments |= {name: value for name, value in fetched.items() if name in arguments}
-    return {**model, "init_args": arguments}
+    model: dict[str, Any] = source.config["model"]
+    return model
 
 
 def without_home(text: str) -> str:

@@ -141,7 +141,7 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
     """
     seed_everything(experiment.seed, verbose=False)
     data, settings, config = experiment.data, experiment.settings, experiment.config
-    module = make_module(experiment, begins=begins)  # the network, its loss, optimizer and metrics
+    module = make_module(experiment)  # the network, its loss, optimizer and metrics
     if begins:
         start_weights(module, experiment, folder)
     refuse_full_disk(folder, module)

@@ -22,19 +22,13 @@ from vit_lightning.training.fine_tuning import head_state
 from vit_lightning.training.lightning_detours import predict_with, send_no_tables
 
 
-def make_module(experiment: Experiment, *, begins: bool = False) -> LightningModule:
-    """Returns the LightningModule of an experiment, with new random weights and the fast paths of its layers.
-
-    Args:
-        experiment: the experiment.
-        begins: whether training begins, and so with the weights that ``model`` names, of timm or torchvision.
-    """
+def make_module(experiment: Experiment) -> LightningModule:
+    """Returns the LightningModule of an experiment, with new random weights and the fast paths of its layers."""
     settings, data = experiment.settings, experiment.data
     chosen = settings.distillation
-    tell = (lambda text: say(row("weights", text))) if begins else None
     available = {
         **data_facts(data),
-        "network": experiment.make_network(tell) if experiment.network is not None else None,
+        "network": experiment.make_network() if experiment.network is not None else None,
         "optimizer": settings.optimizer,
         "loss": settings.loss,
         "ema": settings.ema,

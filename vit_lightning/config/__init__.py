@@ -15,8 +15,8 @@ The files in the order in which a value passes them:
 - ``signatures``, ``names``, ``own_files``, ``typed``: a class by its name, also in a file beside the config; its
   options by its signature; plain values as their types.
 - ``adapters``: classes of others in the place of ours.
-- ``networks``, ``named_weights``: network and LightningModule. Size, channels and classes of the data reach them as
-  arguments that a config may only confirm; ``model.*`` are the network's own, so that the config in a checkpoint
+- ``networks``: network and LightningModule. Size, channels and classes of the data reach them as arguments that a
+  config may only confirm; ``model.*`` are the network's own, so that the config in a checkpoint
   rebuilds the network without the trainer.
 - ``check_values``, ``check_network``: what has the right types, but cannot work.
 - ``experiment``: what every command gets.

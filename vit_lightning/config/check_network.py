@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from vit_lightning.config.merge import Merged
-from vit_lightning.config.named_weights import weights_problems, without_weights
 from vit_lightning.config.names import near
 from vit_lightning.config.networks import empty_network, names_of_timm, needs_numbers, problems_of
 from vit_lightning.config.own_files import empty_caches, where
@@ -49,9 +48,7 @@ def check_network(
         general: options that belong to no group.
         merged: the config, with the weights that it names.
     """
-    found = weights_problems(part, general.get("init_from")) if isinstance(part, Part) else []
-    reader.problems += found
-    if found or not isinstance(part, Part):
+    if not isinstance(part, Part):
         return part, None, None
     before, shape = len(reader.problems), (data.in_channels, *data.image_size)
     empty, initial = None, None
@@ -73,7 +70,7 @@ def _make_empty(part: Part, problems: list[str], weights: Mapping[str, Any] | No
     """
     while True:
         try:
-            return part, empty_network(without_weights(part).make, weights=weights)
+            return part, empty_network(part.make, weights=weights)
         except UserError as error:
             found = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", str(error))
             signature = signature_of(part.target)

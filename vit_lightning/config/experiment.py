@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -112,14 +112,10 @@ class Experiment:
         arguments: Mapping[str, Any] = self.config["trainer"]
         return arguments
 
-    def make_network(self, tell: Callable[[str], None] | None = None) -> nn.Module:
-        """Returns the network with new random weights and adapters, frozen where the config says so.
-
-        Args:
-            tell: where given, weights of timm or torchvision that the model names are loaded, and it gets a sentence.
-        """
+    def make_network(self) -> nn.Module:
+        """Returns the network with new random weights and adapters, frozen where the config says so."""
         assert self.network is not None
-        network = network_from(self.network, self.settings.lora, tell, reset_head=self.config["reset_head"])
+        network = network_from(self.network, self.settings.lora)
         if self.config["freeze"]:
             freeze_backbone(network)
         return network

@@ -17,9 +17,9 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from vit_lightning.config.adapters import ADAPTERS, given_alone
-from vit_lightning.config.files import Config, flatten
+from vit_lightning.config.files import Config, flatten, word
 from vit_lightning.config.foreign import lacks_optimizer
-from vit_lightning.config.named_weights import load_named_weights, timm_name, without_weights
+from vit_lightning.config.names import near
 from vit_lightning.config.own_files import empty_caches, files_of, where
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import WRONG, Part, Place, Reader, untyped_texts
@@ -29,7 +29,8 @@ from vit_lightning.limits import refuse
 from vit_lightning.sizes import pair
 from vit_lightning.training.classifier import ConfiguredOptimizer, ViTClassifier
 from vit_lightning.training.distillation import Teacher
-from vit_lightning.training.fine_tuning import LoraConfig, add_lora, head_state
+from vit_lightning.training.fine_tuning import LoraConfig, add_lora
+from vit_lightning.weights.hubs import LIBRARIES
 from vit_lightning.weights.sources import open_teacher
 from vit_lightning.weights.trust import bounded
 
@@ -71,7 +72,38 @@ def read_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None) ->
     if name.startswith("timm."):  # whose classes have classes as defaults, which they alone know to read
         signature = signature._replace(options=given_alone(signature.options))
     provided = FACTS if facts is None else ()
-    return reader.made_of(found, signature, "model", provided=provided)
+    part = reader.made_of(found, signature, "model", provided=provided)
+    found_problems = problems_of_library(part) if isinstance(part, Part) else []
+    reader.problems += found_problems
+    return WRONG if found_problems else part
+
+
+def problems_of_library(part: Part) -> list[str]:
+    """Returns what is wrong with the name of a network of timm or torchvision, and weights that it would fetch."""
+    library = part.name.partition(".")[0]
+    if library not in LIBRARIES:
+        return []
+    given, name = part.arguments, timm_name(part.target, part.arguments)
+    if given.get("checkpoint_path"):
+        return [f"model.checkpoint_path={given['checkpoint_path']}: give it as init_from"]
+    problems = [
+        f"model.{option}={word(getattr(given[option], 'name', given[option]))}: give init_from={library}:{name} instead"
+        for option in ("pretrained", "weights")
+        if given.get(option)
+    ]
+    if library == "timm" and not inspect.isclass(part.target):
+        from timm import is_model, list_models
+
+        if not is_model(name) and ":" not in name:  # hf-hub:owner/name
+            likely = list_models(f"{name.partition('.')[0]}*")[:3] or near(name.partition(".")[0], list_models())
+            hint = f" (did you mean {', '.join(likely)}?)" * bool(likely)
+            problems.append(f"model.model_name={name}: timm has no such model{hint}")
+    return problems
+
+
+def timm_name(target: Any, arguments: Mapping[str, Any]) -> str:
+    """Returns the name of the network that a function of timm makes."""
+    return str(arguments.get("model_name") or target.__name__)
 
 
 def _agrees(name: str, given: Any, fact: Any) -> bool:
@@ -153,12 +185,8 @@ def needs_numbers(fault: Exception) -> bool:
     return re.search(r"\bmeta\b", str(fault)) is not None
 
 
-def network_from(part: Part, lora: LoraConfig, tell: Callable[[str], None] | None, *, reset_head: bool) -> nn.Module:
-    network: nn.Module = without_weights(part).make()
-    head = head_state(network) if reset_head else {}
-    if tell is not None and (loaded := load_named_weights(network, part, part.make)):
-        tell(f"{loaded}{', reset head' * bool(head)}")
-        network.load_state_dict(head, strict=False)
+def network_from(part: Part, lora: LoraConfig) -> nn.Module:
+    network: nn.Module = part.make()
     add_lora(network, lora)
     return network
 
@@ -174,15 +202,12 @@ def make_teacher(place: str, data: ImageData, *, trust: bool = False) -> Teacher
     return Teacher(source.network, normalised=normalised, images=(data.mean, data.std), columns=columns)
 
 
-def network_in_file(
-    config: Mapping[str, Any], folder: Path | None = None, *, tell: Callable[[str], None] | None = None
-) -> nn.Module:
+def network_in_file(config: Mapping[str, Any], folder: Path | None = None) -> nn.Module:
     """Returns the network of a config in plain data, such as one that a file of weights carries.
 
     Args:
         config: the config, of which ``model`` and ``lora`` are read.
         folder: folder with files of the user's own, where the file of weights is trusted.
-        tell: as ``Experiment.make_network`` has it.
 
     Raises:
         UserError: its class is not there, or does not take its arguments.
@@ -192,7 +217,7 @@ def network_in_file(
         part = read_network(reader, flatten(config["model"]), None)
         lora = reader.part(Place(LoraConfig), config.get("lora") or {}, "lora")
         refuse(reader.problems)
-        return network_from(part, lora.make(), tell, reset_head=config.get("reset_head", False))
+        return network_from(part, lora.make())
 
 
 _OF_VALUES = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError)
