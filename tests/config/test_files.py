@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vit_lightning import UserError
-from vit_lightning.config.files import flatten, read_config, read_flags
+from vit_lightning.config.files import flatten, read_config, read_flags, split_words
 from vit_lightning.config.merge import config_of_flag, merge, merge_all
 
 
@@ -34,6 +34,21 @@ def test_a_config_has_no_key_twice_and_knows_numbers(tmp_path):
     with pytest.raises(UserError) as caught:
         read_config(config)
     assert len(caught.value.problems) == 2
+
+
+def test_a_tilde_is_the_folder_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert read_flags(["--data.root=~/photos", "--ckpt", "~/run"]) == [
+        ("data.root", "/home/me/photos"),
+        ("ckpt", "/home/me/run"),
+    ]
+    (tmp_path / "a.yaml").write_text("init_from: ~/a.pth\nout: ~\ndata: {path: '~/b', name: a~/b}\n")
+    assert read_config(tmp_path / "a.yaml") == {
+        "init_from": "/home/me/a.pth",
+        "out": None,
+        "data": {"path": "/home/me/b", "name": "a~/b"},
+    }
+    assert split_words(["~/a.jpg", "~/plan.yaml"]) == ([("config", "/home/me/plan.yaml")], ["/home/me/a.jpg"])
 
 
 def test_code_in_a_config_does_not_run(tmp_path):

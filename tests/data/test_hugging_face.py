@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import pickle
 import random
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,7 @@ from urllib.parse import unquote
 
 import pytest
 import torch
+from PIL import Image
 from runs import SHARED
 from tensors import write_images, write_parquet
 
@@ -92,10 +95,10 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(UserError, match=r"no column picture \(choose image, label\)"):
         of(tmp_path, tables, image_column="picture").check()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no Parquet"):
+    with pytest.raises(UserError, match=r"holds no Parquet files, .*ImageFolder"):
         of(tmp_path, tmp_path / "empty").check()
     (tables / "other.parquet").write_bytes(b"")
-    with pytest.raises(UserError, match=r"other\.parquet must hold one of"):
+    with pytest.raises(UserError, match=r"other\.parquet says none of train, val and test, beside train"):
         of(tmp_path, tables).check()
 
 
@@ -157,7 +160,7 @@ def test_other_columns_are_left_alone_and_a_null_is_a_damaged_image(tmp_path):
 
 
 @installed
-@pytest.mark.parametrize(("train", "test"), [("ab", None), ([0, -1], None), ([0, 1], [0, 7]), ([0, None], None)])
+@pytest.mark.parametrize(("train", "test"), [("ab", "ac"), ([0, -1], None), ([0, 1], [0, 7]), ([0, None], None)])
 def test_labels_that_are_no_classes_are_named(tmp_path, train, test):
     write_images(tmp_path / "images", 2)
     image = [{"bytes": path.read_bytes(), "path": None} for path in (tmp_path / "images").iterdir()]
@@ -273,3 +276,163 @@ def test_a_set_of_the_hub_is_pinned_to_the_commit_that_was_loaded(tmp_path, monk
         of(tmp_path, Path("me/set"), name="small", revision="c" * 40).check()
     with pytest.raises(UserError, match="revision=main is for sets of the hub"):
         of(tmp_path, tmp_path, revision="main").check()
+
+
+SHADES = {"cat": 40, "dog": 120, "owl": 200}
+
+
+def rows(*classes: str, count: int = 6, labels: dict[str, Any] | None = None, names: list[str] | None = None) -> Any:
+    """A table of gray images, whose shade is that of their class."""
+    import datasets
+
+    images, values = [], []
+    for name in classes:
+        file = io.BytesIO()
+        Image.new("RGB", (8, 8), (SHADES[name],) * 3).save(file, "PNG")
+        images += [{"bytes": file.getvalue(), "path": None}] * count
+        values += [name if labels is None else labels[name]] * count
+    table = datasets.Dataset.from_dict({"image": images, "label": values}).cast_column("image", datasets.Image())
+    return table.cast_column("label", datasets.ClassLabel(names=names)) if names else table
+
+
+def shades(data: HuggingFaceSet) -> dict[str, set[tuple[str, int]]]:
+    """Class name and shade of the images of each split."""
+    found = {}
+    for split in ("train", "val", "test"):
+        batch = data.dataset(split).__getitems__(Request([*range(len(data.dataset(split)))], None))
+        names = [data.class_names[label] for label in batch.labels.tolist()]
+        found[split] = {*zip(names, batch.images[:, 0, 0, 0].tolist(), strict=True)}
+    return found
+
+
+ALL = {*SHADES.items()}
+THREE = list(SHADES)
+
+
+@installed
+@pytest.mark.parametrize(
+    ("tables", "found"),
+    [
+        ({"train": [THREE], "val": [THREE], "test": [["owl", "dog", "cat"]]}, ALL),
+        ({"train": [THREE, ["owl", "cat", "dog"]], "test": [THREE]}, ALL),
+        ({"train": [THREE], "test": [["owl", "cat"]]}, ALL - {("dog", 120)}),
+        ({"train": [["cat", "owl"], ["dog", "owl"]], "test": [["dog", "cat"], ["owl", "cat"]]}, ALL),
+    ],
+    ids=["test in another order", "shards in another order", "test of some", "shards of some"],
+)
+def test_classes_of_files_go_by_name(tmp_path, tables, found):
+    for split, shards in tables.items():
+        for number, names in enumerate(shards):
+            rows(*names, names=names).to_parquet(str(tmp_path / f"{split}-{number}.parquet"))
+    seen = shades(of(tmp_path, tmp_path, val_share=0.2))
+    assert (seen["train"], seen["test"]) == (ALL, found)
+    assert seen["val"] <= ALL
+
+
+@installed
+def test_classes_that_training_lacks_are_refused_and_numbers_are_said_to_be_equated(tmp_path):
+    rows(*THREE, names=THREE).to_parquet(str(tmp_path / "train.parquet"))
+    rows("cat", "dog", labels={"cat": 0, "dog": 1}).to_parquet(str(tmp_path / "test.parquet"))
+    data = of(tmp_path, tmp_path, val_share=0.2)
+    assert shades(data)["test"] == {("cat", 40), ("dog", 120)}
+    assert data.notice == f"data.path={tmp_path}: labels of test are numbers, in the order of the class names"
+    rows("cat", "dog", labels={"cat": "cat", "dog": "fox"}).to_parquet(str(tmp_path / "test.parquet"))
+    with pytest.raises(UserError, match=r"label of test holds fox \(.* those of training: cat, dog, owl\)"):
+        of(tmp_path, tmp_path, val_share=0.2).dataset("train")
+    rows("cat", names=["cat", "fox"]).to_parquet(str(tmp_path / "test.parquet"))
+    rows("cat", "owl", names=THREE).to_parquet(str(tmp_path / "train.parquet"))
+    assert of(tmp_path, tmp_path, val_share=0.2).notice == f"data.path={tmp_path}: no training image is of dog"
+
+
+@installed
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"cat": 1, "dog": 2, "owl": 3},
+        {"cat": 0, "dog": 5, "owl": 900},
+        {"cat": "NA", "dog": "a b", "owl": "x"},
+        {"cat": "2", "dog": "10", "owl": "100"},
+        {"cat": False, "dog": True},
+    ],
+    ids=str,
+)
+def test_labels_are_those_that_are_there_in_order(tmp_path, labels):
+    rows(*labels, labels=labels).to_parquet(str(tmp_path / "train.parquet"))
+    data = of(tmp_path, tmp_path, val_share=0.2)
+    assert data.class_names == [*map(str, labels.values())]
+    assert all(found == {(str(labels[name]), SHADES[name]) for name in labels} for found in shades(data).values())
+    assert data.notice == ""
+
+
+@installed
+@pytest.mark.parametrize("label", [[1, 0], 0.5, {"a": 1}], ids=str)
+def test_a_label_that_is_none_is_named_with_its_type(tmp_path, label):
+    rows("cat", labels={"cat": label}).to_parquet(str(tmp_path / "train.parquet"))
+    with pytest.raises(UserError, match=r"label of train holds .*: an image has one label") as caught:
+        of(tmp_path, tmp_path, val_share=0.2).check()
+    assert len(caught.value.problems) == 1
+    assert "\n" not in str(caught.value)
+
+
+def write_listed(folder: Path, *images: str, suffix: str = ".csv") -> None:
+    """Images of the classes that their names begin with, and a list of them."""
+    listed = [(name, name.rpartition("/")[2].partition("_")[0]) for name in images]
+    for name, label in listed:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (SHADES[label],) * 3).save(folder / name)
+    lines = [f"{name},{label}" for name, label in listed]
+    if suffix == ".jsonl":
+        lines = [json.dumps({"file_name": name, "label": label}) for name, label in listed]
+    (folder / f"metadata{suffix}").write_text("\n".join([*["file_name,label"] * (suffix == ".csv"), *lines]) + "\n")
+
+
+def write_form(place: Path, form: str) -> None:
+    import datasets
+
+    train, test = rows(*THREE, names=THREE), rows(*THREE, names=THREE, count=2)
+    names = [f"{name}_{number}.png" for name in THREE for number in range(6)]
+    if form == "save_to_disk":
+        datasets.DatasetDict({"train": train, "test": test}).save_to_disk(str(place))
+    elif form == "save_to_disk of each":
+        train.shuffle(seed=0).save_to_disk(str(place / "Training"))
+        test.save_to_disk(str(place / "test_set"))
+    elif form == "the hub's":
+        for split, table in (("train", train), ("test", test)):
+            (place / "default" / split).mkdir(parents=True)
+            table.to_parquet(str(place / "default" / split / "0000.parquet"))
+    elif form == "a list of all":
+        write_listed(place, *(f"train/{name}" for name in names), *(f"test/{name}" for name in names[::3]))
+    else:
+        suffix = form.rpartition(" ")[2]
+        write_listed(place / "train", *names, suffix=suffix)
+        write_listed(place / "test", *names[::3], suffix=suffix)
+
+
+FORMS = ["save_to_disk", "save_to_disk of each", "the hub's", "a list of all", "lists .csv", "lists .jsonl"]
+
+
+@installed
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_on_disk(tmp_path, form):
+    write_form(tmp_path / "set", form)
+    data = of(tmp_path, tmp_path / "set", val_share=0.2)
+    assert data.class_names == THREE
+    assert shades(data) == dict.fromkeys(("train", "val", "test"), ALL)
+    assert [len(data.dataset(split)) for split in ("train", "val", "test")] == [14, 4, 6]
+    assert data.cut_splits == ("val",)
+
+
+@installed
+def test_several_sets_in_a_folder_are_refused(tmp_path):
+    for name in ("large", "small"):
+        (tmp_path / name).mkdir()
+        rows(*THREE).to_parquet(str(tmp_path / name / "train-0.parquet"))
+    both = f"{tmp_path / 'large'} and {tmp_path / 'small'} hold images of train"
+    with pytest.raises(UserError, match=re.escape(both)):
+        of(tmp_path, tmp_path, val_share=0.2).check()
+    assert of(tmp_path, tmp_path / "small").class_names == THREE
+    (tmp_path / "small" / "train-0.parquet").rename(tmp_path / "small" / "0000.parquet")
+    assert len(of(tmp_path, tmp_path / "small", val_share=0.2).dataset("train")) == 11  # no name says a split
+    (tmp_path / "large" / "train-0.parquet").write_bytes(b"cut short")
+    with pytest.raises(UserError, match=r"train-0\.parquet is damaged: "):
+        of(tmp_path, tmp_path / "large").check()

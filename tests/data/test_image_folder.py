@@ -228,7 +228,7 @@ def test_bad_values_are_named_all_at_once(tmp_path):
     assert named == ["val_share", "min_area", "image_size", "root"]
 
 
-@pytest.mark.parametrize("names", [("Train", "test"), ("val", "test")])
+@pytest.mark.parametrize("names", [("dev", "Testing"), ("val", "test")])
 def test_folders_of_splits_are_not_taken_for_classes(tmp_path, names):
     for name in names:
         make_folder(tmp_path / name)
@@ -241,7 +241,7 @@ def test_two_folders_for_one_split_or_one_for_two_are_refused(tmp_path):
     (root / "test").symlink_to(root / "train")
     with pytest.raises(UserError) as caught:
         ImageFolder(root=root).check()
-    assert ["both exist" in problem for problem in caught.value.problems] == [True, False]
+    assert ["both mean val" in problem for problem in caught.value.problems] == [True, False]
     assert "the same folder" in caught.value.problems[1]
 
 
@@ -390,3 +390,61 @@ def test_random_parts_are_not_kept(tmp_path):
 def test_all_of_the_area_is_all_of_the_image(size):
     boxes = {random_resized_box(*size, min_area=1.0, key=key) for key in range(100)}
     assert boxes == {(0, 0, *size)}
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "test"),
+    [
+        ("Training", None, "Testing"),
+        ("seg_train/seg_train", None, "seg_test/seg_test"),
+        ("training_set", None, "test_set"),
+        ("train", "dev", None),
+        ("train", "Valid", "TEST"),
+        ("train2017", "val2017", None),
+        ("Train-Images", "Validation Set", "testset"),
+    ],
+)
+def test_spellings_of_splits(tmp_path, train, val, test):
+    data = ImageFolder(root=make_folder(tmp_path, *filter(None, (train, val, test))), image_size=8)
+    assert data.class_names == list(CLASSES)
+    for split, folder in (("train", train), ("val", val or train), ("test", test or train)):
+        assert {path.parent.parent for path in files(data, split)} == {tmp_path / folder}
+    assert data.notice == ""
+
+
+@pytest.mark.parametrize("name", ["latest", "contest", "testbed", "train station", "valley", "development", "trains"])
+def test_names_of_classes_are_no_splits(tmp_path, name):
+    write_images(tmp_path / name, 9)
+    data = ImageFolder(root=make_folder(tmp_path), image_size=8)
+    assert data.class_names == sorted((*CLASSES, name))
+
+
+def test_what_is_no_image_or_in_no_class_is_counted(tmp_path):
+    root = make_folder(tmp_path, "train", "test", count=2)
+    cat, image = root / "train" / "cat", Image.new("RGB", (20, 14), (9, 99, 199))
+    read = [cat / name for name in ("a.jfif", "b.JPE", "c.avif", "d.jp2", "e.pgm", "f")]
+    kinds = ("JPEG", "JPEG", "AVIF", "JPEG2000", "PPM", "JPEG")
+    for path, kind in zip(read, kinds, strict=True):
+        image.convert("L" if path.suffix == ".pgm" else "RGB").save(path, kind)
+    for place in ("train/cat/g.heic", "train/dog/h.HEIC", "test/cat/list", "train/owl/note.txt", "train/loose.jpg"):
+        (root / place).write_bytes(b"none")
+    write_images(root / "seg_pred", 2)
+    data = ImageFolder(root=root, image_size=8, val_share=0.5)
+    assert {*files(data, "train"), *files(data, "val")} == {*(root / "train").glob("*/*.jpg"), *read}
+    data._splits["train"].images[:] = read
+    shown = data.dataset("train").__getitems__(Request([0, 1, 2, 3, 5], None)).images[..., 4, 4]
+    assert (shown.int() - torch.tensor([9, 99, 199])).abs().max() < 6
+    assert data.notice == (
+        f"{root}: left out 2 .heic, 1 .jpg beside the class folders, 1 .txt, 1 folder seg_pred, 1 without a suffix"
+    )
+
+
+def test_links_are_followed_once_and_not_back(tmp_path):
+    root, other = make_folder(tmp_path / "images", count=5), tmp_path / "other"
+    write_images(other / "deep", 3)
+    for name, to in {"more": other, "again": other, "up": root, "self": root / "cat"}.items():
+        (root / "cat" / name).symlink_to(to)
+    data = ImageFolder(root=root, image_size=8, val_share=0.2)
+    found = [path for split in ("train", "val", "test") for path in files(data, split) if "cat" in path.parts]
+    assert sorted(found) == sorted([*(root / "cat").glob("*.jpg"), *(root / "cat/again").rglob("*.jpg")])
+    assert len(found) == 8

@@ -69,6 +69,8 @@ def check_data(experiment: Experiment) -> Report:
         _draw_samples(data, found, folder / "samples.png")
         write_whole(folder / "index.html", page(report, experiment.name))
     say(text(report))
+    if data.notice:
+        say(data.notice)
     say(found_files(report, folder / "index.html"))
     say(f"report      {folder / 'index.html'}")
     damaged = [line for split in SPLITS for line in report["splits"][split]["damaged"]]

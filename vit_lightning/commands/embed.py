@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, o
 from vit_lightning.config.experiment import make_data
 from vit_lightning.config.own_files import also_search
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
+from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images, in_words
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.notation import counted
@@ -71,13 +72,15 @@ def embed(
         problems.append(f"image_size={image_size} is for images that are given")
     refuse(problems)
     quiet()
-    files = find_images(images)
+    files = find_images(images, left_out := Counter())
     source = open_model(ckpt, image_size=image_size, config=config, trust=trust)
     model = Model(source)
     model.network.to(device_named(device))
     data = (
         model.data(files, batch_size=batch_size, num_workers=num_workers) if files else test_images(source, trust=trust)
     )
+    if note := in_words(left_out) or data.notice:
+        say(note)
     columns = _columns(model, data, blocks)
     problems = sorted(data.bad_images["test"])
     if len(columns["image"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from vit_lightning.commands.session import Results, logged, make_trainer, sessio
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.bad_images import BAD_IMAGES
 from vit_lightning.data.batches import Request
-from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
+from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images, in_words
 from vit_lightning.errors import UserError
 from vit_lightning.figures.pictures import LARGE, sheet, write_png
 from vit_lightning.figures.test_report import interval, report_test, write_rows
@@ -124,7 +125,9 @@ def predict_files(experiment: Experiment, top_k: int, format: str) -> None:
     """
     data = experiment.data
     assert isinstance(data, ImageFiles)
-    data.files = files = find_images(experiment.images)
+    data.files = files = find_images(experiment.images, left_out := Counter())
+    if left_out:
+        say(in_words(left_out))
     with session(experiment, "predict") as folder:
         _, found = _run_network(experiment, folder, _one_device(experiment.trainer["devices"]))
         good = (found["labels"] != DAMAGED).nonzero()[:, 0].tolist()

@@ -14,7 +14,7 @@ from typing import Any
 
 from vit_lightning.config.shipped import CONFIG_FILES, find_config, near_configs
 from vit_lightning.errors import UserError
-from vit_lightning.storage.parsing import parse_yaml
+from vit_lightning.storage.parsing import at_home, parse_yaml
 
 Config = dict[str, Any]
 
@@ -64,7 +64,7 @@ def split_words(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[s
     """
     flags: list[tuple[str, str]] = []
     words: list[str] = []
-    rest = list(arguments)
+    rest = [*map(at_home, arguments)]
     while rest:
         word = rest.pop(0)
         word = f"--config{word[2:]}" if word == "-c" or word.startswith("-c=") else word  # as in Lightning
@@ -83,7 +83,7 @@ def split_words(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[s
                 raise UserError(f"--{key} needs a value: --{key}={VALUED[key]}")
         elif not value and rest and not rest[0].startswith("-"):
             raise UserError(f"{word} {rest[0]}: there must be no space after the equals sign: {word}{rest[0]}")
-        flags.append((key, value))
+        flags.append((key, at_home(value)))
     return flags, words
 
 

@@ -6,6 +6,8 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -32,13 +34,38 @@ Interpolation = Literal["bicubic", "bilinear", "fast_bicubic", "fast_bilinear", 
 """How images are resized, antialiased: by Pillow, by torch's vectorised kernels for 8 bits (fast), or where they are
 trained on (device)."""
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "WEBP",
+    "BMP",
+    "GIF",
+    "PPM",
+    "TIFF",
+    "JPEG2000",
+    *["AVIF"] * bool(find_spec("PIL.AvifImagePlugin")),
+)
 """Formats that are tried, whatever the suffix; others are rare or could start other programs (EPS)."""
 MAX_BYTES = 200_000_000
 """Memory that decoding one image may take: 50 megapixels, or 25 in a mode that is converted."""
 _ENDS = (b"\xff\xd8\xff", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82")
 """First and last bytes of a whole JPEG and PNG."""
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+
+
+@cache
+def suffixes() -> frozenset[str]:
+    """Returns the suffixes of the formats, as Pillow knows them."""
+    return frozenset(name for name, kind in Image.registered_extensions().items() if kind in (*FORMATS, "MPO"))
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file is an image, by its suffix, and by its content where it has none."""
+    if path.suffix:
+        return path.suffix.lower() in suffixes()
+    with suppress(Exception), Image.open(path, formats=FORMATS):  # of the many types that Pillow raises
+        return True
+    return False
 
 
 def decode(

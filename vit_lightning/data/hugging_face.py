@@ -1,18 +1,22 @@
 """Image sets in the layout of Hugging Face ``datasets``: from the hub, or Parquet files on disk."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.data.image_set import SPLIT_NAMES, ImageSet
+from vit_lightning.classes import SHOWN, in_order
+from vit_lightning.data.image_set import ImageSet, by_split, files_in, split_of
 from vit_lightning.data.images import Encoded
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError, first_line
+from vit_lightning.errors import UserError, first_line, foreign
 from vit_lightning.limits import refuse
+
+FILES = ("state.json", "*.parquet", "metadata.csv", "metadata.jsonl")
+"""Files that hold tables, each kind read where those before it are not there."""
 
 
 def _content(table: Any, column: str, row: int) -> Path | bytes:
@@ -20,6 +24,17 @@ def _content(table: Any, column: str, row: int) -> Path | bytes:
     # of the Arrow table, since datasets takes 8 times as long for a row; null is as damaged as an empty file
     image = table.data.column(column)[row].as_py() or {"bytes": b"", "path": None}
     return Path(image["path"]) if image["bytes"] is None and image["path"] else bytes(image["bytes"] or b"")
+
+
+def _names(table: Any, column: str) -> list[str]:
+    """Returns the names of the classes that a column of labels has, if any."""
+    return list(getattr(table.features[column], "names", None) or ())
+
+
+def _column(table: Any, column: str) -> list[Any]:
+    """Returns a column of labels, with the names of the classes in place of their numbers."""
+    names = dict(enumerate(_names(table, column)))
+    return [names.get(value, value) for value in table.data.column(column).to_pylist()]
 
 
 def _unreachable(settings: Any, path: str, revision: str | None) -> str:
@@ -50,11 +65,13 @@ def _offline(settings: Any) -> Iterator[None]:
 class HuggingFaceSet(ImageSet):
     """A set with an image column and a label column, through the library ``datasets`` (an extra of this package).
 
-    They are unpacked once into ``cache``, whose files are memory-mapped. A split that the source lacks, or whose labels
-    are all -1, is cut from the training images, stratified, by ``split_seed``.
+    Parquet files and sets of the hub are unpacked once into ``cache``, whose files are memory-mapped. Labels are whole
+    numbers or texts. Classes are those of the training images, and go by name. A split that the source lacks, or whose
+    labels are all -1, is cut from the training images, stratified, by ``split_seed``.
 
     Args:
-        path: folder with Parquet files that have train, val or test in their names, or the name of a set on the hub.
+        path: folder of ``save_to_disk``, with Parquet files, or with images that a metadata.csv or metadata.jsonl
+            lists, whose names or folders say train, val or test; or the name of a set on the hub.
         name: configuration of a set on the hub that has several.
         revision: commit, branch or tag of a set on the hub; a run's config.yaml has the commit that was loaded.
         image_column: column with the images.
@@ -71,108 +88,192 @@ class HuggingFaceSet(ImageSet):
 
     @cached_property
     def class_names(self) -> list[str]:
-        self.check()
-        return self._named_classes or [str(label) for label in range(1 + max(self._labels["train"]))]
+        return [str(value) for value in self._classes]
 
     @property
-    def _named_classes(self) -> list[str] | None:
-        return getattr(self._tables["train"].features[self.label_column], "names", None)
+    def _named(self) -> list[str]:
+        """Names of the classes of all tables for training, if any."""
+        return list(dict.fromkeys(name for table in self._tables["train"] for name in _names(table, self.label_column)))
+
+    @cached_property
+    def _classes(self) -> list[Any]:
+        """Names of the classes, else all training labels in order."""
+        values = {*self._values["train"]}
+        if self._named or not all(isinstance(value, str) for value in values):
+            return self._named or sorted(value for value in values if isinstance(value, int) and value >= 0)
+        return in_order(values)
 
     def pinned(self) -> dict[str, Any]:
         return {} if self.revision is None else {"revision": self.revision}
 
+    @property
+    def notice(self) -> str:
+        numbered = [split for split, values in self._values.items() if any(isinstance(value, int) for value in values)]
+        empty = sorted({*range(len(self._classes))} - {*self._labels["train"]})[:SHOWN]
+        notes = []
+        if self._named and numbered:
+            notes.append(f"labels of {' and '.join(numbered)} are numbers, in the order of the class names")
+        if empty:
+            notes.append(f"no training image is of {', '.join(self.class_names[label] for label in empty)}")
+        return f"data.path={self.path}: {'; '.join(notes)}" if notes else ""
+
     def check(self) -> None:
         """Checks that the source is there and has both columns."""
         if Path(self.path).is_dir():
-            given = {"name": self.name, "revision": self.revision}
-            refuse(
-                f"{key}={value} is for sets of the hub, and path={self.path} is a folder"
-                for key, value in given.items()
-                if value is not None
-            )
-        for split, table in self._tables.items():
-            missing = [name for name in (self.image_column, self.label_column) if name not in table.column_names]
+            given = {"name": self.name, "revision": self.revision}.items()
+            why = f"is for sets of the hub, and path={self.path} is a folder"
+            refuse(f"{key}={value} {why}" for key, value in given if value is not None)
+        problems, place = [], f"path={self.path}: "
+        for split, features in ((split, table.features) for split, some in self._tables.items() for table in some):
+            missing = [name for name in (self.image_column, self.label_column) if name not in features]
+            label, choices = features.get(self.label_column), ", ".join(features)
             if missing:
-                there = ", ".join(table.column_names)
-                raise UserError(f"path={self.path}: {split} has no column {' or '.join(missing)} (choose {there})")
+                problems.append(f"{place}{split} has no column {' or '.join(missing)} (choose {choices})")
+            elif not re.match("u?int|(large_)?string|bool|null", str(getattr(label, "dtype", ""))):
+                one = f"an image has one label, a number or a text (choose {choices}, or give a Dataset of your own)"
+                problems.append(f"{place}label_column={self.label_column} of {split} holds {label}: {one}")
+        refuse(dict.fromkeys(problems))
 
     @cached_property
-    def _tables(self) -> dict[Split, Any]:
-        """Tables of the splits that the source has."""
+    def _tables(self) -> dict[Split, list[Any]]:
+        """Tables of each split that the source has."""
         try:
             import datasets
         except ImportError as fault:
             raise UserError("HuggingFaceSet needs datasets (pip install 'vit-lightning[datasets]')") from fault
-        tables = self._unpacked(datasets, self._files() if Path(self.path).is_dir() else {})
-        found = {split: tables[name] for split, names in SPLIT_NAMES.items() for name in names if name in tables}
-        if "train" not in found:
-            raise UserError(f"path={self.path} has no split named train (it has {', '.join(tables)})")
-        return found
+        try:
+            return self._of_folder(datasets) if Path(self.path).is_dir() else self._of_hub(datasets)
+        except UserError:
+            raise
+        except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as fault:
+            text = " ".join(str(fault.__cause__ or fault).split())[:300]
+            raise UserError(f"path={self.path} cannot be loaded: {text}") from fault
 
-    def _unpacked(self, datasets: Any, files: dict[str, list[Path]]) -> dict[str, Any]:
-        """Loads the tables through ``datasets``, which keeps a copy in ``cache``."""
-        source, data_files = self.path, None
-        if files:
-            source, data_files = "parquet", {split: [str(file) for file in paths] for split, paths in files.items()}
-        why = "" if files else _unreachable(datasets.config, self.path, self.revision)
+    def _of_hub(self, datasets: Any) -> dict[Split, list[Any]]:
+        """Loads the tables of a set of the hub, of which ``datasets`` keeps a copy in ``cache``."""
+        why = _unreachable(datasets.config, self.path, self.revision)
         try:
             with _offline(datasets.config) if why else nullcontext():
                 builder = datasets.load_dataset_builder(
-                    source, self.name, data_files=data_files, cache_dir=str(self.cache), revision=self.revision
+                    self.path, self.name, cache_dir=str(self.cache), revision=self.revision
                 )
-            if not files:  # offline it is whatever commit the cache holds
-                if re.fullmatch("[0-9a-f]{40}", self.revision or "") and self.revision != builder.hash:
-                    raise ValueError(f"revision={self.revision} is not in {self.cache}, but {builder.hash}")
-                self.revision = builder.hash
+            # offline it is whatever commit the cache holds
+            if re.fullmatch("[0-9a-f]{40}", self.revision or "") and self.revision != builder.hash:
+                raise ValueError(f"revision={self.revision} is not in {self.cache}, but {builder.hash}")
+            self.revision = builder.hash
             builder.download_and_prepare()
-            loaded = builder.as_dataset()
-        except (OSError, ValueError, RuntimeError) as fault:
-            if why and isinstance(fault, ConnectionError):
-                here = f"is no folder, {self.cache} has no such set of the hub"
-                raise UserError(f"path={self.path} {here}, and the hub cannot be reached ({why})") from fault
-            raise UserError(f"path={self.path} cannot be loaded: {' '.join(str(fault).split())[:300]}") from fault
-        columns = [self.image_column, self.label_column]  # others would be decoded with each row
+        except ConnectionError as fault:
+            if not why:
+                raise
+            here = f"is no folder, {self.cache} has no such set of the hub"
+            raise UserError(f"path={self.path} {here}, and the hub cannot be reached ({why})") from fault
+        tables = builder.as_dataset()
+        named, problems = by_split(tables)
+        if "train" not in named:
+            problems.append(f"no split is named train (there are {', '.join(tables)})")
+        refuse(problems, prefix=f"path={self.path}: ")
+        return {split: [tables[name]] for split, name in named.items()}
+
+    def _of_folder(self, datasets: Any) -> dict[Split, list[Any]]:
+        """Loads the tables of a folder."""
+        from pyarrow.parquet import read_schema
+
+        root, there = Path(self.path), sorted(files_in(Path(self.path)))
+        files = next((found for kind in FILES if (found := [file for file in there if file.match(kind)])), [])
+        if not files:
+            known = "Parquet files, no dataset of save_to_disk and no metadata.csv"
+            raise UserError(f"path={self.path} holds no {known} (class folders: data.class_path=ImageFolder)")
+        if files[0].stem == "metadata":
+            return self._of_metadata(datasets, files)
+        cache = {"cache_dir": str(self.cache)}
+        tables: dict[Split, list[Any]] = {}
+        for split, paths in self._by_split({file: file.relative_to(root) for file in files}).items():
+            if files[0].name == "state.json":
+                tables[split] = [datasets.load_from_disk(str(path.parent)) for path in paths]
+                continue
+            alike: dict[str, list[str]] = {}  # datasets would read all with the class names of the first
+            for path in paths:
+                with foreign(path):
+                    schema = datasets.Features.from_arrow_schema(read_schema(path))
+                alike.setdefault(str(schema), []).append(str(path))
+            tables[split] = [datasets.Dataset.from_parquet(group, **cache) for group in alike.values()]
+        return tables
+
+    def _of_metadata(self, datasets: Any, files: Sequence[Path]) -> dict[Split, list[Any]]:
+        """Returns tables of the paths that files list, a row for each image, with its label."""
+        rows, cache = list[dict[str, Any]](), {"cache_dir": str(self.cache)}
+        for file in files:
+            if file.suffix == ".csv":  # in which NA may be a class
+                table = datasets.Dataset.from_csv(str(file), keep_default_na=False, **cache)
+            else:
+                table = datasets.Dataset.from_json(str(file), **cache)
+            if "file_name" not in table.features:
+                raise UserError(f"{file} has no column file_name (it has {', '.join(table.features)})")
+            rows += [{**row, self.image_column: str(file.parent / row["file_name"])} for row in table.to_list()]
+        paths = {n: Path(row[self.image_column]).relative_to(self.path).with_name("_") for n, row in enumerate(rows)}
         return {
-            name: table.select_columns(columns).cast_column(self.image_column, datasets.Image(decode=False))
-            if {*columns} <= {*table.column_names}
-            else table
-            for name, table in loaded.items()
+            split: [datasets.Dataset.from_list([rows[n] for n in chosen])]
+            for split, chosen in self._by_split(paths).items()
         }
 
-    def _files(self) -> dict[str, list[Path]]:
-        """Returns the Parquet files of each split."""
-        found: dict[str, list[Path]] = {}
-        for file in sorted(Path(self.path).glob("**/*.parquet")):
-            names = [split for split, words in SPLIT_NAMES.items() if any(word in file.stem for word in words)]
-            if len(names) != 1:
-                raise UserError(f"path={self.path}: the name of {file.name} must hold one of train, val and test")
-            found.setdefault(names[0], []).append(file)
-        if not found:
-            raise UserError(f"path={self.path} holds no Parquet files")
-        return found
+    def _by_split(self, paths: Mapping[Any, Path]) -> dict[Split, list[Any]]:
+        """Returns what belongs to each split, by the name of its file or nearest folder; all to train if none says it.
+
+        Args:
+            paths: path below the folder of the set, of each.
+        """
+        found: dict[Split | None, dict[Any, tuple[str, ...]]] = {}
+        for key, path in paths.items():
+            means = [*map(split_of, path.parts[:-1]), split_of(path.stem, whole=False)]
+            last = max((number for number, split in enumerate(means) if split), default=-1)
+            found.setdefault(means[last], {})[key] = path.parts[: min(last + 1, len(path.parts) - 1)]
+        odd = [paths[key] for key in found.pop(None, {})]
+        folders = {
+            split: sorted({str(Path(self.path, *folder)) for folder in of.values()}) for split, of in found.items()
+        }
+        problems = [
+            f"{' and '.join(f)} hold images of {split} (give data.path one)" for split, f in folders.items() if f[1:]
+        ]
+        if found and (odd or "train" not in found):
+            beside = f"{odd[0]} says none of train, val and test" if odd else "there are no images of train"
+            problems.append(f"{beside}, beside {', '.join(map(str, found))}, in its name or its folder's")
+        refuse(problems, prefix=f"path={self.path}: ")
+        return {split: [*of] for split, of in found.items() if split} or {"train": [*paths]}
+
+    @cached_property
+    def _values(self) -> dict[Split, list[Any]]:
+        """Name of the class of each image, or its number."""
+        self.check()
+        values = {
+            split: [value for table in tables for value in _column(table, self.label_column)]
+            for split, tables in self._tables.items()
+        }
+        # on the hub, -1 stands for the secret labels of a test: as if the split were not there
+        return {split: some for split, some in values.items() if split == "train" or {*some} - {-1, None}}
 
     @cached_property
     def _labels(self) -> dict[Split, list[int]]:
-        self.check()
-        labels = {split: table.data.column(self.label_column).to_pylist() for split, table in self._tables.items()}
-        # on the hub, -1 stands for the secret labels of a test: as if the split were not there
-        labels = {split: values for split, values in labels.items() if split == "train" or {*values} != {-1}}
-        names = self._named_classes
-        known = {*range(len(names))} if names else {label for label in labels["train"] if isinstance(label, int)}
-        odd = {split: {*values} - {label for label in known if label >= 0} for split, values in labels.items()}
-        problems = [
+        places = {value: label for label, value in enumerate(self._classes)}
+        if self._named:
+            places |= {label: label for label in range(len(places))}
+        odd = {split: {*values} - {*places} for split, values in self._values.items()}
+        refuse(
             f"path={self.path}: label_column={self.label_column} of {split} holds "
-            f"{', '.join(sorted(map(str, some))[:5])} (labels are whole numbers from 0 on, and those of training)"
+            f"{', '.join(sorted(map(str, some))[:SHOWN])} (labels are whole numbers from 0 on or texts, and those "
+            f"of training: {', '.join(self.class_names[:SHOWN])})"
             for split, some in odd.items()
             if some
-        ]
-        refuse(problems)
-        return labels
+        )
+        return {split: [places[value] for value in values] for split, values in self._values.items()}
 
     def source_splits(self) -> dict[Split, Encoded]:
+        import datasets
+
         encoded = {}
         for split, labels in self._labels.items():
             names = [f"{self.path}, {split}, row {row}" for row in range(len(labels))]
-            read = partial(_content, self._tables[split], self.image_column)
+            parts = [table.select_columns([self.image_column]) for table in self._tables[split]]
+            files = [part.cast_column(self.image_column, datasets.Image(decode=False)) for part in parts]
+            read = partial(_content, datasets.concatenate_datasets(files), self.image_column)
             encoded[split] = Encoded(read, range(len(labels)), labels, names)
         return encoded

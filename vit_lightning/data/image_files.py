@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,15 +17,14 @@ from vit_lightning.classes import in_order
 from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch, Pixels, Request, gather
-from vit_lightning.data.decoding import Interpolation, damage_of
-from vit_lightning.data.image_set import SPLIT_NAMES, ImageSet
+from vit_lightning.data.decoding import Interpolation, damage_of, is_image, suffixes
+from vit_lightning.data.image_set import ImageSet, by_split, files_in, split_of
 from vit_lightning.data.images import DecodedImages, Encoded
 from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.sizes import pair
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 SEEN_FILES = 10_000
 """Most files of a folder whose ends are read before a training, in 0.2 s where they are in the disk's cache."""
 DAMAGED = -1
@@ -35,12 +35,26 @@ def _class_folders(folder: Path) -> list[str]:
     return [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
 
 
-def images_in(folder: Path) -> Iterator[Path]:
-    """Yields the images in a folder and its subfolders, without hidden files and folders."""
-    for path in folder.rglob("*"):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.suffix.lower() in SUFFIXES and not hidden:
+def _inside(folder: Path, split: Split) -> Path:
+    """Returns the folder that holds a split alone in others of its name, as archives have it."""
+    while len(inner := _class_folders(folder)) == 1 and split_of(inner[0]) == split:
+        folder /= inner[0]
+    return folder
+
+
+def images_in(folder: Path, left_out: Counter[str] | None = None) -> Iterator[Path]:
+    """Yields the images in a folder and its subfolders (``files_in``); counts the other files by suffix."""
+    for path in files_in(folder):
+        if is_image(path):
             yield path
+        elif left_out is not None:
+            left_out[path.suffix.lower() or "without a suffix"] += 1
+
+
+def in_words(left_out: Counter[str]) -> str:
+    """Returns which files are left out; empty where none are."""
+    counts = sorted((-count, kind) for kind, count in left_out.items())
+    return "left out " + ", ".join(f"{-count} {kind}" for count, kind in counts) if counts else ""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -48,7 +62,8 @@ class ImageFolder(ImageSet):
     """Images in one folder for each class: ROOT/train/CLASS/*.jpg, with ROOT/val and ROOT/test or without.
 
     A split without a folder is cut from the training images, stratified, by ``split_seed``. If ROOT holds the class
-    folders itself, validation and test are both cut from it. ``val`` may also be named ``valid`` or ``validation``.
+    folders itself, validation and test are both cut from it. Other spellings, as ``Training``, ``valid``, ``dev``,
+    ``test_set`` or ``seg_train``, are known. Links are followed.
 
     Args:
         root: folder with the images.
@@ -66,14 +81,20 @@ class ImageFolder(ImageSet):
 
     @cached_property
     def _folders(self) -> dict[Split, Path]:
-        """Folder of each split that has one."""
-        found = {
-            split: self.root / name
-            for split, names in SPLIT_NAMES.items()
-            for name in names
-            if (self.root / name).is_dir()
-        }
-        return found if "train" in found else {"train": self.root}
+        """Folder of each split that has one.
+
+        Raises:
+            UserError: names folders whose split is ambiguous.
+        """
+        named, problems = by_split(sorted(_class_folders(self.root)))
+        if named and "train" not in named:
+            link = f"ln -s FOLDER {self.root / 'train'}, where it has another name"
+            problems.append(f"{', '.join(named.values())} beside no folder named train ({link})")
+        folders = {split: _inside(self.root / name, split) for split, name in named.items()}
+        if len({folder.resolve() for folder in folders.values()}) < len(folders):
+            problems.append(f"two of {', '.join(map(str, folders.values()))} are the same folder")
+        refuse(problems, prefix=f"root={self.root}: ")
+        return folders or {"train": self.root}
 
     @cached_property
     def class_names(self) -> list[str]:
@@ -87,26 +108,26 @@ class ImageFolder(ImageSet):
 
     @property
     def notice(self) -> str:
-        known = {name for names in SPLIT_NAMES.values() for name in names}
-        beside = sorted(name for name in {*known} - {self.root.name} if (self.root.parent / name).is_dir())
-        if self._folders["train"] != self.root or self.root.name not in known or not beside:
-            return ""
-        return (
-            f"data.root={self.root}: validation and test images are cut from it; {', '.join(beside)} beside it "
-            f"would be used with --data.root={self.root.parent}"
-        )
+        notes = [f"{self.root}: {text}"] if (text := in_words(self._images[1])) else []
+        root = self.root.absolute()
+        beside = [name for name in sorted(_class_folders(root.parent)) if split_of(name) and name != root.name]
+        if self._folders["train"] == self.root and split_of(root.name) and beside:
+            notes.append(
+                f"data.root={self.root}: validation and test images are cut from it; {', '.join(beside)} beside it "
+                f"would be used with --data.root={self.root.parent}"
+            )
+        return "; ".join(notes)
 
     def check(self) -> None:
         """Checks that each class has training images, and that the other splits have no further classes."""
         names = self.class_names
-        problems = self._folder_problems()
-        problems += [
+        problems = [
             f"root={self.root}: {folder / name} is a class that is not in training"
             for folder in self._folders.values()
             for name in sorted({*_class_folders(folder)} - {*names})
         ]
         problems += [
-            f"root={self.root}: {folder / name} holds no images ({', '.join(SUFFIXES)})"
+            f"root={self.root}: {folder / name} holds no images ({', '.join(sorted(suffixes()))})"
             for folder in self._folders.values()
             for name in names
             if (folder / name).is_dir() or folder == self._folders["train"]
@@ -114,26 +135,24 @@ class ImageFolder(ImageSet):
         ]
         refuse(problems)
 
-    def _folder_problems(self) -> list[str]:
-        """Returns folders whose split is ambiguous."""
-        known = {name for folders in SPLIT_NAMES.values() for name in folders}
-        problems = []
-        if self._folders["train"] == self.root and (odd := {n for n in self.class_names if n.lower() in known}):
-            problems.append(f"root={self.root}: {', '.join(sorted(odd))} beside no folder named train")
-        for split, folders in SPLIT_NAMES.items():
-            there = [name for name in folders if (self.root / name).is_dir()]
-            if len(there) > 1:
-                problems.append(f"root={self.root}: {' and '.join(there)} both exist for {split} (keep one)")
-        paths = [folder.resolve() for folder in self._folders.values()]
-        if len({*paths}) < len(paths):
-            problems.append(
-                f"root={self.root}: two of {', '.join(map(str, self._folders.values()))} are the same folder"
-            )
-        return problems
+    @cached_property
+    def _images(self) -> tuple[dict[Split, list[list[Path]]], Counter[str]]:
+        """Images of each class of each split, and what is left out."""
+        left_out: Counter[str] = Counter()
+        images = {
+            split: [sorted(images_in(folder / name, left_out)) for name in self.class_names]
+            for split, folder in self._folders.items()
+        }
+        for folder in self._folders.values():
+            loose = [path for path in folder.iterdir() if not path.is_dir() and path.name[0] != "."]
+            left_out.update(f"{path.suffix.lower() or 'file'} beside the class folders" for path in loose)
+        if self._folders["train"] != self.root:
+            left_out.update(f"folder {name}" for name in _class_folders(self.root) if not split_of(name))
+        return images, left_out
 
     def source_splits(self) -> dict[Split, Encoded]:
         self.check()
-        return {split: self._files(folder) for split, folder in self._folders.items()}
+        return {split: self._files(images) for split, images in self._images[0].items()}
 
     def damaged_files(self) -> list[str]:
         """Returns the damage that is seen where it is an error; nothing where damaged images are skipped."""
@@ -144,8 +163,7 @@ class ImageFolder(ImageSet):
         files = [file for split in SPLITS for file in self._splits[split].images]
         return [text for file in files if (text := damage_of(file))] if len(files) <= SEEN_FILES else []
 
-    def _files(self, folder: Path) -> Encoded:
-        images = [sorted(images_in(folder / name)) for name in self.class_names]
+    def _files(self, images: list[list[Path]]) -> Encoded:
         files = [file for of_class in images for file in of_class]
         labels = [label for label, of_class in enumerate(images) for _ in of_class]
         return Encoded(Path, files, labels, [file.relative_to(self.root).as_posix() for file in files])
@@ -236,8 +254,8 @@ def data_of_files(ckpt: str, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return {**checkpoint["test_view"], "class_path": "vit_lightning.ImageFiles"}
 
 
-def find_images(paths: Sequence[Path]) -> list[Path]:
-    """Returns the given files, and the images in given folders, each once.
+def find_images(paths: Sequence[Path], left_out: Counter[str] | None = None) -> list[Path]:
+    """Returns the given files, and the images in given folders, each once; counts other files there by suffix.
 
     Raises:
         UserError: names all paths that do not exist, and folders without images.
@@ -246,9 +264,9 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
     problems = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(images_in(path))
+            inside = sorted(images_in(path, left_out))
             if not inside:
-                problems.append(f"{path}: the folder holds no images ({', '.join(SUFFIXES)})")
+                problems.append(f"{path}: the folder holds no images ({', '.join(sorted(suffixes()))})")
             found += inside
         elif path.is_file():
             found.append(path)

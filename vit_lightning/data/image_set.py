@@ -1,8 +1,12 @@
 """Bases of the data modules whose splits are those of a source, and of those whose images lie encoded in it."""
 
+import os
+import re
 from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -20,11 +24,48 @@ from vit_lightning.sizes import pair
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
-    "train": ("train",),
-    "val": ("val", "valid", "validation"),
-    "test": ("test",),
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
 }
-"""Names of a split in folders, files and sets of the hub."""
+"""Names of a split in folders, files and sets of the hub: in any case, with or without ``BESIDE`` and digits."""
+BESIDE = {"", "seg", "data", "image", "images", "img", "imgs", "split"}
+"""Words beside the name of a split, as in ``seg_train``, ``test-set`` or ``train_images``."""
+
+
+def split_of(name: str, *, whole: bool = True) -> Split | None:
+    """Returns the split that a name means; None if it means none, or several.
+
+    Args:
+        name: of a folder, a file or a split.
+        whole: whether other words than those of ``BESIDE`` make it another name, such as that of a class.
+    """
+    words = {word.removesuffix("set") for word in re.findall("[a-z]+", name.lower())}
+    found = {split: words & {*names} for split, names in SPLIT_NAMES.items()}
+    meant = [split for split, there in found.items() if there]
+    rest = words.difference(BESIDE, *found.values())
+    return meant[0] if len(meant) == 1 and not (whole and rest) else None
+
+
+def by_split(names: Iterable[str]) -> tuple[dict[Split, str], list[str]]:
+    """Returns which of some names mean a split, and what is wrong where two mean the same."""
+    found: dict[Split, list[str]] = {}
+    for name in names:
+        if split := split_of(name):
+            found.setdefault(split, []).append(name)
+    twice = [f"{' and '.join(same)} both mean {split} (keep one)" for split, same in found.items() if len(same) > 1]
+    return {split: same[0] for split, same in found.items()}, twice
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    """Yields the files in a folder and its subfolders, but for hidden ones; follows links, into each folder once."""
+    seen = {str(parent) for parent in folder.resolve().parents}  # a link may lead back
+    for place, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
+        if real not in seen:
+            yield from (Path(place, name) for name in files if not name.startswith("."))
+        seen.add(real)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

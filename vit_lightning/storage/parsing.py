@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from typing import Any
 
@@ -15,14 +16,20 @@ DEPTH, VALUES = 100, 200_000
 """Depth and number of values at most; aliases can repeat a list a billion times."""
 
 
+def at_home(text: str) -> str:
+    """Returns a text with the folder of the user in place of ~/ at its beginning, as a shell has it."""
+    return os.path.expanduser(text) if text.startswith("~/") else text
+
+
 class _StrictLoader(yaml.SafeLoader):
-    """YAML loader that reports duplicate keys, and reads 1e-3 as a number and keys such as ``on`` as text."""
+    """YAML loader that reports duplicate keys, and reads 1e-3 as a number, keys such as ``on`` as text, ~/ as home."""
 
     duplicates: list[str]
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep)
+            value = super().construct_object(node, deep)
+            return at_home(value) if isinstance(value, str) else value
         except (ValueError, KeyError, TypeError, AttributeError) as fault:  # what numbers and dates without sense raise
             kind = {"int": "whole number", "bool": "truth value"}.get(kind := node.tag.rpartition(":")[2], kind)
             text = f"{str(node.value)[:40]} is no {kind} (in quotes it is a text)"
